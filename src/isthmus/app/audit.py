@@ -1,7 +1,7 @@
 """The audit log of a hub: opened over its journal or on a seat, told what happens, pruned, and closed in good order.
 
 `serve` writes into its journal's own store. Whoever keeps nothing else, or shares the state folder with a hub that
-does, takes a seat (`storage.seats`).
+does, takes a seat (`storage.audit_slots`).
 """
 
 from __future__ import annotations
@@ -13,31 +13,151 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from isthmus import __version__
-from isthmus.app.audit_ends import loose_ends
-from isthmus.app.audit_seats import keep_idle_seats_short
 from isthmus.app.definitions import DefinitionPins
 from isthmus.app.hub import RunningHub
 from isthmus.app.identity import Identities
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration
-from isthmus.core.audit.chain import CUT, START, Kind, Point, Seal, Standing, signed_text
-from isthmus.core.audit.ends import CALL_LOST, LOST_OUTCOME
-from isthmus.core.audit.facts import STARTED, STOPPED, UNCLEAN, UNSIGNED, Fact, Scribe, Written
-from isthmus.core.ports.journal import OpenJournal
-from isthmus.core.ports.ledger import Ledger
-from isthmus.core.tasks.record import Record
+from isthmus.core.audit.chain import CUT, START, LogState, Point, Row, Seal, SealKind, signed_text
+from isthmus.core.audit.ends import CALL_LOST, LOST_OUTCOME, UnfinishedCalls, lost_call_record
+from isthmus.core.audit.facts import STARTED, STOPPED, UNCLEAN, UNSIGNED, EncodedRecord, Fact, RecordEncoder
+from isthmus.core.ports.journal import ClosableJournal, Document, Journal
+from isthmus.core.ports.ledger import AuditJournal, ReadableAuditJournal
+from isthmus.core.tasks.engine import UNFINISHED
+from isthmus.core.tasks.record import TASK, TaskRecord, record_of
 from isthmus.frontends.http.auth import Authenticator
-from isthmus.identity.store import Keys as MintedKeys
-from isthmus.identity.store import State
+from isthmus.identity.minted_keys import Keys as MintedKeys
+from isthmus.identity.minted_keys import State
 from isthmus.model.callers import Caller
+from isthmus.storage.audit_signatures import (
+    MAIN_LOG,
+    AuditKeyDamaged,
+    AuditKeys,
+    AuditSigner,
+    open_keys,
+    read_checkpoint,
+    read_keys,
+)
+from isthmus.storage.audit_slots import acquire_slot, list_slots, reopen_slot
 from isthmus.storage.memory import MemoryJournal
-from isthmus.storage.seals import SERVED, KeyDamaged, Keys, Seals, open_keys, read_checkpoint
-from isthmus.storage.seats import take_seat
 from isthmus.storage.sqlite import SqliteJournal
 from isthmus.telemetry.audit import Audit, Mode
+
+FIRST_SECONDS = 10.0
+"""How long a hub has run before it looks at them for the first time: one that only answers a question does not."""
+
+IDLE_SECONDS = 3600.0
+"""How often it looks at them."""
+
+
+async def keep_idle_seats_short(state: Path, keep: Callable[[], float]) -> None:
+    """Take records away that are older than so many seconds, for as long as the hub runs."""
+    await asyncio.sleep(FIRST_SECONDS)
+    while True:
+        await prune_idle_seats(state, time.time() - keep())
+        await asyncio.sleep(IDLE_SECONDS)
+
+
+async def prune_idle_seats(state: Path, before: float) -> None:
+    """Take records of that time away from every log that nobody writes."""
+    for seat in list_slots(state):
+        journal = reopen_slot(state, seat)
+        if journal is None:
+            continue
+        try:
+            with suppress(OSError, AuditKeyDamaged):
+                await _prune(state, seat, journal, before)
+        finally:
+            await journal.aclose()
+
+
+async def _prune(state: Path, seat: int, journal: SqliteJournal, before: float) -> None:
+    seals = AuditSigner(state, read_keys(state, seat), seat=seat)
+    try:
+        await journal.open_log(_Pruner(seals))
+        while await journal.prune_log(before=before, limit=PRUNED_AT_ONCE):
+            pass
+    finally:
+        seals.close()
+
+
+class _Pruner:
+    """See `core.ports.ledger.AuditSigner`: one that vouches for what is taken away, and adds nothing."""
+
+    def __init__(self, seals: AuditSigner) -> None:
+        self.seal: Callable[[SealKind, Point], Seal] = seals.seal
+        self.checkpoint: Callable[[Point], None] = seals.checkpoint
+
+    def record(self, fact: Fact) -> tuple[float, bytes]:
+        """Nobody writes here."""
+        raise AssertionError(fact)
+
+
+SLACK_SECONDS = 60.0
+"""How much longer than it may a call is believed to have taken to end, and to be written."""
+
+ROWS_AT_ONCE = 1_000
+TASKS_AT_ONCE = 100
+
+
+async def loose_ends(
+    ledger: AuditJournal, journal: Journal, server_status: LogState, call_seconds: float
+) -> dict[str, EncodedRecord]:
+    """What began within the time that a call may take before the log's last record, and has not ended.
+
+    Returned are the records that close these calls, by what each is known by. A task that waits is no open end, though
+    it may have begun: it was put back, and goes on. Raises `OSError`.
+    """
+    if not isinstance(ledger, ReadableAuditJournal):
+        return {}
+    ends = UnfinishedCalls()
+    after = await _begin_of(ledger, server_status, call_seconds + SLACK_SECONDS)
+    while rows := await ledger.log_rows(after=after, limit=ROWS_AT_ONCE):
+        for row in rows:
+            ends.take(row)
+        after = rows[-1].number
+    waiting = await _waiting(journal) if ends.open else set()
+    now = time.time()
+    made = {id: lost_call_record(row, now) for id, row in ends.open.items() if id not in waiting}
+    return {id: record for id, record in made.items() if record is not None}
+
+
+async def _begin_of(ledger: ReadableAuditJournal, server_status: LogState, seconds: float) -> int:
+    """The number before the first record of so many seconds: looked for by halves, as a log may have millions."""
+    low = 0 if server_status.anchor is None else server_status.anchor.point.number
+    high = server_status.head.number
+    last = await _after(ledger, high - 1)
+    while last is not None and high - low > ROWS_AT_ONCE:
+        middle = (low + high) // 2
+        row = await _after(ledger, middle)
+        if row is not None and row.at < last.at - seconds:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+async def _after(ledger: ReadableAuditJournal, number: int) -> Row | None:
+    rows = await ledger.log_rows(after=number, limit=1)
+    return rows[0] if rows else None
+
+
+async def _waiting(journal: Journal) -> set[str]:
+    """The ids of tasks that the hub before left waiting, and that are gone on with."""
+    ids: set[str] = set()
+    last: Document | None = None
+    while found := await journal.all_in(TASK, UNFINISHED, limit=TASKS_AT_ONCE, after=last):
+        last = found[-1]
+        for document in found:
+            with suppress(msgspec.MsgspecError):
+                if record_of(document).phase == "waiting":
+                    ids.add(document.id)
+    return ids
+
 
 log = structlog.get_logger(__name__)
 
@@ -48,9 +168,9 @@ PRUNED_AT_ONCE = 10_000
 
 
 class Notary:
-    """See `core.ports.ledger.Notary`: a scribe, and seals."""
+    """See `core.ports.ledger.AuditSigner`: a scribe, and seals."""
 
-    def __init__(self, scribe: Scribe, seals: Seals) -> None:
+    def __init__(self, scribe: RecordEncoder, seals: AuditSigner) -> None:
         self._scribe = scribe
         self._seals = seals
 
@@ -58,7 +178,7 @@ class Notary:
         """The record of a fact."""
         return self._scribe.record(fact)
 
-    def seal(self, kind: Kind, point: Point) -> Seal:
+    def seal(self, kind: SealKind, point: Point) -> Seal:
         """Sign a point."""
         return self._seals.seal(kind, point)
 
@@ -70,7 +190,7 @@ class Notary:
 class AuditLog:
     """An open log; made by `open_audit`."""
 
-    def __init__(self, ledger: Ledger, scribe: Scribe, seals: Seals, mode: Mode) -> None:
+    def __init__(self, ledger: AuditJournal, scribe: RecordEncoder, seals: AuditSigner, mode: Mode) -> None:
         self.audit = Audit(ledger, scribe, mode)
         self.closed: frozenset[str] = frozenset()
         """The calls that the hub before left open, and that were ended as lost when this one started."""
@@ -100,7 +220,7 @@ class AuditLog:
         state = Path(running.configuration.hub.state)
         running.background.spawn("retention of other audit logs", keep_idle_seats_short(state, keep))
 
-    def tasks_lost(self, lost: Iterable[Record]) -> None:
+    def tasks_lost(self, lost: Iterable[TaskRecord]) -> None:
         """These tasks were on their way when the hub before was killed: have each of them end in the log, too."""
         for each in lost:
             if each.id not in self.closed:
@@ -156,7 +276,7 @@ def states_of(keys: MintedKeys, now: float) -> dict[str, tuple[State, Caller]]:
     return {key.id: (key.state(now), key.caller) for key in keys}
 
 
-async def close_audit(opened: AuditLog | None, journal: OpenJournal) -> None:
+async def close_audit(opened: AuditLog | None, journal: ClosableJournal) -> None:
     """Write that the hub ends, and let the journal go."""
     if opened is not None:
         await opened.stop()
@@ -165,7 +285,7 @@ async def close_audit(opened: AuditLog | None, journal: OpenJournal) -> None:
         await opened.close()
 
 
-async def open_audit(configuration: Configuration, journal: OpenJournal, by: str = "serve") -> AuditLog | None:
+async def open_audit(configuration: Configuration, journal: ClosableJournal, by: str = "serve") -> AuditLog | None:
     """The log that a configuration asks for; None if it wants none, or can do without one that cannot be kept.
 
     `by` is what runs the hub, as the log names it. With a journal that keeps no log, a seat is taken.
@@ -177,10 +297,10 @@ async def open_audit(configuration: Configuration, journal: OpenJournal, by: str
     if mode == "off":
         return None
     try:
-        if isinstance(journal, Ledger):
+        if isinstance(journal, AuditJournal):
             return await _opened(configuration, journal, journal, mode, by)
         return await _on_seat(configuration, journal, mode, by)
-    except (OSError, KeyDamaged) as error:
+    except (OSError, AuditKeyDamaged) as error:
         if mode == "strict":
             await journal.aclose()
             said = f'cannot be "strict": {error}'
@@ -189,12 +309,12 @@ async def open_audit(configuration: Configuration, journal: OpenJournal, by: str
         return None
 
 
-async def _on_seat(configuration: Configuration, journal: OpenJournal, mode: Mode, by: str) -> AuditLog:
+async def _on_seat(configuration: Configuration, journal: ClosableJournal, mode: Mode, by: str) -> AuditLog:
     """A log beside a journal that keeps none; only one that is this process's own notes facts with its documents."""
     memory = journal if type(journal) is MemoryJournal else None  # what somebody else made of it may write elsewhere
     if mode == "strict" and memory is None:
         raise OSError("what the hub's tasks are kept in keeps no audit log")
-    number, seat = take_seat(Path(configuration.hub.state))
+    number, seat = acquire_slot(Path(configuration.hub.state))
     try:
         opened = await _opened(configuration, journal, seat, mode, by, number)
     except BaseException:
@@ -207,14 +327,19 @@ async def _on_seat(configuration: Configuration, journal: OpenJournal, mode: Mod
 
 
 async def _opened(
-    configuration: Configuration, journal: OpenJournal, ledger: Ledger, mode: Mode, by: str, number: int = SERVED
+    configuration: Configuration,
+    journal: ClosableJournal,
+    ledger: AuditJournal,
+    mode: Mode,
+    by: str,
+    number: int = MAIN_LOG,
 ) -> AuditLog:
     state = Path(configuration.hub.state)
     keys = open_keys(state, number)
     vouched = read_checkpoint(state, keys, number)
-    seals = Seals(state, keys, seat=number)
+    seals = AuditSigner(state, keys, seat=number)
     try:
-        scribe = Scribe(keys.digesting)
+        scribe = RecordEncoder(keys.digesting)
         server_status = await ledger.open_log(Notary(scribe, seals))
         if vouched is None and server_status.head == START:
             seals.begin()
@@ -234,8 +359,8 @@ async def _opened(
 
 
 async def _left_open(
-    configuration: Configuration, journal: OpenJournal, ledger: Ledger, server_status: Standing
-) -> Mapping[str, Written]:
+    configuration: Configuration, journal: ClosableJournal, ledger: AuditJournal, server_status: LogState
+) -> Mapping[str, EncodedRecord]:
     """What closes the calls that the hub before left open, if it did not come to its end."""
     if _is_clean(server_status):
         return {}
@@ -246,11 +371,11 @@ async def _left_open(
         return {}
 
 
-def _is_clean(server_status: Standing) -> bool:
+def _is_clean(server_status: LogState) -> bool:
     return server_status.last is None or f'"event":"{STOPPED}"'.encode() in server_status.last
 
 
-def _tell_of_start(opened: AuditLog, server_status: Standing, vouched: Seal | None, keys: Keys) -> None:
+def _tell_of_start(opened: AuditLog, server_status: LogState, vouched: Seal | None, keys: AuditKeys) -> None:
     """Write what the log looks like before anything is added to it."""
     if (why := _cut(server_status, vouched, keys)) is not None:
         log.error("the audit log is not as it was left", why=why)
@@ -265,7 +390,7 @@ def _tell_of_start(opened: AuditLog, server_status: Standing, vouched: Seal | No
         opened.audit.note(UNSIGNED, after=server_status.head.number - unsigned, records=unsigned)
 
 
-def _cut(server_status: Standing, vouched: Seal | None, keys: Keys) -> str | None:
+def _cut(server_status: LogState, vouched: Seal | None, keys: AuditKeys) -> str | None:
     """What is missing of the log, as far as its end shows that."""
     number = server_status.head.number
     if vouched is None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
 from isthmus.config.codes import BAD_EXTENSION, UNRESOLVED_VARIABLE
-from isthmus.config.extensions import ROOT as EXTENSIONS
+from isthmus.config.extensions import EXTENSIONS
 from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.config.settings import Configuration, HubSettings, RelayParts
 from isthmus.core.settings import Limits
@@ -48,7 +48,7 @@ FIXED_LIMITS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ConfigDiff:
     """What a newer configuration has otherwise than the one before."""
 
     added: tuple[ServerSettings, ...] = ()
@@ -56,17 +56,17 @@ class Difference:
     removed: tuple[ServerName, ...] = ()
     settings: tuple[str, ...] = ()
     """The settings of the hub that changed, as a file spells them."""
-    are_callers_other: bool = False
+    callers_changed: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.added or self.changed or self.removed or self.settings or self.are_callers_other)
+        return bool(self.added or self.changed or self.removed or self.settings or self.callers_changed)
 
 
-def between(old: Configuration, new: Configuration) -> Difference:
+def compare(old: Configuration, new: Configuration) -> ConfigDiff:
     """Compare two configurations, servers by their names."""
     before = {server.name: server for server in old.servers}
     after = {server.name: server for server in new.servers}
-    return Difference(
+    return ConfigDiff(
         added=tuple(server for name, server in after.items() if name not in before),
         changed=tuple(server for name, server in after.items() if name in before and before[name] != server),
         removed=tuple(name for name in before if name not in after),
@@ -77,7 +77,7 @@ def between(old: Configuration, new: Configuration) -> Difference:
             *_differing_targets(old.targets, new.targets),
             *differing_relay(old.relay, new.relay),
         ),
-        are_callers_other=set(old.callers) != set(new.callers)
+        callers_changed=set(old.callers) != set(new.callers)
         or (old.expiries, old.tenants, old.issuers) != (new.expiries, new.tenants, new.issuers),
     )
 
@@ -132,7 +132,7 @@ def _path(name: str) -> str:
     return f"log.{name.removeprefix('log_')}" if name.startswith("log_") else f"hub.{name}"
 
 
-def applicable(running: Configuration, read: Configuration) -> Configuration:
+def keep_fixed_settings(running: Configuration, read: Configuration) -> Configuration:
     """Return what a hub that runs with one configuration can take of another one that was read.
 
     What needs a restart stays as it is. A server whose entry is broken now, or was in a file that is, or has lost

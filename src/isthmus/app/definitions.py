@@ -22,10 +22,10 @@ from isthmus.config.settings import Configuration
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.names import BUILTIN
-from isthmus.core.catalog.pins import WITHHOLDING, Key, Pinning, Pins, Sighting, known_of
+from isthmus.core.catalog.pins import WITHHOLDING, PinKey, Pinning, Pins, Sighting, known_of
 from isthmus.core.catalog.review import LeftOut
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.storage.definitions import FILE, Change, Definitions, Seen
+from isthmus.storage.definitions import FILE, DefinitionChange, DefinitionStore, SeenDefinition
 
 log = structlog.get_logger(__name__)
 
@@ -60,7 +60,7 @@ class DefinitionPins:
         self._background: BackgroundTasks | None = None
         self._worker = ThreadPoolExecutor(1, "definitions")
         self._unwritten: list[Sighting] = []
-        self._unkept: list[tuple[Sighting, Seen]] = []
+        self._unkept: list[tuple[Sighting, SeenDefinition]] = []
         """What the file did not take; the worker's."""
         self._has_told_unkept = False
         self._withheld = 0
@@ -163,7 +163,9 @@ class DefinitionPins:
         if self._file is None:
             return
         now = time.time()
-        self._unkept += [(each, Seen(*_key_of(each), each.fingerprint, each.definition, now)) for each in sightings]
+        self._unkept += [
+            (each, SeenDefinition(*_key_of(each), each.fingerprint, each.definition, now)) for each in sightings
+        ]
         del self._unkept[UNKEPT_MAX:]
         if not self._unkept:
             return
@@ -194,7 +196,7 @@ class DefinitionPins:
                         self._approved(change)
             await asyncio.sleep(LOOK_SECONDS)
 
-    def _look(self) -> list[Change]:
+    def _look(self) -> list[DefinitionChange]:
         """In the worker's thread."""
         assert self._file is not None
         self._write([])
@@ -203,7 +205,7 @@ class DefinitionPins:
             self._file.hear(approved[-1].number)
         return approved
 
-    def _approved(self, change: Change) -> None:
+    def _approved(self, change: DefinitionChange) -> None:
         self._looked_up_to = change.number
         server = ServerName(change.server)
         self.pins.approve(server, change.variant, FeatureName(change.tool), change.fingerprint)
@@ -221,7 +223,7 @@ def _modes_of(configuration: Configuration) -> dict[ServerName, Pinning]:
     return {server.name: server.pin for server in configuration.servers if server.pin is not None}
 
 
-_Opened = tuple[Definitions | None, Mapping[Key, bytes], Sequence[Key]]
+_Opened = tuple[DefinitionStore | None, Mapping[PinKey, bytes], Sequence[PinKey]]
 
 
 def _opened(configuration: Configuration, *, is_lasting: bool) -> _Opened:
@@ -232,11 +234,11 @@ def _opened(configuration: Configuration, *, is_lasting: bool) -> _Opened:
     modes = {configuration.hub.pin, *_modes_of(configuration).values()}
     if modes == {"off"} or not (is_lasting or modes & WITHHOLDING):
         return None, {}, ()
-    file: Definitions | None = None
+    file: DefinitionStore | None = None
     try:
-        file = Definitions(Path(configuration.hub.state))
+        file = DefinitionStore(Path(configuration.hub.state))
         known = known_of(file.known())
-        waiting = [(ServerName(server), variant, FeatureName(tool)) for server, variant, tool in file.waiting_keys()]
+        waiting = [(ServerName(server), variant, FeatureName(tool)) for server, variant, tool in file.pending_keys()]
     except (OSError, sqlite3.Error, ValueError) as error:
         if file is not None:
             file.close()

@@ -16,9 +16,8 @@ import msgspec
 import structlog
 
 from isthmus.app.audit import AuditLog, close_audit, open_audit
-from isthmus.app.dial_address import HubAddress
-from isthmus.app.dial_line import HubRefused, Line, LineShown, OnlyOne, Refusal
-from isthmus.app.dial_talk import Offer, Share
+from isthmus.app.dial_line import HubAddress, HubRefusal, HubRefused, Line, LineShown, OnlyOne
+from isthmus.app.dial_talk import LocalOffer, OfferShare
 from isthmus.app.hub import RunningHub
 from isthmus.config.settings import Configuration
 from isthmus.core.catalog.snapshot import ServerStatus
@@ -48,13 +47,13 @@ PROFILE = frozenset({"elicitation", "elicitation.form", "elicitation.url", "samp
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DialPlan:
     """What is brought where."""
 
     address: HubAddress
     configuration: Configuration
     """The local servers, and nothing else of it is used but its limits and where its audit log is."""
-    offers: tuple[Offer, ...]
+    offers: tuple[LocalOffer, ...]
     is_compatible: bool = False
     """One plain socket each, whatever the hub can do."""
 
@@ -68,11 +67,11 @@ class ServerShown(msgspec.Struct, frozen=True):
     """What it is called in the hub, once that is known."""
     running: int
     answered: int
-    refusal: Refusal | None = None
+    refusal: HubRefusal | None = None
     """Why the hub does not have it, though it could be offered."""
 
 
-class Shown(msgspec.Struct, frozen=True):
+class DialStatus(msgspec.Struct, frozen=True):
     """Everything at one moment."""
 
     hub: str
@@ -85,7 +84,7 @@ class Dialler:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: DialPlan,
         environment: Mapping[str, str],
         journal: MemoryJournal | None = None,
         books: AuditLog | None = None,
@@ -101,17 +100,17 @@ class Dialler:
         if books is not None:
             books.follow(self.running, None)
         self.address = plan.address
-        self.share = Share()
+        self.share = OfferShare()
         self.egress = Egress()
         self.on_change: Callable[[], None] = lambda: None
         """Called when there is something else to show."""
         self._plan = plan
         self._lines: list[Line] = []
         self._keeping: list[asyncio.Task[None]] = []
-        self._ready: dict[Offer, asyncio.Event] = {offer: asyncio.Event() for offer in plan.offers}
-        self._names: dict[Offer, str] = {}
+        self._ready: dict[LocalOffer, asyncio.Event] = {offer: asyncio.Event() for offer in plan.offers}
+        self._names: dict[LocalOffer, str] = {}
         self._loop = asyncio.get_running_loop()
-        self._first: asyncio.Future[Offer] = self._loop.create_future()
+        self._first: asyncio.Future[LocalOffer] = self._loop.create_future()
         """The server that was there first."""
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self.running.hub.watch(self._look)
@@ -120,7 +119,7 @@ class Dialler:
 
     # -- what connections ask of it ------------------------------------------------------------------------------------
 
-    def is_ready(self, offer: Offer) -> bool:
+    def is_ready(self, offer: LocalOffer) -> bool:
         """Whether the server has been up: what it lists is known from then on, and calls wait while it is not."""
         return self._ready[offer].is_set()
 
@@ -130,7 +129,7 @@ class Dialler:
         newest = max(self._lines, key=lambda other: other.connected_at)
         return newest if newest is not line and newest.connected_at > since else None
 
-    def named(self, offer: Offer, server: str | None) -> None:
+    def named(self, offer: LocalOffer, server: str | None) -> None:
         """The hub said what it calls a server, or that it has it no more."""
         if server is None:
             self._names.pop(offer, None)
@@ -139,7 +138,7 @@ class Dialler:
             log.info("server offered", server=offer.server_id, hub_name=server)
         self.changed()
 
-    def waits(self, offer: Offer, seconds: float) -> None:
+    def waits(self, offer: LocalOffer, seconds: float) -> None:
         """Calls wait here for a server that is being started again as long as they would in the hub, or longer."""
         server_queue = self.running.hub.server_queues[offer.name]
         if server_queue.grace != (grace := max(GRACE_SECONDS, seconds)):
@@ -149,12 +148,12 @@ class Dialler:
         """There is something else to show."""
         self.on_change()
 
-    def shown(self) -> Shown:
+    def shown(self) -> DialStatus:
         """Everything at this moment."""
         lines = tuple(line.shown for line in self._lines)
-        return Shown(str(self.address), lines, tuple(map(self._server_shown, self._plan.offers)))
+        return DialStatus(str(self.address), lines, tuple(map(self._server_shown, self._plan.offers)))
 
-    def _server_shown(self, offer: Offer) -> ServerShown:
+    def _server_shown(self, offer: LocalOffer) -> ServerShown:
         hub, counts = self.running.hub, self.running.counters.servers.get(offer.name)
         server_queue = hub.server_queues[offer.name]
         answered = 0 if counts is None else counts.calls
@@ -208,11 +207,11 @@ class Dialler:
     def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         self._keeping.append(self.running.background.spawn(name, work, on_crash=self._finish))
 
-    def _one_each(self, offers: Iterable[Offer]) -> None:
+    def _one_each(self, offers: Iterable[LocalOffer]) -> None:
         for offer in offers:
             self._spawn(f"connection of {offer.name}", self._alone(offer))
 
-    async def _alone(self, offer: Offer) -> None:
+    async def _alone(self, offer: LocalOffer) -> None:
         """Give one server a socket of its own, once it is there."""
         await self._ready[offer].wait()
         await self._keep([offer], may_share=False)
@@ -223,7 +222,7 @@ class Dialler:
         others = [offer for offer in self._plan.offers if offer is not first]
         await self._keep([first, *others], may_share=True)
 
-    async def _keep(self, offers: Sequence[Offer], *, may_share: bool) -> None:
+    async def _keep(self, offers: Sequence[LocalOffer], *, may_share: bool) -> None:
         line = Line(self, offers, may_share=may_share, on_single=lambda: self._split(offers[1:]))
         self._lines.append(line)
         try:
@@ -242,10 +241,10 @@ class Dialler:
             if task is not asyncio.current_task():
                 task.cancel()
         first, *others = self._plan.offers
-        offer = Offer(first.name, TOGETHER, tuple(other.name for other in others))
+        offer = LocalOffer(first.name, TOGETHER, tuple(other.name for other in others))
         self._spawn("connection to the relay", self._keep([offer], may_share=False))
 
-    def _split(self, others: Sequence[Offer]) -> None:
+    def _split(self, others: Sequence[LocalOffer]) -> None:
         log.info("the hub takes one server a connection", hub=str(self.address), servers=len(others) + 1)
         self._one_each(others)
 
@@ -284,7 +283,7 @@ class Dialler:
             await asyncio.sleep(POLL_SECONDS)
 
 
-async def open_dialler(plan: Plan, environment: Mapping[str, str]) -> Dialler:
+async def open_dialler(plan: DialPlan, environment: Mapping[str, str]) -> Dialler:
     """Servers and connections, with the audit log that the configuration asks for: who is called here should know.
 
     Raises:

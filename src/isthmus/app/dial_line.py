@@ -10,18 +10,110 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
+from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 import structlog
 
-from isthmus.app.dial_address import HubAddress
-from isthmus.app.dial_talk import Channels, Offer, Share, Talk, Wire
+from isthmus.app.dial_talk import Channels, LocalOffer, OfferShare, Talk, Wire
 from isthmus.app.hub import RunningHub
 from isthmus.model.relay import MUX_SUBPROTOCOL
-from isthmus.transport.egress import DialFailed, Egress, EgressRefused
-from isthmus.transport.websocket import DialledSocket, HandshakeFailed
+from isthmus.transport.egress import SOCKET_SCHEMES, DialFailed, Egress, EgressRefused, HttpOrigin, parse_url
+from isthmus.transport.websocket import DialledSocket, HandshakeFailed, WebSocketAddress
 from isthmus.upstream.backoff import Backoff
+
+PATH = "/mcp_endpoint/mcp/"
+"""Where servers dial in, at an Isthmus hub and at the original relay; the latter wants the last slash."""
+
+DEVICE_PATH = "/mcp_endpoint/call"
+
+OWN_TOKEN = "isr1."  # noqa: S105 - what our tokens begin with, and no token
+"""Such a token is shown in a header instead of the address, which others on the way may write down."""
+
+_SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
+
+
+class BadAddress(ValueError):
+    """The address cannot be dialled; the message says why and quotes no query."""
+
+
+class BadToken(BadAddress):
+    """Only its token is missing, or is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubAddress:
+    """A hub's address. `str` of it is fit to be shown."""
+
+    origin: HttpOrigin
+    path: str
+    query: tuple[str, ...] = field(default=(), repr=False)
+    """What else the address asks for, as it was written."""
+    token: str = field(default="", repr=False)
+    server_id: str | None = None
+    """The one that the address names."""
+
+    def __str__(self) -> str:
+        return f"{self.origin}{self.path}"
+
+    def endpoint(self, server_id: str | None, subprotocols: tuple[str, ...], limit_bytes: int) -> WebSocketAddress:
+        """What to dial, for one server or for several."""
+        query = list(self.query)
+        headers = {}
+        if self.token.startswith(OWN_TOKEN):
+            headers["Authorization"] = f"Bearer {self.token}"
+        elif self.token:
+            query.append(f"token={quote(self.token, safe='')}")
+        if server_id is not None:
+            query.append(f"server_id={quote(server_id, safe='')}")
+        target = f"{self.path}?{'&'.join(query)}" if query else self.path
+        return WebSocketAddress(self.origin, target, subprotocols, limit_bytes, headers)
+
+
+def read_address(url: str, token: str | None = None) -> HubAddress:
+    """Read what was given; `token` wins over one in the address.
+
+    Raises:
+        BadAddress: it is no address of a hub; a `BadToken` if that is all that is wrong.
+    """
+    scheme, separator, rest = url.strip().partition("://")
+    if not separator or scheme.lower() not in _SCHEMES:
+        raise BadAddress("the hub's address must begin with ws://, wss://, http:// or https://")
+    try:
+        origin, target = parse_url(f"{_SCHEMES[scheme.lower()]}://{rest}", SOCKET_SCHEMES)
+    except ValueError as error:
+        raise BadAddress(f"the hub's address cannot be used: {error}") from None
+    parts = urlsplit(target)
+    found: dict[str, str] = {}
+    others: list[str] = []
+    for item in parts.query.split("&") if parts.query else ():
+        name, _, value = item.partition("=")
+        if name in ("token", "server_id"):
+            found[name] = unquote(value)  # a bare `+` stands for itself: base64 has it, and no token has a blank
+        else:
+            others.append(item)
+    path = _path(parts.path, is_socket=scheme.lower() in SOCKET_SCHEMES)
+    return HubAddress(origin, path, tuple(others), _token(token or found.get("token", "")), found.get("server_id"))
+
+
+def _path(path: str, *, is_socket: bool) -> str:
+    if DEVICE_PATH in path:
+        raise BadAddress(f"{path} is where devices call; servers dial in at {PATH}")
+    if is_socket and path.rstrip("/") and not path.endswith(PATH.rstrip("/")):
+        return path
+    return path.rstrip("/").removesuffix(PATH.rstrip("/")) + PATH
+
+
+def _token(text: str) -> str:
+    token = text.strip()
+    if not token:
+        raise BadToken("there is no token: paste the address as the hub printed it, with ?token=…")
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise BadToken("the token must be one line of plain text without blanks")
+    return token
+
 
 log = structlog.get_logger(__name__)
 
@@ -71,7 +163,7 @@ class OnlyOne(Exception):
     """The relay keeps one connection for an agent, and takes the newest: all servers must share it."""
 
 
-class Lost(msgspec.Struct, frozen=True):
+class LineLost(msgspec.Struct, frozen=True):
     """Why a connection ended, or was never there; with the code and the words of a hub that said goodbye."""
 
     reason: str
@@ -81,7 +173,7 @@ class Lost(msgspec.Struct, frozen=True):
     """How long it was there."""
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class HubRefusal(msgspec.Struct, frozen=True):
     """A server that the hub does not have just now, though it could: why, and when it is offered again."""
 
     reason: str
@@ -107,18 +199,18 @@ def is_about_token(words: str) -> bool:
     return "token" in words.lower() or "agentId" in words
 
 
-def verdict_on(lost: Lost) -> str | None:
+def verdict_on(lost: LineLost) -> str | None:
     """Why there is no use in another attempt; None if there is."""
     return lost.words if lost.code == REFUSED and is_about_token(lost.words) else None
 
 
-def is_refusal(lost: Lost) -> bool:
+def is_refusal(lost: LineLost) -> bool:
     """Whether the hub closed it because it does not want it, or has no room; not for what happened on it."""
     is_early = lost.seconds < HEALTHY_SECONDS
     return lost.words == REPLACED or (is_early and lost.code in (REFUSED, TRY_LATER))
 
 
-def in_words(lost: Lost) -> str:
+def in_words(lost: LineLost) -> str:
     """Why it was lost, for a person; a hub that says so in words of the original's is put into plain ones."""
     return RIVAL if lost.words == REPLACED else lost.reason
 
@@ -130,7 +222,7 @@ class Pauses:
         self._backoff = Backoff(PAUSE_SECONDS_MAX)
         self._replaced = 0
 
-    def after(self, lost: Lost, chance: float) -> float:
+    def after(self, lost: LineLost, chance: float) -> float:
         """The next pause; `chance` is uniform in [0, 1)."""
         if lost.code == RESTARTING:
             return SOON_SECONDS * chance
@@ -149,24 +241,24 @@ class Pauses:
         self._backoff.reset()
 
 
-class Desk(Protocol):
+class LineHandler(Protocol):
     """What a connection needs of the whole; `app.dial.Dialler` fits."""
 
     running: RunningHub
     address: HubAddress
-    share: Share
+    share: OfferShare
     egress: Egress
 
-    def is_ready(self, offer: Offer) -> bool:
+    def is_ready(self, offer: LocalOffer) -> bool:
         """Whether the server has been up, and so can be offered."""
 
     def rival_of(self, line: Line) -> Line | None:
         """Another connection of ours that was made a moment ago, and after this one."""
 
-    def named(self, offer: Offer, server: str | None) -> None:
+    def named(self, offer: LocalOffer, server: str | None) -> None:
         """What a server is called in the hub; None if the hub has it no more."""
 
-    def waits(self, offer: Offer, seconds: float) -> None:
+    def waits(self, offer: LocalOffer, seconds: float) -> None:
         """For how long calls wait in the hub while their server is away."""
 
     def changed(self) -> None:
@@ -176,7 +268,9 @@ class Desk(Protocol):
 class Line:
     """One connection, for as long as `run` is not cancelled."""
 
-    def __init__(self, desk: Desk, offers: Sequence[Offer], *, may_share: bool, on_single: Callable[[], None]) -> None:
+    def __init__(
+        self, desk: LineHandler, offers: Sequence[LocalOffer], *, may_share: bool, on_single: Callable[[], None]
+    ) -> None:
         """`on_single` hears if the hub wants a socket for each server, and that only the first has this one."""
         self._desk = desk
         self.offers = tuple(offers)
@@ -186,9 +280,9 @@ class Line:
         self._channels: Channels | None = None
         self._talk: Talk | None = None
         """What is said on a socket that is one server's."""
-        self._reopening: dict[Offer, tuple[asyncio.TimerHandle, Refusal]] = {}
-        self._pauses_of: dict[Offer, Pauses] = {offer: Pauses() for offer in offers}
-        self._named_at: dict[Offer, float] = {}
+        self._reopening: dict[LocalOffer, tuple[asyncio.TimerHandle, HubRefusal]] = {}
+        self._pauses_of: dict[LocalOffer, Pauses] = {offer: Pauses() for offer in offers}
+        self._named_at: dict[LocalOffer, float] = {}
         self._was_connected = False
         self.connected_at = 0.0
         """When it was connected last, on the loop's clock."""
@@ -220,17 +314,17 @@ class Line:
 
     # -- one connection ----------------------------------------------------------------------------------------------
 
-    async def _once(self) -> Lost:
+    async def _once(self) -> LineLost:
         """Connect and stay until it is lost; say why it was, or could not be made."""
         self._show("connecting", reason=self.shown.reason)
         wire = self._wire()
         try:
             self.socket = await self._dial(wire)
         except (DialFailed, EgressRefused) as failed:
-            return Lost(str(getattr(failed, "reason", failed)))
+            return LineLost(str(getattr(failed, "reason", failed)))
         except HandshakeFailed as failed:
             self._judge(failed.status, str(failed))
-            return Lost(str(failed))
+            return LineLost(str(failed))
         self.connected_at = asyncio.get_running_loop().time()
         self._was_connected = True
         answered = self._answered()
@@ -258,7 +352,7 @@ class Line:
         if status == NOT_FOUND and not self._was_connected:  # else it may only be restarting behind its proxy
             raise HubRefused(f"{reason}: there is no relay at this address", is_missing=True)
 
-    async def _use(self, socket: DialledSocket, wire: Wire) -> Lost:
+    async def _use(self, socket: DialledSocket, wire: Wire) -> LineLost:
         is_muxed = socket.chosen == MUX_SUBPROTOCOL
         self._show("connected", is_muxed=is_muxed)
         log.info("connected", hub=str(self._desk.address), shared=is_muxed)
@@ -271,7 +365,7 @@ class Line:
         finally:
             end("the hub is not connected any more")
         code, words = socket.goodbye or (None, "")
-        return Lost(reason, code, words, asyncio.get_running_loop().time() - self.connected_at)
+        return LineLost(reason, code, words, asyncio.get_running_loop().time() - self.connected_at)
 
     def _begin_single(self, socket: DialledSocket, wire: Wire) -> Callable[[str], None]:
         """The hub takes one server a socket: this is the first one's from now on."""
@@ -291,7 +385,7 @@ class Line:
         elif self._talk is not None:
             self._talk.leave()
 
-    def _talk_on(self, offer: Offer, deliver: Callable[[bytes], None], wire: Wire) -> Talk:
+    def _talk_on(self, offer: LocalOffer, deliver: Callable[[bytes], None], wire: Wire) -> Talk:
         return Talk(self._desk.running, self._desk.share, offer, deliver, wire)
 
     def _answered(self) -> int:
@@ -322,30 +416,30 @@ class Line:
                 if self._desk.is_ready(offer) and offer not in self._reopening:
                     self._channels.open(offer)
 
-    def named(self, offer: Offer, server: str) -> None:
+    def named(self, offer: LocalOffer, server: str) -> None:
         """See `dial_talk.Ear`."""
         self._pauses_of[offer].reset()
         self._named_at.setdefault(offer, asyncio.get_running_loop().time())
         self._desk.named(offer, server)
 
-    def waits(self, offer: Offer, seconds: float) -> None:
+    def waits(self, offer: LocalOffer, seconds: float) -> None:
         """See `dial_talk.Ear`."""
         self._desk.waits(offer, seconds)
 
-    def closed(self, offer: Offer, code: int, reason: str) -> None:
+    def closed(self, offer: LocalOffer, code: int, reason: str) -> None:
         """See `dial_talk.Ear`: offer the server again after a while."""
         loop = asyncio.get_running_loop()
         seconds = loop.time() - self._named_at.pop(offer, loop.time())
-        lost = Lost(reason or f"it closed the channel with code {code}", code, reason, seconds)
+        lost = LineLost(reason or f"it closed the channel with code {code}", code, reason, seconds)
         pause = self._pauses_of[offer].after(lost, random.random())  # noqa: S311 - spread, not secrecy
-        refusal = Refusal(in_words(lost), time.time() + pause)
+        refusal = HubRefusal(in_words(lost), time.time() + pause)
         log.warning(
             "server refused by the hub", server=offer.server_id, reason=refusal.reason, again_in=round(pause, 1)
         )
         self._reopening[offer] = loop.call_later(pause, self._reopen, offer), refusal
         self._desk.named(offer, None)
 
-    def refusal(self, offer: Offer) -> Refusal | None:
+    def refusal(self, offer: LocalOffer) -> HubRefusal | None:
         """Why the hub does not have a server that could be there; None where it has it, or nothing is known."""
         if offer in self._reopening:
             return self._reopening[offer][1]
@@ -354,9 +448,9 @@ class Line:
             return None
         assert shown.reason is not None
         assert shown.again_at is not None
-        return Refusal(shown.reason, shown.again_at)
+        return HubRefusal(shown.reason, shown.again_at)
 
-    def _reopen(self, offer: Offer) -> None:
+    def _reopen(self, offer: LocalOffer) -> None:
         del self._reopening[offer]
         self.offer_ready()
         self._desk.changed()

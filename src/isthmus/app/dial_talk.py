@@ -1,6 +1,6 @@
 """What is said on one connection to a hub: a conversation for each server, plain or on channels of one socket.
 
-To the hub each local server is an MCP server like any other; what answers is a `Conversation` with the little hub that
+To the hub each local server is an MCP server like any other; what answers is a `DuplexSession` with the little hub that
 keeps it. `app.dial_line` opens the socket and decides which of the two it carries.
 """
 
@@ -15,8 +15,8 @@ import msgspec
 
 from isthmus.app.hub import RunningHub
 from isthmus.app.links import ME
-from isthmus.frontends.mcp.conversation import Conversation
-from isthmus.frontends.mcp.dialogue import Answer, refuse
+from isthmus.frontends.mcp.duplex import DuplexSession
+from isthmus.frontends.mcp.responses import JsonRpcReply, refuse
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Surface
 from isthmus.model.faults import REFUSED, SENT_AND_LOST
@@ -25,9 +25,9 @@ from isthmus.model.relay import MUX_SUBPROTOCOL
 from isthmus.transport.write_batching import WriteBatch
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Request, Response
-from isthmus.wire.mcp.marks import MARK_KEY, read_mark
+from isthmus.wire.mcp.calls import CALLS
+from isthmus.wire.mcp.hub_meta import CONVERSATION_KEY, read_mark
 from isthmus.wire.mcp.messages import Implementation, Members
-from isthmus.wire.mcp.requests import CALLS
 from isthmus.wire.relay import mux
 
 HUB = "hub"
@@ -47,7 +47,7 @@ ALL_ASKED_BYTES_MAX = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class LocalOffer:
     """One local server, as it is given to the hub."""
 
     name: ServerName
@@ -143,7 +143,7 @@ _GONE = b'{"executed":"no","reason":"not_connected"}'
 _RUN = b'{"executed":"yes","reason":"bad_reply"}'
 
 
-class Share:
+class OfferShare:
     """How much all servers together have been asked and have not answered, for as long as that matters."""
 
     def __init__(self) -> None:
@@ -166,7 +166,7 @@ class Talk:
     """One server's conversation on one connection. Its end withdraws what the hub still waits for."""
 
     def __init__(
-        self, running: RunningHub, share: Share, offer: Offer, deliver: Callable[[bytes], None], wire: Wire
+        self, running: RunningHub, share: OfferShare, offer: LocalOffer, deliver: Callable[[bytes], None], wire: Wire
     ) -> None:
         self.limit_bytes = running.hub.limits.reply_bytes - mux.HEAD_BYTES_MAX
         """How long a message to the hub may be; it says so itself where a socket is shared."""
@@ -175,10 +175,10 @@ class Talk:
         self._deliver = deliver
         self._is_over = self._is_leaving = False
         self._caller = _caller(offer)
-        dialogue = running.dialogue(Implementation(offer.server_id, ME.version), keeps_tasks=False)
-        dialogue.face = FACE
-        self._conversation = Conversation(
-            dialogue,
+        mcp_methods = running.mcp_methods(Implementation(offer.server_id, ME.version), has_hub_tasks=False)
+        mcp_methods.face = FACE
+        self._conversation = DuplexSession(
+            mcp_methods,
             self._caller,
             Surface("canonical") if offer.beside else Surface("own", offer.name),
             running.background,
@@ -194,7 +194,7 @@ class Talk:
 
         What a server keeps for a conversation outlasts this one: the hub may only have lost its connection.
         """
-        mark = read_mark(meta.get(MARK_KEY))
+        mark = read_mark(meta.get(CONVERSATION_KEY))
         if mark is None:
             return self._caller, "", False  # which says that any two may be two programs'
         return msgspec.structs.replace(self._caller, name=f"{HUB} {mark.caller}"), mark.session, mark.shares
@@ -219,14 +219,14 @@ class Talk:
         """Take no further calls; those that were taken are answered."""
         self._is_leaving = True
 
-    def _too_late(self, message: bytes) -> Answer | None:
+    def _too_late(self, message: bytes) -> JsonRpcReply | None:
         """Why a call is not taken that was on its way when the hub was told that we are ending."""
         request = jsonrpc.decode(message, max_depth=self._depth)
         if not isinstance(request, Request) or request.method not in CALLS:
             return None
         return refuse(request.id, REFUSED, "The client that brings the server to the hub is ending", _GONE)
 
-    def _too_much(self, message: bytes) -> Answer | None:
+    def _too_much(self, message: bytes) -> JsonRpcReply | None:
         """Why a long request is not taken: its server has enough, or all of them together have."""
         if len(message) + self.asked_bytes() <= ASKED_BYTES_MAX and (
             len(message) + self._share.asked_bytes() <= ALL_ASKED_BYTES_MAX
@@ -262,7 +262,7 @@ class Talk:
             self._conversation.cancel_all(why)
 
 
-def _caller(offer: Offer) -> Caller:
+def _caller(offer: LocalOffer) -> Caller:
     """The hub, which sees what is offered to it and nothing else that is here."""
     return Caller(HUB, HUB, Grants(tuple(f"{name}.*" for name in (offer.name, *offer.beside))))
 
@@ -270,43 +270,43 @@ def _caller(offer: Offer) -> Caller:
 class Channels:
     """The servers of one connection, each on a channel of its own."""
 
-    def __init__(self, wire: Wire, talk_on: Callable[[Offer, Callable[[bytes], None]], Talk], ear: Ear) -> None:
+    def __init__(self, wire: Wire, talk_on: Callable[[LocalOffer, Callable[[bytes], None]], Talk], ear: Ear) -> None:
         """`talk_on` begins the conversation of a server; `ear` hears what becomes of channels."""
         self._wire = wire
         self._talk_on = talk_on
         self._ear = ear
-        self._open: dict[int, tuple[Offer, Talk]] = {}
+        self._open: dict[int, tuple[LocalOffer, Talk]] = {}
         self._last = 0
 
-    def open(self, offer: Offer) -> None:
+    def open(self, offer: LocalOffer) -> None:
         """Give the hub a server, unless it has it."""
         if any(known is offer for known, _ in self._open.values()):
             return
         self._last += 1  # never the number of a channel that was closed: something may still be on its way there
         number = self._last
-        talk = self._talk_on(offer, lambda message: self._wire.send(mux.said(number, message)))
+        talk = self._talk_on(offer, lambda message: self._wire.send(mux.write_message(number, message)))
         self._open[number] = (offer, talk)
-        self._wire.send(mux.opening(mux.Open(number, offer.server_id, offer.name)))
+        self._wire.send(mux.write_open(mux.OpenChannel(number, offer.server_id, offer.name)))
 
     def take(self, text: bytes) -> None:
         """Take one frame of the hub's."""
         frame = mux.read(text)
         match frame:
-            case mux.Said(channel=number, message=message):
+            case mux.ChannelMessage(channel=number, message=message):
                 if (found := self._open.get(number)) is not None:
                     found[1].take(message)
-            case mux.Opened():
+            case mux.ChannelOpened():
                 self._opened(frame)
-            case mux.Closed(channel=number):
+            case mux.ChannelClosed(channel=number):
                 if (found := self._open.pop(number, None)) is not None:
                     found[1].end("the hub closed its channel")
                     self._ear.closed(found[0], frame.code, frame.reason)
-            case mux.Bad(reason=reason):
+            case mux.BadFrame(reason=reason):
                 self._wire.fail(f"it does not speak {MUX_SUBPROTOCOL} as it should: {reason}")
-            case mux.Open() | mux.Leaving() | mux.Ignored():
+            case mux.OpenChannel() | mux.ChannelLeaving() | mux.IgnoredControl():
                 pass
 
-    def _opened(self, word: mux.Opened) -> None:
+    def _opened(self, word: mux.ChannelOpened) -> None:
         found = self._open.get(word.channel)
         if found is None:
             return
@@ -322,7 +322,7 @@ class Channels:
         """Have the hub send nothing more, while what it sent is still answered."""
         for number, (_, talk) in self._open.items():
             talk.leave()
-            self._wire.send(mux.leaving(mux.Leaving(number)))
+            self._wire.send(mux.write_leaving(mux.ChannelLeaving(number)))
 
     def end(self, why: str) -> None:
         """End every conversation: the connection is gone."""
@@ -334,11 +334,11 @@ class Channels:
 class Ear(Protocol):
     """Who hears what becomes of channels."""
 
-    def named(self, offer: Offer, server: str) -> None:
+    def named(self, offer: LocalOffer, server: str) -> None:
         """What a server is called in the hub."""
 
-    def waits(self, offer: Offer, seconds: float) -> None:
+    def waits(self, offer: LocalOffer, seconds: float) -> None:
         """For how long calls wait in the hub while their server is away."""
 
-    def closed(self, offer: Offer, code: int, reason: str) -> None:
+    def closed(self, offer: LocalOffer, code: int, reason: str) -> None:
         """The hub does not want a channel any more."""

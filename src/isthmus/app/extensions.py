@@ -16,11 +16,11 @@ from isthmus.config.codes import BAD_EXTENSION
 from isthmus.config.extensions import Extension
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration
-from isthmus.config.storage import ROOT as STORAGE
-from isthmus.core.access.policy import Narrowing, Policy
-from isthmus.core.ports.journal import OpenJournal
-from isthmus.identity.verifying import Verifier
-from isthmus.model.callers import Caller, Unprovable, Whose
+from isthmus.config.tables import STORAGE
+from isthmus.core.access.policy import CustomPolicy, Policy
+from isthmus.core.ports.journal import ClosableJournal
+from isthmus.identity.verifier import Verifier
+from isthmus.model.callers import Caller, CallerId, Unprovable
 from isthmus.model.names import FeatureName, ServerName
 
 log = structlog.get_logger(__name__)
@@ -53,7 +53,7 @@ class Contained:
         self._sound: set[Caller] = set()
 
     def caller_of(self, credential: bytes) -> Caller | Unprovable | None:
-        """See `identity.verifying.Verifier`."""
+        """See `identity.verifier.Verifier`."""
         try:
             found = self._verifier.caller_of(credential)
         except Exception as error:  # noqa: BLE001 - it is not ours, and nobody comes in by a mistake of its
@@ -89,7 +89,7 @@ class Contained:
         return True
 
     def knows(self, caller: Caller) -> bool:
-        """See `identity.verifying.Verifier`."""
+        """See `identity.verifier.Verifier`."""
         try:
             return self._verifier.knows(caller) is True
         except Exception as error:  # noqa: BLE001 - as above
@@ -116,7 +116,7 @@ def _verifier(extension: Extension) -> Verifier:
     return Contained(extension.name, cast("Verifier", extension.make("caller_of", "knows")))
 
 
-def narrowing_of(configuration: Configuration) -> Narrowing | None:
+def narrowing_of(configuration: Configuration) -> CustomPolicy | None:
     """What extensions refuse of what is allowed, in one; None if there are none.
 
     Raises:
@@ -137,11 +137,11 @@ class _Narrowing:
         self._policies = policies
         self._complained: set[str] = set()
 
-    def __call__(self, whose: Whose | None, server: ServerName, tool: FeatureName) -> bool:
+    def __call__(self, whose: CallerId | None, server: ServerName, tool: FeatureName) -> bool:
         return all(self._allows(name, policy, whose, server, tool) for name, policy in self._policies)
 
     def _allows(
-        self, name: str, policy: PolicyExtension, whose: Whose | None, server: ServerName, tool: FeatureName
+        self, name: str, policy: PolicyExtension, whose: CallerId | None, server: ServerName, tool: FeatureName
     ) -> bool:
         tenant, caller = ("", "") if whose is None else (whose.tenant, whose.name)
         try:
@@ -153,7 +153,7 @@ class _Narrowing:
             return False
 
 
-async def opened_by_extension(configuration: Configuration) -> OpenJournal:
+async def opened_by_extension(configuration: Configuration) -> ClosableJournal:
     """The journal that an extension keeps at the address of `[storage]`.
 
     Raises:
@@ -161,7 +161,7 @@ async def opened_by_extension(configuration: Configuration) -> OpenJournal:
     """
     storage = configuration.storage
     extension = next(each for each in configuration.extensions.of("storage") if each.name == storage.scheme)
-    opening = cast("Callable[[str], Awaitable[OpenJournal]]", extension.make())
+    opening = cast("Callable[[str], Awaitable[ClosableJournal]]", extension.make())
     place = Place(configuration.file, STORAGE).at("url")
     try:
         journal = await opening(storage.url or "")

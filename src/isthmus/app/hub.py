@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from isthmus.app.difference import Difference, between
+import structlog
+
+from isthmus.app.config_diff import ConfigDiff, compare
 from isthmus.app.extensions import narrowing_of
 from isthmus.app.links import ME, Links
-from isthmus.app.tools import import_tools, marked_modules
 from isthmus.app.validation import ValidationWorker
+from isthmus.config.findings import Finding, Place
 from isthmus.config.settings import Configuration
 from isthmus.core.audit.facts import Value
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
 from isthmus.core.ports.journal import Journal
 from isthmus.core.ports.recorder import Recorder
-from isthmus.core.tasks.engine import Engine
-from isthmus.core.tasks.record import Owner
+from isthmus.core.tasks.engine import TaskEngine
+from isthmus.core.tasks.record import TaskOwner
 from isthmus.credentials.logins import Logins
 from isthmus.credentials.sealing import ProcessSealer
 from isthmus.credentials.vault import Vault
-from isthmus.frontends.mcp.comebacks import Comebacks
-from isthmus.frontends.mcp.dialogue import Dialogue
-from isthmus.frontends.mcp.kept_tasks import KeptTasks
+from isthmus.frontends.mcp.hub_tasks import HubTasks
+from isthmus.frontends.mcp.input_required import ModernClientInput
+from isthmus.frontends.mcp.methods import McpMethods
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Surface
 from isthmus.model.credentials import Subject
@@ -35,13 +38,56 @@ from isthmus.storage.memory import MemoryJournal
 from isthmus.telemetry.audit import Audit
 from isthmus.telemetry.counters import Counters
 from isthmus.transport.egress import Egress
-from isthmus.upstream.dialin.book import DialIns
-from isthmus.upstream.hub_functions import HubFunctions
-from isthmus.upstream.known_lists import KnownLists, ListStore
-from isthmus.upstream.local import builtin_tools
+from isthmus.upstream.dialin.registry import DialInRegistry
+from isthmus.upstream.link import ConnectFailed
+from isthmus.upstream.list_cache import ListCache, ListStore
+from isthmus.upstream.python.builtin import HubFunctions, builtin_tools
+from isthmus.upstream.python.link import PythonLink
+from isthmus.upstream.python.modules import begin_to_import
+from isthmus.upstream.python.runner import redirect_prints
+from isthmus.upstream.settings import PythonSettings
 from isthmus.upstream.supervisor import Supervisor
-from isthmus.upstream.targets.temporary import Targets
+from isthmus.upstream.targets.named_servers import NamedServers
 from isthmus.wire.mcp.messages import Implementation
+
+log = structlog.get_logger(__name__)
+
+START_SECONDS = PythonLink.start_seconds
+"""How long one import may take before the others go on without it."""
+
+
+def marked_modules(configuration: Configuration) -> Mapping[Place, PythonSettings]:
+    """What is to be imported, by where that is said; the folder of the file is searched first."""
+    folder = None if configuration.file is None else str(configuration.file.parent)
+    place = Place(configuration.file, "hub.tools")
+    return {place.at(at): PythonSettings(name, folder) for at, name in enumerate(configuration.hub.tools)}
+
+
+async def import_tools(modules: Mapping[Place, PythonSettings], functions: HubFunctions) -> None:
+    """Import one after the other, as a program would, and say what could not be."""
+    redirect_prints()  # standard output may be a protocol's
+    findings = [finding for place, reach in modules.items() if (finding := await _import_one(place, reach)) is not None]
+    functions.settle(_notes(findings))
+
+
+async def _import_one(place: Place, reach: PythonSettings) -> Finding | None:
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            await asyncio.wrap_future(begin_to_import(reach))
+    except TimeoutError:
+        why = f"importing {reach.target} takes over {START_SECONDS:g} s"
+    except ConnectFailed as failed:
+        why = str(failed)
+    else:
+        return None
+    finding = place.finding(f"gives no tools: {why}")
+    log.warning("configuration", finding=str(finding))
+    return finding
+
+
+def _notes(findings: Sequence[Finding]) -> tuple[str, ...]:
+    return tuple(f"{finding.path} {finding.message}" for finding in findings)
+
 
 LOCAL = Caller("local", "local", Grants(("*",)), is_anyone=True, is_operator=True)
 """Who calls where no callers are configured: the person at this machine, by whichever of its programs."""
@@ -97,19 +143,19 @@ class RunningHub:
         if pins is not None:
             pins.attach(self.hub, self.background)
         self.surface = Surface(configuration.hub.names)
-        self._comebacks = Comebacks(ProcessSealer(), configuration.hub.limits)
+        self._comebacks = ModernClientInput(ProcessSealer(), configuration.hub.limits)
         egress = Egress()
         vault = Vault(Path(configuration.hub.state), configuration.credentials)
         self.logins = Logins(vault, egress, self.background)
         self._links = Links(
             configuration.hub.limits, environment, self.background, self.hub.tasks, egress, client_caps, self.logins
         )
-        known = None if lists is None else KnownLists(lists, client_caps)
+        known = None if lists is None else ListCache(lists, client_caps)
         self.supervisor = Supervisor(self.hub, self.background, self._links.connect, known)
         self.logins.on_changed = self._login_changed
         self.journal: Journal = journal or MemoryJournal()
-        self.tasks = Engine(self.hub, self.journal, time.time, self.background, self._keep_bytes)
-        self._kept = KeptTasks(
+        self.tasks = TaskEngine(self.hub, self.journal, time.time, self.background, self._keep_bytes)
+        self._kept = HubTasks(
             self.hub,
             self.tasks,
             self.journal,
@@ -124,11 +170,11 @@ class RunningHub:
         if modules:
             self.background.spawn("import of tools", import_tools(modules, self.functions))
         self.targets = self._targets(environment)
-        self.dialins = DialIns(self.hub, self.background, ME, configuration.relay.dialin, journal=self.journal)
+        self.dialins = DialInRegistry(self.hub, self.background, ME, configuration.relay.dialin, journal=self.journal)
         for server in configuration.servers:
             self.supervisor.add(server)
 
-    def _keep_bytes(self, owner: Owner) -> int:
+    def _keep_bytes(self, owner: TaskOwner) -> int:
         """How much is kept of a caller's tasks: in memory no more than leaves room for others'."""
         most = self.configuration.a2a.keep_bytes
         return min(most, self.journal.share_of(owner.key)) if isinstance(self.journal, MemoryJournal) else most
@@ -147,7 +193,7 @@ class RunningHub:
         self.note("login.changed", server=server, **whose)
         self.supervisor.renew(server, subject)
 
-    def _targets(self, environment: Mapping[str, str]) -> Targets:
+    def _targets(self, environment: Mapping[str, str]) -> NamedServers:
         """The servers that callers name are kept in a hub of their own, which no face lists."""
         annex = Hub(self.hub.limits, self._recorder(self.counters.together(NAMED)))
         annex.id = self.hub.id  # who names this hub itself is told so
@@ -157,7 +203,7 @@ class RunningHub:
         keeping = Supervisor(annex, self.background, self._annex_links.connect)
         settings = self.configuration.targets
         configured = lambda: self.configuration.servers  # noqa: E731
-        return Targets(self.hub, annex, keeping, self.background, self._links.egress, settings, configured)
+        return NamedServers(self.hub, annex, keeping, self.background, self._links.egress, settings, configured)
 
     def know_tenants(self, callers: Iterable[Caller] = ()) -> None:
         """Count the calls of tenants from now on, if there are several: of these callers and as configured."""
@@ -168,9 +214,9 @@ class RunningHub:
             names |= {issuer.tenant, issuer.tenant_claim or issuer.tenant}
         self.hub.tenants.know(configuration.tenants, names)
 
-    def dialogue(self, me: Implementation = ME, *, keeps_tasks: bool = True) -> Dialogue:
+    def mcp_methods(self, me: Implementation = ME, *, has_hub_tasks: bool = True) -> McpMethods:
         """What MCP callers of this hub are told; without keeping tasks, there are only those that servers have."""
-        return Dialogue(self.hub, me, comebacks=self._comebacks, kept=self._kept if keeps_tasks else None)
+        return McpMethods(self.hub, me, client_input=self._comebacks, kept=self._kept if has_hub_tasks else None)
 
     def share_links(self) -> None:
         """All calls are one program's from now on: each server has one link, and no other for who can be asked."""
@@ -178,12 +224,12 @@ class RunningHub:
         for reconnector in self.supervisor.reconnectors.values():
             reconnector.share_link()
 
-    def apply(self, configuration: Configuration) -> Difference:
+    def apply(self, configuration: Configuration) -> ConfigDiff:
         """Take another configuration: servers come, change and go, and nobody else notices.
 
         Limits hold for whatever starts from now on. Who may call is the face's to change.
         """
-        difference = between(self.configuration, configuration)
+        difference = compare(self.configuration, configuration)
         self.configuration = configuration
         self.know_tenants()
         limits = configuration.hub.limits

@@ -21,16 +21,15 @@ import structlog
 from msgspec.structs import replace
 
 from isthmus.app.hub import LOCAL
-from isthmus.app.key_file import KeyFile, Look, finding_of, reason_of
-from isthmus.config.callers import DEFAULT_TENANT
-from isthmus.config.callers import ROOT as CALLERS
+from isthmus.app.key_files import KeyFile, Look, finding_of, reason_of
+from isthmus.config.callers import CALLERS, DEFAULT_TENANT
 from isthmus.config.codes import NO_USABLE_CALLER
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.load import access_mode
 from isthmus.config.settings import Configuration
 from isthmus.identity.keys import KeyRing, credential_of, digest_of
-from isthmus.identity.store import Keys, MintedKey, StoreDamaged
-from isthmus.identity.verifying import Verifier
+from isthmus.identity.minted_keys import Keys, MintedKey, StoreDamaged
+from isthmus.identity.verifier import Verifier
 from isthmus.model.callers import Caller, Grants, Unprovable, everywhere
 
 log = structlog.get_logger(__name__)

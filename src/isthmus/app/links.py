@@ -10,37 +10,34 @@ from isthmus import __version__
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports.credentials import Credentials
 from isthmus.core.settings import Limits
-from isthmus.core.watch.tasks import Tasks
+from isthmus.core.watch.tasks import ServerTasks
 from isthmus.credentials.login import Login, LoginNeeded, NotReady
-from isthmus.credentials.logins import Logins
-from isthmus.credentials.memory import StaticCredentials
+from isthmus.credentials.logins import Logins, StaticCredentials
 from isthmus.model.credentials import Subject
 from isthmus.model.names import ServerName
 from isthmus.model.questions import ClientCapabilities
 from isthmus.transport.egress import Egress, Guarded
-from isthmus.upstream.agent.given import GivenTasks
-from isthmus.upstream.agent.link import AgentLink
-from isthmus.upstream.circles import HOPS_MAX
-from isthmus.upstream.functions import PythonLink
+from isthmus.upstream.a2a.link import AgentLink, TaskOwners
+from isthmus.upstream.http_shared import CallerHeaders
 from isthmus.upstream.link import BaseLink, ConnectFailed
-from isthmus.upstream.plain import PlainLink
+from isthmus.upstream.loop_detection import HOPS_MAX
 from isthmus.upstream.programs import Programs
-from isthmus.upstream.rpc import RpcLink
+from isthmus.upstream.python.link import PythonLink
+from isthmus.upstream.rpc import CallerNamedRpcLink, RpcLink
 from isthmus.upstream.settings import (
     AgentSettings,
     Carrier,
     HttpSettings,
-    NamedSettings,
+    JsonRpcSettings,
     PythonSettings,
-    RpcSettings,
     ServerSettings,
-    SocketSettings,
     StdioSettings,
+    TargetHttpSettings,
+    WebSocketSettings,
 )
 from isthmus.upstream.sse import SseLink
 from isthmus.upstream.stdio import StdioLink
-from isthmus.upstream.streamable.link import StreamableLink
-from isthmus.upstream.user_headers import UserHeaders
+from isthmus.upstream.streamable_http.link import StreamableLink
 from isthmus.upstream.websocket import SocketLink
 from isthmus.wire.mcp.messages import Implementation
 
@@ -61,7 +58,7 @@ class Links:
         limits: Limits,
         environment: Mapping[str, str],
         background: BackgroundTasks,
-        tasks: Tasks,
+        tasks: ServerTasks,
         egress: Egress | None = None,
         client_caps: ClientCapabilities | None = None,
         logins: Logins | None = None,
@@ -80,7 +77,7 @@ class Links:
         self._background = background
         self._egress = egress or Egress()
         self._guarded = Guarded(self._egress)
-        self._given = GivenTasks()
+        self._given = TaskOwners()
         self._programs = Programs()
         self.logins = logins
 
@@ -108,7 +105,7 @@ class Links:
 
     def _login(self, settings: ServerSettings, subject: Subject | None) -> Login | None:
         reach = settings.reach
-        if self.logins is None or isinstance(reach, NamedSettings | StdioSettings | PythonSettings):
+        if self.logins is None or isinstance(reach, TargetHttpSettings | StdioSettings | PythonSettings):
             return None
         url, credentials = over_http(reach.url), settings.credentials
         return self.logins.of(settings.name, url, reach.headers, credentials, subject, settings.ca)
@@ -130,15 +127,15 @@ class Links:
         match reach:
             case StdioSettings():
                 return await self._process(settings.name, reach)
-            case NamedSettings():
+            case TargetHttpSettings():
                 return self._named(settings, reach, carrier, credentials)
             case HttpSettings():
                 return self._http(settings, reach, carrier, credentials)
-            case SocketSettings():
+            case WebSocketSettings():
                 socket = self._socket(settings, reach, credentials)
                 await socket.start()
                 return socket
-            case RpcSettings():
+            case JsonRpcSettings():
                 return self._rpc(settings, reach, credentials)
             case AgentSettings():
                 return self._agent(settings, reach, credentials)
@@ -174,21 +171,21 @@ class Links:
             background=self._background,
             max_calls=settings.max_calls,
         )
-        link.user_headers = UserHeaders(reach.user_headers)
+        link.user_headers = CallerHeaders(reach.user_headers)
         return link
 
     def _named(
-        self, settings: ServerSettings, reach: NamedSettings, carrier: Carrier, credentials: Credentials
+        self, settings: ServerSettings, reach: TargetHttpSettings, carrier: Carrier, credentials: Credentials
     ) -> BaseLink:
         """A link to where a caller sent the hub: it goes there and nowhere else."""
         egress = self._egress if reach.is_trusted else self._guarded
         (url, *others), most = reach.urls_for(carrier), settings.max_calls
         if carrier == "rpc":
-            plain = PlainLink(
+            plain = CallerNamedRpcLink(
                 settings.name,
                 ME,
                 self.limits,
-                reach=RpcSettings(url),
+                reach=JsonRpcSettings(url),
                 credentials=credentials,
                 egress=egress,
                 background=self._background,
@@ -212,7 +209,7 @@ class Links:
         link.belong_to_one_caller()
         return link
 
-    def _socket(self, settings: ServerSettings, reach: SocketSettings, credentials: Credentials) -> SocketLink:
+    def _socket(self, settings: ServerSettings, reach: WebSocketSettings, credentials: Credentials) -> SocketLink:
         return SocketLink(
             settings.name,
             ME,
@@ -223,7 +220,7 @@ class Links:
             background=self._background,
         )
 
-    def _rpc(self, settings: ServerSettings, reach: RpcSettings, credentials: Credentials) -> RpcLink:
+    def _rpc(self, settings: ServerSettings, reach: JsonRpcSettings, credentials: Credentials) -> RpcLink:
         return RpcLink(
             settings.name,
             ME,

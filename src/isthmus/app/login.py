@@ -14,21 +14,20 @@ import structlog
 
 from isthmus.app.links import over_http
 from isthmus.core.background import BackgroundTasks
-from isthmus.credentials import device
-from isthmus.credentials.authorizing import Authorization, LoginRefused
-from isthmus.credentials.callback import Callback
+from isthmus.credentials import device_code
+from isthmus.credentials.authorization_code import Authorization, Callback, LoginRefused
 from isthmus.credentials.challenge import joined
 from isthmus.credentials.clients import NoClient, client_for
-from isthmus.credentials.discovery import DiscoveryFailed, Place, find_place
+from isthmus.credentials.discovery import DiscoveryFailed, ServerAddress, find_place
 from isthmus.credentials.dpop import ProofKey, Prover
-from isthmus.credentials.fetching import Fetcher, FetchFailed, UrlRefused
-from isthmus.credentials.grants import Endpoint, GrantRefused
+from isthmus.credentials.fetch import Fetcher, FetchFailed, UrlRefused
+from isthmus.credentials.grants import GrantRefused, TokenEndpoint
 from isthmus.credentials.logins import fetcher_for
-from isthmus.credentials.tokens import Client, Kept, Token
+from isthmus.credentials.tokens import OAuthClient, StoredLogin, StoredToken
 from isthmus.credentials.vault import Slot, Vault, VaultDamaged
 from isthmus.model.credentials import ANYONE, OAuthSettings, Subject, written
 from isthmus.transport.egress import Egress
-from isthmus.upstream.settings import NamedSettings, PythonSettings, ServerSettings, StdioSettings
+from isthmus.upstream.settings import PythonSettings, ServerSettings, StdioSettings, TargetHttpSettings
 
 log = structlog.get_logger(__name__)
 
@@ -41,7 +40,7 @@ class LoginFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class LoginOptions:
     """Which login, and how."""
 
     server: ServerSettings
@@ -58,14 +57,16 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class LoginPrompt:
     """What a person has to visit, and what to enter there."""
 
     address: str
     code: str = ""
 
 
-async def log_in(wanted: Wanted, vault: Vault, show: Callable[[Shown], None], egress: Egress | None = None) -> Kept:
+async def log_in(
+    wanted: LoginOptions, vault: Vault, show: Callable[[LoginPrompt], None], egress: Egress | None = None
+) -> StoredLogin:
     """Have a person log in, and keep what comes of it.
 
     Raises:
@@ -75,7 +76,7 @@ async def log_in(wanted: Wanted, vault: Vault, show: Callable[[Shown], None], eg
     background = BackgroundTasks("login")
     try:
         fetcher = fetcher_for(egress or Egress(), background, url, settings, wanted.server.ca)
-        kept = await _Visit(wanted, fetcher, url, settings, _known(vault, wanted.slot)).made(show)
+        kept = await _BrowserVisit(wanted, fetcher, url, settings, _known(vault, wanted.slot)).made(show)
         vault.put(wanted.slot, msgspec.json.encode(kept))
     except (DiscoveryFailed, UrlRefused, FetchFailed, NoClient, LoginRefused, VaultDamaged) as failed:
         raise LoginFailed(str(failed)) from failed
@@ -90,11 +91,11 @@ async def log_in(wanted: Wanted, vault: Vault, show: Callable[[Shown], None], eg
     return kept
 
 
-def _terms(wanted: Wanted) -> tuple[str, OAuthSettings]:
+def _terms(wanted: LoginOptions) -> tuple[str, OAuthSettings]:
     """The server's address, and how one logs in there in this name."""
     server = wanted.server
     reach = server.reach
-    if isinstance(reach, StdioSettings | PythonSettings | NamedSettings):
+    if isinstance(reach, StdioSettings | PythonSettings | TargetHttpSettings):
         raise LoginFailed("it is not reached by HTTP, so that there is nowhere to log in")
     if wanted.subject is None:
         settings = server.credentials.oauth or ANYONE
@@ -109,20 +110,22 @@ def _terms(wanted: Wanted) -> tuple[str, OAuthSettings]:
     return over_http(reach.url), settings
 
 
-def _known(vault: Vault, slot: Slot) -> Kept | None:
+def _known(vault: Vault, slot: Slot) -> StoredLogin | None:
     """The login that there is; one that cannot be read is as good as none, since it is about to be replaced."""
     try:
         content = vault.get(slot)
-        return None if content is None else msgspec.json.decode(content, type=Kept)
+        return None if content is None else msgspec.json.decode(content, type=StoredLogin)
     except (OSError, VaultDamaged, msgspec.MsgspecError) as error:
         log.warning("the present login cannot be read", server=slot.server, reason=str(error))
         return None
 
 
-class _Visit:
+class _BrowserVisit:
     """One login, from the server's word to the token."""
 
-    def __init__(self, wanted: Wanted, fetcher: Fetcher, url: str, settings: OAuthSettings, known: Kept | None) -> None:
+    def __init__(
+        self, wanted: LoginOptions, fetcher: Fetcher, url: str, settings: OAuthSettings, known: StoredLogin | None
+    ) -> None:
         self._wanted = wanted
         self._fetcher = fetcher
         self._url = url
@@ -130,7 +133,7 @@ class _Visit:
         self._known = known
         self._prover: Prover | None = None
 
-    async def made(self, show: Callable[[Shown], None]) -> Kept:
+    async def made(self, show: Callable[[LoginPrompt], None]) -> StoredLogin:
         place = await find_place(self._fetcher, self._url, self._settings)
         if self._known is not None and not _is_of(self._known, place):
             self._known = None  # what one is at one authorization server is nothing at another
@@ -140,7 +143,7 @@ class _Visit:
         is_device = self._wanted.is_device or self._settings.grant == "device"
         by = self._by_device if is_device else self._by_browser
         client, token = await by(place, scope, show)
-        return Kept(
+        return StoredLogin(
             token,
             client,
             place.server.issuer,
@@ -151,7 +154,7 @@ class _Visit:
             self._prover.key.text() if self._prover is not None and token.is_bound else "",
         )
 
-    def _scope(self, place: Place) -> str:
+    def _scope(self, place: ServerAddress) -> str:
         """What is asked for: what the operator says, else what the server wants and what was had before."""
         known = "" if self._known is None else self._known.asked_scope
         if self._wanted.scope:
@@ -161,18 +164,22 @@ class _Visit:
         is_offered = OFFLINE in place.server.scopes_supported
         return joined(scope, OFFLINE) if scope and is_offered and not self._settings.scope else scope
 
-    def _endpoint(self, place: Place, client: Client) -> Endpoint:
-        return Endpoint(self._fetcher, place.server, client, self._settings, place.resource, self._prover)
+    def _endpoint(self, place: ServerAddress, client: OAuthClient) -> TokenEndpoint:
+        return TokenEndpoint(self._fetcher, place.server, client, self._settings, place.resource, self._prover)
 
-    async def _by_device(self, place: Place, scope: str, show: Callable[[Shown], None]) -> tuple[Client, Token]:
+    async def _by_device(
+        self, place: ServerAddress, scope: str, show: Callable[[LoginPrompt], None]
+    ) -> tuple[OAuthClient, StoredToken]:
         known = None if self._known is None else self._known.client
         client = await client_for(self._fetcher, place.server, self._settings, known, "http://127.0.0.1/callback")
         endpoint = self._endpoint(place, client)
-        begun = await device.begin(endpoint, scope)
-        show(Shown(begun.verification_uri_complete or begun.verification_uri, begun.user_code))
-        return client, await device.wait_for(endpoint, begun, self._wanted.within)
+        begun = await device_code.begin(endpoint, scope)
+        show(LoginPrompt(begun.verification_uri_complete or begun.verification_uri, begun.user_code))
+        return client, await device_code.wait_for(endpoint, begun, self._wanted.within)
 
-    async def _by_browser(self, place: Place, scope: str, show: Callable[[Shown], None]) -> tuple[Client, Token]:
+    async def _by_browser(
+        self, place: ServerAddress, scope: str, show: Callable[[LoginPrompt], None]
+    ) -> tuple[OAuthClient, StoredToken]:
         visit = Authorization()
         callback = Callback(visit.state)
         try:
@@ -181,13 +188,13 @@ class _Visit:
             )
             thumbprint = "" if self._prover is None else self._prover.key.thumbprint
             address = visit.address(place.server, client, place.resource, scope, thumbprint)
-            show(Shown(address))
+            show(LoginPrompt(address))
             code = visit.code_in(await callback.answer(self._wanted.within), place.server)
         finally:
             callback.close()
         return client, await self._endpoint(place, client).by_code(code, visit.verifier)
 
-    async def _listen(self, callback: Callback) -> Client | None:
+    async def _listen(self, callback: Callback) -> OAuthClient | None:
         """Listen where this client was registered to be come back to; None if that cannot be, or it never was."""
         known = None if self._known is None else self._known.client
         if known is not None and known.redirect:
@@ -205,7 +212,7 @@ class _Visit:
         return None
 
 
-def _is_of(known: Kept, place: Place) -> bool:
+def _is_of(known: StoredLogin, place: ServerAddress) -> bool:
     """Whether a login is of this authorization server; one that says nothing of itself has no name to go by."""
     return (known.issuer, known.token_endpoint) == (place.server.issuer, place.server.token_endpoint)
 

@@ -12,15 +12,14 @@ import structlog
 from isthmus.app.hub import LOCAL, RunningHub
 from isthmus.app.identity import FILE_MARKS, Identities
 from isthmus.core.ports.sealer import Sealer
-from isthmus.core.tasks.outbox import Letter, Outbox, Standing
-from isthmus.core.tasks.record import Owner, Recipient, Record
-from isthmus.credentials.kept import KeptSealer, kept_key
+from isthmus.core.tasks.outbox import OwnerStatus, PushOutbox, PushRequest
+from isthmus.core.tasks.record import PushRecipient, TaskOwner, TaskRecord
 from isthmus.credentials.push_signing import PushSigner
-from isthmus.credentials.sealing import ProcessSealer
-from isthmus.frontends.a2a.pushing import Pushing
+from isthmus.credentials.sealing import ProcessSealer, StoredSealer, stored_key
+from isthmus.frontends.a2a.push_notifications import PushNotifications
 from isthmus.model.callers import Caller
-from isthmus.transport.courier import HttpCourier
 from isthmus.transport.egress import Egress
+from isthmus.transport.push_client import PushClient
 
 log = structlog.get_logger(__name__)
 
@@ -34,17 +33,17 @@ class Pushes:
         With `identities`, who is gone by what they say is sent nothing more.
         """
         self._running = running
-        self._courier = HttpCourier(Egress(), running.background, self._is_listed)
+        self._courier = PushClient(Egress(), running.background, self._is_listed)
         chance = random.random  # noqa: S311 - spread, not secrecy
         state = Path(running.configuration.hub.state)
-        self.pushing = Pushing(running.tasks, self._courier, _trusts, _sealer(state), PushSigner(state))
-        self._outbox = Outbox(
+        self.pushing = PushNotifications(running.tasks, self._courier, _trusts, _sealer(state), PushSigner(state))
+        self._outbox = PushOutbox(
             running.tasks, running.journal, self._courier, self._letters, running.background, time.time, chance
         )
         if identities is not None:
             self._outbox.judge = Owners(identities).judge
 
-    def _letters(self, recipient: Recipient, record: Record, mark: str) -> Sequence[Letter]:
+    def _letters(self, recipient: PushRecipient, record: TaskRecord, mark: str) -> Sequence[PushRequest]:
         return self.pushing.letters(recipient, record, mark, time.time())
 
     def _is_listed(self, url: str) -> bool:
@@ -71,8 +70,8 @@ class Owners:
         self._live: frozenset[Caller] = frozenset()
         self._keys: dict[tuple[str, str], set[str]] = {}
 
-    def judge(self, owner: Owner, key: str) -> Standing:
-        """How it stands with an owner, and with the key that it used once; see `core.tasks.outbox.Judge`."""
+    def judge(self, owner: TaskOwner, key: str) -> OwnerStatus:
+        """How it stands with an owner, and with the key that it used once; see `core.tasks.outbox.CheckOwner`."""
         good = self._good_keys(owner)
         if good is None:
             if self._identities.find(owner.tenant, owner.name) is not None:
@@ -82,7 +81,7 @@ class Owners:
         is_foreign = not key or (key.startswith("file:") and not key.startswith(FILE_MARKS))
         return "known" if is_foreign or key in good else "gone"
 
-    def _good_keys(self, owner: Owner) -> set[str] | None:
+    def _good_keys(self, owner: TaskOwner) -> set[str] | None:
         """The keys of an owner; None if nobody is known by this name by a key."""
         if self._live is not self._identities.live:
             self._live = self._identities.live
@@ -95,7 +94,7 @@ class Owners:
 def _sealer(state: Path) -> Sealer:
     """What seals what pushes are sent with; without a key that lasts, that lasts as long as the hub."""
     try:
-        return KeptSealer(kept_key(state))
+        return StoredSealer(stored_key(state))
     except (OSError, ValueError) as error:
         log.warning("push notifications will not outlast this hub: what they need cannot be sealed", reason=str(error))
         return ProcessSealer()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import structlog
 
-from isthmus.app.collector import CrowdCollector
+from isthmus.app.gc_tuning import CrowdCollector
 from isthmus.app.hub import RunningHub
 from isthmus.app.links import ME
 from isthmus.app.relay_keys import Keys, KnownAgents, NoTokens, Revocations
@@ -20,7 +20,7 @@ from isthmus.frontends.http.auth import Authenticator
 from isthmus.frontends.relay.http import RelayHttp
 from isthmus.frontends.relay.ports import Tokens
 from isthmus.frontends.relay.settings import RelaySettings
-from isthmus.identity.relay import RelayTokens
+from isthmus.identity.relay_tokens import RelayTokens
 from isthmus.model.names import ServerName
 from isthmus.model.relay import Forgetting, RelayStatus
 
@@ -98,11 +98,11 @@ class Relay:
         await self.face.until_idle()
 
     def status(self) -> RelayStatus:
-        """See `core.ports.relay.RelayBook`."""
+        """See `core.ports.relay.RelayAdmin`."""
         return RelayStatus(self._running.dialins.servers(), self.face.devices())
 
     def forget(self, server: ServerName) -> Forgetting:
-        """See `core.ports.relay.RelayBook`."""
+        """See `core.ports.relay.RelayAdmin`."""
         return self._running.dialins.forget(server)
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from isthmus.app.secret_file import offer_secret
-from isthmus.config.contents import contents_of
+from isthmus.app.key_files import offer_secret
+from isthmus.config.files import read_regular_file
 from isthmus.config.findings import ConfigError, Place
-from isthmus.identity.relay import is_id
+from isthmus.identity.relay_tokens import is_id
 from isthmus.model.relay import Claim
 
 log = structlog.get_logger(__name__)
@@ -123,7 +123,7 @@ class NoTokens:
 
 def _read_key(file: Path) -> str:
     try:
-        key = contents_of(file, KEY_FILE_BYTES).decode("ascii").strip()
+        key = read_regular_file(file, KEY_FILE_BYTES).decode("ascii").strip()
     except ValueError as error:
         raise KeyDamaged(f"{file} must hold a key, not another text: delete it to have one made") from error
     if len(key) < KEY_LENGTH_MIN:
@@ -213,7 +213,7 @@ class KnownAgents:
 
 def _agents_in(file: Path) -> frozenset[str]:
     found: set[str] = set()
-    for line in contents_of(file, REVOKED_BYTES).splitlines():
+    for line in read_regular_file(file, REVOKED_BYTES).splitlines():
         with suppress(ValueError):  # cut short while it was written
             found.add(msgspec.json.decode(line, type=str))
     return frozenset(found)
@@ -275,4 +275,4 @@ def _look_of(file: Path) -> tuple[int, ...] | None:
 
 
 def _ids_in(file: Path) -> frozenset[str]:
-    return frozenset(contents_of(file, REVOKED_BYTES).decode(errors="replace").split())
+    return frozenset(read_regular_file(file, REVOKED_BYTES).decode(errors="replace").split())

@@ -2,7 +2,7 @@
 
 The file that a hub was started with is the one it follows. A file that cannot be used, or is gone, changes nothing,
 and a broken entry costs only itself. What differs is decided in
-`app.difference`, when to look in `app.watching`; servers are changed by `RunningHub.apply`, and whoever makes a
+`app.config_diff`, when to look in `app.reload`; servers are changed by `RunningHub.apply`, and whoever makes a
 `Reloader` says what else a new configuration means to it (who may call, how to log).
 """
 
@@ -11,26 +11,159 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Container, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import structlog
+from watchfiles import awatch
 
-from isthmus.app.difference import (
-    Difference,
-    applicable,
+from isthmus.app.config_diff import (
+    ConfigDiff,
     differing,
     differing_a2a,
     differing_relay,
     differing_storage,
+    keep_fixed_settings,
 )
 from isthmus.app.hub import RunningHub
-from isthmus.app.watching import Watch, quiet
 from isthmus.config.codes import MISSING_FILE
-from isthmus.config.files import places
+from isthmus.config.files import search_paths
 from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.config.load import load
 from isthmus.config.settings import Configuration
+
+LOOK_SECONDS = 2.0
+"""How often the files are looked at when nobody tells of a change."""
+
+STEP_SECONDS = 0.1
+"""How long the system's news are gathered; it is also how often the watching thread wakes."""
+
+QUIET_SECONDS = 0.2
+"""How long files must look the same to count as written: many programs write in several steps."""
+
+RESTLESS_SECONDS = 5.0
+"""After this long, files that never look the same twice are taken as they are."""
+
+Files: TypeAlias = Callable[[], Iterable[Path]]
+"""Which files matter at the moment."""
+
+Look: TypeAlias = tuple[int, ...] | None
+"""What tells a file from its later self without reading it; None if it is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What files look like, in their order, and the folders to watch with their inodes."""
+
+    looks: tuple[Look, ...]
+    folders: dict[Path, int]
+
+
+async def survey(files: Files) -> Survey:
+    """Look at files. In a thread: a network folder may take its time."""
+    return await asyncio.to_thread(_survey, tuple(files()))
+
+
+def _survey(files: tuple[Path, ...]) -> Survey:
+    folders = [_folder(place) for file in files for place in (file, _resolved(file))]
+    return Survey(tuple(map(_look, files)), {folder: _inode(folder) for folder in folders})
+
+
+def _look(file: Path) -> Look:
+    try:
+        seen = file.stat()
+    except OSError:
+        return None
+    return seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns
+
+
+def _folder(file: Path) -> Path:
+    """The folder that a file is in; where it is missing, the nearest one above, because its coming is news too."""
+    return next((above for above in file.parents if above.is_dir()), Path(file.anchor))
+
+
+def _inode(folder: Path) -> int:
+    look = _look(folder)
+    return 0 if look is None else look[0]
+
+
+def _resolved(file: Path) -> Path:
+    try:
+        return file.resolve()
+    except (OSError, RuntimeError):  # a link that leads to itself
+        return file
+
+
+async def quiet(files: Files, hurry: asyncio.Event) -> None:
+    """Wait until nobody seems to be writing the files any more, or somebody is in a hurry."""
+    clock = asyncio.get_running_loop().time
+    patience = clock() + RESTLESS_SECONDS
+    before: Survey | None = None
+    while not hurry.is_set() and (now := await survey(files)) != before and clock() < patience:
+        before = now
+        with suppress(TimeoutError):
+            async with asyncio.timeout(QUIET_SECONDS):
+                await hurry.wait()
+
+
+class Watch:
+    """Watches files, and calls `on_change` when one of them changed. Which ones it watches may change as well.
+
+    The first call comes as soon as it watches: whether they changed since they were read, it cannot know.
+    """
+
+    def __init__(self, files: Files, on_change: Callable[[], None]) -> None:
+        self._files = files
+        self._on_change = on_change
+        self._has_complained = False
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        seen = await survey(self._files)
+        self._on_change()
+        while True:
+            try:
+                seen = await self._follow(seen)
+            except OSError as error:
+                # No watches left, say. A folder that has just gone ends here too; the next look finds another.
+                self._complain(error)
+                await asyncio.sleep(LOOK_SECONDS)
+                seen = await self._compare(seen)
+
+    async def _follow(self, seen: Survey) -> Survey:
+        """Follow the system's news of some folders until others are the ones to watch."""
+        folders = seen.folders
+        news = awatch(
+            *folders,
+            watch_filter=None,
+            step=round(STEP_SECONDS * 1000),
+            rust_timeout=round(LOOK_SECONDS * 1000),
+            yield_on_timeout=True,
+            recursive=False,
+            ignore_permission_denied=True,
+        )
+        try:
+            async for _ in news:
+                seen = await self._compare(seen)
+                if seen.folders != folders:
+                    break
+        finally:
+            await news.aclose()
+        return seen
+
+    async def _compare(self, seen: Survey) -> Survey:
+        now = await survey(self._files)
+        if now.looks != seen.looks:
+            self._on_change()
+        return now
+
+    def _complain(self, error: OSError) -> None:
+        if not self._has_complained:
+            self._has_complained = True
+            log.warning("files cannot be watched and are looked at instead", reason=str(error), every=LOOK_SECONDS)
+
 
 log = structlog.get_logger(__name__)
 
@@ -56,13 +189,13 @@ class Source:
 
     def ahead_of(self, file: Path) -> Path | None:
         """Return the file that a hub started now would read instead, because its place comes first."""
-        searched = places(self.path, self.environment, self.cwd, self.home)
+        searched = search_paths(self.path, self.environment, self.cwd, self.home)
         earlier = searched[: searched.index(file)] if file in searched else ()
         return next((place for place in earlier if os.path.isfile(place)), None)
 
     def files(self, configuration: Configuration) -> tuple[Path, ...]:
         """Every file whose coming, going or change may change the configuration."""
-        return (*places(self.path, self.environment, self.cwd, self.home), *configuration.files)
+        return (*search_paths(self.path, self.environment, self.cwd, self.home), *configuration.files)
 
 
 class Reloader:
@@ -120,12 +253,12 @@ class Reloader:
             except Exception:  # a defect met in one version of a file must not keep the next one from being read
                 log.exception("configuration not reloaded: a defect in the hub")
 
-    async def reload(self, *, reports_always: bool = False) -> Difference | None:
+    async def reload(self, *, reports_always: bool = False) -> ConfigDiff | None:
         """Read the files, do what differs and log it; None if they were refused."""
         try:
             read, ahead = await asyncio.to_thread(self._read)
             self._tell_ahead(ahead)
-            taken = applicable(self._running.configuration, read)
+            taken = keep_fixed_settings(self._running.configuration, read)
             self._on_change(taken)
         except ConfigError as error:
             _refuse([str(finding) for finding in error.findings])
@@ -183,14 +316,14 @@ def _refuse(findings: list[str]) -> None:
     log.error("configuration refused, the one before stays", findings="; ".join(findings))
 
 
-def _in_words(difference: Difference, callers: int, waiting: tuple[str, ...]) -> dict[str, object]:
+def _in_words(difference: ConfigDiff, callers: int, waiting: tuple[str, ...]) -> dict[str, object]:
     """Return what differs, without what does not."""
     told: dict[str, object] = {
         "added": [server.name for server in difference.added],
         "changed": [server.name for server in difference.changed],
         "removed": list(difference.removed),
         "settings": list(difference.settings),
-        "callers": callers if difference.are_callers_other else None,
+        "callers": callers if difference.callers_changed else None,
         "needs_a_restart": list(waiting),
     }
     return {word: names for word, names in told.items() if names not in ([], None)}

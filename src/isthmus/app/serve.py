@@ -5,65 +5,308 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sqlite3
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
 import structlog
 
-from isthmus.app.access import Access
 from isthmus.app.audit import AuditLog, close_audit, open_audit
-from isthmus.app.collector import spare_the_collector
 from isthmus.app.definitions import DefinitionPins
-from isthmus.app.descriptors import raise_limit
-from isthmus.app.extensions import verifiers_of
-from isthmus.app.grpc import Service, check_grpc, open_grpc
+from isthmus.app.extensions import opened_by_extension, verifiers_of
+from isthmus.app.gc_tuning import spare_the_collector
 from isthmus.app.hub import RunningHub
 from isthmus.app.identity import Identities
-from isthmus.app.journals import open_journal
 from isthmus.app.links import ME
-from isthmus.app.oauth import Tokens
 from isthmus.app.pushes import Pushes
 from isthmus.app.relay import Relay
 from isthmus.app.reload import Reloader, Source
+from isthmus.app.tokens import TokenService
+from isthmus.config.files import home_folder, resolve_path
+from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration, HubSettings
+from isthmus.config.tables import A2A, STORAGE
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.ports.journal import Probed
-from isthmus.core.tasks.record import Owner
+from isthmus.core.ports.journal import ClosableJournal, HealthReportingJournal
+from isthmus.core.tasks.record import TaskOwner
 from isthmus.core.tasks.retention import Retention
 from isthmus.frontends.a2a.cards import AgentCards
-from isthmus.frontends.a2a.desk import Desk
 from isthmus.frontends.a2a.http import A2aHttp
-from isthmus.frontends.a2a.pushing import Pushing
-from isthmus.frontends.http.auth import Authenticator, Fields
-from isthmus.frontends.http.bodies import joined, say
-from isthmus.frontends.http.failed_auth_limit import COMING_FROM
+from isthmus.frontends.a2a.push_notifications import PushNotifications
+from isthmus.frontends.a2a.service import A2aService
+from isthmus.frontends.http.auth import COMING_FROM, Authenticator, Fields
 from isthmus.frontends.http.health import PATHS as HEALTH_PATHS
 from isthmus.frontends.http.health import Health
-from isthmus.frontends.http.listener import DoorSettings, HttpListener
-from isthmus.frontends.http.request_cycle import PEER, IncomingRequest, Message, Receive, Send
-from isthmus.frontends.mcp.dialogue import VERSIONS
-from isthmus.frontends.mcp.http import McpHttp
-from isthmus.frontends.mcp.kept_states import REALM
+from isthmus.frontends.http.listener import HttpListener, HttpSettings
+from isthmus.frontends.http.origin import OriginGuard
+from isthmus.frontends.http.request_cycle import PEER, IncomingRequest, Message, Receive, Send, join_headers, respond
+from isthmus.frontends.mcp.http import NOT_FOUND, McpHttp
+from isthmus.frontends.mcp.hub_tasks import REALM
+from isthmus.frontends.mcp.methods import VERSIONS
 from isthmus.frontends.mcp.sse import PATHS as SSE_PATHS
 from isthmus.frontends.mcp.sse import McpSse
-from isthmus.frontends.mcp.visit import NOT_FOUND
 from isthmus.frontends.oauth.http import OauthHttp
 from isthmus.frontends.relay.http import RelayHttp
 from isthmus.frontends.rest.http import RestHttp, is_rest
-from isthmus.frontends.wellknown.cards import Cards
-from isthmus.frontends.wellknown.http import WellKnown
+from isthmus.frontends.wellknown.http import ServerCards, WellKnown
+from isthmus.identity.verifier import Verifier
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Surface
 from isthmus.model.names import ServerName
-from isthmus.storage.lists import ListFiles
+from isthmus.storage.journal_base import StateInUse, StateUnusable
+from isthmus.storage.memory import MemoryJournal
+from isthmus.storage.server_lists import ServerListFiles
+from isthmus.storage.sqlite import SqliteJournal
 from isthmus.telemetry import logs
 from isthmus.telemetry.loop_lag import LoopMonitor
 from isthmus.transport.egress import Egress
+
+GUESSED = "keys.guessed"
+"""What the audit log calls it when wrong keys come faster than they are answered; at most once a minute."""
+
+MAKE_A_KEY = "isthmus token create NAME --allow '*'"
+
+
+class SessionFace(Protocol):
+    """A way in that remembers callers between their requests."""
+
+    def retain(self, callers: Container[Caller]) -> None:
+        """End what it remembers of everybody else."""
+
+
+class Access:
+    """Who is known, the one gate of all faces, and those faces that remember who came through it."""
+
+    def __init__(self, configuration: Configuration, *, is_insecure: bool = False) -> None:
+        """Raises: ConfigError if the keys in the state folder cannot be read."""
+        self.identities = Identities(configuration, is_insecure=is_insecure)
+        self._configuration = configuration
+        self._is_insecure = is_insecure
+        self._auth: Authenticator | None = None
+        self._running: RunningHub | None = None
+        self._faces: Sequence[SessionFace] = ()
+        self._known: frozenset[Caller] = frozenset()
+
+    def open(self, verifiers: Sequence[Verifier] = ()) -> Authenticator:
+        """Decide who comes in, and say so. These prove who somebody is, too; where there are such, no hub is open.
+
+        Raises:
+            ConfigError: the hub would be open to a network unasked.
+            ValueError: a host or an origin is none.
+        """
+        self.identities.verifiers += verifiers
+        self.identities.knows_more = self.identities.knows_more or bool(verifiers)
+        self.identities.decide()
+        self._tell()
+        self._auth = Authenticator(_guard(self._configuration.hub), self.identities.identify)
+        self._auth.failed_auth_limit.per_minute = self._configuration.hub.limits.wrong_keys_per_minute
+        return self._auth
+
+    def follow(self, running: RunningHub, faces: Sequence[SessionFace]) -> None:
+        """Look after who is known from now on, and have these faces let go of who is not any more."""
+        self._running, self._faces = running, faces
+        self._known = self.identities.callers()
+        running.callers = self.identities
+        running.know_tenants(self._known)
+        if self._auth is not None:
+            self._auth.failed_auth_limit.on_told = lambda address, count: running.note(
+                GUESSED, address=address, refused=count
+            )
+        running.background.spawn("keys", self.identities.run(self.let_go))
+
+    def change(self, configuration: Configuration) -> None:
+        """Let in whom a new configuration names, and nobody else, from now on; log as it says.
+
+        Raises:
+            ConfigError: the hub would be open to a network, or no longer want keys.
+            ValueError: a host or an origin is none, or the log cannot be written.
+        """
+        take = self.identities.prepare(configuration)
+        guard = _guard(configuration.hub)
+        _log_as(self._configuration.hub, configuration.hub)
+        take()
+        self._configuration = configuration
+        if self._auth is not None:
+            self._auth.change(guard, self.identities.identify)
+            self._auth.failed_auth_limit.per_minute = configuration.hub.limits.wrong_keys_per_minute
+        self.let_go()
+
+    def let_go(self) -> None:
+        """End what those have open who are not known any more."""
+        for face in self._faces:
+            face.retain(self.identities)
+        if self._running is not None:
+            self._running.targets.change(self._running.configuration.targets, self.identities)
+            self._log_changes()
+            self._running.know_tenants(self._known)
+
+    def _log_changes(self) -> None:
+        """Log whose keys are good from now on, and whose no more."""
+        before, self._known = self._known, self.identities.callers()
+        gone, come = before - self._known, self._known - before
+        for told, callers in (("a key is good no more", gone), ("a key is good from now on", come)):
+            for caller in sorted(callers, key=lambda each: (each.tenant, each.name, each.key)):
+                log.info(told, caller=caller.name, tenant=caller.tenant, key=caller.key)
+
+    def _tell(self) -> None:
+        """Say so if the hub is open, which nobody should find out otherwise."""
+        hub, issuers = self._configuration.hub, self._configuration.issuers
+        if self.identities.wants_proof:
+            callers = {caller.name for caller in self.identities.callers()}
+            log.info("callers have to show who they are", keys_of=len(callers), issuers=len(issuers))
+            if self._is_insecure:
+                log.warning("--insecure has no effect: callers are configured, and everybody has to show a key")
+        elif hub.is_loopback and not hub.is_published:
+            told = "open: every program on this machine may call everything; to want keys, make one"
+            log.warning(told, run=MAKE_A_KEY)
+        else:
+            told = "INSECURE: everybody who can reach this address may call everything; to want keys, make one"
+            log.warning(told, host=hub.public_url if hub.is_published else hub.host, run=MAKE_A_KEY)
+
+
+def _guard(settings: HubSettings) -> OriginGuard:
+    return OriginGuard(
+        bind_host=settings.host,
+        public_url=settings.public_url,
+        allowed_hosts=settings.hosts,
+        allowed_origins=settings.origins,
+    )
+
+
+def _log_as(before: HubSettings, now: HubSettings) -> None:
+    if (before.log_level, before.log_format, before.log_file) != (now.log_level, now.log_format, now.log_file):
+        try:
+            logs.configure(now.log_level, now.log_format, now.log_file)
+        except OSError as error:
+            raise ValueError(f"log.file cannot be written: {now.log_file}: {error.strerror}") from error
+
+
+async def open_journal(configuration: Configuration) -> ClosableJournal:
+    """Where tasks are kept; in memory if the usual folder is another hub's, which is told.
+
+    Raises:
+        ConfigError: the database or the folder that was configured cannot be used.
+    """
+    if configuration.storage.is_foreign:
+        return await opened_by_extension(configuration)
+    if configuration.storage.url is not None:
+        return await _in_database(configuration)
+    return _in_folder(configuration.hub)
+
+
+async def _in_database(configuration: Configuration) -> ClosableJournal:
+    place = Place(configuration.file, STORAGE).at("url")
+    if find_spec("asyncpg") is None:
+        advice = "get it with: pip install 'isthmus[postgres]'"
+        raise ConfigError(place.finding("needs a library that is not installed", advice=advice))
+    from isthmus.storage.postgres import PostgresJournal  # noqa: PLC0415 - only who wants it has the library
+
+    try:
+        return await PostgresJournal.open(configuration.storage)
+    except (StateInUse, StateUnusable) as error:
+        raise ConfigError(place.finding(f"cannot be used: {error}")) from error
+
+
+def _in_folder(settings: HubSettings) -> ClosableJournal:
+    try:
+        return SqliteJournal(Path(settings.state))
+    except (StateInUse, OSError, sqlite3.Error) as error:
+        if settings.state != str(resolve_path(HubSettings().state, Path(), home_folder())):
+            raise ConfigError(Place(None, "hub.state").finding(f"cannot be used: {error}")) from error
+        log.warning("tasks will not outlast this hub", reason=str(error))
+        return MemoryJournal()
+
+
+NEEDED = ("grpc", "google.protobuf")
+
+
+class GrpcService(Protocol):
+    """A way in beside the door."""
+
+    async def drain(self, within: float) -> None:
+        """Take nothing new, and let what is under way come to its end."""
+
+    async def close(self) -> None:
+        """Cut what is left."""
+
+
+def check_grpc(configuration: Configuration, find: Callable[[str], object] = find_spec) -> None:
+    """Raises: ConfigError if gRPC is configured and cannot be spoken."""
+    if configuration.a2a.grpc_port is None or all(_is_there(name, find) for name in NEEDED):
+        return
+    said = "grpc_port needs a library that is not installed; get it with: pip install 'isthmus[grpc]'"
+    raise ConfigError(Place(configuration.file, A2A).mistake(ValueError(said)))
+
+
+def _is_there(name: str, find: Callable[[str], object]) -> bool:
+    try:
+        return find(name) is not None
+    except ModuleNotFoundError:  # of `google` itself
+        return False
+
+
+async def open_grpc(running: RunningHub, agent: A2aHttp, auth: Authenticator) -> GrpcService | None:
+    """Speak gRPC as well, and have the card say so; None where that is not configured.
+
+    Raises:
+        DoorError: the address cannot be listened on.
+    """
+    hub, port = running.configuration.hub, running.configuration.a2a.grpc_port
+    if port is None:
+        return None
+    from isthmus.frontends.a2a.grpc import A2aGrpc, GrpcSettings  # noqa: PLC0415 - only who wants it has the library
+
+    limits = hub.limits
+    settings = GrpcSettings(hub.host, port, limits.request_bytes, limits.lag_seconds, connections=limits.connections)
+    service = A2aGrpc(agent, auth, running.background, settings)
+    bound = await service.open()
+    service.bases = grpc_bases(hub.public_url, hub.host, bound)
+    agent.speak_grpc(grpc_address(hub.public_url, bound))
+    return service
+
+
+def grpc_bases(public_url: str | None, host: str, port: int) -> tuple[str, ...]:
+    """Where gRPC may be called, as clients would write it; its addresses have no scheme of their own."""
+    if public_url is not None:
+        return (f"https://{grpc_address(public_url, port)}", f"http://{grpc_address(public_url, port)}", public_url)
+    hosts = dict.fromkeys(("localhost", "127.0.0.1", "[::1]", f"[{host}]" if ":" in host else host))
+    return tuple(f"{scheme}://{each}:{port}" for each in hosts for scheme in ("http", "https"))
+
+
+def grpc_address(public_url: str | None, port: int) -> str:
+    """How the card names the port, as far as can be known here: at the host of the hub's own address."""
+    host = "localhost" if public_url is None else urlsplit(public_url).hostname or ""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+if sys.platform != "win32":
+    import resource
+
+
+def raise_limit(wanted: int) -> int:
+    """Lift the limit on open files to `wanted`, or as far as the system lets us; return what holds then.
+
+    It is never lowered. Where there is no such limit to be asked for, `wanted` is returned.
+    """
+    if sys.platform == "win32":
+        return wanted
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return wanted if soft == resource.RLIM_INFINITY else soft
+    goal = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (goal, hard))
+    except (OSError, ValueError):  # macOS has a lower limit of its own that it does not show here
+        return soft
+    return goal
+
 
 log = structlog.get_logger(__name__)
 
@@ -129,7 +372,7 @@ class Routes:
         """Serve one request."""
         COMING_FROM.set(scope["client"])
         path: str = scope["path"]
-        if scope["method"] == "OPTIONS" and (lines := self.preflight(joined(scope["headers"]))) is not None:
+        if scope["method"] == "OPTIONS" and (lines := self.preflight(join_headers(scope["headers"]))) is not None:
             scope["extensions"][PEER].answer(204, lines, b"")
             return
         if self._well_known is not None and self._well_known.is_at(path, scope["method"]):
@@ -149,7 +392,7 @@ class Routes:
         elif self._relay is not None and self._relay.is_at(path):
             await self._relay.serve(scope, receive, send)
         else:
-            say(scope["extensions"][PEER], 404, NOT_FOUND)
+            respond(scope["extensions"][PEER], 404, NOT_FOUND)
 
     def _surface(self, path: str) -> Surface | None:
         if path == "/mcp":
@@ -179,24 +422,24 @@ async def serve(
     check_grpc(configuration)
     settings = configuration.hub
     access = Access(configuration, is_insecure=is_insecure)
-    tokens = Tokens(configuration, access.identities)
+    tokens = TokenService(configuration, access.identities)
     auth = access.open(verifiers_of(configuration))
     signals = Signals()
     pins = DefinitionPins(configuration)
-    lists = ListFiles(Path(settings.state))
+    lists = ServerListFiles(Path(settings.state))
     journal = await open_journal(configuration)
     books = await open_audit(configuration, journal)
     audit = None if books is None else books.audit
     running = RunningHub(configuration, environment, journal, pins=pins, lists=lists, audit=audit)
     pushes = Pushes(running, access.identities)
     monitor = LoopMonitor()
-    grpc: Service | None = None
+    grpc: GrpcService | None = None
     try:
         if books is not None:
             books.attach(running, auth, access.identities, pins)
         await _recover(running, access.identities, books)
-        mcp = McpHttp(running.dialogue(), auth)
-        sse = McpSse(running.dialogue(), auth, running.background, running.surface, _path_of(settings.public_url))
+        mcp = McpHttp(running.mcp_methods(), auth)
+        sse = McpSse(running.mcp_methods(), auth, running.background, running.surface, _path_of(settings.public_url))
         ports: list[int] = []
         agent = _agent(running, access.identities, pushes.pushing, auth, lambda: _address(settings, ports))
         retention = Retention(running.tasks, journal, time.time, lambda: running.configuration.a2a.keep)
@@ -246,7 +489,7 @@ async def _recover(running: RunningHub, identities: Identities, books: AuditLog 
         log.warning("tasks were on their way when the hub ended last time; they have failed", tasks=len(lost))
 
 
-def _caller_of(identities: Identities, owner: Owner) -> Caller | None:
+def _caller_of(identities: Identities, owner: TaskOwner) -> Caller | None:
     """Who an owner of tasks is by now; None if nobody is known by this name any more."""
     found = identities.find(owner.tenant, owner.name)
     return None if found is None else found.on("mcp" if owner.realm == REALM else "a2a")
@@ -280,10 +523,14 @@ def _http_listener(
 
 
 def _agent(
-    running: RunningHub, identities: Identities, pushing: Pushing, auth: Authenticator, address: Callable[[], str]
+    running: RunningHub,
+    identities: Identities,
+    pushing: PushNotifications,
+    auth: Authenticator,
+    address: Callable[[], str],
 ) -> A2aHttp:
     settings = running.configuration.a2a
-    desk = Desk(running.hub, running.tasks, running.journal, settings, time.time, pushing, running.targets)
+    desk = A2aService(running.hub, running.tasks, running.journal, settings, time.time, pushing, running.targets)
     needs_key = lambda: identities.wants_proof  # noqa: E731
     gives_tokens = lambda: identities.wants_proof and bool(identities.callers())  # noqa: E731
     token_urls = lambda: [each.token_url for each in running.configuration.issuers if each.token_url]  # noqa: E731
@@ -301,7 +548,7 @@ def _well_known(running: RunningHub, identities: Identities, auth: Authenticator
     address = running.configuration.hub.public_url
     if address is None:
         return None
-    cards = Cards(ME, address, VERSIONS)
+    cards = ServerCards(ME, address, VERSIONS)
     needs_key = lambda: identities.wants_proof  # noqa: E731
     return WellKnown(running.hub, auth, cards, needs_key, lambda: running.configuration.a2a.name)
 
@@ -309,7 +556,7 @@ def _well_known(running: RunningHub, identities: Identities, auth: Authenticator
 def _by_path(running: RunningHub, sse: McpSse, auth: Authenticator) -> dict[str, Face]:
     """The faces that are known by whole paths."""
     journal = running.journal
-    health = Health(running.hub, auth, lambda: isinstance(journal, Probed) and journal.is_failing)
+    health = Health(running.hub, auth, lambda: isinstance(journal, HealthReportingJournal) and journal.is_failing)
     return {**dict.fromkeys(HEALTH_PATHS, health), **dict.fromkeys(SSE_PATHS, sse)}
 
 
@@ -321,7 +568,7 @@ def _path_of(public_url: str | None) -> str:
 def _change(
     running: RunningHub,
     access: Access,
-    tokens: Tokens,
+    tokens: TokenService,
     agent: A2aHttp,
     retention: Retention,
     relay: Relay | None,
@@ -339,9 +586,9 @@ def _change(
         take_tokens()
 
 
-def _door_settings(configuration: Configuration) -> DoorSettings:
+def _door_settings(configuration: Configuration) -> HttpSettings:
     limits = configuration.hub.limits
-    return DoorSettings(
+    return HttpSettings(
         host=configuration.hub.host,
         port=configuration.hub.port,
         max_body_bytes=limits.request_bytes,
@@ -354,7 +601,7 @@ def _door_settings(configuration: Configuration) -> DoorSettings:
 
 
 async def _until_told(
-    running: RunningHub, http_listener: HttpListener, grpc: Service | None, relay: Relay | None, signals: Signals
+    running: RunningHub, http_listener: HttpListener, grpc: GrpcService | None, relay: Relay | None, signals: Signals
 ) -> None:
     """Wait for a signal, then drain; a second signal ends the wait."""
     try:
@@ -374,7 +621,9 @@ async def _until_told(
         await http_listener.close()
 
 
-async def _drain(running: RunningHub, http_listener: HttpListener, grpc: Service | None, relay: Relay | None) -> None:
+async def _drain(
+    running: RunningHub, http_listener: HttpListener, grpc: GrpcService | None, relay: Relay | None
+) -> None:
     """Let requests come to their end, and tasks too, often answered long ago."""
     seconds = running.hub.limits.drain_seconds
     with suppress(TimeoutError):
@@ -393,7 +642,7 @@ async def _drain(running: RunningHub, http_listener: HttpListener, grpc: Service
                 await beside
 
 
-async def _close(running: RunningHub, signals: Signals, pushes: Pushes, grpc: Service | None) -> None:
+async def _close(running: RunningHub, signals: Signals, pushes: Pushes, grpc: GrpcService | None) -> None:
     """End all that works on tasks."""
     if grpc is not None:
         await grpc.close()

@@ -25,10 +25,10 @@ from isthmus.app.hub import PARENT, RunningHub
 from isthmus.app.reload import Reloader, Source
 from isthmus.config.settings import Configuration
 from isthmus.core.settings import Limits
-from isthmus.frontends.mcp.stdio import McpStdio
+from isthmus.frontends.mcp.duplex import McpStdio
 from isthmus.model.calls import Surface
-from isthmus.storage.lists import ListFiles
 from isthmus.storage.memory import MemoryJournal
+from isthmus.storage.server_lists import ServerListFiles
 
 log = structlog.get_logger(__name__)
 
@@ -68,7 +68,7 @@ async def run_stdio(
     books = await open_audit(configuration, journal, NAME)
     audit = None if books is None else books.audit
     # A hub whose only server is a running one shows what that shows.
-    lists = ListFiles(Path(configuration.hub.state)) if surface is None else None
+    lists = ServerListFiles(Path(configuration.hub.state)) if surface is None else None
     running = RunningHub(configuration, environment, journal, pins=pins, lists=lists, audit=audit)
     try:
         if books is not None:
@@ -96,10 +96,10 @@ class _Conversation:
         self._loop = asyncio.get_running_loop()
         self._stopped: asyncio.Future[str] = self._loop.create_future()
         self._outlet = Outlet(stdout, self._limits, self._stop)
-        dialogue = running.dialogue()
-        dialogue.face = NAME
+        mcp_methods = running.mcp_methods()
+        mcp_methods.face = NAME
         self._face = McpStdio(
-            dialogue, PARENT, surface, running.background, self._outlet.write, lambda: self._outlet.is_full
+            mcp_methods, PARENT, surface, running.background, self._outlet.write, lambda: self._outlet.is_full
         )
         self._inlet = Inlet(stdin, self._face.feed, self._outlet)
 

@@ -11,10 +11,10 @@ from urllib.parse import quote
 
 import msgspec
 
+from isthmus.credentials.client_assertion import assertion_of
 from isthmus.credentials.discovery import ServerMetadata
-from isthmus.credentials.fetching import Fetcher
-from isthmus.credentials.signing import assertion_of
-from isthmus.credentials.tokens import Client
+from isthmus.credentials.fetch import Fetcher
+from isthmus.credentials.tokens import OAuthClient
 from isthmus.model.credentials import OAuthSettings
 
 ASSERTION_TYPE = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
@@ -29,7 +29,7 @@ class NoClient(Exception):
     """The hub is nobody at this authorization server, and cannot become anybody; the message says what to do."""
 
 
-def proof_of(client: Client, settings: OAuthSettings, server: ServerMetadata) -> Proof:
+def proof_of(client: OAuthClient, settings: OAuthSettings, server: ServerMetadata) -> Proof:
     """What a request to the token endpoint says of who makes it."""
     method = _method(client, settings, server)
     if method == SIGNED:
@@ -43,7 +43,7 @@ def proof_of(client: Client, settings: OAuthSettings, server: ServerMetadata) ->
     return {**({"client_id": client.id} if client.id else {}), **secret}, {}
 
 
-def _method(client: Client, settings: OAuthSettings, server: ServerMetadata) -> str:
+def _method(client: OAuthClient, settings: OAuthSettings, server: ServerMetadata) -> str:
     if settings.private_key:
         return SIGNED
     if not client.secret:
@@ -58,16 +58,16 @@ def _method(client: Client, settings: OAuthSettings, server: ServerMetadata) -> 
 
 
 async def client_for(
-    fetcher: Fetcher, server: ServerMetadata, settings: OAuthSettings, known: Client | None, redirect: str
-) -> Client:
+    fetcher: Fetcher, server: ServerMetadata, settings: OAuthSettings, known: OAuthClient | None, redirect: str
+) -> OAuthClient:
     """Which client the hub is there: as configured, by a document, as registered before, or by registering now.
 
     `known` is what it was registered as at this very issuer. Raises `NoClient`, `UrlRefused` or `FetchFailed`.
     """
     if settings.client_id:
-        return Client(settings.client_id, settings.client_secret, redirect=redirect)
+        return OAuthClient(settings.client_id, settings.client_secret, redirect=redirect)
     if settings.client_metadata and server.client_id_metadata_document_supported:
-        return Client(settings.client_metadata, method=NONE, redirect=redirect)
+        return OAuthClient(settings.client_metadata, method=NONE, redirect=redirect)
     if known is not None:
         return known
     if not server.registration_endpoint:
@@ -81,7 +81,7 @@ class _Registered(msgspec.Struct):
     token_endpoint_auth_method: str | None = None
 
 
-async def _register(fetcher: Fetcher, server: ServerMetadata, redirect: str) -> Client:
+async def _register(fetcher: Fetcher, server: ServerMetadata, redirect: str) -> OAuthClient:
     known = server.token_endpoint_auth_methods_supported or [BASIC]
     method = next((way for way in (NONE, BASIC, POST) if way in known), NONE)
     grants = ["authorization_code", "refresh_token"]
@@ -102,4 +102,4 @@ async def _register(fetcher: Fetcher, server: ServerMetadata, redirect: str) -> 
         made = msgspec.json.decode(said.body, type=_Registered)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise NoClient("the authorization server's answer to who registers cannot be read") from None
-    return Client(made.client_id, made.client_secret or "", made.token_endpoint_auth_method or method, redirect)
+    return OAuthClient(made.client_id, made.client_secret or "", made.token_endpoint_auth_method or method, redirect)

@@ -14,7 +14,7 @@ import msgspec
 
 from isthmus.credentials.challenge import Challenge, read_challenge
 from isthmus.credentials.dpop import ALGORITHM
-from isthmus.credentials.fetching import Fetched, Fetcher, FetchFailed, UrlRefused
+from isthmus.credentials.fetch import Fetched, Fetcher, FetchFailed, UrlRefused
 from isthmus.model.credentials import OAuthSettings
 
 OK = 200
@@ -66,7 +66,7 @@ class ServerMetadata(msgspec.Struct, frozen=True):
         return ALGORITHM in self.dpop_signing_alg_values_supported
 
 
-class Place(msgspec.Struct, frozen=True):
+class ServerAddress(msgspec.Struct, frozen=True):
     """Where one logs in, what the token is to be for, and what a server wants it to allow."""
 
     server: ServerMetadata
@@ -76,7 +76,7 @@ class Place(msgspec.Struct, frozen=True):
     """Whether a token is to be bound to a key (RFC 9449)."""
 
 
-async def find_place(fetcher: Fetcher, url: str, settings: OAuthSettings) -> Place:
+async def find_place(fetcher: Fetcher, url: str, settings: OAuthSettings) -> ServerAddress:
     """Find out where one logs in at the server with this address.
 
     Raises:
@@ -88,24 +88,24 @@ async def find_place(fetcher: Fetcher, url: str, settings: OAuthSettings) -> Pla
         raise DiscoveryFailed(str(failed)) from failed
 
 
-async def _find(fetcher: Fetcher, url: str, settings: OAuthSettings) -> Place:
+async def _find(fetcher: Fetcher, url: str, settings: OAuthSettings) -> ServerAddress:
     resource = settings.resource or without_fragment(url)
     if settings.token_endpoint:
-        return Place(_configured(settings), resource, is_bound=settings.dpop == "always")
+        return ServerAddress(_configured(settings), resource, is_bound=settings.dpop == "always")
     if settings.issuer:
         server = await _server(fetcher, settings.issuer, settings)
         # Only the server itself knows whether it takes bound tokens, and it is asked where that matters.
         told = (await _challenge(fetcher, url))[0] if server.binds_tokens and settings.dpop == "auto" else Challenge()
-        return Place(server, resource, is_bound=_is_bound(settings, server, told, None))
+        return ServerAddress(server, resource, is_bound=_is_bound(settings, server, told, None))
     challenge, is_shut = await _challenge(fetcher, url)
     found = await _resource(fetcher, url, challenge)
     if found is None:
         server = await _server_beside(fetcher, url, settings, is_shut=is_shut)
-        return Place(server, resource, challenge.scope, _is_bound(settings, server, challenge, None))
+        return ServerAddress(server, resource, challenge.scope, _is_bound(settings, server, challenge, None))
     scope = challenge.scope or " ".join(word for word in found.scopes_supported if _is_word(word))
     server = await _server_of(fetcher, found, settings)
     named = resource if settings.resource else found.resource or resource
-    return Place(server, named, scope, _is_bound(settings, server, challenge, found))
+    return ServerAddress(server, named, scope, _is_bound(settings, server, challenge, found))
 
 
 def _is_bound(

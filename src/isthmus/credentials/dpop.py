@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from isthmus.credentials.signing import in_base64, signed_es256
+from isthmus.credentials.client_assertion import in_base64, signed_es256
 
 ALGORITHM = "ES256"
 """What proofs are signed with: every authorization server that knows DPoP knows it."""

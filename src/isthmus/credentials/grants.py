@@ -16,8 +16,8 @@ import msgspec
 from isthmus.credentials.clients import proof_of
 from isthmus.credentials.discovery import ServerMetadata
 from isthmus.credentials.dpop import SCHEME, USE_NONCE, Prover
-from isthmus.credentials.fetching import Fetched, Fetcher, FetchFailed
-from isthmus.credentials.tokens import TOKEN_LENGTH_MAX, Client, Token
+from isthmus.credentials.fetch import Fetched, Fetcher, FetchFailed
+from isthmus.credentials.tokens import TOKEN_LENGTH_MAX, OAuthClient, StoredToken
 from isthmus.model.credentials import OAuthSettings
 
 OK = 200
@@ -55,36 +55,36 @@ class GrantRefused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class TokenEndpoint:
     """A token endpoint, and who asks there for what."""
 
     fetcher: Fetcher
     server: ServerMetadata
-    client: Client
+    client: OAuthClient
     settings: OAuthSettings
     resource: str
     prover: Prover | None = None
     """Binds tokens to a key (RFC 9449); None has bearer tokens asked for."""
 
-    async def by_client(self, scope: str) -> Token:
+    async def by_client(self, scope: str) -> StoredToken:
         """A token of the hub's own. Raises `GrantRefused`, `FetchFailed` or `UrlRefused`, as all of these do."""
         return await self._token({"grant_type": "client_credentials", **_scope(scope), **self._audience()})
 
-    async def by_code(self, code: str, verifier: str) -> Token:
+    async def by_code(self, code: str, verifier: str) -> StoredToken:
         """A token for the code with which a browser came back."""
         form = {"grant_type": "authorization_code", "code": code, "redirect_uri": self.client.redirect}
         return await self._token({**form, "code_verifier": verifier})
 
-    async def by_device(self, code: str) -> Token:
+    async def by_device(self, code: str) -> StoredToken:
         """A token, if the person has agreed by now (RFC 8628)."""
         return await self._token({"grant_type": DEVICE, "device_code": code})
 
-    async def by_refresh(self, token: Token) -> Token:
+    async def by_refresh(self, token: StoredToken) -> StoredToken:
         """The next token; where no new refresh token is given, the present one stays."""
         got = await self._token({"grant_type": "refresh_token", "refresh_token": token.refresh})
         return msgspec.structs.replace(got, refresh=got.refresh or token.refresh, scope=got.scope or token.scope)
 
-    async def by_exchange(self, subject_token: str, scope: str) -> Token:
+    async def by_exchange(self, subject_token: str, scope: str) -> StoredToken:
         """A token for the server in the name of whoever was given `subject_token` (RFC 8693)."""
         form = {
             "grant_type": EXCHANGE,
@@ -94,7 +94,7 @@ class Endpoint:
         }
         return await self._token({**form, **_scope(scope), **self._audience()})
 
-    async def by_assertion(self, assertion: str, scope: str) -> Token:
+    async def by_assertion(self, assertion: str, scope: str) -> StoredToken:
         """A token for somebody else's signed word (RFC 7523): of a workload's platform, or an identity provider."""
         return await self._token({"grant_type": JWT_BEARER, "assertion": assertion, **_scope(scope)})
 
@@ -118,7 +118,7 @@ class Endpoint:
     def _audience(self) -> dict[str, str]:
         return {"audience": self.settings.audience} if self.settings.audience else {}
 
-    async def _token(self, form: Mapping[str, str]) -> Token:
+    async def _token(self, form: Mapping[str, str]) -> StoredToken:
         said, secret = await self._posted(form)
         if said.status != OK:
             raise _refusal(said, secret)
@@ -152,7 +152,7 @@ def _scope(scope: str) -> dict[str, str]:
     return {"scope": scope} if scope else {}
 
 
-class _Answer(msgspec.Struct):
+class _TokenResponse(msgspec.Struct):
     access_token: str
     token_type: str = "Bearer"  # noqa: S105 - the name of a kind
     expires_in: float | str | None = None
@@ -160,9 +160,9 @@ class _Answer(msgspec.Struct):
     scope: str | None = None
 
 
-def _read(said: Fetched, *, can_be_bound: bool = False) -> Token:
+def _read(said: Fetched, *, can_be_bound: bool = False) -> StoredToken:
     try:
-        answer = msgspec.json.decode(said.body, type=_Answer)
+        answer = msgspec.json.decode(said.body, type=_TokenResponse)
         seconds = _life(answer.expires_in)
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError):
         raise FetchFailed("the token endpoint's answer cannot be read") from None
@@ -175,7 +175,7 @@ def _read(said: Fetched, *, can_be_bound: bool = False) -> Token:
     now = time.time()
     until = None if seconds is None else now + seconds
     is_bound = kind == SCHEME
-    return Token(answer.access_token, until, now, answer.refresh_token or "", answer.scope or "", is_bound)
+    return StoredToken(answer.access_token, until, now, answer.refresh_token or "", answer.scope or "", is_bound)
 
 
 class _Grant(msgspec.Struct):
@@ -205,16 +205,16 @@ def _life(said: float | str | None) -> float | None:
     return min(seconds, LIFE_SECONDS_MAX) if seconds > 0 else None
 
 
-class _Error(msgspec.Struct):
+class _TokenError(msgspec.Struct):
     error: str = ""
     error_description: str = ""
 
 
-def _error(said: Fetched) -> _Error:
+def _error(said: Fetched) -> _TokenError:
     try:
-        return msgspec.json.decode(said.body, type=_Error)
+        return msgspec.json.decode(said.body, type=_TokenError)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return _Error()
+        return _TokenError()
 
 
 def _refusal(said: Fetched, secret: Sequence[str]) -> GrantRefused | FetchFailed:

@@ -20,12 +20,12 @@ import structlog
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports.credentials import RequestSigner
-from isthmus.credentials.discovery import DiscoveryFailed, Place, ServerMetadata, find_issuer, find_place
+from isthmus.credentials.discovery import DiscoveryFailed, ServerAddress, ServerMetadata, find_issuer, find_place
 from isthmus.credentials.dpop import ProofKey, Prover
-from isthmus.credentials.fetching import Fetcher, FetchFailed, UrlRefused
-from isthmus.credentials.grants import BEGINNING, Endpoint, GrantRefused, is_token
-from isthmus.credentials.subjects import SubjectTokens
-from isthmus.credentials.tokens import TOKEN_LENGTH_MAX, Client, Kept, Token
+from isthmus.credentials.fetch import Fetcher, FetchFailed, UrlRefused
+from isthmus.credentials.grants import BEGINNING, GrantRefused, TokenEndpoint, is_token
+from isthmus.credentials.subject_tokens import SubjectTokens
+from isthmus.credentials.tokens import TOKEN_LENGTH_MAX, OAuthClient, StoredLogin, StoredToken
 from isthmus.credentials.vault import Slot, Vault, VaultDamaged
 from isthmus.model.credentials import ANYONE, OAuthSettings, Subject
 from isthmus.model.names import ServerName
@@ -98,9 +98,9 @@ class Login:
         self._oauth = oauth
         self._settings = oauth or ANYONE
         self._subject = subject
-        self._token: Token | None = None
-        self._kept: Kept | None = None
-        self._place: Place | None = None
+        self._token: StoredToken | None = None
+        self._kept: StoredLogin | None = None
+        self._place: ServerAddress | None = None
         self._prover: Prover | None = None
         """Has the key that tokens are bound to; None where they are bearer tokens."""
         self._want = ""
@@ -231,11 +231,11 @@ class Login:
         self._take(kept)
         return True
 
-    def _read(self) -> Kept | None:
+    def _read(self) -> StoredLogin | None:
         try:
             content = self._logins.vault.get(self.slot)
             self._read_as = content or b""
-            kept = None if content is None else msgspec.json.decode(content, type=Kept)
+            kept = None if content is None else msgspec.json.decode(content, type=StoredLogin)
         except (OSError, VaultDamaged, msgspec.MsgspecError) as error:
             log.warning("a login cannot be read", server=self.slot.server, reason=str(error))
             return None
@@ -249,14 +249,14 @@ class Login:
             return None
         return kept
 
-    def _take(self, kept: Kept | None) -> None:
+    def _take(self, kept: StoredLogin | None) -> None:
         if self._kept is None or kept is None or kept.proof_key != self._kept.proof_key:
             self._prover = _prover_of(kept)  # else the nonces that it knows are still good
         self._kept = kept
         self._want = self._trouble = ""
         self._use(None if kept is None else kept.token)
 
-    def _use(self, token: Token | None) -> None:
+    def _use(self, token: StoredToken | None) -> None:
         before, self._token = self._token, token
         self._is_spent = False
         self._failures = 0
@@ -354,16 +354,16 @@ class Login:
         else:
             self._use(await endpoint.by_exchange(shown, self._settings.scope))
 
-    async def _by_id_jag(self, endpoint: Endpoint, identity_token: str, scope: str) -> Token:
+    async def _by_id_jag(self, endpoint: TokenEndpoint, identity_token: str, scope: str) -> StoredToken:
         """A token for what the company's identity provider gives for a person's identity token."""
         settings = self._settings
         if settings.idp_token_endpoint:
             provider = ServerMetadata(issuer=settings.idp_issuer, token_endpoint=settings.idp_token_endpoint)
         else:
             provider = await find_issuer(endpoint.fetcher, settings.idp_issuer)
-        client = Client(settings.idp_client_id, settings.idp_client_secret)
+        client = OAuthClient(settings.idp_client_id, settings.idp_client_secret)
         # Without the settings, of which key and secret are for the other authorization server.
-        idp = Endpoint(endpoint.fetcher, provider, client, ANYONE, endpoint.resource)
+        idp = TokenEndpoint(endpoint.fetcher, provider, client, ANYONE, endpoint.resource)
         audience = settings.audience or endpoint.server.issuer or endpoint.server.token_endpoint
         return await endpoint.by_assertion(await idp.id_jag(identity_token, audience, scope), scope)
 
@@ -389,20 +389,20 @@ class Login:
             return
         server = ServerMetadata(issuer=kept.issuer, token_endpoint=kept.token_endpoint)
         client = self._client(kept.client)
-        endpoint = Endpoint(self._fetcher(), server, client, self._settings, kept.resource, self._prover)
+        endpoint = TokenEndpoint(self._fetcher(), server, client, self._settings, kept.resource, self._prover)
         token = await endpoint.by_refresh(kept.token)
         if self._is_put(read_as, kept := msgspec.structs.replace(kept, token=token)):
             self._take(kept)
         elif self.look():  # somebody has logged in or out meanwhile, and that is what holds
             self._logins.tell(self.slot)
 
-    def _client(self, kept: Client) -> Client:
+    def _client(self, kept: OAuthClient) -> OAuthClient:
         """Who logged in; with its present secret, which the operator may have changed since then."""
         if kept.id != self._settings.client_id:
             return kept
         return msgspec.structs.replace(kept, secret=self._settings.client_secret)
 
-    def _is_put(self, before: bytes, kept: Kept) -> bool:
+    def _is_put(self, before: bytes, kept: StoredLogin) -> bool:
         """Write a renewed login down; False if it is not there any more that was renewed."""
         content = msgspec.json.encode(kept)
         self._seen = None  # whatever is there from now on is to be read once
@@ -414,16 +414,16 @@ class Login:
         self._read_as = content if is_put else self._read_as
         return is_put
 
-    async def _endpoint(self) -> Endpoint:
+    async def _endpoint(self) -> TokenEndpoint:
         fetcher = self._fetcher()
         if self._place is None:
             self._place = await find_place(fetcher, self._url, self._settings)
-        client = Client(self._settings.client_id, self._settings.client_secret)
+        client = OAuthClient(self._settings.client_id, self._settings.client_secret)
         if not self._place.is_bound:
             self._prover = None
         elif self._prover is None:
             self._prover = Prover(ProofKey.make(), self._logins.now)
-        return Endpoint(fetcher, self._place.server, client, self._settings, self._place.resource, self._prover)
+        return TokenEndpoint(fetcher, self._place.server, client, self._settings, self._place.resource, self._prover)
 
     def _scope(self) -> str:
         return "" if self._place is None else self._place.scope
@@ -431,7 +431,7 @@ class Login:
     def _fetcher(self) -> Fetcher:
         return self._logins.fetcher(self._url, self._settings, self.ca)
 
-    def _was_refused(self, refused: GrantRefused, before: Token | None) -> None:
+    def _was_refused(self, refused: GrantRefused, before: StoredToken | None) -> None:
         """It will be refused again: say what is missing, once, and wait until somebody does something about it."""
         self._seen = None
         if self.look() and self._is_good():
@@ -448,7 +448,7 @@ class Login:
         else:
             self._drop()
 
-    def _expire_with(self, token: Token) -> None:
+    def _expire_with(self, token: StoredToken) -> None:
         """What it was given before holds for a while yet."""
         assert token.expires_at is not None  # else it would not have been renewed
         self._call_in(max(0.0, token.expires_at - self._logins.now()), self._drop)
@@ -468,7 +468,7 @@ class Login:
             self._renew_in(min(RETRY_SECONDS * 2 ** min(self._failures, 8), RETRY_SECONDS_MAX))
 
 
-def _prover_of(kept: Kept | None) -> Prover | None:
+def _prover_of(kept: StoredLogin | None) -> Prover | None:
     """What proves the requests of a kept login. Raises `ValueError` if its key cannot be read."""
     return Prover(ProofKey.read(kept.proof_key)) if kept is not None and kept.proof_key else None
 
@@ -486,7 +486,7 @@ def _read_token(path: str) -> str:
         return ""
 
 
-def _life(token: Token) -> float:
+def _life(token: StoredToken) -> float:
     return math.inf if token.expires_at is None else max(0.0, token.expires_at - token.obtained_at)
 
 

@@ -14,14 +14,14 @@ from typing import TypeAlias
 import structlog
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.credentials.fetching import Fetcher
+from isthmus.credentials.fetch import Fetcher
 from isthmus.credentials.login import Login
-from isthmus.credentials.subjects import SubjectTokens
+from isthmus.credentials.subject_tokens import SubjectTokens
 from isthmus.credentials.vault import Slot, Vault
 from isthmus.model.callers import Caller
 from isthmus.model.credentials import OAuthSettings, ServerCredentials, Subject
 from isthmus.model.names import ServerName
-from isthmus.transport.egress import Egress, Origin, parse_url
+from isthmus.transport.egress import Egress, HttpOrigin, parse_url
 
 log = structlog.get_logger(__name__)
 
@@ -162,7 +162,21 @@ def fetcher_for(
     """
     own, _ = parse_url(url)
 
-    def is_named(origin: Origin) -> bool:
+    def is_named(origin: HttpOrigin) -> bool:
         return origin == own or settings.allows(origin.scheme, origin.host, origin.port)
 
     return Fetcher(egress, background, is_named, egress.trusting(ca) if ca else None)
+
+
+class StaticCredentials:
+    """Headers by server, as configured."""
+
+    generation = 0
+    signer = None
+
+    def __init__(self, headers: Mapping[ServerName, Mapping[str, str]]) -> None:
+        self._headers = headers
+
+    def headers_for(self, server: ServerName) -> Mapping[str, str]:
+        """The server's headers; none if it has none."""
+        return self._headers.get(server, {})

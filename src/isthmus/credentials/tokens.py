@@ -7,7 +7,7 @@ import msgspec
 TOKEN_LENGTH_MAX = 16 * 1024
 
 
-class Client(msgspec.Struct, frozen=True):
+class OAuthClient(msgspec.Struct, frozen=True):
     """What the hub is at an authorization server."""
 
     id: str
@@ -21,7 +21,7 @@ class Client(msgspec.Struct, frozen=True):
         return f"Client(id={self.id!r}, method={self.method!r})"
 
 
-class Token(msgspec.Struct, frozen=True):
+class StoredToken(msgspec.Struct, frozen=True):
     """What a server is shown, and what another one is had for."""
 
     access: str
@@ -41,11 +41,11 @@ class Token(msgspec.Struct, frozen=True):
         return self.expires_at is None or now + leeway < self.expires_at
 
 
-class Kept(msgspec.Struct, frozen=True):
+class StoredLogin(msgspec.Struct, frozen=True):
     """One login, as it is written down."""
 
-    token: Token
-    client: Client
+    token: StoredToken
+    client: OAuthClient
     issuer: str
     token_endpoint: str
     resource: str

@@ -7,6 +7,7 @@ if need be: files are written whole and put in place at once. No message quotes 
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hashlib
@@ -15,8 +16,8 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -27,8 +28,46 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from isthmus.credentials.turns import turn
 from isthmus.model.credentials import Subject
+
+if sys.platform != "win32":
+    import fcntl
+
+TURN_SECONDS = 20.0
+"""Who has its turn for longer stands still, and is not waited for."""
+
+PAUSE_SECONDS = 0.05
+
+
+@asynccontextmanager
+async def turn(file: Path) -> AsyncIterator[None]:
+    """Do something while no other process with this file does; without waiting where none can be had, or locked."""
+    try:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        yield
+        return
+    try:
+        await _wait_for(descriptor)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+async def _wait_for(descriptor: int) -> None:
+    if sys.platform == "win32":
+        return
+    until = time.monotonic() + TURN_SECONDS
+    while time.monotonic() < until:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            await asyncio.sleep(PAUSE_SECONDS)
+        except OSError:
+            return  # some network folders have no locks, and a login must be renewed there as well
+        else:
+            return
+
 
 if sys.platform != "win32":
     import fcntl

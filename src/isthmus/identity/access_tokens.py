@@ -42,7 +42,7 @@ HolderOf: TypeAlias = Callable[[bytes], Caller | Unprovable | None]
 
 
 class AccessTokens:
-    """Makes tokens under one secret, and reads those made under it; see `identity.verifying.Verifier`."""
+    """Makes tokens under one secret, and reads those made under it; see `identity.verifier.Verifier`."""
 
     def __init__(self, secret: Callable[[], bytes], holder_of: HolderOf, now: Callable[[], float]) -> None:
         """`secret` is asked for when the first token is made or shown, and not again."""

@@ -1,7 +1,7 @@
 """Callers who show a token of an issuer that the operator trusts: who they are, and why others are refused.
 
 One `Issuer` for each that is configured, and `Issuers` for all of them, which the hub asks for every request that shows
-such a token. Nothing here waits: keys are handed in by who fetches them (`app.issuers`), and asked for by a callback.
+such a token. Nothing here waits: keys are handed in by who fetches them (`app.tokens`), and asked for by a callback.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
-from isthmus.identity.jwt import Key, KeySet, Token, looks_signed, read_token
-from isthmus.identity.proofs import Asked, Proofs
+from isthmus.identity.dpop_proofs import Proofs, ProvenRequest
+from isthmus.identity.jwt import Key, KeySet, SignedToken, looks_signed, read_token
 from isthmus.identity.settings import IssuerSettings
 from isthmus.model.callers import Caller, Grants, Unprovable
 
@@ -143,7 +143,7 @@ class Issuer:
         found = self._known.get(digest)
         return 0.0 if found is None else found[1]
 
-    def look_at(self, token: Token, digest: bytes) -> Caller | Bound | Unproven:
+    def look_at(self, token: SignedToken, digest: bytes) -> Caller | Bound | Unproven:
         """Who showed a token that says it is from here, or why nobody did; of a bound one, who would by a proof."""
         if not self.has_keys:
             return Unproven(f"the keys of {self.settings.name} are not there: {self.trouble}", is_issuer_away=True)
@@ -242,7 +242,7 @@ UNPROVEN = Unproven("it is bound to a key: send it as Authorization: DPoP, with 
 
 
 class Issuers:
-    """All issuers of a hub; see `identity.verifying.Verifier`."""
+    """All issuers of a hub; see `identity.verifier.Verifier`."""
 
     def __init__(self, issuers: Sequence[Issuer], proofs: Proofs | None = None) -> None:
         """Without `proofs`, tokens that are bound to keys let nobody in."""
@@ -272,7 +272,7 @@ class Issuers:
         self._refused = {digest: refused}
         return Unprovable(refused.reason) if refused.is_issuer_away else None
 
-    def bound_caller_of(self, credential: bytes, asked: Asked, *, is_proved: bool) -> Caller | Unproven:
+    def bound_caller_of(self, credential: bytes, asked: ProvenRequest, *, is_proved: bool) -> Caller | Unproven:
         """Who showed a token that is bound to a key, with a proof of it; or why nobody did.
 
         `is_proved` is of a request whose proof was accepted before: it may be looked at twice, and is used up then.
@@ -309,7 +309,7 @@ class Issuers:
         return looked if isinstance(looked, Unproven) else None
 
     def knows(self, caller: Caller) -> bool:
-        """See `identity.verifying.Verifier`."""
+        """See `identity.verifier.Verifier`."""
         return any(issuer.knows(caller) for issuer in self._issuers.values())
 
     def _look_at(self, credential: bytes, digest: bytes) -> Caller | Bound | Unproven:

@@ -67,7 +67,7 @@ _read_claims = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class SignedToken:
     """What a token says; nothing of it is proven before `Key.has_signed` says so."""
 
     algorithm: str
@@ -88,7 +88,7 @@ def looks_signed(credential: bytes) -> bool:
     return credential.count(b".") == 2 and credential.startswith(b"ey")
 
 
-def read_token(credential: bytes) -> Token | str:
+def read_token(credential: bytes) -> SignedToken | str:
     """Take a token apart, or say why it is none."""
     parts = _parts_of(credential)
     return parts if isinstance(parts, str) else _token_of(credential, *parts, _KINDS)
@@ -106,14 +106,14 @@ def _parts_of(credential: bytes) -> tuple[bytes, bytes, bytes] | str:
         return "a part of it is not base64url"
 
 
-def _token_of(credential: bytes, head: bytes, body: bytes, signature: bytes, kinds: Sequence[str]) -> Token | str:
+def _token_of(credential: bytes, head: bytes, body: bytes, signature: bytes, kinds: Sequence[str]) -> SignedToken | str:
     header = _header_of(head, kinds)
     if isinstance(header, str):
         return header
     claims = _claims_of(body)
     if claims is None:
         return "its claims are not a JSON object that has no member twice"
-    return Token(header.alg, header.kid, claims, credential.rpartition(b".")[0], signature)
+    return SignedToken(header.alg, header.kid, claims, credential.rpartition(b".")[0], signature)
 
 
 def _header_of(text: bytes, kinds: Sequence[str]) -> _Header | str:
@@ -236,7 +236,7 @@ class Key:
     algorithm: Algorithm
     public: PublicKey
 
-    def has_signed(self, token: Token) -> bool:
+    def has_signed(self, token: SignedToken) -> bool:
         """Whether this key signed the token, with its own algorithm, whatever the token would like."""
         if token.algorithm != self.algorithm:
             return False
@@ -291,7 +291,7 @@ class KeySet:
         published = newer._keys
         return tuple(each for each in self._keys if each not in published)
 
-    def for_token(self, token: Token) -> tuple[Key, ...]:
+    def for_token(self, token: SignedToken) -> tuple[Key, ...]:
         """The keys that may have signed a token: those of its id, or where it names none, the only one there is."""
         if token.key_id is None:
             return self._keys if len(self._keys) == 1 else ()

@@ -1,7 +1,7 @@
 """What the sockets of one group take of the hub together: time in a turn of the loop, memory for what is unfinished.
 
 A group is whoever they belong to. Somebody who floods through sixty sockets slows a neighbour no more than through one,
-and what is cut when too much is unfinished is cut where most of it is. The door has one `Shares` for all it opens.
+and what is cut when too much is unfinished is cut where most of it is. The door has one `AgentBandwidth` for all it opens.
 """
 
 from __future__ import annotations
@@ -12,7 +12,39 @@ from collections.abc import Callable
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
-from isthmus.transport.turns import Turns
+AT_ONCE = 8
+"""What is done in one turn: to see off whoever has gone takes some tenths of a millisecond."""
+
+
+class LoopTurns:
+    """Does things in the order in which they come, the first few at once."""
+
+    def __init__(self) -> None:
+        self._left = AT_ONCE
+        self._is_counting = False
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def do(self, work: Callable[[], None]) -> None:
+        """Do it now, or in one of the next turns if enough was done in this one."""
+        if not self._is_counting:
+            self._is_counting = True
+            asyncio.get_running_loop().call_soon(self._begin)
+        if self._left and not self._waiting:
+            self._left -= 1
+            work()
+        else:
+            self._waiting.append(work)
+
+    def _begin(self) -> None:
+        """A turn begins."""
+        self._left = AT_ONCE
+        self._is_counting = bool(self._waiting)
+        if self._is_counting:
+            asyncio.get_running_loop().call_soon(self._begin)
+        while self._waiting and self._left:
+            self._left -= 1
+            self._waiting.popleft()()
+
 
 SLICE_SECONDS: Final = 0.0005
 """How long a group is worked for in one turn; whoever waits for their own turn hardly notices it."""
@@ -28,11 +60,11 @@ class Holder(Protocol):
         """Let go of it, and be over."""
 
 
-class Share:
+class AgentShare:
     """One group's."""
 
-    def __init__(self, shares: Shares) -> None:
-        """For `Shares.of`."""
+    def __init__(self, shares: AgentBandwidth) -> None:
+        """For `AgentBandwidth.of`."""
         self.turns = shares.turns
         self._shares = shares
         self._turn = 0
@@ -99,24 +131,24 @@ class Share:
             self.hold(holder, 0)
 
 
-class Shares:
+class AgentBandwidth:
     """Everybody's. A group that has no socket any more is forgotten."""
 
     def __init__(self, unfinished_bytes_max: int = UNFINISHED_BYTES_MAX) -> None:
-        self.turns = Turns()
+        self.turns = LoopTurns()
         """For what may come for everybody at once."""
         self.turn = 0
         """Which turn of the loop it is, as far as something is done in it."""
         self.is_counting = False
         self._unfinished_bytes_max = unfinished_bytes_max
         self._held_bytes = 0
-        self._groups: WeakValueDictionary[str | None, Share] = WeakValueDictionary()
+        self._groups: WeakValueDictionary[str | None, AgentShare] = WeakValueDictionary()
 
-    def of(self, group: str | None) -> Share:
+    def of(self, group: str | None) -> AgentShare:
         """A group's share; None is the group of whoever belongs to nobody."""
         share = self._groups.get(group)
         if share is None:
-            share = self._groups[group] = Share(self)
+            share = self._groups[group] = AgentShare(self)
         return share
 
     def count(self) -> None:
@@ -136,5 +168,5 @@ class Shares:
                 max(self._groups.values(), key=_held_bytes).give_up_largest()
 
 
-def _held_bytes(share: Share) -> int:
+def _held_bytes(share: AgentShare) -> int:
     return share.held_bytes

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
-from isthmus.transport.lookups import Found, Lookups, TooManyNames, look_up
+from isthmus.transport.dns import Found, Lookups, TooManyNames, look_up
 from isthmus.transport.tls import tls_settings
 
 P = TypeVar("P", bound=asyncio.Protocol)
@@ -94,14 +94,14 @@ class EgressRefused(Exception):
 class DialFailed(Exception):
     """`origin` could not be reached; nothing was sent."""
 
-    def __init__(self, origin: Origin, reason: str) -> None:
+    def __init__(self, origin: HttpOrigin, reason: str) -> None:
         super().__init__(f"{origin} cannot be reached: {reason}")
         self.origin = origin
         self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class HttpOrigin:
     """Whom one connects to: scheme, host (lower case, ASCII, no brackets) and port. Made by `parse_url`."""
 
     scheme: str
@@ -122,7 +122,7 @@ class Origin:
         return f"{self.scheme}://{self.authority}"
 
 
-def parse_url(url: str, schemes: tuple[str, str] = HTTP_SCHEMES) -> tuple[Origin, str]:
+def parse_url(url: str, schemes: tuple[str, str] = HTTP_SCHEMES) -> tuple[HttpOrigin, str]:
     """Split `url` into whom to dial and the request target (path and query, ASCII; a fragment is dropped).
 
     Raises:
@@ -144,7 +144,7 @@ def parse_url(url: str, schemes: tuple[str, str] = HTTP_SCHEMES) -> tuple[Origin
     if port == 0:
         raise ValueError(f"{shown} names port 0, which cannot be dialled")
     parse_host = _parse_ipv6 if "[" in parts.netloc else _parse_name
-    origin = Origin(parts.scheme, parse_host(parts.hostname or "", shown), port or PORTS[parts.scheme])
+    origin = HttpOrigin(parts.scheme, parse_host(parts.hostname or "", shown), port or PORTS[parts.scheme])
     query = f"?{parts.query}" if parts.query else ""
     return origin, quote((parts.path or "/") + query, safe=_TARGET_SAFE)
 
@@ -194,7 +194,7 @@ def _refusal_of_name(host: str) -> str | None:
     return None
 
 
-class Address(NamedTuple):
+class DialAddress(NamedTuple):
     """One resolved address, in the form in which it is both checked and dialled."""
 
     family: int
@@ -205,7 +205,7 @@ class Address(NamedTuple):
         return f"[{host}]:{port}" if self.family == socket.AF_INET6 else f"{host}:{port}"
 
 
-async def resolve(origin: Origin) -> list[Address]:
+async def resolve(origin: HttpOrigin) -> list[DialAddress]:
     """Ask the system for the addresses of `origin`.
 
     Raises:
@@ -213,10 +213,10 @@ async def resolve(origin: Origin) -> list[Address]:
     """
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
-    return [Address(family, sockaddr) for family, _, _, _, sockaddr in found]
+    return [DialAddress(family, sockaddr) for family, _, _, _, sockaddr in found]
 
 
-Resolver = Callable[[Origin], Awaitable[Sequence[Address]]]
+Resolver = Callable[[HttpOrigin], Awaitable[Sequence[DialAddress]]]
 
 
 class _NamedResolver:
@@ -225,10 +225,10 @@ class _NamedResolver:
     def __init__(self) -> None:
         self._lookups = Lookups()
 
-    async def __call__(self, origin: Origin) -> list[Address]:
+    async def __call__(self, origin: HttpOrigin) -> list[DialAddress]:
         """As `resolve`; an address in digits waits for no place."""
         look = self._look_at_once if _is_numeric(origin.host) else self._lookups.find
-        return [Address(family, sockaddr) for family, _, _, _, sockaddr in await look(origin.host, origin.port)]
+        return [DialAddress(family, sockaddr) for family, _, _, _, sockaddr in await look(origin.host, origin.port)]
 
     async def _look_at_once(self, host: str, port: int) -> Found:
         return look_up(host, port)
@@ -261,7 +261,7 @@ class Egress:
         return other
 
     async def dial(
-        self, origin: Origin, protocol_factory: Callable[[], P], *, is_configured: bool, within: float
+        self, origin: HttpOrigin, protocol_factory: Callable[[], P], *, is_configured: bool, within: float
     ) -> tuple[asyncio.Transport, P]:
         """Connect to `origin`, trying its permitted addresses in turn, in `within` seconds altogether.
 
@@ -280,7 +280,7 @@ class Egress:
             addresses = permitted(origin, addresses)
         return await self._connect_any(origin, addresses, protocol_factory, deadline)
 
-    async def refusal(self, origin: Origin, *, within: float) -> str | None:
+    async def refusal(self, origin: HttpOrigin, *, within: float) -> str | None:
         """Why a caller's `origin` may not be dialled, as far as can be told now; None if nothing speaks against it.
 
         A name without an address may have one later. Whatever is told here, `dial` looks for itself.
@@ -295,7 +295,7 @@ class Egress:
             return None
         return None
 
-    async def _resolve(self, resolver: Resolver, origin: Origin, within: float) -> Sequence[Address]:
+    async def _resolve(self, resolver: Resolver, origin: HttpOrigin, within: float) -> Sequence[DialAddress]:
         try:
             async with asyncio.timeout(within):
                 return await resolver(origin)
@@ -307,7 +307,7 @@ class Egress:
             raise DialFailed(origin, f"no address for host {origin.host}") from error
 
     async def _connect_any(
-        self, origin: Origin, addresses: Sequence[Address], factory: Callable[[], P], deadline: float
+        self, origin: HttpOrigin, addresses: Sequence[DialAddress], factory: Callable[[], P], deadline: float
     ) -> tuple[asyncio.Transport, P]:
         reasons: list[str] = []
         for index, address in enumerate(addresses):
@@ -324,7 +324,9 @@ class Egress:
                 reasons.append(_in_words(error, address))
         raise DialFailed(origin, "; ".join(reasons) or f"no address for host {origin.host}")
 
-    async def _connect(self, origin: Origin, address: Address, factory: Callable[[], P]) -> tuple[asyncio.Transport, P]:
+    async def _connect(
+        self, origin: HttpOrigin, address: DialAddress, factory: Callable[[], P]
+    ) -> tuple[asyncio.Transport, P]:
         loop = asyncio.get_running_loop()
         sock = socket.socket(address.family, socket.SOCK_STREAM)
         try:
@@ -352,12 +354,12 @@ class Guarded(Egress):
         self._egress = egress
 
     async def dial(
-        self, origin: Origin, protocol_factory: Callable[[], P], *, is_configured: bool, within: float
+        self, origin: HttpOrigin, protocol_factory: Callable[[], P], *, is_configured: bool, within: float
     ) -> tuple[asyncio.Transport, P]:
         """Connect as `Egress.dial` does, whatever whoever dials takes the address for."""
         return await self._egress.dial(origin, protocol_factory, is_configured=False, within=within)
 
-    async def refusal(self, origin: Origin, *, within: float) -> str | None:
+    async def refusal(self, origin: HttpOrigin, *, within: float) -> str | None:
         """See `Egress.refusal`."""
         return await self._egress.refusal(origin, within=within)
 
@@ -366,7 +368,7 @@ class Guarded(Egress):
         return Guarded(self._egress.trusting(authority))
 
 
-def permitted(origin: Origin, addresses: Sequence[Address]) -> list[Address]:
+def permitted(origin: HttpOrigin, addresses: Sequence[DialAddress]) -> list[DialAddress]:
     """Leave only the addresses of `origin` that may be dialled on a caller's behalf.
 
     Raises:
@@ -379,7 +381,7 @@ def permitted(origin: Origin, addresses: Sequence[Address]) -> list[Address]:
     return public
 
 
-def _in_words(error: OSError, address: Address) -> str:
+def _in_words(error: OSError, address: DialAddress) -> str:
     match error:
         case ssl.SSLCertVerificationError():
             return f"TLS: certificate verify failed: {error.verify_message}"

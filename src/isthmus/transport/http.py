@@ -1,7 +1,7 @@
 """A small keep-alive HTTP/1.1 client for one origin: requests in, callbacks out, no task per request.
 
 A request is one write on an idle connection, or an entry in a queue until a connection is dialled or freed.
-Its reply is handed to a `Sink` as it arrives. The client never sends a request twice, follows no redirect,
+Its reply is handed to a `ResponseSink` as it arrives. The client never sends a request twice, follows no redirect,
 keeps no cookie and decodes no content; what it promises is to know whether a lost request may have left.
 
 It does not know what it carries, and does not bound its queue, sizes or time: the sender does, and calls
@@ -19,11 +19,11 @@ from typing import Final, cast
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports.credentials import RequestSigner
-from isthmus.transport.egress import DialFailed, Egress, EgressRefused, Origin
-from isthmus.transport.http_connection import Connection, Lost, Sink, Ticket
+from isthmus.transport.egress import DialFailed, Egress, EgressRefused, HttpOrigin
+from isthmus.transport.http_connection import ClientConnection, ConnectionLost, ResponseSink, Ticket
 from isthmus.transport.write_batching import WriteBatch
 
-__all__ = ["HttpClient", "Lost", "Sink", "Ticket", "client_for", "header_lines", "request_head"]
+__all__ = ["ConnectionLost", "HttpClient", "ResponseSink", "Ticket", "client_for", "header_lines", "request_head"]
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _FIELD_VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
@@ -31,7 +31,7 @@ _AUTHORIZATION: Final = re.compile(rb"\r\nauthorization: ([^\r]*)\r\n", re.IGNOR
 _TARGET: Final = re.compile(r"[\x21-\x7e]+")
 
 
-def request_head(method: str, target: str, origin: Origin, headers: Mapping[str, str]) -> bytes:
+def request_head(method: str, target: str, origin: HttpOrigin, headers: Mapping[str, str]) -> bytes:
     """Prepare what the requests of one kind have in common; more lines may be appended before it is sent.
 
     Raises:
@@ -70,7 +70,7 @@ class HttpClient:
 
     def __init__(
         self,
-        origin: Origin,
+        origin: HttpOrigin,
         egress: Egress,
         background: BackgroundTasks,
         *,
@@ -92,14 +92,14 @@ class HttpClient:
         self._connect_seconds = connect_seconds
         self._loop = asyncio.get_running_loop()
         self.cork = WriteBatch()
-        self._open: set[Connection] = set()
-        self._idle: list[Connection] = []  # the longest idle first
+        self._open: set[ClientConnection] = set()
+        self._idle: list[ClientConnection] = []  # the longest idle first
         self._waiting: dict[Ticket, None] = {}  # in order of arrival; a dict, because any of them may leave
         self._dials: set[asyncio.Task[None]] = set()
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._is_closed = False
 
-    def send(self, head: bytes, body: bytes | None, sink: Sink) -> Ticket:
+    def send(self, head: bytes, body: bytes | None, sink: ResponseSink) -> Ticket:
         """Send a request as soon as a connection is free, oldest first; without one idle, one is dialled.
 
         `head` is a `request_head` with any further `header_lines`; the length and the blank line are added
@@ -133,7 +133,7 @@ class HttpClient:
         for ticket in waiting:
             ticket.lose(reason)
 
-    def _take_idle(self) -> Connection | None:
+    def _take_idle(self) -> ClientConnection | None:
         # The newest first: the others may then grow old and go.
         while self._idle:
             connection = self._idle.pop()
@@ -160,7 +160,7 @@ class HttpClient:
         """Let a request that still waits go."""
         self._waiting.pop(ticket, None)
 
-    def freed(self, connection: Connection) -> None:
+    def freed(self, connection: ClientConnection) -> None:
         """Give a free connection to the oldest request that waits, or keep it for the next."""
         if self._waiting:
             connection.carry(self._next_waiting())
@@ -171,7 +171,7 @@ class HttpClient:
             self._idle.append(connection)
             self._sweep_later()
 
-    def removed(self, connection: Connection) -> None:
+    def removed(self, connection: ClientConnection) -> None:
         """Hear that a connection is gone, possibly not for the first time; its place may be needed."""
         self._open.discard(connection)
         with suppress(ValueError):
@@ -190,7 +190,7 @@ class HttpClient:
         try:
             _, connection = await self._egress.dial(
                 self.origin,
-                lambda: Connection(self, is_secure=self.origin.is_secure),
+                lambda: ClientConnection(self, is_secure=self.origin.is_secure),
                 is_configured=self._is_configured,
                 within=self._connect_seconds,
             )
@@ -237,7 +237,7 @@ REFUSAL_BYTES_MAX: Final = 64 * 1024
 
 def client_for(
     signer: RequestSigner | None,
-    origin: Origin,
+    origin: HttpOrigin,
     egress: Egress,
     background: BackgroundTasks,
     *,
@@ -259,7 +259,7 @@ class SigningClient(HttpClient):
     def __init__(
         self,
         signer: RequestSigner,
-        origin: Origin,
+        origin: HttpOrigin,
         egress: Egress,
         background: BackgroundTasks,
         *,
@@ -279,11 +279,11 @@ class SigningClient(HttpClient):
         )
         self.signer = signer
 
-    def send(self, head: bytes, body: bytes | None, sink: Sink) -> Ticket:
+    def send(self, head: bytes, body: bytes | None, sink: ResponseSink) -> Ticket:
         """See `HttpClient`."""
         return _SignedTicket(self, head, body, sink)
 
-    def send_signed(self, head: bytes, body: bytes | None, sink: Sink) -> Ticket:
+    def send_signed(self, head: bytes, body: bytes | None, sink: ResponseSink) -> Ticket:
         """Send a request with a new proof, if the token in it needs one."""
         shown = _AUTHORIZATION.search(head)
         authorization = shown[1].decode("latin-1") if shown else ""
@@ -301,7 +301,7 @@ class _SignedTicket(Ticket):
 
     __slots__ = ("_body", "_client", "_head", "_inner", "_is_refused", "_is_second", "_refusal_bytes")
 
-    def __init__(self, client: SigningClient, head: bytes, body: bytes | None, sink: Sink) -> None:
+    def __init__(self, client: SigningClient, head: bytes, body: bytes | None, sink: ResponseSink) -> None:
         super().__init__(client, b"", sink)
         self._client = client
         self._head = head
@@ -328,7 +328,7 @@ class _SignedTicket(Ticket):
         self._inner.abort()
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
-        """See `Sink`."""
+        """See `ResponseSink`."""
         wants_nonce = self._client.signer.wants_nonce(self._client.url_of(self._head), status, headers)
         if wants_nonce and not self._is_second:
             self._is_refused = True
@@ -336,7 +336,7 @@ class _SignedTicket(Ticket):
             self._sink.on_head(status, headers)
 
     def on_body(self, chunk: bytes) -> None:
-        """See `Sink`."""
+        """See `ResponseSink`."""
         if not self._is_refused:
             if self._sink is not None:
                 self._sink.on_body(chunk)
@@ -347,14 +347,14 @@ class _SignedTicket(Ticket):
             self._send_again()
 
     def on_end(self) -> None:
-        """See `Sink`."""
+        """See `ResponseSink`."""
         if self._is_refused:
             self._send_again()
         else:
             super().end()
 
-    def on_lost(self, lost: Lost) -> None:
-        """See `Sink`."""
+    def on_lost(self, lost: ConnectionLost) -> None:
+        """See `ResponseSink`."""
         if self._is_refused:
             self._send_again()
         elif (sink := self._sink) is not None:

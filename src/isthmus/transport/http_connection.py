@@ -30,14 +30,14 @@ _KEEP_ALIVE_TIMEOUT: Final = re.compile(r"timeout\s*=\s*(\d{1,9})", re.IGNORECAS
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class ConnectionLost:
     """Why a request has no complete reply; `may_have_left` is False only if its last byte provably stayed."""
 
     reason: str
     may_have_left: bool
 
 
-class Sink(Protocol):
+class ResponseSink(Protocol):
     """Who receives one reply. It ends with either `on_end` or `on_lost`, once; nothing comes after."""
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
@@ -49,11 +49,11 @@ class Sink(Protocol):
     def on_end(self) -> None:
         """The reply is complete."""
 
-    def on_lost(self, lost: Lost) -> None:
+    def on_lost(self, lost: ConnectionLost) -> None:
         """There will be no complete reply, whatever was heard so far."""
 
 
-class Pool(Protocol):
+class ConnectionPool(Protocol):
     """Whom a connection and a ticket belong to."""
 
     idle_seconds: float
@@ -62,10 +62,10 @@ class Pool(Protocol):
     def forget(self, ticket: Ticket) -> None:
         """A request that still waits was given up."""
 
-    def freed(self, connection: Connection) -> None:
+    def freed(self, connection: ClientConnection) -> None:
         """A connection may carry the next request."""
 
-    def removed(self, connection: Connection) -> None:
+    def removed(self, connection: ClientConnection) -> None:
         """A connection is gone; said once or more."""
 
 
@@ -74,11 +74,11 @@ class Ticket:
 
     __slots__ = ("_connection", "_data", "_may_have_left", "_pool", "_sink")
 
-    def __init__(self, pool: Pool, data: bytes, sink: Sink) -> None:
+    def __init__(self, pool: ConnectionPool, data: bytes, sink: ResponseSink) -> None:
         self._pool = pool
         self._data = data
-        self._sink: Sink | None = sink
-        self._connection: Connection | None = None
+        self._sink: ResponseSink | None = sink
+        self._connection: ClientConnection | None = None
         self._may_have_left = False
 
     @property
@@ -105,7 +105,7 @@ class Ticket:
 
     # For its connection and its client.
 
-    def board(self, connection: Connection) -> tuple[bytes, Sink | None]:
+    def board(self, connection: ClientConnection) -> tuple[bytes, ResponseSink | None]:
         """Hand over what is to be written and who is to hear of it."""
         data, self._data = self._data, b""
         self._connection = connection
@@ -126,24 +126,24 @@ class Ticket:
         """Tell the sink that there is no complete reply."""
         sink, self._sink = self._sink, None
         if sink is not None:
-            sink.on_lost(Lost(reason, self._may_have_left))
+            sink.on_lost(ConnectionLost(reason, self._may_have_left))
 
 
-class Connection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """One connection: carries one request at a time and turns what comes back into its sink's callbacks.
 
     `_ticket` is the request it carries, `_sink` who still wants to hear of it. Callbacks of the parser look
     only at `_sink`, so that one of them may end the request while the parser goes on with its bytes.
     """
 
-    def __init__(self, pool: Pool, *, is_secure: bool) -> None:
+    def __init__(self, pool: ConnectionPool, *, is_secure: bool) -> None:
         self._pool = pool
         self._transport: asyncio.Transport
         self._portions: ReadQuota
         self._parser = httptools.HttpResponseParser(self)
         self._is_secure = is_secure
         self._ticket: Ticket | None = None
-        self._sink: Sink | None = None
+        self._sink: ResponseSink | None = None
         self._unsent = b""
         self._headers: dict[str, str] = {}
         self._header_bytes = 0

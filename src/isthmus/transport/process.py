@@ -1,8 +1,8 @@
 """A child process as a channel: bytes to its stdin, bytes from its stdout, the last of its stderr.
 
 The child leads a session and process group of its own, sees exactly the environment it is given and no
-descriptor but the three pipes, and is held to the limits that it is given (`transport.bounds`). When it goes, or
-stops talking, its group goes with it, and what it started and let go (`transport.descendants`): no orphan, no zombie.
+descriptor but the three pipes, and is held to the limits that it is given (`transport.process_limits`). When it goes, or
+stops talking, its group goes with it, and what it started and let go (`transport.process_tree`): no orphan, no zombie.
 
 It does not frame or restart, nor bound what is buffered for a child that does not read (`buffered_bytes`
 tells): the stdio upstream, which calls it, does.
@@ -24,8 +24,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from isthmus.transport.bounds import ProcessLimits, Unbounded, bound
-from isthmus.transport.descendants import end_family, marking, reap, settle_mark
+from isthmus.transport.process_limits import ProcessLimits, Unbounded, bound
+from isthmus.transport.process_tree import end_family, marking, reap, settle_mark
 from isthmus.transport.read_quota import ReadQuota
 
 STDERR_BYTES: Final = 64 * 1024

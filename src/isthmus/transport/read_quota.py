@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from time import perf_counter
 
-from isthmus.transport.agent_bandwidth import SLICE_SECONDS, Share
+from isthmus.transport.agent_bandwidth import SLICE_SECONDS, AgentShare
 
 PORTION_BYTES = 16 * 1024
 """What is worked on at once: a large answer takes a few more turns, a flood of tiny messages some milliseconds."""
@@ -92,7 +92,7 @@ class SharedReadQuota(ReadQuota):
     __slots__ = ("_share",)
 
     def __init__(
-        self, take: Callable[[bytes], None], share: Share, *, pause: Callable[[], None], resume: Callable[[], None]
+        self, take: Callable[[bytes], None], share: AgentShare, *, pause: Callable[[], None], resume: Callable[[], None]
     ) -> None:
         super().__init__(take, pause=pause, resume=resume)
         self._share = share

@@ -1,7 +1,7 @@
 """An open WebSocket, whichever side opened it: whole messages in, frames out, an account of what left.
 
 The protocol is `websockets`' own, without its I/O; here are the bounds and the clock. `transport.websocket` dials one,
-`transport.accepted` takes one that a client opened; both names are imported from `transport.websocket`.
+`transport.accepted_socket` takes one that a client opened; both names are imported from `transport.websocket`.
 """
 
 from __future__ import annotations

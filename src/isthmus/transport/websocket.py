@@ -1,4 +1,4 @@
-"""WebSockets as channels: the one that the hub dials is here, the one that a client opened in `transport.accepted`.
+"""WebSockets as channels: the one that the hub dials is here, the one that a client opened in `transport.accepted_socket`.
 
 They do not know what they carry. A dialled one never dials again. `upstream.websocket` calls it.
 """
@@ -17,8 +17,8 @@ from websockets.protocol import OPEN, Event
 from websockets.typing import Subprotocol
 from websockets.uri import WebSocketURI
 
-from isthmus.transport.accepted import AcceptedSocket
-from isthmus.transport.egress import Egress, Origin
+from isthmus.transport.accepted_socket import AcceptedSocket
+from isthmus.transport.egress import Egress, HttpOrigin
 from isthmus.transport.http import header_lines
 from isthmus.transport.socket_channel import PING_SECONDS, SILENT, Hearer, SocketChannel
 
@@ -26,10 +26,10 @@ __all__ = [
     "PING_SECONDS",
     "AcceptedSocket",
     "DialledSocket",
-    "Endpoint",
     "HandshakeFailed",
     "Hearer",
     "SocketChannel",
+    "WebSocketAddress",
 ]
 
 
@@ -46,10 +46,10 @@ class HandshakeFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class WebSocketAddress:
     """Where a WebSocket is opened and how: `headers` may be secret, messages in have at most `limit_bytes`."""
 
-    origin: Origin
+    origin: HttpOrigin
     target: str
     subprotocols: tuple[str, ...]
     """Those that are offered, the best first."""
@@ -65,7 +65,7 @@ class DialledSocket(SocketChannel):
 
     is_masking = True
 
-    def __init__(self, endpoint: Endpoint, hearer: Hearer) -> None:
+    def __init__(self, endpoint: WebSocketAddress, hearer: Hearer) -> None:
         """For `connect`."""
         origin = endpoint.origin
         self._client = ClientProtocol(
@@ -82,7 +82,7 @@ class DialledSocket(SocketChannel):
 
     @classmethod
     async def connect(
-        cls, egress: Egress, endpoint: Endpoint, hearer: Hearer, *, is_configured: bool, within: float
+        cls, egress: Egress, endpoint: WebSocketAddress, hearer: Hearer, *, is_configured: bool, within: float
     ) -> DialledSocket:
         """Dial and shake hands, `within` seconds each; a server that does not choose a subprotocol is accepted.
 

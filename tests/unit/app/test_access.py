@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import structlog
 
-from isthmus.app.access import Access
 from isthmus.app.hub import LOCAL, RunningHub
 from isthmus.app.identity import ANYONE
+from isthmus.app.serve import Access
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.settings import Limits

@@ -12,24 +12,23 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.app.access import Access
 from isthmus.app.audit import AuditLog, close_audit, open_audit, states_of
 from isthmus.app.definitions import DefinitionPins
 from isthmus.app.hub import RunningHub
-from isthmus.app.journals import open_journal
+from isthmus.app.serve import Access, open_journal
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.audit.chain import CUT, Point, follow
 from isthmus.core.audit.facts import STARTED, STOPPED, UNCLEAN, UNSIGNED
-from isthmus.identity.store import mint
+from isthmus.identity.minted_keys import mint
 from isthmus.model.callers import Grants
 from isthmus.model.credentials import Subject
 from isthmus.model.names import ServerName
-from isthmus.storage import log_sqlite
+from isthmus.storage import audit_sqlite
+from isthmus.storage.audit_signatures import AuditSigner
 from isthmus.storage.memory import MemoryJournal
-from isthmus.storage.seals import Seals
 from isthmus.storage.sqlite import FILE
-from isthmus.telemetry.settings import AuditMode
+from isthmus.telemetry.audit import AuditMode
 
 
 def configured(state: Path, audit: AuditMode = "batched") -> Configuration:
@@ -54,7 +53,7 @@ async def opened(state: Path, audit: AuditMode = "batched", *, ends_well: bool =
 
 
 async def told(state: Path) -> list[dict[str, Any]]:
-    async with log_sqlite.reading(state / FILE) as log:
+    async with audit_sqlite.open_reader(state / FILE) as log:
         return [msgspec.json.decode(row.content) async for row in log.rows()]
 
 
@@ -81,7 +80,7 @@ async def test_a_hub_that_was_killed_before_its_first_checkpoint_has_left_no_log
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as killed:
-        killed.setattr(Seals, "checkpoint", lambda *_: None)
+        killed.setattr(AuditSigner, "checkpoint", lambda *_: None)
         async with opened(tmp_path, ends_well=False):
             pass
     async with opened(tmp_path):

@@ -13,25 +13,24 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.app import audit_ends
-from isthmus.app.audit import AuditLog, close_audit, open_audit
-from isthmus.app.audit_seats import prune_idle_seats
+from isthmus.app import audit
+from isthmus.app.audit import AuditLog, close_audit, open_audit, prune_idle_seats
 from isthmus.app.hub import RunningHub
 from isthmus.core.audit.chain import CUT, Verification
 from isthmus.core.audit.facts import STARTED, STOPPED, UNCLEAN
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.settings import HARD_SECONDS, Limits
-from isthmus.core.tasks.engine import Engine
-from isthmus.core.tasks.record import Owner, Record, document_of, owner_of
+from isthmus.core.tasks.engine import TaskEngine
+from isthmus.core.tasks.record import TaskOwner, TaskRecord, document_of, owner_of
 from isthmus.model.names import ServerName
-from isthmus.storage import log_sqlite
+from isthmus.storage import audit_sqlite
+from isthmus.storage.audit_signatures import read_checkpoint, read_keys
+from isthmus.storage.audit_slots import list_slots, slot_file
 from isthmus.storage.memory import MemoryJournal
-from isthmus.storage.seals import read_checkpoint, read_keys
-from isthmus.storage.seats import file_of, seats_of
 from isthmus.storage.sqlite import FILE, SqliteJournal
+from isthmus.telemetry.audit import AuditMode
 from isthmus.telemetry.counters import Counters
-from isthmus.telemetry.settings import AuditMode
 from tests.unit.app.test_audit import configured, events, opened, told
 from tests.unit.core.doubles import ANYONE, DONE, SERVER, HeldLink, call, ready, tool
 from tests.unit.core.tasks.doubles import draft
@@ -58,7 +57,7 @@ async def seated(
 
 
 async def noted(state: Path, seat: int) -> list[dict[str, Any]]:
-    async with log_sqlite.reading(file_of(state, seat)) as log:
+    async with audit_sqlite.open_reader(slot_file(state, seat)) as log:
         return [msgspec.json.decode(row.content) async for row in log.rows()]
 
 
@@ -69,7 +68,7 @@ async def test_hubs_that_share_a_folder_have_a_log_each_beside_that_of_the_one_t
     async with seated(tmp_path) as (_, again):
         again.audit.note("again")
     assert await events(tmp_path) == [STARTED, "served", STOPPED]
-    found = [[each["event"] for each in await noted(tmp_path, seat)] for seat in seats_of(tmp_path)]
+    found = [[each["event"] for each in await noted(tmp_path, seat)] for seat in list_slots(tmp_path)]
     assert found == [[STARTED, "first", STOPPED, STARTED, "again", STOPPED], [STARTED, "second", STOPPED]]
     assert (await noted(tmp_path, 1))[0]["by"] == "stdio"
 
@@ -77,7 +76,7 @@ async def test_hubs_that_share_a_folder_have_a_log_each_beside_that_of_the_one_t
 async def test_a_log_that_was_taken_from_its_seat_is_missed_by_the_next_hub_there(tmp_path: Path) -> None:
     async with seated(tmp_path):
         pass
-    for file in file_of(tmp_path, 1).parent.glob(f"{FILE}*"):
+    for file in slot_file(tmp_path, 1).parent.glob(f"{FILE}*"):
         file.unlink()
     async with seated(tmp_path):
         pass
@@ -90,7 +89,7 @@ async def test_what_is_noted_with_a_task_is_in_the_log_of_a_hub_that_keeps_its_t
         server_queue, link = ServerQueue(SERVER, hub.limits), HeldLink()
         server_queue.attach(link)
         hub.open_server_queue(server_queue, ready(tool()))
-        engine = Engine(hub, journal, time.time)
+        engine = TaskEngine(hub, journal, time.time)
         live = await engine.begin(draft(call()))
         assert (await noted(tmp_path, 1))[-1]["event"] == "call.begun"
         link.sent[0].finish(DONE)
@@ -111,7 +110,7 @@ async def test_old_records_of_a_seat_that_nobody_has_are_taken_away_and_of_one_t
         assert [each["event"] for each in await noted(tmp_path, 1)][:3] == [STARTED, "old", STOPPED]
     assert [each["event"] for each in await noted(tmp_path, 2)] == [STOPPED]
     keys = read_keys(tmp_path, 2)
-    async with log_sqlite.reading(file_of(tmp_path, 2)) as left:
+    async with audit_sqlite.open_reader(slot_file(tmp_path, 2)) as left:
         verification = Verification(left.anchor, read_checkpoint(tmp_path, keys, 2), keys.is_signed)
         async for row in left.rows():
             verification.take(row)
@@ -150,7 +149,7 @@ async def test_calls_that_a_killed_hub_left_open_are_ended_once_by_the_next(tmp_
 async def test_after_a_good_end_nobody_looks_for_open_ones_nor_beyond_the_time_that_a_call_may_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(audit_ends, "ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(audit, "ROWS_AT_ONCE", 2)
     async with opened(tmp_path) as log:
         await begin(log, "before a good end")
     async with opened(tmp_path, ends_well=False) as log:
@@ -189,7 +188,7 @@ async def test_a_log_in_which_somebody_left_what_is_no_record_can_be_gone_on_wit
 
 
 async def test_a_task_that_waits_is_not_lost_and_one_that_was_sent_is_noted_in_any_mode(tmp_path: Path) -> None:
-    record = Record("waits", owner_of(ANYONE), "", "mcp", "submitted", 0.0, 0.0, phase="waiting")
+    record = TaskRecord("waits", owner_of(ANYONE), "", "mcp", "submitted", 0.0, 0.0, phase="waiting")
     async with opened(tmp_path, "strict", ends_well=False) as log:
         written: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         log._ledger.write((document_of(msgspec.structs.replace(record, version=1)),), written.set_result)
@@ -197,9 +196,9 @@ async def test_a_task_that_waits_is_not_lost_and_one_that_was_sent_is_noted_in_a
         assert await written == "kept"
     async with opened(tmp_path) as log:
         assert log.closed == {"was sent"}
-        owner = Owner("acme", "ann", "mcp")
+        owner = TaskOwner("acme", "ann", "mcp")
         ids = ("was sent", "of a batched hub")
-        log.tasks_lost([Record(id, owner, "", "mcp", "working", 1.0, 1.0) for id in ids])
+        log.tasks_lost([TaskRecord(id, owner, "", "mcp", "working", 1.0, 1.0) for id in ids])
     assert await lost(tmp_path) == ["was sent", "of a batched hub"]
     found = [each for each in await told(tmp_path) if each["event"] == "call.lost"][-1]
     assert (found["tenant"], found["caller"], found["executed"]) == ("acme", "ann", "unknown")

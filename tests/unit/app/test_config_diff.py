@@ -8,24 +8,24 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.app.difference import (
+from isthmus.app.config_diff import (
     FIXED_A2A,
     FIXED_LIMITS,
     FIXED_RELAY,
     FIXED_SETTINGS,
-    Difference,
-    applicable,
-    between,
+    ConfigDiff,
+    compare,
     differing,
     differing_a2a,
     differing_relay,
     differing_storage,
+    keep_fixed_settings,
 )
 from isthmus.config.settings import Configuration, HubSettings, Origin, RelayParts
 from isthmus.core.settings import Limits
 from isthmus.frontends.a2a.settings import A2aSettings
 from isthmus.frontends.relay.settings import RelaySettings
-from isthmus.identity.relay import TokenSettings
+from isthmus.identity.relay_tokens import TokenSettings
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.names import ServerName
 from isthmus.model.relay import AgentRules
@@ -47,21 +47,21 @@ def having(*servers: ServerSettings, hub: HubSettings = HUB) -> Configuration:
 
 
 def test_two_readings_of_one_file_do_not_differ() -> None:
-    assert not between(having(server("a"), server("b")), having(server("b"), server("a")))
+    assert not compare(having(server("a"), server("b")), having(server("b"), server("a")))
 
 
 def test_servers_are_compared_by_name() -> None:
     old = having(server("stays"), server("goes"), server("changes"))
     new = having(server("changes", "other"), server("stays"), server("comes"))
-    assert between(old, new) == Difference(
+    assert compare(old, new) == ConfigDiff(
         added=(server("comes"),), changed=(server("changes", "other"),), removed=(ServerName("goes"),)
     )
 
 
 def test_callers_are_compared_as_a_whole() -> None:
     old = having()
-    assert between(old, replace(old, callers=(PLANNER,))).are_callers_other
-    assert not between(replace(old, callers=(PLANNER,)), replace(old, callers=(PLANNER,))).are_callers_other
+    assert compare(old, replace(old, callers=(PLANNER,))).callers_changed
+    assert not compare(replace(old, callers=(PLANNER,)), replace(old, callers=(PLANNER,))).callers_changed
 
 
 def test_settings_are_named_as_a_file_spells_them() -> None:
@@ -71,13 +71,13 @@ def test_settings_are_named_as_a_file_spells_them() -> None:
 
 def test_what_is_said_of_the_agent_is_taken_and_named() -> None:
     new = replace(having(), a2a=A2aSettings(name="Other", keep=5.0))
-    assert between(having(), new).settings == ("a2a.name", "a2a.keep")
-    assert applicable(having(), new).a2a == new.a2a
+    assert compare(having(), new).settings == ("a2a.name", "a2a.keep")
+    assert keep_fixed_settings(having(), new).a2a == new.a2a
 
 
 def test_the_port_of_grpc_stays_until_the_next_start() -> None:
     new = replace(having(), a2a=A2aSettings(name="Other", grpc_port=50051, grpc_url="grpc.example"))
-    taken = applicable(having(), new)
+    taken = keep_fixed_settings(having(), new)
     assert taken.a2a == A2aSettings(name="Other", grpc_url="grpc.example")
     assert differing_a2a(taken.a2a, new.a2a) == ("a2a.grpc_port",)
 
@@ -90,25 +90,25 @@ def relay(key: str, wait: float, *, enabled: bool = True, **agents: AgentRules) 
 def test_what_is_said_of_the_relay_is_taken_and_named_without_its_key() -> None:
     old = replace(having(), relay=relay("hunter22", 5, kitchen=AgentRules(grace=1), cellar=AgentRules()))
     new = replace(having(), relay=relay("hunter23", 6, kitchen=AgentRules(grace=2), attic=AgentRules()))
-    difference = between(old, new)
+    difference = compare(old, new)
     assert sorted(difference.settings) == [
         "relay.agents.attic", "relay.agents.cellar", "relay.agents.kitchen", "relay.key", "relay.wait",
     ]  # fmt: skip
     assert "hunter" not in repr(difference)
-    assert applicable(old, new).relay == new.relay
+    assert keep_fixed_settings(old, new).relay == new.relay
 
 
 def test_whether_there_is_a_relay_stays_until_the_next_start() -> None:
     old = replace(having(), relay=relay("hunter22", 5))
     new = replace(having(), relay=relay("hunter22", 6, enabled=False))
-    taken = applicable(old, new)
+    taken = keep_fixed_settings(old, new)
     assert taken.relay == relay("hunter22", 6)
     assert differing_relay(taken.relay, new.relay) == ("relay.enabled",)
 
 
 def test_a_journal_that_is_to_be_elsewhere_needs_a_restart() -> None:
     new = replace(having(), storage=StorageSettings("postgresql://h/d"))
-    assert applicable(having(), new).storage == StorageSettings()
+    assert keep_fixed_settings(having(), new).storage == StorageSettings()
     assert differing_storage(StorageSettings(), new.storage) == ("storage.url",)
     assert differing_storage(new.storage, new.storage) == ()
 
@@ -127,14 +127,14 @@ OTHER = {
 @pytest.mark.parametrize("name", FIXED_SETTINGS)
 def test_what_needs_a_restart_stays_as_it_is(name: str) -> None:
     wanted = HubSettings(**{name: OTHER[name]})  # type: ignore[arg-type]
-    assert applicable(having(), having(hub=wanted)).hub == HUB
+    assert keep_fixed_settings(having(), having(hub=wanted)).hub == HUB
     assert differing(HUB, wanted) == (f"hub.{name}",)
 
 
 @pytest.mark.parametrize("name", FIXED_LIMITS)
 def test_what_the_door_was_made_with_stays_and_other_limits_change(name: str) -> None:
     wanted = Limits(**{name: 123_456, "call_seconds": 5.0})  # type: ignore[arg-type]
-    taken = applicable(having(), having(hub=HubSettings(limits=wanted)))
+    taken = keep_fixed_settings(having(), having(hub=HubSettings(limits=wanted)))
     assert taken.hub.limits == Limits(call_seconds=5.0)
 
 
@@ -148,7 +148,7 @@ def test_what_needs_a_restart_is_documented() -> None:
 
 def test_a_broken_entry_keeps_the_form_it_had() -> None:
     read = replace(having(server("b", "other")), broken=(ServerName("a"), ServerName("new")))
-    taken = applicable(having(server("a"), server("b")), read)
+    taken = keep_fixed_settings(having(server("a"), server("b")), read)
     assert taken.servers == (server("b", "other"), server("a"))
 
 
@@ -157,15 +157,15 @@ def test_servers_of_an_imported_file_that_is_broken_stay_until_it_is_read_again(
     running = replace(having(server("a"), server("b")), origins=origins)
     unread = replace(having(), unread=(IMPORTED,))
 
-    once = applicable(running, unread)
+    once = keep_fixed_settings(running, unread)
     assert once.servers == (server("a"),)
-    assert applicable(once, unread).servers == (server("a"),)
-    assert applicable(once, having()).servers == ()
+    assert keep_fixed_settings(once, unread).servers == (server("a"),)
+    assert keep_fixed_settings(once, having()).servers == ()
 
 
 def test_an_entry_of_the_same_name_elsewhere_wins_over_the_one_that_is_kept() -> None:
     read = replace(having(server("a", "other")), broken=(ServerName("a"),))
-    assert applicable(having(server("a")), read).servers == (server("a", "other"),)
+    assert keep_fixed_settings(having(server("a")), read).servers == (server("a", "other"),)
 
 
 # -- variables that were set -----------------------------------------------------------------------------------
@@ -178,18 +178,18 @@ def borrowing(command: str, *unset: str) -> Configuration:
 
 
 def test_a_variable_that_is_no_longer_set_leaves_its_server_as_it_was() -> None:
-    taken = applicable(borrowing("run"), borrowing("${X}", "${X}"))
+    taken = keep_fixed_settings(borrowing("run"), borrowing("${X}", "${X}"))
     assert taken.servers == (server("a"),)
     assert taken.unresolved == {}
     assert [str(finding) for finding in taken.warnings] == [
         "mcp.json: mcpServers.a keeps the form it had: ${X} is no longer set"
     ]
-    assert applicable(taken, borrowing("${X}", "${X}")) == taken, "the next look finds the same"
+    assert keep_fixed_settings(taken, borrowing("${X}", "${X}")) == taken, "the next look finds the same"
 
 
 def test_a_variable_that_never_was_set_is_no_loss() -> None:
     unset = borrowing("${X}", "${X}")
-    assert applicable(unset, unset) == unset
-    assert applicable(having(), unset).servers == unset.servers
+    assert keep_fixed_settings(unset, unset) == unset
+    assert keep_fixed_settings(having(), unset).servers == unset.servers
     new = borrowing("${Y}", "${Y}")
-    assert applicable(borrowing("run"), new).servers == new.servers
+    assert keep_fixed_settings(borrowing("run"), new).servers == new.servers

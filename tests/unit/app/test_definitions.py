@@ -19,7 +19,7 @@ from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.settings import Limits
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.storage.definitions import Definitions, Seen
+from isthmus.storage.definitions import DefinitionStore, SeenDefinition
 from isthmus.telemetry.counters import Counters
 
 pytestmark = pytest.mark.asyncio
@@ -63,15 +63,15 @@ async def test_what_the_file_did_not_take_is_written_once_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries: list[int] = []
-    keep = Definitions.keep
+    keep = DefinitionStore.keep
 
-    def full(self: Definitions, sightings: Sequence[tuple[Seen, bool]]) -> None:
+    def full(self: DefinitionStore, sightings: Sequence[tuple[SeenDefinition, bool]]) -> None:
         tries.append(len(sightings))
         if len(tries) < 3:
             raise sqlite3.OperationalError("database or disk is full")
         keep(self, sightings)
 
-    monkeypatch.setattr(Definitions, "keep", full)
+    monkeypatch.setattr(DefinitionStore, "keep", full)
     kept = Kept(tmp_path)
     try:
         kept.hub.publish(server_status("a"))
@@ -80,7 +80,7 @@ async def test_what_the_file_did_not_take_is_written_once_it_does(
         await until(lambda: len(tries) == 3)
     finally:
         await kept.close()
-    after = Definitions(tmp_path)
+    after = DefinitionStore(tmp_path)
     assert [each.seen.tool for each in after.waiting()] == ["t0"]
     assert len(after.known()) == 1
     after.close()
@@ -92,7 +92,7 @@ async def test_what_comes_at_the_very_end_is_written_too(tmp_path: Path) -> None
     kept.hub.publish(server_status("a"))
     await asyncio.sleep(0)
     await kept.close()
-    after = Definitions(tmp_path)
+    after = DefinitionStore(tmp_path)
     assert len(after.known()) == 1
     after.close()
 
@@ -110,9 +110,9 @@ async def test_of_very_many_changes_it_is_told_how_many_they_are(tmp_path: Path)
 
 
 async def test_a_file_that_is_wanted_late_is_gone_by_and_written_to(tmp_path: Path) -> None:
-    file = Definitions(tmp_path)
-    file.keep([(Seen(SERVER, "", "t0", b"else", b"{}", 1.0), True)])
-    assert file.approve(Seen(SERVER, "", "t0", b"else", b"{}", 1.0), 1.0)
+    file = DefinitionStore(tmp_path)
+    file.keep([(SeenDefinition(SERVER, "", "t0", b"else", b"{}", 1.0), True)])
+    assert file.approve(SeenDefinition(SERVER, "", "t0", b"else", b"{}", 1.0), 1.0)
     file.hear(1)
     kept = Kept(tmp_path, "off")
     try:
@@ -135,7 +135,7 @@ async def test_two_hubs_hear_of_one_consent(tmp_path: Path) -> None:
             kept.hub.publish(server_status("a"))
             kept.hub.publish(server_status("b"))
         await until(lambda: all(kept.told for kept in hubs))
-        operator = Definitions(tmp_path)
+        operator = DefinitionStore(tmp_path)
         await until(lambda: bool(operator.waiting()))
         assert operator.approve(operator.waiting()[0].seen, 1.0)
         await until(lambda: all(kept.told[-1][0] == "definition.approved" for kept in hubs))

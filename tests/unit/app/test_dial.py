@@ -17,14 +17,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from isthmus.app import dial, dial_line
-from isthmus.app.dial import Dialler, Plan, open_dialler
-from isthmus.app.dial_address import read_address
-from isthmus.app.dial_line import HubRefused, Lost, Pauses, verdict_on
-from isthmus.app.dial_talk import ASKED_BYTES_MAX, Offer
+from isthmus.app.dial import Dialler, DialPlan, open_dialler
+from isthmus.app.dial_line import HubRefused, LineLost, Pauses, read_address, verdict_on
+from isthmus.app.dial_talk import ASKED_BYTES_MAX, LocalOffer
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.model.names import ServerName
-from isthmus.storage import log_sqlite
-from isthmus.storage.seats import file_of
+from isthmus.storage import audit_sqlite
+from isthmus.storage.audit_slots import slot_file
 from isthmus.upstream.settings import ServerSettings, StdioSettings
 from tests.conftest import children
 from tests.hubs import META
@@ -35,12 +34,12 @@ pytestmark = pytest.mark.usefixtures("no_leftovers")
 CHILD = str(Path(__file__).parents[2] / "relay" / "dial_child.py")
 
 
-def plan_for(hub: StandIn, *names: str, is_compatible: bool = False) -> Plan:
+def plan_for(hub: StandIn, *names: str, is_compatible: bool = False) -> DialPlan:
     servers = tuple(
         ServerSettings(ServerName(name), StdioSettings(sys.executable, ("-S", CHILD, name))) for name in names
     )
-    offers = tuple(Offer(server.name, f"{server.name}-id") for server in servers)
-    return Plan(read_address(hub.url), Configuration(None, HubSettings(), servers), offers, is_compatible)
+    offers = tuple(LocalOffer(server.name, f"{server.name}-id") for server in servers)
+    return DialPlan(read_address(hub.url), Configuration(None, HubSettings(), servers), offers, is_compatible)
 
 
 @asynccontextmanager
@@ -313,7 +312,7 @@ async def test_what_the_hub_calls_here_is_in_the_audit_log_here(tmp_path: Path) 
         await guest.call("pid", channel=(await channels(guest, 1))["one-id"])
         dialler.stop()
         await asyncio.wait_for(running, PATIENCE)
-    async with log_sqlite.reading(file_of(tmp_path, 1)) as log:
+    async with audit_sqlite.open_reader(slot_file(tmp_path, 1)) as log:
         told = [json.loads(row.content) async for row in log.rows()]
     assert [each["event"] for each in told] == ["hub.started", "call", "hub.stopped"]
     assert (told[1]["face"], told[1]["caller"], told[1]["name"], told[1]["executed"]) == ("dial", "hub", "pid", "yes")
@@ -324,8 +323,8 @@ async def test_one_that_cannot_start_is_not_offered_and_keeps_nobody_back() -> N
         plan = plan_for(hub, "well")
         broken = ServerSettings(ServerName("broken"), StdioSettings("/does/not/exist"))
         configuration = Configuration(None, HubSettings(), (broken, *plan.configuration.servers))
-        offers = (Offer(broken.name, "broken"), *plan.offers)
-        dialler = Dialler(Plan(plan.address, configuration, offers), os.environ)
+        offers = (LocalOffer(broken.name, "broken"), *plan.offers)
+        dialler = Dialler(DialPlan(plan.address, configuration, offers), os.environ)
         running = asyncio.ensure_future(dialler.run())
         guest = await hub.arrives()
         assert await channels(guest, 1) == {"well-id": 1}
@@ -373,14 +372,14 @@ async def test_another_refusal_is_told_and_the_next_attempt_takes_its_time() -> 
 
 def test_how_long_is_waited_fits_the_reason() -> None:
     pauses = Pauses()
-    lost = Lost("the connection to it broke")
+    lost = LineLost("the connection to it broke")
     assert [pauses.after(lost, 1.0) for _ in range(9)] == [0.5, 1, 2, 4, 8, 16, 32, 60, 60]
     pauses.reset()
     assert pauses.after(lost, 0.5) == 0.25
-    assert pauses.after(Lost("it restarts", 1012, "the hub is shutting down"), 1.0) == 1.0
-    assert pauses.after(Lost("full", 1008, "no room"), 0.0) == 60
-    assert pauses.after(Lost("cut", 1008, "it does not read what it is sent", 3600), 0.0) == 0
-    assert pauses.after(Lost("replaced", 1000, "新连接替换"), 0.0) == 60
+    assert pauses.after(LineLost("it restarts", 1012, "the hub is shutting down"), 1.0) == 1.0
+    assert pauses.after(LineLost("full", 1008, "no room"), 0.0) == 60
+    assert pauses.after(LineLost("cut", 1008, "it does not read what it is sent", 3600), 0.0) == 0
+    assert pauses.after(LineLost("replaced", 1000, "新连接替换"), 0.0) == 60
     assert pauses.after(lost, 1.0) == 2.0, "a pause that is not the backoff's does not lengthen it"
 
 
@@ -388,11 +387,11 @@ def test_two_that_take_each_others_place_do_so_ever_more_seldom() -> None:
     pauses, held = Pauses(), 0.0
     waited = []
     for _ in range(6):
-        waited.append(pauses.after(Lost("", 1000, "新连接替换", held), 0.5))
+        waited.append(pauses.after(LineLost("", 1000, "新连接替换", held), 0.5))
         pauses.reset()  # it has its place again, and answers calls
         held = waited[-1]
     assert waited == [60, 120, 240, 480, 600, 600]
-    assert pauses.after(Lost("", 1000, "新连接替换", 3600), 0.5) == 60, "who had the place for long had no rival"
+    assert pauses.after(LineLost("", 1000, "新连接替换", 3600), 0.5) == 60, "who had the place for long had no rival"
 
 
 async def replaces(guest: Guest) -> None:
@@ -438,11 +437,11 @@ async def test_a_server_waits_longer_each_time_that_another_takes_its_place(
 
 
 def test_only_what_is_said_of_the_token_is_final() -> None:
-    assert verdict_on(Lost("", 1008, "token已过期")) == "token已过期"
-    assert verdict_on(Lost("", 1008, "its token is good no more")) is not None
-    assert verdict_on(Lost("", 1008, "no room")) is None
-    assert verdict_on(Lost("", 1011, "token")) is None
-    assert verdict_on(Lost("refused")) is None
+    assert verdict_on(LineLost("", 1008, "token已过期")) == "token已过期"
+    assert verdict_on(LineLost("", 1008, "its token is good no more")) is not None
+    assert verdict_on(LineLost("", 1008, "no room")) is None
+    assert verdict_on(LineLost("", 1011, "token")) is None
+    assert verdict_on(LineLost("refused")) is None
 
 
 # -- ending ----------------------------------------------------------------------------------------------------------

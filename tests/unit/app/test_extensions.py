@@ -9,16 +9,15 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from isthmus.app.access import Access
-from isthmus.app.difference import applicable
+from isthmus.app.config_diff import keep_fixed_settings
 from isthmus.app.extensions import JOURNAL, Contained, narrowing_of, verifiers_of
 from isthmus.app.hub import RunningHub
-from isthmus.app.journals import open_journal
+from isthmus.app.serve import Access, open_journal
 from isthmus.config.extensions import Extension, Extensions
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.access.tenants import Tenants
-from isthmus.core.ports.journal import Journal, OpenJournal
+from isthmus.core.ports.journal import ClosableJournal, Journal
 from isthmus.model.callers import Caller, Grants, Unprovable
 from isthmus.model.calls import EVERYTHING
 from isthmus.storage.settings import StorageSettings
@@ -191,18 +190,18 @@ async def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_asked_of_a_journal_is_what_the_port_has() -> None:
-    ports = {name for port in (Journal, OpenJournal) for name in vars(port) if not name.startswith("_")}
+    ports = {name for port in (Journal, ClosableJournal) for name in vars(port) if not name.startswith("_")}
     assert set(JOURNAL) == ports
 
 
 def test_other_extensions_need_a_restart_and_nothing_else_of_the_file_is_taken(tmp_path: Path) -> None:
     running = configured(tmp_path, Extension("policy", "guests", {"a": 1}))
     same = configured(tmp_path, Extension("policy", "guests", {"a": 1}))
-    assert applicable(running, same).extensions == running.extensions
+    assert keep_fixed_settings(running, same).extensions == running.extensions
     for other in (
         (),
         (Extension("policy", "guests", {"a": 2}),),
         (*running.extensions.named, Extension("identity", "guests")),
     ):
         with pytest.raises(ConfigError, match="restart the hub"):
-            applicable(running, configured(tmp_path, *other))
+            keep_fixed_settings(running, configured(tmp_path, *other))

@@ -13,13 +13,13 @@ import structlog
 
 from isthmus.app.hub import LOCAL
 from isthmus.app.identity import LOST, TRUST_SECONDS, Identities, Minted
-from isthmus.app.key_file import KeyFile
+from isthmus.app.key_files import KeyFile
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.access.tenants import NO_TENANTS, Tenants, TenantSettings
 from isthmus.identity.keys import digest_of
+from isthmus.identity.minted_keys import MintedKey, mint, revoked
 from isthmus.identity.settings import IssuerSettings
-from isthmus.identity.store import MintedKey, mint, revoked
 from isthmus.model.callers import Caller, Grants, Unprovable
 
 KEY, OTHER_KEY = "k3y-of-the-planner-0123456789", "an0ther-key-of-the-planner"

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.app import journals
+from isthmus.app import serve
 from isthmus.app.hub import RunningHub
-from isthmus.app.journals import open_journal
+from isthmus.app.serve import open_journal
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
-from isthmus.core.tasks.record import Owner
+from isthmus.core.tasks.record import TaskOwner
 from isthmus.frontends.a2a.settings import A2aSettings
 from isthmus.storage import postgres
 from isthmus.storage.memory import DOCUMENTS_BYTES, MemoryJournal
@@ -59,9 +59,9 @@ async def test_how_much_is_kept_of_a_callers_tasks_is_as_configured_but_in_memor
     journal = await open_journal(configuration)
     for kept_in, most in ((journal, DOCUMENTS_BYTES), (MemoryJournal(), DOCUMENTS_BYTES // 2)):
         running = RunningHub(configuration, {}, kept_in)
-        assert running.tasks.allowance.most(Owner("default", "anyone")) == most
+        assert running.tasks.allowance.most(TaskOwner("default", "anyone")) == most
         running.configuration = replace(configuration, a2a=A2aSettings(keep_bytes=100_000))
-        assert running.tasks.allowance.most(Owner("default", "anyone")) == 100_000, "also while it runs"
+        assert running.tasks.allowance.most(TaskOwner("default", "anyone")) == 100_000, "also while it runs"
         await running.aclose()
     await journal.aclose()
 
@@ -79,7 +79,7 @@ async def test_a_database_that_cannot_be_used_refuses_the_start_and_nothing_else
 
 
 async def test_without_the_library_it_is_said_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journals, "find_spec", lambda _: None)
+    monkeypatch.setattr(serve, "find_spec", lambda _: None)
     with pytest.raises(ConfigError) as refused:
         await open_journal(configured(tmp_path, "postgresql://h/d"))
     said = "storage.url needs a library that is not installed (get it with: pip install 'isthmus[postgres]')"

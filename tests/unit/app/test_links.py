@@ -13,13 +13,13 @@ import pytest
 from isthmus.app.links import HOPS_VARIABLE, Links, hops_in
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
-from isthmus.core.watch.tasks import Tasks
+from isthmus.core.watch.tasks import ServerTasks
 from isthmus.model.faults import Lost
 from isthmus.model.names import ServerName
-from isthmus.transport.egress import Address, Egress, Origin, Resolver
-from isthmus.upstream.agent.link import AgentLink
+from isthmus.transport.egress import DialAddress, Egress, HttpOrigin, Resolver
+from isthmus.upstream.a2a.link import AgentLink
 from isthmus.upstream.link import BaseLink, ConnectFailed
-from isthmus.upstream.settings import AgentSettings, Carrier, NamedSettings, ServerSettings, StdioSettings
+from isthmus.upstream.settings import AgentSettings, Carrier, ServerSettings, StdioSettings, TargetHttpSettings
 from tests.unit.transport.doubles import Server
 
 PROGRAM = """
@@ -33,7 +33,7 @@ for line in sys.stdin:
 @asynccontextmanager
 async def linked(environment: Mapping[str, str]) -> AsyncIterator[BaseLink]:
     background = BackgroundTasks("links")
-    links = Links(Limits(), environment, background, Tasks(lambda: 0.0))
+    links = Links(Limits(), environment, background, ServerTasks(lambda: 0.0))
     reach = StdioSettings(sys.executable, ("-c", PROGRAM), env={HOPS_VARIABLE: "0"})
     link = await links.connect(ServerSettings(ServerName("files"), reach), "auto")
     try:
@@ -70,9 +70,9 @@ async def named(
 ) -> AsyncIterator[BaseLink]:
     """A link to where a caller sent the hub."""
     background = BackgroundTasks("links")
-    links = Links(Limits(), {}, background, Tasks(lambda: 0.0), Egress(resolver=resolver))
+    links = Links(Limits(), {}, background, ServerTasks(lambda: 0.0), Egress(resolver=resolver))
     urls = {way: f"http://rebinding.example:{port}/{way}" for way in WAYS}
-    reach = NamedSettings(urls["http"], {"x-token": "t"}, ways=tuple(urls.items()), is_trusted=is_trusted)
+    reach = TargetHttpSettings(urls["http"], {"x-token": "t"}, ways=tuple(urls.items()), is_trusted=is_trusted)
     link = await links.connect(ServerSettings(ServerName("files"), reach), carrier)
     try:
         yield link
@@ -84,9 +84,9 @@ async def named(
 WAYS: tuple[Carrier, ...] = ("http", "sse", "rpc")
 
 
-async def private(origin: Origin) -> list[Address]:
+async def private(origin: HttpOrigin) -> list[DialAddress]:
     """A name server that has changed its mind since the name was looked at."""
-    return [Address(socket.AF_INET, ("127.0.0.1", origin.port))]
+    return [DialAddress(socket.AF_INET, ("127.0.0.1", origin.port))]
 
 
 @pytest.mark.parametrize("carrier", WAYS)
@@ -110,7 +110,7 @@ async def test_one_that_may_be_private_is_spoken_to_where_and_as_was_said(carrie
 
 async def test_an_agent_that_is_dialled_anew_still_knows_whose_tasks_are_whose() -> None:
     background = BackgroundTasks("links")
-    links = Links(Limits(), {}, background, Tasks(lambda: 0.0))
+    links = Links(Limits(), {}, background, ServerTasks(lambda: 0.0))
     settings = ServerSettings(ServerName("agent"), AgentSettings("http://127.0.0.1:9/"))
     first, second = await links.connect(settings, "auto"), await links.connect(settings, "auto")
     assert isinstance(first, AgentLink)

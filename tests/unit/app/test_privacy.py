@@ -5,7 +5,7 @@ import sys
 
 PROGRAM = """
 import ctypes, resource
-from isthmus.app.privacy import keep_private
+from isthmus.app.process_setup import keep_private
 assert ctypes.CDLL(None).prctl(3, 0, 0, 0, 0) == 1
 keep_private()
 print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0), resource.getrlimit(resource.RLIMIT_CORE)[0])

@@ -15,10 +15,10 @@ from isthmus.app.pushes import Owners, Pushes
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.ports.journal import Document
 from isthmus.core.tasks.pushes import DELIVERY
-from isthmus.core.tasks.record import Owner
+from isthmus.core.tasks.record import TaskOwner
 from isthmus.model.callers import Caller, Grants
 from isthmus.upstream.targets.settings import TargetSettings
-from isthmus.wire.a2a.operations import PushTarget
+from isthmus.wire.a2a.operations import PushConfig
 from tests.unit.app.test_identity import GUEST, KEY, OTHER_KEY, Guests, World, keyed
 
 URL = "http://127.0.0.1:9/hook"
@@ -35,7 +35,7 @@ async def running(tmp_path: Path) -> AsyncIterator[RunningHub]:
 
 async def test_a_private_address_is_for_those_who_may_name_it_while_it_is_listed(running: RunningHub) -> None:
     pushes = Pushes(running)
-    target = PushTarget(URL)
+    target = PushConfig(URL)
     assert await pushes.pushing.check(PLANNER, "1.0", target) is not None
     listed = TargetSettings(allow=("http://127.0.0.1:9",))
     running.configuration = dataclasses.replace(running.configuration, targets=listed)
@@ -64,7 +64,7 @@ async def test_what_was_due_is_looked_at_when_it_starts(running: RunningHub) -> 
 
 # -- who is gone -------------------------------------------------------------------------------------------------------
 
-READER, PLANNING = Owner("default", "reader"), Owner("default", "planner")
+READER, PLANNING = TaskOwner("default", "reader"), TaskOwner("default", "planner")
 
 
 def test_a_key_that_is_good_no_more_takes_what_it_asked_for_with_it(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_key_that_is_good_no_more_takes_what_it_asked_for_with_it(tmp_path: Pa
     mine = world.who(KEY)
     assert isinstance(mine, Caller)
     assert owners.judge(READER, first.id) == owners.judge(PLANNING, mine.key) == "known"
-    assert owners.judge(Owner("acme", "reader"), first.id) == owners.judge(Owner("default", "other"), "") == "gone"
+    assert owners.judge(TaskOwner("acme", "reader"), first.id) == owners.judge(TaskOwner("default", "other"), "") == "gone"
     _, second = world.mint()
     world.revoke(first.id)
     world.look()
@@ -94,7 +94,7 @@ def test_a_key_that_is_good_no_more_takes_what_it_asked_for_with_it(tmp_path: Pa
 def test_who_may_yet_be_proved_is_waited_for(tmp_path: Path) -> None:
     world = World(tmp_path, **keyed(KEY))
     known = world.start()
-    owners, guests, owner = Owners(known), Guests(), Owner(GUEST.tenant, GUEST.name)
+    owners, guests, owner = Owners(known), Guests(), TaskOwner(GUEST.tenant, GUEST.name)
     known.verifiers.append(guests)
     assert owners.judge(owner, GUEST.key) == "gone"
     known.knows_more = True
@@ -117,7 +117,7 @@ def test_while_the_list_of_keys_cannot_be_read_nobody_is_gone_for_good(tmp_path:
 
 def test_the_person_at_an_open_hub_is_known_until_it_wants_keys(tmp_path: Path) -> None:
     world = World(tmp_path)
-    owners, local = Owners(world.start()), Owner(LOCAL.tenant, LOCAL.name)
+    owners, local = Owners(world.start()), TaskOwner(LOCAL.tenant, LOCAL.name)
     assert owners.judge(local, LOCAL.key) == "known"
     world.mint()
     world.look()

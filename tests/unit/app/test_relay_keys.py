@@ -12,7 +12,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from isthmus.app.dial_line import Lost, verdict_on
+from isthmus.app.dial_line import LineLost, verdict_on
 from isthmus.app.relay_keys import (
     LOOK_SECONDS,
     TRUST_SECONDS,
@@ -126,7 +126,7 @@ def test_the_key_that_was_read_stays_while_its_file_cannot_be(tmp_path: Path) ->
 
 def test_who_is_turned_away_for_want_of_a_key_is_not_told_of_the_token() -> None:
     told = NoTokens().read("any")
-    assert verdict_on(Lost("closed", 1008, told)) is None
+    assert verdict_on(LineLost("closed", 1008, told)) is None
     assert not NoTokens().is_key("")
     assert not NoTokens().is_valid(Claim("kitchen"))
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import structlog
 
-from isthmus.app.difference import Difference
+from isthmus.app.config_diff import ConfigDiff
 from isthmus.app.hub import RunningHub
 from isthmus.app.reload import Reloader, Source
 from isthmus.config.settings import Configuration
@@ -78,7 +78,7 @@ async def test_the_same_once_more_is_no_difference(desk: Desk) -> None:
     desk.write({"a": OFF})
     await desk.reloader.reload()
     with structlog.testing.capture_logs() as logs:
-        assert await desk.reloader.reload() == Difference()
+        assert await desk.reloader.reload() == ConfigDiff()
     assert logs == []
 
 
@@ -129,8 +129,8 @@ async def test_an_entry_whose_variable_is_no_longer_set_keeps_its_old_form(desk:
 
     hidden.unlink()
     with structlog.testing.capture_logs() as logs:
-        assert await desk.reloader.reload() == Difference()
-        assert await desk.reloader.reload() == Difference()
+        assert await desk.reloader.reload() == ConfigDiff()
+        assert await desk.reloader.reload() == ConfigDiff()
     assert desk.running.configuration.servers == (before,)
     told = [line["finding"] for line in logs]
     assert told[1:] == ["mcp.json: mcpServers.a keeps the form it had: ${PROGRAM} is no longer set"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.app.secret_file import offer_secret
+from isthmus.app.key_files import offer_secret
 
 
 def test_the_first_one_stays_is_read_by_its_user_alone_and_leaves_nothing_beside_it(tmp_path: Path) -> None:

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.app import tools as module
-from isthmus.app.tools import import_tools, marked_modules
+from isthmus.app import hub as module
+from isthmus.app.hub import import_tools, marked_modules
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.settings import Limits
-from isthmus.upstream.hub_functions import HubFunctions
 from isthmus.upstream.link import ConnectFailed
-from isthmus.upstream.modules import begin_to_import
-from isthmus.upstream.registered import REGISTRY
+from isthmus.upstream.python.builtin import HubFunctions
+from isthmus.upstream.python.modules import begin_to_import
+from isthmus.upstream.python.registry import REGISTRY
 from tests.unit.core.doubles import Notes
 
 GOOD = "from isthmus.library import tool\n@tool\ndef good_of_test_tools(): ..."

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.app import watching as module
-from isthmus.app.watching import Watch, quiet
+from isthmus.app import reload as module
+from isthmus.app.reload import Watch, quiet
 
 NOTICE_SECONDS = 20.0
 """Who waits for so long has found that a change goes unnoticed."""

@@ -10,13 +10,13 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from isthmus.credentials.client_assertion import check_private_key
 from isthmus.credentials.clients import proof_of
 from isthmus.credentials.discovery import ServerMetadata
-from isthmus.credentials.fetching import Fetched, FetchFailed
+from isthmus.credentials.fetch import Fetched, FetchFailed
 from isthmus.credentials.grants import GrantRefused, _read, _refusal
-from isthmus.credentials.signing import check_private_key
-from isthmus.credentials.subjects import SubjectTokens
-from isthmus.credentials.tokens import Client, Token
+from isthmus.credentials.subject_tokens import SubjectTokens
+from isthmus.credentials.tokens import OAuthClient, StoredToken
 from isthmus.model.credentials import OAuthSettings, Subject
 
 NOWHERE = ServerMetadata(issuer="https://login.example", token_endpoint="https://login.example/token")
@@ -33,16 +33,16 @@ RSA = rsa.generate_private_key(65537, 2048)
 @pytest.mark.parametrize(
     ("client", "known", "fields", "headers"),
     [
-        (Client("me"), [], {"client_id": "me"}, {}),
-        (Client("me", "se:cret"), [], {}, {"authorization": "Basic bWU6c2UlM0FjcmV0"}),
-        (Client("me", "s"), ["client_secret_post"], {"client_id": "me", "client_secret": "s"}, {}),
-        (Client("me", "s"), ["client_secret_post", "client_secret_basic"], {}, {"authorization": "Basic bWU6cw=="}),
-        (Client("me", "s", "client_secret_post"), [], {"client_id": "me", "client_secret": "s"}, {}),
-        (Client("me", "s", "none"), ["client_secret_basic"], {"client_id": "me"}, {}),
+        (OAuthClient("me"), [], {"client_id": "me"}, {}),
+        (OAuthClient("me", "se:cret"), [], {}, {"authorization": "Basic bWU6c2UlM0FjcmV0"}),
+        (OAuthClient("me", "s"), ["client_secret_post"], {"client_id": "me", "client_secret": "s"}, {}),
+        (OAuthClient("me", "s"), ["client_secret_post", "client_secret_basic"], {}, {"authorization": "Basic bWU6cw=="}),
+        (OAuthClient("me", "s", "client_secret_post"), [], {"client_id": "me", "client_secret": "s"}, {}),
+        (OAuthClient("me", "s", "none"), ["client_secret_basic"], {"client_id": "me"}, {}),
     ],
 )
 def test_a_client_proves_itself_as_the_server_wants_it(
-    client: Client, known: list[str], fields: dict[str, str], headers: dict[str, str]
+    client: OAuthClient, known: list[str], fields: dict[str, str], headers: dict[str, str]
 ) -> None:
     server = ServerMetadata(token_endpoint="https://a/t", token_endpoint_auth_methods_supported=known)
     assert proof_of(client, OAuthSettings(), server) == (fields, headers)
@@ -53,11 +53,11 @@ def test_a_client_with_a_key_signs_who_it_is(
     key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey, algorithm: str
 ) -> None:
     settings = OAuthSettings(client_id="me", private_key=pem_of(key))
-    fields, headers = proof_of(Client("me"), settings, NOWHERE)
+    fields, headers = proof_of(OAuthClient("me"), settings, NOWHERE)
     claims = jwt.decode(fields["client_assertion"], key.public_key(), [algorithm], audience="https://login.example")
     assert (claims["iss"], claims["sub"], claims["exp"] - claims["iat"]) == ("me", "me", 60)
     assert headers == {}
-    again, _ = proof_of(Client("me"), settings, NOWHERE)
+    again, _ = proof_of(OAuthClient("me"), settings, NOWHERE)
     assert again["client_assertion"] != fields["client_assertion"], "each is good once"
 
 
@@ -138,5 +138,5 @@ def test_tokens_of_callers_are_forgotten_when_they_end_and_never_shown() -> None
     now[0] = 10.0
     assert subjects.token_of(Subject("t", "a")) is None
     assert "secret" not in repr(subjects)
-    assert "secret" not in repr(Token("secret", refresh="secret")) + repr(Client("id", "secret"))
+    assert "secret" not in repr(StoredToken("secret", refresh="secret")) + repr(OAuthClient("id", "secret"))
     assert base64.b64encode(b"secret").decode() not in repr(subjects)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.credentials.authorizing import LoginRefused
-from isthmus.credentials.callback import _read as read_request
+from isthmus.credentials.authorization_code import LoginRefused
+from isthmus.credentials.authorization_code import _read as read_request
 from isthmus.credentials.challenge import read_challenge
-from isthmus.credentials.device import _read as read_device
+from isthmus.credentials.device_code import _read as read_device
 from isthmus.credentials.discovery import (
     DiscoveryFailed,
     ResourceMetadata,
@@ -22,7 +22,7 @@ from isthmus.credentials.discovery import (
     _decoded,
     _places_of,
 )
-from isthmus.credentials.fetching import Fetched, FetchFailed
+from isthmus.credentials.fetch import Fetched, FetchFailed
 from isthmus.credentials.grants import GrantRefused
 from isthmus.credentials.grants import _read as read_token
 from isthmus.credentials.grants import _refusal as read_refusal

@@ -19,7 +19,7 @@ from isthmus.credentials.vault import Slot, Vault
 from isthmus.model.faults import NotConnected
 from isthmus.model.outcomes import Result
 from isthmus.transport.egress import Egress, parse_url
-from isthmus.transport.http import REFUSAL_BYTES_MAX, Lost, SigningClient, Ticket, request_head
+from isthmus.transport.http import REFUSAL_BYTES_MAX, ConnectionLost, SigningClient, Ticket, request_head
 from isthmus.upstream import reconnector
 from tests.faults.scripted import hub_of
 from tests.faults.watching import eventually
@@ -240,7 +240,7 @@ class Told:
     """Hears one reply."""
 
     def __init__(self) -> None:
-        self.over: asyncio.Future[tuple[int, bytes] | Lost] = asyncio.get_running_loop().create_future()
+        self.over: asyncio.Future[tuple[int, bytes] | ConnectionLost] = asyncio.get_running_loop().create_future()
         self._status = 0
         self._body = b""
 
@@ -253,7 +253,7 @@ class Told:
     def on_end(self) -> None:
         self.over.set_result((self._status, self._body))
 
-    def on_lost(self, lost: Lost) -> None:
+    def on_lost(self, lost: ConnectionLost) -> None:
         self.over.set_result(lost)
 
 
@@ -318,7 +318,7 @@ async def test_a_request_that_is_lost_after_its_second_proof_may_have_run() -> N
         for said in (REFUSAL % 4 + b"xxxx", None):
             sending.server.replies.put_nowait(said)
         lost = await asyncio.wait_for(told.over, 5.0)
-        assert isinstance(lost, Lost)
+        assert isinstance(lost, ConnectionLost)
         assert lost.may_have_left
         assert ticket.may_have_left
         assert len(sending.server.heads) == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from isthmus.core.ports.announcer import Follower
+from isthmus.core.ports.announcer import Subscriber
 from isthmus.model.faults import NotConnected
 from isthmus.model.names import ServerName
 from tests.faults.scripted import SESSION, Heard, Scripted, hub_of, reply
@@ -55,7 +55,7 @@ async def test_who_has_credentials_of_its_own_follows_by_these_alone(tmp_path: P
         await hub.ready("s")
         told: list[str] = []
         subscriptions = hub.running.hub.subscriptions
-        assert await subscriptions.add(KEY, lambda: told.append("planner"), Follower(PLANNER)) is None
+        assert await subscriptions.add(KEY, lambda: told.append("planner"), Subscriber(PLANNER)) is None
         assert server.asked == [], "nobody asks in everybody's name what one caller wants to know"
         subscriptions.updated(S, URI)
         assert told == [], "nor does it hear what everybody else is told"
@@ -63,7 +63,7 @@ async def test_who_has_credentials_of_its_own_follows_by_these_alone(tmp_path: P
         await eventually(lambda: server.asked == ["planners"], "its own link asks")
         subscriptions.updated(S, URI)
         assert told == [], "what everybody is told is not about its own"
-        assert await subscriptions.add(KEY, lambda: told.append("other"), Follower(OTHER)) is None
+        assert await subscriptions.add(KEY, lambda: told.append("other"), Subscriber(OTHER)) is None
         assert server.asked == ["planners", "common"]
         subscriptions.updated(S, URI)
         assert told == ["other"]
@@ -73,7 +73,7 @@ async def test_who_has_none_follows_nothing_where_everybody_needs_their_own(tmp_
     async with Notes() as server, hub_of(tmp_path, {"s": entry_of(server, credentials="caller")}) as hub:
         await hub.ready("s")
         told: list[str] = []
-        refused = await hub.running.hub.subscriptions.add(KEY, lambda: told.append("other"), Follower(OTHER))
+        refused = await hub.running.hub.subscriptions.add(KEY, lambda: told.append("other"), Subscriber(OTHER))
         assert isinstance(refused, NotConnected)
         assert "other has none" in refused.why
         hub.running.hub.subscriptions.updated(S, URI)

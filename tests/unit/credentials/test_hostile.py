@@ -15,26 +15,26 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from isthmus.app.login import Wanted, log_in
+from isthmus.app.login import LoginOptions, log_in
 from isthmus.cli.exits import Exit
 from isthmus.cli.login import list_logins
 from isthmus.core.background import BackgroundTasks
 from isthmus.credentials import login as module
-from isthmus.credentials.callback import Callback
-from isthmus.credentials.device import Device, wait_for
+from isthmus.credentials.authorization_code import Callback
+from isthmus.credentials.device_code import DeviceLogin, wait_for
 from isthmus.credentials.discovery import DiscoveryFailed, ServerMetadata, find_place
-from isthmus.credentials.fetching import Fetched, Fetcher, FetchFailed
-from isthmus.credentials.grants import Endpoint, GrantRefused
+from isthmus.credentials.fetch import Fetched, Fetcher, FetchFailed
+from isthmus.credentials.grants import GrantRefused, TokenEndpoint
 from isthmus.credentials.login import Login
 from isthmus.credentials.logins import Logins
-from isthmus.credentials.tokens import Client, Kept, Token
+from isthmus.credentials.tokens import OAuthClient, StoredLogin, StoredToken
 from isthmus.credentials.vault import Slot, Vault
 from isthmus.model.credentials import OAuthSettings, ServerCredentials, Subject
 from isthmus.model.faults import NotConnected
 from isthmus.model.names import ServerName
 from isthmus.model.outcomes import Result
-from isthmus.transport.egress import Egress, Origin
-from isthmus.upstream.replies import advice_on
+from isthmus.transport.egress import Egress, HttpOrigin
+from isthmus.upstream.http_shared import advice_for
 from isthmus.upstream.settings import HttpSettings, ServerSettings
 from tests.faults.scripted import Heard, InProcess, Scripted, hub_of, reply
 from tests.faults.watching import eventually
@@ -81,9 +81,9 @@ class _Held:
         return body
 
 
-def kept_of(state: Path) -> Kept | None:
+def kept_of(state: Path) -> StoredLogin | None:
     content = Vault(state).get(Slot("s"))
-    return None if content is None else msgspec.json.decode(content, type=Kept)
+    return None if content is None else msgspec.json.decode(content, type=StoredLogin)
 
 
 def login_of(hub: InProcess) -> Login:
@@ -192,8 +192,8 @@ async def test_what_an_authorization_server_repeats_is_not_told(
         told = f"unknown: {secret}" if how == "refresh" else "the password was s3cretpassword"
         authority.refusals = [(400, {"error": "invalid_grant", "error_description": told})] * 3
         if how == "refresh":
-            token = Token("access", time.time() - 1, 0.0, secret)
-            kept = Kept(token, Client("c"), authority.url, f"{authority.url}/token", server.url, server.url)
+            token = StoredToken("access", time.time() - 1, 0.0, secret)
+            kept = StoredLogin(token, OAuthClient("c"), authority.url, f"{authority.url}/token", server.url, server.url)
             Vault(tmp_path / "state").put(Slot("s"), msgspec.json.encode(kept))
             entry = entry_of(server)
         else:
@@ -230,7 +230,7 @@ class Documents(Fetcher):
     """Answers with what is known of addresses, wherever those are."""
 
     def __init__(self, known: Mapping[str, object], named: str) -> None:
-        def is_named(origin: Origin) -> bool:
+        def is_named(origin: HttpOrigin) -> bool:
             return str(origin) == named
 
         super().__init__(Egress(), BackgroundTasks("t"), is_named)
@@ -284,7 +284,7 @@ async def test_a_login_for_an_odd_time_is_one(
         async with hub_of(tmp_path, {"s": entry_of(server)}) as hub:
             await logged_in(hub, tmp_path / "state")
             await hub.ready("s")
-            assert list_logins(hub.running.configuration.file, is_json=False) is Exit.WELL
+            assert list_logins(hub.running.configuration.file, is_json=False) is Exit.SUCCESS
     assert "refresh" not in capsys.readouterr().out
 
 
@@ -321,7 +321,7 @@ async def test_a_client_that_is_refused_is_not_asked_for_in_a_loop(tmp_path: Pat
 def test_a_command_with_a_strangers_words_is_one_that_can_be_copied() -> None:
     """What a server wants to be allowed is named in a command; a shell must not find another one in it."""
     challenge = """Bearer error="insufficient_scope", scope="a'$(touch /tmp/x)' `b`;c" """
-    words = advice_on(403, {"www-authenticate": challenge}, "s", can_log_in=True)
+    words = advice_for(403, {"www-authenticate": challenge}, "s", can_log_in=True)
     command = words.partition("run ")[2]
     assert shlex.split(command) == ["isthmus", "login", "s", "--scope", "a'$(touch /tmp/x)' `b`;c"]
     printed = subprocess.run(["/bin/sh", "-c", f"printf %s {command}"], capture_output=True, check=True, text=True)
@@ -354,8 +354,8 @@ async def expired(folder: Path) -> AsyncIterator[tuple[Slow, Logins, str]]:
     vault, background = Vault(folder), BackgroundTasks("t")
     async with Slow() as authority:
         url = f"{authority.url}/mcp"
-        token = Token("old", time.time() - 1, 0.0, "refresh-0")
-        kept = Kept(token, Client("c"), authority.url, f"{authority.url}/token", url, url)
+        token = StoredToken("old", time.time() - 1, 0.0, "refresh-0")
+        kept = StoredLogin(token, OAuthClient("c"), authority.url, f"{authority.url}/token", url, url)
         vault.put(Slot("s"), msgspec.json.encode(kept))
         yield authority, Logins(vault, Egress(), background), url
         await background.aclose()
@@ -389,11 +389,11 @@ async def test_a_login_that_expires_among_many_calls_is_renewed_once(tmp_path: P
 
 
 async def test_who_waits_for_a_person_outlasts_an_authorization_server_that_is_away_for_a_moment() -> None:
-    said: list[Exception | Token] = [FetchFailed("away"), GrantRefused("authorization_pending"), Token("a")]
+    said: list[Exception | StoredToken] = [FetchFailed("away"), GrantRefused("authorization_pending"), StoredToken("a")]
     pauses: list[float] = []
 
-    class Away(Endpoint):
-        async def by_device(self, code: str) -> Token:
+    class Away(TokenEndpoint):
+        async def by_device(self, code: str) -> StoredToken:
             if isinstance(next_ := said.pop(0), Exception):
                 raise next_
             return next_
@@ -403,8 +403,8 @@ async def test_who_waits_for_a_person_outlasts_an_authorization_server_that_is_a
         return asyncio.ensure_future(asyncio.sleep(0))
 
     fetcher = Documents({}, "")
-    endpoint = Away(fetcher, ServerMetadata(), Client("c"), OAuthSettings(), "https://s.example/mcp")
-    got = await wait_for(endpoint, Device("code", "WDJB", "https://login.example"), 5.0, sleep)
+    endpoint = Away(fetcher, ServerMetadata(), OAuthClient("c"), OAuthSettings(), "https://s.example/mcp")
+    got = await wait_for(endpoint, DeviceLogin("code", "WDJB", "https://login.example"), 5.0, sleep)
     assert (got.access, pauses) == ("a", [5.0, 10.0, 10.0])
 
 
@@ -420,14 +420,14 @@ class Alone(Authority):
 async def test_a_server_that_was_moved_is_not_shown_who_the_hub_was_at_another(tmp_path: Path) -> None:
     """Where neither says who it is, both have no name: what the hub registered as there is told apart by the place."""
     people: list[asyncio.Task[int]] = []
-    client = Client("client-of-old", "secret-of-old", "client_secret_basic", "http://127.0.0.1:1/callback")
-    kept = Kept(Token("t"), client, "", "https://old.example/token", "https://old.example", "https://old.example/mcp")
+    client = OAuthClient("client-of-old", "secret-of-old", "client_secret_basic", "http://127.0.0.1:1/callback")
+    kept = StoredLogin(StoredToken("t"), client, "", "https://old.example/token", "https://old.example", "https://old.example/mcp")
     vault = Vault(tmp_path)
     vault.put(Slot("s"), msgspec.json.encode(kept))
     async with Alone() as server:
         settings = ServerSettings(ServerName("s"), HttpSettings(f"{server.url}/mcp"))
         show = lambda shown: people.append(asyncio.create_task(visit(shown.address)))  # noqa: E731
-        await log_in(Wanted(settings, within=10.0), vault, show)
+        await log_in(LoginOptions(settings, within=10.0), vault, show)
         await asyncio.gather(*people)
     assert [asked["client_id"] for asked in server.asked] == ["client-1"]
     assert all("authorization" not in head for head in server.heads)

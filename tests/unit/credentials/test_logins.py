@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.app.login import Shown, Wanted, log_in
+from isthmus.app.login import LoginOptions, LoginPrompt, log_in
 from isthmus.credentials import login as module
 from isthmus.credentials import logins
 from isthmus.credentials.vault import Slot, Vault
@@ -46,10 +46,10 @@ async def called(hub: InProcess, caller: Caller) -> Outcome:
 async def logged_in(hub: InProcess, state: Path, caller: Subject | None = None) -> None:
     people: list[asyncio.Task[int]] = []
 
-    def show(shown: Shown) -> None:
+    def show(shown: LoginPrompt) -> None:
         people.append(asyncio.create_task(visit(shown.address)))
 
-    await log_in(Wanted(hub.running.configuration.servers[0], caller, within=10.0), Vault(state), show)
+    await log_in(LoginOptions(hub.running.configuration.servers[0], caller, within=10.0), Vault(state), show)
     await asyncio.gather(*people)
 
 
@@ -266,7 +266,7 @@ async def test_a_login_is_renewed_with_the_secret_that_is_configured_now(
             settings = hub.running.configuration.servers[0]
         people: list[asyncio.Task[int]] = []
         show = lambda shown: people.append(asyncio.create_task(visit(shown.address)))  # noqa: E731
-        await log_in(Wanted(settings, within=10.0), Vault(tmp_path / "state"), show)
+        await log_in(LoginOptions(settings, within=10.0), Vault(tmp_path / "state"), show)
         authority.expires_in = 3600
         async with hub_of(tmp_path, {"s": entry_of(server, issuer=authority.url, **now)}) as hub:
             await eventually(lambda: authority.count("refresh_token") == 1, "it is renewed")

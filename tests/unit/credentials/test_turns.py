@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.credentials import turns
-from isthmus.credentials.turns import turn
+from isthmus.credentials import vault
+from isthmus.credentials.vault import turn
 
 
 async def test_one_waits_until_the_other_is_done(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ async def test_one_waits_until_the_other_is_done(tmp_path: Path) -> None:
 async def test_who_stands_still_is_not_waited_for_and_where_there_can_be_no_file_nobody_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "TURN_SECONDS", 0.05)
+    monkeypatch.setattr(vault, "TURN_SECONDS", 0.05)
     async with turn(tmp_path / "x"), turn(tmp_path / "x"):
         pass
     async with turn(tmp_path / "no" / "x"), turn(tmp_path / "no" / "x"):
@@ -51,5 +51,5 @@ async def test_where_files_cannot_be_locked_nobody_waits(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    async with asyncio.timeout(turns.TURN_SECONDS / 2), turn(tmp_path / "x"), turn(tmp_path / "x"):
+    async with asyncio.timeout(vault.TURN_SECONDS / 2), turn(tmp_path / "x"), turn(tmp_path / "x"):
         pass

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.identity import issuers as module
+from isthmus.identity.dpop_proofs import Proofs, ProvenRequest
 from isthmus.identity.issuers import KEEP_SECONDS, OPEN_SECONDS, Issuer, Issuers, Unproven
-from isthmus.identity.jwt import Key, KeySet, Token, read_keys, read_token
-from isthmus.identity.proofs import Asked, Proofs
+from isthmus.identity.jwt import Key, KeySet, SignedToken, read_keys, read_token
 from isthmus.identity.settings import ALGORITHMS, IssuerSettings
 from isthmus.model.callers import Caller, Grants, Unprovable
 from tests.issuer import encoded, jwk_of, jwks, private_key
-from tests.unit.identity.test_proofs import URL, proof, thumbprint_of
+from tests.unit.identity.test_dpop_proofs import URL, proof, thumbprint_of
 
 ISSUER = "https://login.example"
 HUB = "https://hub.example"
@@ -185,10 +185,10 @@ def test_a_token_is_good_until_it_expires_however_often_it_was_shown() -> None:
 
 
 def test_a_signature_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    checked: list[Token] = []
+    checked: list[SignedToken] = []
     genuine = Key.has_signed
 
-    def has_signed(key: Key, token: Token) -> bool:
+    def has_signed(key: Key, token: SignedToken) -> bool:
         checked.append(token)
         return genuine(key, token)
 
@@ -340,7 +340,7 @@ def test_what_has_not_the_form_of_a_token_is_somebody_elses() -> None:
 
 def test_an_issuer_speaks_for_itself_alone() -> None:
     other = read_token(token(iss="https://other.example"))
-    assert isinstance(other, Token)
+    assert isinstance(other, SignedToken)
     looked = made(Clock()).look_at(other, b"digest")
     assert isinstance(looked, Unproven)
     assert looked.reason == "it is from another issuer"
@@ -380,7 +380,7 @@ class Bound:
         credential = shown or self.token
         ath = encoded(hashlib.sha256(credential).digest())
         made = proof(**{"iat": int(self.clock.now), "ath": ath, "jti": f"{len(self.heard)}", **claims})
-        return self.all.bound_caller_of(credential, Asked(made.encode(), "POST", [URL]), is_proved=is_proved)
+        return self.all.bound_caller_of(credential, ProvenRequest(made.encode(), "POST", [URL]), is_proved=is_proved)
 
 
 def test_a_bound_token_is_good_with_a_proof_and_no_good_without() -> None:

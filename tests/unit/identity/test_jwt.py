@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.identity.jwt import KEYS_MAX, TOKEN_BYTES_MAX, KeySet, Token, looks_signed, read_keys, read_token
+from isthmus.identity.jwt import KEYS_MAX, TOKEN_BYTES_MAX, KeySet, SignedToken, looks_signed, read_keys, read_token
 from isthmus.identity.settings import ALGORITHMS, Algorithm
 from tests.issuer import encoded, jwk_of, jwks, private_key
 
@@ -24,9 +24,9 @@ def _signed(algorithm: str, **header: Any) -> bytes:
     return jwt.encode(CLAIMS, private_key(algorithm), algorithm=algorithm, headers=header).encode()
 
 
-def _read(credential: bytes) -> Token:
+def _read(credential: bytes) -> SignedToken:
     token = read_token(credential)
-    assert isinstance(token, Token), token
+    assert isinstance(token, SignedToken), token
     return token
 
 
@@ -86,7 +86,7 @@ def test_a_key_has_one_algorithm_whatever_a_token_would_like() -> None:
 def test_a_key_that_names_no_algorithm_has_that_of_its_kind(
     algorithm: str, configured: tuple[Algorithm, ...], expected: str
 ) -> None:
-    [key] = _keys(algorithm, *configured).for_token(Token(expected, None, {}, b"", b""))
+    [key] = _keys(algorithm, *configured).for_token(SignedToken(expected, None, {}, b"", b""))
     assert key.algorithm == expected
 
 
@@ -117,7 +117,7 @@ def test_keys_that_are_not_for_this_are_left_out(members: dict[str, Any]) -> Non
     keys = read_keys(jwks(bad, good), ("RS256",))
 
     assert len(keys) == 1
-    assert keys.for_token(Token("RS256", "bad", {}, b"", b"")) == ()
+    assert keys.for_token(SignedToken("RS256", "bad", {}, b"", b"")) == ()
     with pytest.raises(ValueError, match="none of its keys"):
         read_keys(jwks(bad), ("RS256",))
 
@@ -147,9 +147,9 @@ def test_a_set_has_so_many_keys_and_no_more() -> None:
 def test_a_key_is_only_looked_up_by_its_id() -> None:
     keys = read_keys(jwks(jwk_of(private_key("EdDSA"), kid="a"), jwk_of(private_key("ES256"), kid="b")), ALGORITHMS)
 
-    assert [key.id for key in keys.for_token(Token("EdDSA", "a", {}, b"", b""))] == ["a"]
-    assert keys.for_token(Token("EdDSA", "../../dev/null", {}, b"", b"")) == ()
-    assert keys.for_token(Token("EdDSA", None, {}, b"", b"")) == (), "which of two is meant, nobody can say"
+    assert [key.id for key in keys.for_token(SignedToken("EdDSA", "a", {}, b"", b""))] == ["a"]
+    assert keys.for_token(SignedToken("EdDSA", "../../dev/null", {}, b"", b"")) == ()
+    assert keys.for_token(SignedToken("EdDSA", None, {}, b"", b"")) == (), "which of two is meant, nobody can say"
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_a_header_that_cannot_be_honoured_is_refused(header: object, reason: str
 @pytest.mark.parametrize("kind", ["JWT", "jwt", "at+jwt", "application/at+JWT", None])
 def test_an_access_token_may_say_that_it_is_one(kind: str | None) -> None:
     header = {"alg": "RS256", **({} if kind is None else {"typ": kind})}
-    assert isinstance(read_token(f"{encoded(header)}.{encoded(CLAIMS)}.AA".encode()), Token)
+    assert isinstance(read_token(f"{encoded(header)}.{encoded(CLAIMS)}.AA".encode()), SignedToken)
 
 
 @pytest.mark.parametrize(
@@ -210,13 +210,13 @@ def test_only_what_has_the_form_of_a_token_is_looked_at() -> None:
 
 @given(st.binary(max_size=400))
 def test_no_credential_makes_it_raise(credential: bytes) -> None:
-    assert isinstance(read_token(credential), str | Token)
+    assert isinstance(read_token(credential), str | SignedToken)
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=5))
 def test_no_header_makes_it_raise(value: Any) -> None:
     head = {"alg": value, "kid": value, "typ": value}
-    assert isinstance(read_token(f"{encoded(head)}.{encoded({'exp': value})}.AA".encode()), str | Token)
+    assert isinstance(read_token(f"{encoded(head)}.{encoded({'exp': value})}.AA".encode()), str | SignedToken)
 
 
 def test_every_algorithm_is_asymmetric() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.frontends.http.bodies import joined
+from isthmus.frontends.http.request_cycle import join_headers
 from isthmus.identity.keys import KeyRing, bound_of, credential_of, digest_of, parse_key
 from isthmus.model.callers import Caller, Grants
 
@@ -106,7 +106,7 @@ def test_a_key_is_tried_for_its_length_and_nothing_else(text: str) -> None:
     ],
 )
 def test_a_request_has_one_key_or_none(headers: list[tuple[bytes, bytes]], key: bytes | None) -> None:
-    assert credential_of(joined(headers)) == key
+    assert credential_of(join_headers(headers)) == key
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_request_has_one_key_or_none(headers: list[tuple[bytes, bytes]], key: 
 def test_a_token_that_is_bound_to_a_key_is_found_with_its_proof(
     headers: list[tuple[bytes, bytes]], shown: tuple[bytes, bytes] | None
 ) -> None:
-    assert bound_of(joined(headers)) == shown
+    assert bound_of(join_headers(headers)) == shown
 
 
 def test_a_key_beside_a_bound_token_is_none() -> None:

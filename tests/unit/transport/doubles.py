@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
-from isthmus.transport.egress import Origin
-from isthmus.transport.http import Lost
+from isthmus.transport.egress import HttpOrigin
+from isthmus.transport.http import ConnectionLost
 
 PATIENCE_SECONDS = 30.0
 """How long what must come may take; only a machine that stands still is slower."""
@@ -69,7 +69,7 @@ class Server:
         self._tls = tls
         self._accepted: asyncio.Queue[Peer] = asyncio.Queue()
         self._peers: list[Peer] = []
-        self.origin = Origin("http", "127.0.0.1", 1)
+        self.origin = HttpOrigin("http", "127.0.0.1", 1)
 
     @property
     def accepted(self) -> int:
@@ -78,7 +78,7 @@ class Server:
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=self._tls)
         port = self._server.sockets[0].getsockname()[1]
-        self.origin = Origin("https", "localhost", port) if self._tls else Origin("http", "127.0.0.1", port)
+        self.origin = HttpOrigin("https", "localhost", port) if self._tls else HttpOrigin("http", "127.0.0.1", port)
         return self
 
     async def __aexit__(
@@ -111,7 +111,7 @@ class Recorder:
         self.status = 0
         self.headers: Mapping[str, str] = {}
         self.body = b""
-        self.lost: Lost | None = None
+        self.lost: ConnectionLost | None = None
         self._is_over = asyncio.Event()
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
@@ -126,7 +126,7 @@ class Recorder:
         self.heard.append("end")
         self._is_over.set()
 
-    def on_lost(self, lost: Lost) -> None:
+    def on_lost(self, lost: ConnectionLost) -> None:
         self.heard.append("lost")
         self.lost = lost
         self._is_over.set()
@@ -136,7 +136,7 @@ class Recorder:
             await self._is_over.wait()
         return self
 
-    async def loss(self) -> Lost:
+    async def loss(self) -> ConnectionLost:
         await self.over()
         assert self.lost is not None, f"heard {self.heard} with status {self.status}"
         return self.lost

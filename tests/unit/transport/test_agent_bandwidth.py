@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from isthmus.transport import read_quota as module
-from isthmus.transport.agent_bandwidth import SLICE_SECONDS, Share, Shares
+from isthmus.transport.agent_bandwidth import SLICE_SECONDS, AgentBandwidth, AgentShare
 from isthmus.transport.read_quota import SharedReadQuota
 
 FLOODING = 60
@@ -23,14 +23,14 @@ class Clock:
         monkeypatch.setattr(module, "perf_counter", lambda: self.seconds)
 
 
-def portions(share: Share, take: Callable[[bytes], None]) -> SharedReadQuota:
+def portions(share: AgentShare, take: Callable[[bytes], None]) -> SharedReadQuota:
     made = SharedReadQuota(take, share, pause=lambda: None, resume=lambda: None)
     made.portion_bytes = 1
     return made
 
 
 async def test_sixty_that_flood_take_no_more_of_a_turn_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, shares, taken = Clock(monkeypatch), Shares(), list[int]()
+    clock, shares, taken = Clock(monkeypatch), AgentBandwidth(), list[int]()
 
     def take(number: int, _: bytes) -> None:
         taken.append(number)
@@ -52,7 +52,7 @@ async def test_sixty_that_flood_take_no_more_of_a_turn_than_one(monkeypatch: pyt
 
 
 async def test_what_is_quick_is_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, share, taken = Clock(monkeypatch), Shares().of(None), list[bytes]()
+    clock, share, taken = Clock(monkeypatch), AgentBandwidth().of(None), list[bytes]()
 
     def take(data: bytes) -> None:
         taken.append(data)
@@ -71,7 +71,7 @@ def fail() -> None:
 
 
 async def test_work_that_fails_is_followed_by_the_next() -> None:
-    share, done = Shares().of(None), list[int]()
+    share, done = AgentBandwidth().of(None), list[int]()
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
     share.later(fail)
     share.later(lambda: done.append(1))
@@ -81,7 +81,7 @@ async def test_work_that_fails_is_followed_by_the_next() -> None:
 
 
 async def test_a_group_is_forgotten_with_its_last_socket() -> None:
-    shares = Shares()
+    shares = AgentBandwidth()
     share = shares.of("a")
     assert shares.of("a") is share
     assert shares.of("b") is not share

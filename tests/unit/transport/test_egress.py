@@ -8,12 +8,12 @@ import pytest
 import trustme
 
 from isthmus.transport.egress import (
-    Address,
+    DialAddress,
     DialFailed,
     Egress,
     EgressRefused,
     Guarded,
-    Origin,
+    HttpOrigin,
     parse_url,
     permitted,
     refusal_of,
@@ -28,13 +28,13 @@ class Names:
         self._answers = list(answers)
         self.asked = 0
 
-    async def __call__(self, origin: Origin) -> list[Address]:
+    async def __call__(self, origin: HttpOrigin) -> list[DialAddress]:
         self.asked += 1
         addresses = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
-        return [Address(socket.AF_INET, (address, origin.port)) for address in addresses]
+        return [DialAddress(socket.AF_INET, (address, origin.port)) for address in addresses]
 
 
-async def dial(egress: Egress, origin: Origin, *, is_configured: bool = True, within: float = 5.0) -> str:
+async def dial(egress: Egress, origin: HttpOrigin, *, is_configured: bool = True, within: float = 5.0) -> str:
     """Dial, close again, and say whose address it was."""
     transport, _ = await egress.dial(origin, asyncio.Protocol, is_configured=is_configured, within=within)
     address = str(transport.get_extra_info("peername")[0])
@@ -46,15 +46,15 @@ async def dial(egress: Egress, origin: Origin, *, is_configured: bool = True, wi
 @pytest.mark.parametrize(
     ("url", "origin", "target"),
     [
-        ("http://example.com", Origin("http", "example.com", 80), "/"),
-        ("https://Example.COM:8443/mcp?a=b#c", Origin("https", "example.com", 8443), "/mcp?a=b"),
-        ("HTTP://[::1]:90/x", Origin("http", "::1", 90), "/x"),
-        ("http://bücher.example/straße", Origin("http", "xn--bcher-kva.example", 80), "/stra%C3%9Fe"),
-        ("http://127。0。0。1/", Origin("http", "127.0.0.1", 80), "/"),
-        ("http://h/a%2Fb?q=%20&r=é", Origin("http", "h", 80), "/a%2Fb?q=%20&r=%C3%A9"),
+        ("http://example.com", HttpOrigin("http", "example.com", 80), "/"),
+        ("https://Example.COM:8443/mcp?a=b#c", HttpOrigin("https", "example.com", 8443), "/mcp?a=b"),
+        ("HTTP://[::1]:90/x", HttpOrigin("http", "::1", 90), "/x"),
+        ("http://bücher.example/straße", HttpOrigin("http", "xn--bcher-kva.example", 80), "/stra%C3%9Fe"),
+        ("http://127。0。0。1/", HttpOrigin("http", "127.0.0.1", 80), "/"),
+        ("http://h/a%2Fb?q=%20&r=é", HttpOrigin("http", "h", 80), "/a%2Fb?q=%20&r=%C3%A9"),
     ],
 )
-def test_a_url_is_split_into_whom_to_dial_and_what_to_ask(url: str, origin: Origin, target: str) -> None:
+def test_a_url_is_split_into_whom_to_dial_and_what_to_ask(url: str, origin: HttpOrigin, target: str) -> None:
     assert parse_url(url) == (origin, target)
 
 
@@ -100,9 +100,9 @@ def test_a_complaint_about_a_url_tells_no_secret() -> None:
 
 
 def test_the_host_header_leaves_out_the_schemes_own_port() -> None:
-    assert Origin("https", "h", 443).authority == "h"
-    assert Origin("http", "h", 443).authority == "h:443"
-    assert str(Origin("http", "::1", 80)) == "http://[::1]"
+    assert HttpOrigin("https", "h", 443).authority == "h"
+    assert HttpOrigin("http", "h", 443).authority == "h:443"
+    assert str(HttpOrigin("http", "::1", 80)) == "http://[::1]"
 
 
 NOT_PUBLIC = """
@@ -135,7 +135,7 @@ async def test_a_configured_server_may_be_on_loopback(server: Server) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1", "0", "2130706433", "0x7f000001", "0177.0.0.1"])
 async def test_a_callers_address_is_judged_by_what_it_resolves_to(server: Server, host: str) -> None:
     with pytest.raises(EgressRefused, match="may not be dialled"):
-        await dial(Egress(), Origin("http", host, server.origin.port), is_configured=False)
+        await dial(Egress(), HttpOrigin("http", host, server.origin.port), is_configured=False)
     assert server.accepted == 0
 
 
@@ -143,13 +143,13 @@ async def test_a_callers_address_is_judged_by_what_it_resolves_to(server: Server
 async def test_names_of_private_networks_are_refused_unresolved(host: str) -> None:
     names = Names(["8.8.8.8"])
     with pytest.raises(EgressRefused, match="private network"):
-        await dial(Egress(resolver=names), Origin("http", host, 80), is_configured=False)
+        await dial(Egress(resolver=names), HttpOrigin("http", host, 80), is_configured=False)
     assert names.asked == 0
 
 
 async def test_a_name_is_resolved_once_and_the_checked_address_dialled(server: Server) -> None:
     names = Names(["127.0.0.1"], ["127.0.0.2"])
-    origin = Origin("http", "rebinding.example", server.origin.port)
+    origin = HttpOrigin("http", "rebinding.example", server.origin.port)
     assert await dial(Egress(resolver=names), origin) == "127.0.0.1"
     assert names.asked == 1
 
@@ -158,17 +158,17 @@ async def test_every_new_connection_is_checked_again() -> None:
     egress = Egress(resolver=Names(["192.0.2.1"], ["127.0.0.1"]))
     for _ in range(2):
         with pytest.raises(EgressRefused):
-            await dial(egress, Origin("http", "rebinding.example", 80), is_configured=False)
+            await dial(egress, HttpOrigin("http", "rebinding.example", 80), is_configured=False)
 
 
 async def test_the_next_address_is_tried_when_one_fails(server: Server) -> None:
-    origin = Origin("http", "two.example", server.origin.port)
+    origin = HttpOrigin("http", "two.example", server.origin.port)
     assert await dial(Egress(resolver=Names(["127.0.0.2", "127.0.0.1"])), origin) == "127.0.0.1"
 
 
 def test_of_mixed_addresses_only_the_public_ones_are_left() -> None:
-    origin = Origin("http", "mixed.example", 80)
-    private, public = (Address(socket.AF_INET, (address, 80)) for address in ("127.0.0.1", "8.8.8.8"))
+    origin = HttpOrigin("http", "mixed.example", 80)
+    private, public = (DialAddress(socket.AF_INET, (address, 80)) for address in ("127.0.0.1", "8.8.8.8"))
     assert permitted(origin, [private, public]) == [public]
     with pytest.raises(EgressRefused, match=r"mixed\.example .* loopback"):
         permitted(origin, [private])
@@ -177,13 +177,13 @@ def test_of_mixed_addresses_only_the_public_ones_are_left() -> None:
 async def test_any_other_failure_is_told_in_the_systems_words() -> None:
     egress = Egress(resolver=Names(["255.255.255.255"]))
     with pytest.raises(DialFailed, match=r"[a-z ]+ at 255\.255\.255\.255:80$"):
-        await dial(egress, Origin("http", "broadcast.example", 80))
+        await dial(egress, HttpOrigin("http", "broadcast.example", 80))
 
 
 async def test_a_refused_connection_is_told_with_its_address() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        origin = Origin("http", "127.0.0.1", taken.getsockname()[1])
+        origin = HttpOrigin("http", "127.0.0.1", taken.getsockname()[1])
         with pytest.raises(DialFailed) as caught:
             await dial(Egress(), origin)
     assert caught.value.reason == f"connection refused by 127.0.0.1:{origin.port}"
@@ -192,7 +192,7 @@ async def test_a_refused_connection_is_told_with_its_address() -> None:
 
 async def test_an_unknown_host_is_told_by_name() -> None:
     with pytest.raises(DialFailed, match=r"no address for host no-such-host\.invalid"):
-        await dial(Egress(), Origin("http", "no-such-host.invalid", 80))
+        await dial(Egress(), HttpOrigin("http", "no-such-host.invalid", 80))
 
 
 async def test_a_silent_address_leaves_time_for_the_next(server: Server) -> None:
@@ -205,17 +205,17 @@ async def test_a_silent_address_leaves_time_for_the_next(server: Server) -> None
                 sock.setblocking(False)
                 sock.connect_ex(full.getsockname())
             names = Names(["127.0.0.3", "127.0.0.1"])
-            origin = Origin("http", "two.example", server.origin.port)
+            origin = HttpOrigin("http", "two.example", server.origin.port)
             assert await dial(Egress(resolver=names), origin, within=4.0) == "127.0.0.1"
 
 
 async def test_a_silent_resolver_is_not_waited_for() -> None:
-    async def never(origin: Origin) -> list[Address]:
+    async def never(origin: HttpOrigin) -> list[DialAddress]:
         await asyncio.Event().wait()
         return []
 
     with pytest.raises(DialFailed, match="not resolved within"):
-        await dial(Egress(resolver=never), Origin("http", "slow.example", 80), within=0.01)
+        await dial(Egress(resolver=never), HttpOrigin("http", "slow.example", 80), within=0.01)
 
 
 async def test_tls_verifies_the_name_that_was_asked_for() -> None:
@@ -226,11 +226,11 @@ async def test_tls_verifies_the_name_that_was_asked_for() -> None:
     egress = Egress(ours, resolver=Names(["127.0.0.1"]))
     async with Server(theirs) as server:
         port = server.origin.port
-        assert await dial(egress, Origin("https", "right.example", port)) == "127.0.0.1"
+        assert await dial(egress, HttpOrigin("https", "right.example", port)) == "127.0.0.1"
         with pytest.raises(DialFailed, match=r"TLS: certificate verify failed: Hostname mismatch"):
-            await dial(egress, Origin("https", "wrong.example", port))
+            await dial(egress, HttpOrigin("https", "wrong.example", port))
         with pytest.raises(DialFailed, match="TLS: certificate verify failed"):
-            await dial(Egress(resolver=Names(["127.0.0.1"])), Origin("https", "right.example", port))
+            await dial(Egress(resolver=Names(["127.0.0.1"])), HttpOrigin("https", "right.example", port))
 
 
 async def test_plain_http_behind_an_https_url_is_told_as_tls_trouble(server: Server) -> None:
@@ -240,14 +240,14 @@ async def test_plain_http_behind_an_https_url_is_told_as_tls_trouble(server: Ser
 
     answering = asyncio.create_task(answer())
     with pytest.raises(DialFailed, match="TLS: "):
-        await dial(Egress(), Origin("https", "127.0.0.1", server.origin.port))
+        await dial(Egress(), HttpOrigin("https", "127.0.0.1", server.origin.port))
     await answering
 
 
 async def test_what_callers_named_is_never_private_whoever_dials_it() -> None:
     async with Server() as server:
         names = Names(["127.0.0.1"])
-        origin = Origin("http", "rebinding.example", server.origin.port)
+        origin = HttpOrigin("http", "rebinding.example", server.origin.port)
         assert await dial(Egress(resolver=names), origin) == "127.0.0.1"
         guarded = Guarded(Egress(resolver=names))
         assert "loopback" in (await guarded.refusal(origin, within=5.0) or "")
@@ -262,7 +262,7 @@ async def test_a_server_proves_itself_by_the_authority_that_is_named_and_by_no_o
     authority.issue_cert("right.example").configure_cert(theirs)
     names = Names(["127.0.0.1"])
     async with Server(theirs) as server:
-        origin = Origin("https", "right.example", server.origin.port)
+        origin = HttpOrigin("https", "right.example", server.origin.port)
         egress = Egress(resolver=names)
         assert await dial(egress.trusting(authority.cert_pem.bytes().decode()), origin) == "127.0.0.1"
         with pytest.raises(DialFailed, match="certificate verify failed"):

@@ -11,7 +11,7 @@ import trustme
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.transport import http_connection
-from isthmus.transport.egress import Egress, Origin
+from isthmus.transport.egress import Egress, HttpOrigin
 from isthmus.transport.http import HttpClient, Ticket, header_lines, request_head
 from tests.unit.transport.doubles import OK, PATIENCE_SECONDS, Peer, Recorder, Server
 
@@ -289,7 +289,7 @@ async def test_after_a_while_a_connection_is_asked_before_it_is_written_to(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         client = HttpClient(
-            Origin("http", "127.0.0.1", listener.getsockname()[1]), Egress(), background, is_configured=True
+            HttpOrigin("http", "127.0.0.1", listener.getsockname()[1]), Egress(), background, is_configured=True
         )
         sink = Recorder()
         ask(client, sink)
@@ -312,7 +312,7 @@ async def test_a_write_that_fails_at_once_is_known_not_to_have_left(background: 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         client = HttpClient(
-            Origin("http", "127.0.0.1", listener.getsockname()[1]), Egress(), background, is_configured=True
+            HttpOrigin("http", "127.0.0.1", listener.getsockname()[1]), Egress(), background, is_configured=True
         )
         sink = Recorder()
         ask(client, sink)
@@ -404,7 +404,7 @@ async def test_a_freed_place_is_dialled_for_whoever_waits(server: Server, backgr
 async def test_a_failed_dial_loses_what_waited_for_it(background: BackgroundTasks) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        origin = Origin("http", "127.0.0.1", taken.getsockname()[1])
+        origin = HttpOrigin("http", "127.0.0.1", taken.getsockname()[1])
         client = HttpClient(origin, Egress(), background, is_configured=True, limit=2)
         sinks = [Recorder() for _ in range(5)]
         for sink in sinks:
@@ -427,7 +427,7 @@ async def test_a_target_that_may_not_be_dialled_is_lost_unsent(server: Server, b
 
 
 async def test_a_dial_that_crashes_loses_its_request(server: Server, background: BackgroundTasks) -> None:
-    async def broken(origin: Origin) -> list[http_connection.Connection]:
+    async def broken(origin: HttpOrigin) -> list[http_connection.ClientConnection]:
         raise ZeroDivisionError
 
     client = HttpClient(server.origin, Egress(resolver=broken), background, is_configured=True)  # type: ignore[arg-type]
@@ -523,7 +523,7 @@ async def test_nothing_is_written_after_an_abort_in_the_same_turn(background: Ba
     with socket.create_server(("127.0.0.1", 0)) as listener, bell, rope:
         listener.setblocking(False)
         client = HttpClient(
-            Origin("http", "127.0.0.1", listener.getsockname()[1]), Egress(), background, is_configured=True
+            HttpOrigin("http", "127.0.0.1", listener.getsockname()[1]), Egress(), background, is_configured=True
         )
         first = ask(client, Recorder(), BIG)
         with (await loop.sock_accept(listener))[0] as peer:
@@ -644,4 +644,4 @@ def test_a_header_cannot_break_out_of_its_line(headers: dict[str, str]) -> None:
 )
 def test_a_request_line_cannot_be_broken(method: str, target: str) -> None:
     with pytest.raises(ValueError, match="is not a"):
-        request_head(method, target, Origin("http", "h", 80), {})
+        request_head(method, target, HttpOrigin("http", "h", 80), {})

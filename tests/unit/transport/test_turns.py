@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from isthmus.transport.turns import AT_ONCE, Turns
+from isthmus.transport.agent_bandwidth import AT_ONCE, LoopTurns
 
 
 async def test_a_few_things_are_done_at_once_in_every_turn() -> None:
-    turns, done = Turns(), list[int]()
+    turns, done = LoopTurns(), list[int]()
     for turn in range(3):
         for number in range(AT_ONCE):
             turns.do(partial(done.append, number))
@@ -18,7 +18,7 @@ async def test_a_few_things_are_done_at_once_in_every_turn() -> None:
 
 
 async def test_many_things_take_as_many_turns_as_they_need_and_keep_their_order() -> None:
-    turns, done = Turns(), list[int]()
+    turns, done = LoopTurns(), list[int]()
     for number in range(3 * AT_ONCE):
         turns.do(partial(done.append, number))
     counts = [len(done)]
@@ -30,7 +30,7 @@ async def test_many_things_take_as_many_turns_as_they_need_and_keep_their_order(
 
 
 async def test_what_comes_while_others_wait_is_done_after_them() -> None:
-    turns, done = Turns(), list[str]()
+    turns, done = LoopTurns(), list[str]()
     for _ in range(AT_ONCE + 1):
         turns.do(partial(done.append, "early"))
     turns.do(partial(done.append, "late"))
@@ -39,7 +39,7 @@ async def test_what_comes_while_others_wait_is_done_after_them() -> None:
 
 
 async def test_what_fails_keeps_nobody_from_his_turn() -> None:
-    turns, done, errors = Turns(), list[int](), list[object]()
+    turns, done, errors = LoopTurns(), list[int](), list[object]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["exception"]))
     for number in range(AT_ONCE):
         turns.do(partial(done.append, number))

@@ -19,8 +19,8 @@ from websockets.frames import Frame, Opcode
 from websockets.typing import Subprotocol
 
 from isthmus.transport import socket_channel as module
-from isthmus.transport.egress import SOCKET_SCHEMES, DialFailed, Egress, EgressRefused, Origin, parse_url
-from isthmus.transport.websocket import DialledSocket, Endpoint, HandshakeFailed
+from isthmus.transport.egress import SOCKET_SCHEMES, DialFailed, Egress, EgressRefused, HttpOrigin, parse_url
+from isthmus.transport.websocket import DialledSocket, HandshakeFailed, WebSocketAddress
 from tests.unit.transport.doubles import Peer, Server
 
 LIMIT_BYTES = 100_000
@@ -61,14 +61,14 @@ class Ear:
         return reason
 
 
-async def connect(origin: Origin, ear: Ear, *, tls: ssl.SSLContext | None = None, **more: Any) -> DialledSocket:
-    endpoint = Endpoint(origin, "/mcp?a=1", ("mcp",), LIMIT_BYTES, **more)
+async def connect(origin: HttpOrigin, ear: Ear, *, tls: ssl.SSLContext | None = None, **more: Any) -> DialledSocket:
+    endpoint = WebSocketAddress(origin, "/mcp?a=1", ("mcp",), LIMIT_BYTES, **more)
     ear.channel = await DialledSocket.connect(Egress(tls), endpoint, ear, is_configured=True, within=5.0)
     return ear.channel
 
 
-def socket_origin(server: Server) -> Origin:
-    return Origin("wss" if server.origin.is_secure else "ws", server.origin.host, server.origin.port)
+def socket_origin(server: Server) -> HttpOrigin:
+    return HttpOrigin("wss" if server.origin.is_secure else "ws", server.origin.host, server.origin.port)
 
 
 def accepting(request: bytes, *lines: str) -> bytes:
@@ -126,16 +126,16 @@ class Echo:
 
 
 @pytest_asyncio.fixture
-async def echo() -> AsyncIterator[tuple[Echo, Origin]]:
+async def echo() -> AsyncIterator[tuple[Echo, HttpOrigin]]:
     heard = Echo()
     async with serve(heard.talk, "127.0.0.1", 0, subprotocols=[Subprotocol("mcp")], max_size=None) as server:
-        yield heard, Origin("ws", "127.0.0.1", next(iter(server.sockets)).getsockname()[1])
+        yield heard, HttpOrigin("ws", "127.0.0.1", next(iter(server.sockets)).getsockname()[1])
 
 
 # -- opening ---------------------------------------------------------------------------------------------------------
 
 
-async def test_messages_go_and_come_and_the_goodbye_is_said(echo: tuple[Echo, Origin]) -> None:
+async def test_messages_go_and_come_and_the_goodbye_is_said(echo: tuple[Echo, HttpOrigin]) -> None:
     heard, origin = echo
     ear = Ear()
     channel = await connect(origin, ear, headers={"Authorization": "Bearer secret"})
@@ -173,7 +173,7 @@ async def test_tls_is_the_guards(server: Server) -> None:
 
 
 async def test_an_address_that_may_not_be_dialled_is_not(server: Server) -> None:
-    endpoint = Endpoint(socket_origin(server), "/", ("mcp",), LIMIT_BYTES)
+    endpoint = WebSocketAddress(socket_origin(server), "/", ("mcp",), LIMIT_BYTES)
     with pytest.raises(EgressRefused, match="loopback"):
         await DialledSocket.connect(Egress(), endpoint, Ear(), is_configured=False, within=5.0)
     assert server.accepted == 0
@@ -212,10 +212,10 @@ async def test_another_subprotocol_is_refused_and_none_is_not(server: Server) ->
 
 
 async def test_of_several_subprotocols_the_server_chooses_one_or_none(
-    echo: tuple[Echo, Origin], server: Server
+    echo: tuple[Echo, HttpOrigin], server: Server
 ) -> None:
     heard, origin = echo
-    endpoint = Endpoint(origin, "/", ("other", "mcp"), LIMIT_BYTES)
+    endpoint = WebSocketAddress(origin, "/", ("other", "mcp"), LIMIT_BYTES)
     channel = await DialledSocket.connect(Egress(), endpoint, Ear(), is_configured=True, within=5.0)
     assert (channel.chosen, heard.requests[0].headers["Sec-WebSocket-Protocol"]) == ("mcp", "other, mcp")
     await channel.aclose()
@@ -225,7 +225,7 @@ async def test_of_several_subprotocols_the_server_chooses_one_or_none(
 
 
 async def test_a_handshake_that_takes_too_long_is_given_up(server: Server) -> None:
-    endpoint = Endpoint(socket_origin(server), "/", ("mcp",), LIMIT_BYTES)
+    endpoint = WebSocketAddress(socket_origin(server), "/", ("mcp",), LIMIT_BYTES)
     with pytest.raises(HandshakeFailed, match=r"within 0\.3 s"):
         await DialledSocket.connect(Egress(), endpoint, Ear(), is_configured=True, within=0.3)
     await (await server.accept()).rest()
@@ -263,8 +263,8 @@ async def test_secrets_are_not_logged_at_any_level(server: Server, caplog: pytes
 
 
 def test_addresses_of_websockets_are_told_apart_from_others() -> None:
-    assert parse_url("wss://h/x", SOCKET_SCHEMES) == (Origin("wss", "h", 443), "/x")
-    assert str(Origin("ws", "h", 80)) == "ws://h"
+    assert parse_url("wss://h/x", SOCKET_SCHEMES) == (HttpOrigin("wss", "h", 443), "/x")
+    assert str(HttpOrigin("ws", "h", 80)) == "ws://h"
     with pytest.raises(ValueError, match="must start with ws:// or wss://"):
         parse_url("http://h/x", SOCKET_SCHEMES)
     with pytest.raises(ValueError, match="must start with http:// or https://"):

@@ -1,258 +1,124 @@
-"""The caller's side of a call over HTTP: answers as soon as the call ends, without a task waiting for it.
+"""What the caller's side of a call does alike on every carrier of MCP.
 
-A quick answer is plain JSON, what precedes a slow one makes it a stream. Which connection of an earlier caller hears
-that stream is the tape's matter (`replays`).
+Which events it passes on, how it is asked, and how it answers in the caller's era; how a message travels is the
+carrier's.
 """
 
 from __future__ import annotations
 
-import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
+from functools import partial
 
 import msgspec
 
-from isthmus.core.calls.deadlines import Bucket, Deadlines
-from isthmus.frontends.http.bodies import CROWDED_BYTES, JSON, STREAM, KeepAlive
-from isthmus.frontends.http.request_cycle import Peer
+from isthmus.core.calls.inflight import InFlight
+from isthmus.core.ports.exchange import Report
 from isthmus.frontends.mcp.asker import Asker
-from isthmus.frontends.mcp.caller_side import CallerSide
-from isthmus.frontends.mcp.dialogue import Answer
+from isthmus.frontends.mcp.dialogue import Answer, answer_call, event_notification
 from isthmus.frontends.mcp.faults import Era
-from isthmus.frontends.mcp.sessions import Session
+from isthmus.frontends.mcp.tasks import shown, shown_event
+from isthmus.model.callers import Caller
 from isthmus.model.calls import Call
-from isthmus.model.events import Event, LogLevel
-from isthmus.model.outcomes import Outcome
-from isthmus.wire import jsonrpc, sse
-from isthmus.wire.mcp import modern
-
-RESUME_SECONDS = 30.0
-"""How long a legacy caller's call goes on after its connection broke: by its protocol, that is no cancellation."""
-
-PLAIN_SECONDS = 0.1
-"""How long an answer may take and still be plain JSON, for a caller that could come back to a stream."""
-
-RETRY_SECONDS_MAX = 10.0
-"""The longest that a caller is told to stay away: it is waited for only so much longer."""
-
-STATUS = {
-    jsonrpc.PARSE_ERROR: 400,
-    jsonrpc.INVALID_REQUEST: 400,
-    jsonrpc.INVALID_PARAMS: 400,
-    jsonrpc.METHOD_NOT_FOUND: 404,
-    modern.HEADER_MISMATCH: 400,
-    modern.MISSING_CAPABILITY: 400,
-    modern.UNSUPPORTED_VERSION: 400,
-}
-"""HTTP statuses of errors in the modern era; the earlier one answers 200 to what it could read."""
+from isthmus.model.events import Event, Log, LogLevel, Progress, is_at_least
+from isthmus.model.outcomes import Outcome, Result
+from isthmus.model.questions import NOT_ASKED, OnReply, Question
+from isthmus.wire.jsonrpc import Payload, notification, render
+from isthmus.wire.mcp.inputs import COMPLETED, ELICITATION_ID
 
 
-def status_of(answer: Answer, era: Era) -> int:
-    """The HTTP status that goes with an answer."""
-    return STATUS.get(answer.code, 200) if era == "modern" and answer.code is not None else 200
+class CallerSide(ABC):
+    """One call's caller. A carrier fills the slots in itself: going up for them would cost every call."""
 
+    __slots__ = ("_asker", "_era", "_id", "_level", "_token", "call", "inflight")
 
-class Stream(Protocol):
-    """What precedes an answer, and the answer."""
+    _asker: Asker | None
+    """Knows how the caller is asked; without one it cannot be."""
+    _era: Era
+    _id: Payload
+    _level: LogLevel | None
+    """From which level on the caller hears what is logged; None if not at all."""
+    _token: Payload | None
+    """The caller's own for progress, if it asked for it and can take it."""
+    call: Call
+    inflight: InFlight | None
+    """The running call, where it may have to wait for its caller to come back."""
 
-    is_over: bool
-    """Whether the answer was given, after which nothing can be said on it."""
+    @abstractmethod
+    def emit(self, event: Event) -> None:
+        """See `core.ports.exchange.Exchange`."""
 
-    def report(self, message: bytes) -> None:
-        """Say what a later report replaces; a caller that does not read is spared it."""
+    @abstractmethod
+    def end(self, outcome: Outcome) -> None:
+        """See `core.ports.exchange.Exchange`."""
 
+    @abstractmethod
     def say(self, message: bytes) -> None:
-        """Say what the caller cannot do without."""
+        """Tell the caller something while the call runs."""
 
     def put(self, id: bytes, message: bytes) -> None:
-        """Say what the caller is to answer under this id, and again if it comes back before `settle`."""
-
-    def settle(self, id: bytes) -> None:
-        """It was answered, or need not be."""
-
-    def end(self, message: bytes) -> None:
-        """Say the last thing."""
-
-    def left(self, peer: Peer) -> bool:
-        """A connection broke; False if another has taken its place already."""
-
-    def pause(self, retry_ms: int) -> bool:
-        """Let the caller go for so many milliseconds; False if that cannot be."""
-
-
-class Passing:
-    """A stream that ends with its connection."""
-
-    __slots__ = ("_alive", "_peer", "is_over")
-
-    def __init__(self, peer: Peer, loop: asyncio.AbstractEventLoop) -> None:
-        peer.begin(200, STREAM)
-        self._peer = peer
-        self._alive = KeepAlive(peer, loop)
-        self.is_over = False
-
-    def report(self, message: bytes) -> None:
-        """See `Stream`."""
-        if self._peer.buffered_bytes() <= CROWDED_BYTES:
-            self.say(message)
-
-    def say(self, message: bytes) -> None:
-        """See `Stream`."""
-        self._peer.push(sse.frame(message))
-
-    def put(self, id: bytes, message: bytes) -> None:
-        """See `Stream`; nobody comes back."""
+        """See `asker.Askable`; nobody comes back to most streams."""
         self.say(message)
 
-    def settle(self, id: bytes) -> None:
-        """Nothing is kept."""
-
-    def end(self, message: bytes) -> None:
-        """See `Stream`."""
-        self.is_over = True
-        self._alive.stop()
-        self._peer.end(sse.frame(message))
-
-    def left(self, peer: Peer) -> bool:
-        """See `Stream`."""
-        self._alive.stop()
-        return True
-
-    def pause(self, retry_ms: int) -> bool:
-        """Nobody can come back to it."""
-        return False
-
-
-class HttpExchange(CallerSide):
-    """One call's caller. The answer is plain JSON unless an event precedes it; then it is a stream of events."""
-
-    __slots__ = ("_bucket", "_loop", "_patience", "_peer", "_stream", "on_end", "session")
-
-    def __init__(
-        self,
-        peer: Peer,
-        id: msgspec.Raw,
-        era: Era,
-        token: msgspec.Raw | None,
-        loop: asyncio.AbstractEventLoop,
-        call: Call,
-        level: LogLevel | None = None,
-        asker: Asker | None = None,
-    ) -> None:
-        """`token` is the caller's own for progress, `level` that of the lines it wants to hear, if it can take them.
-
-        `asker` knows how the caller is asked; without one it cannot be.
-        """
-        self._peer = peer
-        self._id = id
-        self._era = era
-        self._token = token
-        self._level = level
-        self._asker = asker
-        self._loop = loop
-        self.call = call
-        self.session: Session | None = None
-        """Where the caller may come back to a stream of this call, if it may."""
-        self.inflight = None
-        self.on_end: Callable[[], None] | None = None
-        self._stream: Stream | None = None
-        self._bucket: Bucket | None = None
-        self._patience: asyncio.TimerHandle | None = None
-        """Runs while a caller that left may still come back."""
-
-    # -- what happens to the call ----------------------------------------------------------------------------------
-
-    def emit(self, event: Event) -> None:
-        """Pass an event on, if the caller asked for it; the first makes the answer a stream."""
-        message = self._told(event)
-        if message is not None:
-            self._streamed().report(message)
-
-    def say(self, message: bytes) -> None:
-        """Tell the caller something; the first time makes the answer a stream, and after it there is the session's."""
-        stream = self._streamed()
-        if not stream.is_over:
-            stream.say(message)
-        elif self.session is not None:
-            self.session.say(message)
-
-    def put(self, id: bytes, message: bytes) -> None:
+    def settle(self, id: bytes) -> None:  # noqa: B027 - a carrier that keeps nothing has nothing to do
         """See `asker.Askable`."""
-        stream = self._streamed()
-        if stream.is_over:
-            self.say(message)
+
+    def ask(self, question: Question, reply: OnReply) -> None:
+        """Ask the caller, in its era's way."""
+        if self._asker is None:
+            reply(NOT_ASKED)
         else:
-            stream.put(id, message)
+            self._asker.ask(self, question, reply)
 
-    def settle(self, id: bytes) -> None:
-        """See `asker.Askable`."""
-        if self._stream is not None:
-            self._stream.settle(id)
+    def retract(self, reply: OnReply) -> None:
+        """See `core.ports.exchange.Retracting`."""
+        if self._asker is not None:
+            self._asker.retract(self, reply)
+
+    def retract_later(self, reply: OnReply) -> Callable[[], None] | None:
+        """See `core.ports.exchange.Retracting`."""
+        return None if self._asker is None else self._asker.outlive(reply, self._afterwards())
+
+    def done(self, id: msgspec.Raw) -> None:
+        """See `core.ports.exchange.Sending`; the modern era has no such word."""
+        if self._era == "legacy":
+            self.say(_done(id))
+
+    def done_later(self) -> Callable[[msgspec.Raw], None] | None:
+        """See `core.ports.exchange.Sending`."""
+        say = self._afterwards() if self._era == "legacy" else None
+        return None if say is None else lambda id: say(_done(id))
+
+    def _told(self, event: Event) -> bytes | None:
+        """An event as the caller hears it; None if it did not ask for such."""
+        if isinstance(event, Log) and (self._level is None or not is_at_least(event.level, self._level)):
+            return None
+        return event_notification(shown_event(event, self.call.caller), self._token)
+
+    def reporter(self) -> Report | None:
+        """See `core.ports.exchange.Lasting`."""
+        say = self._afterwards()
+        if say is None or self._token is None:
+            return None
+        return partial(_report, say, bytes(self._token), self.call.caller)
 
     def _afterwards(self) -> Callable[[bytes], None] | None:
-        return None if self.session is None else self.session.report
+        """How the caller is told what it can do without, once the call is over; None if it cannot be."""
+        return None
 
-    def pause(self, seconds: float) -> None:
-        """The server let its stream of this call go for a while: the caller's goes too, if it knows of such."""
-        if self.session is None or not self.session.can_poll:
-            return
-        if self._streamed().pause(int(min(seconds, RETRY_SECONDS_MAX) * 1000)):
-            self._wait_for_return()
+    def _answer_to(self, outcome: Outcome) -> Answer:
+        """How the call ended, in the caller's era."""
+        self.inflight = None  # it holds this side, which must not hold it
+        if isinstance(outcome, Result) and outcome.asked_by and self._asker is not None:
+            outcome = self._asker.seal(self.call, outcome)
+        return answer_call(self._id, shown(outcome, self.call), self._era, self.call.kind)
 
-    def end(self, outcome: Outcome) -> None:
-        """Answer."""
-        if self._patience is not None:
-            self.came_back()
-        if self._bucket is not None:
-            self._bucket.pop(self, None)
-        answer = self._answer_to(outcome)
-        if self._stream is None:
-            self._peer.answer(status_of(answer, self._era), JSON, answer.body)
-        else:
-            self._stream.end(answer.body)
-        on_end, self.on_end = self.on_end, None  # it may hold this call, which holds this exchange
-        if on_end is not None:
-            on_end()
 
-    # -- the stream, and who listens to it -------------------------------------------------------------------------
+def _done(id: msgspec.Raw) -> bytes:
+    return notification(COMPLETED, render({ELICITATION_ID: id}))
 
-    def _streamed(self) -> Stream:
-        if self._stream is None:
-            self._stream = self._open()
-        return self._stream
 
-    def _open(self) -> Stream:
-        if self.session is None:
-            return Passing(self._peer, self._loop)
-        tape = self.session.record(self)
-        tape.start(self._peer, is_primed=self.session.can_poll)
-        return tape
-
-    def hasten(self, deadlines: Deadlines) -> None:
-        """Make the answer a stream if it does not come soon, so that the caller can come back to it."""
-        self._bucket = deadlines.add(self, PLAIN_SECONDS)
-
-    def expire(self) -> None:
-        """The answer takes its time; who has left already would not learn how to come back."""
-        if self._patience is None:
-            self._streamed()
-
-    def cancel(self, why: str) -> None:
-        """A stream that was not begun needs no end."""
-
-    def left(self, peer: Peer) -> None:
-        """A legacy caller's connection broke; it may come back to its stream for a while."""
-        if self._stream is None or self._stream.left(peer):
-            self._wait_for_return()
-
-    def _wait_for_return(self) -> None:
-        inflight = self.inflight
-        if inflight is not None and self._patience is None:
-            why = "the caller's connection broke"
-            self._patience = self._loop.call_later(RESUME_SECONDS, inflight.cancel, why)
-
-    def came_back(self) -> None:
-        """Nobody waits for the caller any more."""
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+def _report(say: Callable[[bytes], None], token: bytes, caller: Caller, event: Progress) -> None:
+    message = event_notification(shown_event(event, caller), token)
+    if message is not None:
+        say(message)

@@ -1,0 +1,368 @@
+"""Tokens at the hub: those of issuers, and those that it gives out for its own keys; joined with who else is known.
+
+`serve` makes one `TokenService`, and tells it when the configuration changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+import structlog
+
+from isthmus.app.identity import Identities
+from isthmus.app.key_files import offer_secret
+from isthmus.config.files import read_regular_file
+from isthmus.config.settings import Configuration
+from isthmus.core.access.tenants import Tenants
+from isthmus.core.background import BackgroundTasks
+from isthmus.credentials.fetch import Fetcher, FetchFailed, UrlRefused
+from isthmus.frontends.http.auth import BASES, Authenticator, Fields, Request
+from isthmus.frontends.oauth.challenges import Challenges, RejectedCredential
+from isthmus.frontends.oauth.documents import OwnAddresses, TrustedIssuer
+from isthmus.frontends.oauth.http import LIFETIME_SECONDS, OauthHttp
+from isthmus.identity import access_tokens
+from isthmus.identity.access_tokens import AccessTokens
+from isthmus.identity.dpop_proofs import PROOF_ALGORITHMS, Proofs, ProvenRequest
+from isthmus.identity.issuers import Issuer, Issuers, OnProved, Unproven
+from isthmus.identity.jwt import KeySet, read_keys
+from isthmus.identity.keys import KEY_LENGTH_MIN, bound_of, credential_of, digest_of
+from isthmus.identity.settings import IssuerSettings
+from isthmus.model.callers import Caller, Unprovable
+from isthmus.transport.egress import Egress, parse_url
+
+FRESH_SECONDS = 300.0
+"""How often keys are fetched that nobody misses; an issuer that gives one up wants it believed no longer."""
+
+PAUSE_SECONDS = 10.0
+"""How long after one attempt the next may come, whatever tokens name: anybody can send one with a made-up key."""
+
+
+class KeysNotFound(Exception):
+    """An issuer's keys cannot be had now; the message says why, for operators and for who shows a token."""
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    issuer: str = ""
+    jwks_uri: str = ""
+
+
+class IssuerKeys:
+    """Fetches the keys of a hub's issuers for as long as it runs."""
+
+    def __init__(
+        self, egress: Egress, background: BackgroundTasks, *, fresh: float = FRESH_SECONDS, pause: float = PAUSE_SECONDS
+    ) -> None:
+        self._egress = egress
+        self._background = background
+        self._fresh = fresh
+        self._pause = pause
+        self._tasks: dict[Issuer, asyncio.Task[None]] = {}
+
+    def follow(self, issuers: Sequence[Issuer]) -> None:
+        """Fetch the keys of these from now on, and of nobody else."""
+        for gone in [issuer for issuer in self._tasks if issuer not in issuers]:
+            self._tasks.pop(gone).cancel()
+        for issuer in issuers:
+            if issuer not in self._tasks:
+                self._tasks[issuer] = self._background.spawn(f"keys of {issuer.settings.name}", self._keep(issuer))
+
+    async def _keep(self, issuer: Issuer) -> None:
+        wanted = asyncio.Event()
+        issuer.on_unknown_key = wanted.set
+        while True:
+            is_well = await self._refresh(issuer)
+            await asyncio.sleep(self._pause)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, self._fresh - self._pause) if is_well else 0):
+                    await wanted.wait()
+            wanted.clear()
+
+    async def _refresh(self, issuer: Issuer) -> bool:
+        """Fetch the keys once; return whether that succeeded. What goes wrong is told once, and when it is over."""
+        name = issuer.settings.name
+        try:
+            keys = await fetch_keys(issuer.settings, self._egress, self._background)
+        except KeysNotFound as error:
+            if str(error) != issuer.trouble:
+                log.warning("the keys of an issuer cannot be fetched", issuer=name, reason=str(error))
+            issuer.trouble = str(error)
+            return False
+        except Exception:  # a defect met once must not have the keys grow old for good
+            log.exception("the keys of an issuer could not be fetched: a defect in the hub", issuer=name)
+            return False
+        if issuer.trouble:
+            log.info("the keys of an issuer are here", issuer=name, keys=len(keys))
+        issuer.take_keys(keys)
+        return True
+
+
+async def fetch_keys(settings: IssuerSettings, egress: Egress, background: BackgroundTasks) -> KeySet:
+    """The keys that an issuer publishes now.
+
+    Raises:
+        KeysNotFound: they cannot be had.
+    """
+    try:
+        named = {parse_url(url)[0] for url in (settings.issuer, settings.jwks) if url is not None}
+    except ValueError as error:
+        raise KeysNotFound(f"its address cannot be used: {error}") from error
+    fetcher = Fetcher(egress, background, named.__contains__)
+    try:
+        place = settings.jwks or await _find_keys(settings.issuer, fetcher)
+        answer = await fetcher.get("its set of keys", place)
+    except (UrlRefused, FetchFailed) as failed:
+        raise KeysNotFound(str(failed)) from failed
+    if answer.status != 200:
+        raise KeysNotFound(f"its set of keys was answered with status {answer.status}")
+    try:
+        return read_keys(answer.body, settings.algorithms)
+    except ValueError as error:
+        raise KeysNotFound(f"its set of keys cannot be used: {error}") from error
+
+
+async def _find_keys(issuer: str, fetcher: Fetcher) -> str:
+    """Where an issuer says its keys are. Raises: KeysNotFound, UrlRefused, FetchFailed."""
+    for place in _metadata_places(issuer):
+        answer = await fetcher.get("its metadata", place)
+        if answer.status == 200:
+            return _read_place(answer.body, issuer)
+    raise KeysNotFound("it publishes no metadata: say where its keys are, as jwks")
+
+
+def _metadata_places(issuer: str) -> tuple[str, ...]:
+    """OpenID Connect puts the path of an issuer before the well-known one, RFC 8414 behind it."""
+    parts = urlsplit(issuer)
+    origin, path = f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/")
+    return (
+        f"{origin}{path}/.well-known/openid-configuration",
+        f"{origin}/.well-known/oauth-authorization-server{path}",
+    )
+
+
+def _read_place(document: bytes, issuer: str) -> str:
+    try:
+        said = msgspec.json.decode(document, type=_Metadata)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise KeysNotFound("its metadata cannot be read") from error
+    if said.issuer != issuer:
+        # Who may write one place at a host could otherwise speak for all of it.
+        raise KeysNotFound("its metadata is of another issuer than the one that is configured")
+    if not said.jwks_uri:
+        raise KeysNotFound("its metadata does not say where its keys are")
+    return said.jwks_uri
+
+
+log = structlog.get_logger(__name__)
+
+assert LIFETIME_SECONDS == access_tokens.LIFETIME_SECONDS, "what is said of a token is true of it"
+
+_PROVED = "isthmus.proved"
+"""Where a request says that its proof was accepted, by its own list of headers."""
+
+FOLDER = "oauth"
+SECRET_FILE = "secret"  # noqa: S105 - its name
+SECRET_BYTES = 32
+FILE_BYTES = 4096
+
+
+class TokenService:
+    """What the hub knows of tokens, and says of them."""
+
+    def __init__(self, configuration: Configuration, identities: Identities) -> None:
+        """`identities` asks here about credentials that are no keys, from now on."""
+        self._configuration = configuration
+        self.identities = identities
+        state = Path(configuration.hub.state)
+        self._proofs = Proofs(time.time, partial(secret_in, state))
+        self._issuers = Issuers(())
+        self._refused: tuple[Fields, Unproven] | None = None
+        """The last request whose bound token was refused, and why: who sent it is told so at once."""
+        self.on_proved: OnProved = self._issuers.on_proved
+        """Hears of tokens of issuers that are good, for servers that are called in their owners' names."""
+        self._own = AccessTokens(partial(secret_in, state), identities.by_digest, time.time)
+        self._keys: IssuerKeys | None = None
+        self._port = configuration.hub.port
+        identities.verifiers += [self._own, self]
+        self.change(configuration)
+
+    def open(self, auth: Authenticator, background: BackgroundTasks, egress: Egress) -> OauthHttp:
+        """Begin to fetch keys, have the gate say where tokens are to be had, and return the face that gives them."""
+        self._keys = IssuerKeys(egress, background)
+        self._keys.follow(tuple(self._issuers))
+        auth.refuse = Challenges(self.address, self._explain, self._proof_algorithms).refuse
+        auth.prove = self.prove
+        return OauthHttp(auth, self, self.address, self._trusted, PROOF_ALGORITHMS)
+
+    def listen_at(self, port: int) -> None:
+        """The hub's own address is known now."""
+        self._port = port
+        self._addresses = _addresses(self._configuration, port)
+
+    def change(self, configuration: Configuration) -> None:
+        """Go by another configuration; what did not change in it goes on as it was."""
+        before = {issuer.settings.name: issuer for issuer in self._issuers}
+        are_tenants_same = configuration.tenants == self._configuration.tenants
+        self._configuration = configuration
+        self._addresses = _addresses(configuration, self._port)
+        issuers: list[Issuer] = []
+        for settings in configuration.issuers:
+            old = before.get(settings.name)
+            if old is not None and old.settings == settings and are_tenants_same:
+                issuers.append(old)
+                continue
+            bound = partial(_bound, configuration.tenants, is_claimed=settings.tenant_claim is not None)
+            new = Issuer(settings, bound, time.time, time.monotonic)
+            if old is not None:
+                new.inherit_keys(old)
+            issuers.append(new)
+        are_exchanged = any(server.credentials.are_exchanged for server in configuration.servers)
+        for issuer in issuers:
+            issuer.tells_rights = are_exchanged
+        self._issuers = Issuers(issuers, self._proofs)
+        self._issuers.on_proved = self._proved
+        if self._keys is not None:
+            self._keys.follow(issuers)
+
+    def _proved(self, caller: Caller, credential: bytes, until: float) -> None:
+        self.on_proved(caller, credential, until)
+
+    def address(self, fields: Fields) -> str | None:
+        """Where the hub is spoken to by who sent this; None while nobody needs a token."""
+        return self._addresses.base(fields) if self.identities.wants_proof else None
+
+    # -- as a verifier: the issuers, whichever they are now ----------------------------------------------------------
+
+    def caller_of(self, credential: bytes) -> Caller | Unprovable | None:
+        """See `identity.verifier.Verifier`."""
+        return self._issuers.caller_of(credential)
+
+    def knows(self, caller: Caller) -> bool:
+        """See `identity.verifier.Verifier`."""
+        return self._issuers.knows(caller)
+
+    # -- tokens that are bound to a key (RFC 9449) -------------------------------------------------------------------
+
+    def prove(self, fields: Fields, request: Request) -> Caller | Unprovable | None:
+        """See `faces.http.gate.Prove`."""
+        shown = bound_of(fields)
+        if shown is None:
+            return None
+        token, proof = shown
+        path = request["raw_path"].decode("latin-1")
+        bases = request.get(BASES) or (self._addresses.base(fields),)
+        asked = ProvenRequest(proof, request["method"], [base + path for base in bases])
+        # One request may be looked at more than once. Whoever copies its scope copies the headers, too.
+        is_proved = request.get(_PROVED) is request["headers"]
+        found = self._issuers.bound_caller_of(token, asked, is_proved=is_proved)
+        if isinstance(found, Caller):
+            request[_PROVED] = request["headers"]
+            return self.identities.verified(found)
+        self._refused = (fields, found)
+        return Unprovable(found.reason) if found.is_issuer_away else None
+
+    def _proof_algorithms(self) -> Sequence[str]:
+        return PROOF_ALGORITHMS if self._configuration.issuers else ()
+
+    # -- as who gives tokens -----------------------------------------------------------------------------------------
+
+    def token_for(self, name: str | None, key: str) -> str | None:
+        """See `faces.oauth.http.Giver`."""
+        digest = digest_of(key)
+        caller = self.identities.by_digest(digest) if len(key) >= KEY_LENGTH_MIN else None
+        return self._own.make(digest) if isinstance(caller, Caller) and name in (None, caller.name) else None
+
+    def gives_tokens(self) -> bool:
+        """See `faces.oauth.http.Giver`."""
+        return bool(self.identities.callers())
+
+    def _explain(self, fields: Mapping[bytes, bytes]) -> RejectedCredential | None:
+        if bound_of(fields) is not None:
+            whose, why = self._refused or (None, UNASKED)
+            self._refused = None
+            return _shown(why if whose is fields else UNASKED, is_bound=True)
+        credential = credential_of(fields)
+        if credential is None:
+            # Two that contradict each other, or one of another scheme, are as good as none.
+            return None
+        unproven = self._issuers.refusal_of(credential)
+        if unproven is None:
+            return RejectedCredential(is_genuine=self._own.has_made(credential))
+        return _shown(unproven)
+
+    def _trusted(self) -> tuple[TrustedIssuer, ...]:
+        settings = (issuer.settings for issuer in self._issuers)
+        return tuple(
+            TrustedIssuer(each.issuer, each.audience, tuple(each.scopes), each.dpop != "optional") for each in settings
+        )
+
+
+UNASKED = Unproven("tokens that are bound to a key are not taken here")
+"""Why a bound token lets nobody in where no proof is looked at."""
+
+
+def _shown(unproven: Unproven, *, is_bound: bool = False) -> RejectedCredential:
+    return RejectedCredential(
+        unproven.reason,
+        unproven.is_scope_missing,
+        unproven.is_genuine,
+        unproven.scopes,
+        is_bound,
+        unproven.is_proof_wrong,
+        unproven.nonce,
+    )
+
+
+def _bound(tenants: Tenants, caller: Caller, *, is_claimed: bool) -> Caller | None:
+    """A caller that may do no more than its tenant.
+
+    Where tenants are configured, a token cannot be of another one, which nothing would be held to.
+    """
+    if is_claimed and tenants.known and caller.tenant not in tenants.known:
+        return None
+    return tenants.bound(caller)
+
+
+def _addresses(configuration: Configuration, port: int) -> OwnAddresses:
+    hub = configuration.hub
+    return OwnAddresses(hub.public_url, hub.host, port, hub.hosts)
+
+
+# -- the secret under which the hub's own tokens are made --------------------------------------------------------------
+
+
+def secret_in(state: Path) -> bytes:
+    """The secret in the state folder, which is made if there is none.
+
+    Where it cannot be kept, it lasts as long as the process does: so do its tokens, and who has one asks for another.
+    """
+    file = state / FOLDER / SECRET_FILE
+    try:
+        with suppress(FileNotFoundError):
+            return _read(file)
+        for folder in (state, file.parent):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        offer_secret(file, SECRET_BYTES)
+        return _read(file)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        told = "access tokens will not outlast this process: their secret cannot be kept"
+        log.warning(told, file=str(file), reason=reason)
+        return secrets.token_bytes(SECRET_BYTES)
+
+
+def _read(file: Path) -> bytes:
+    if os.stat(file).st_mode & 0o077:
+        raise ValueError("others may read it: delete it to have one made")
+    secret = bytes.fromhex(read_regular_file(file, FILE_BYTES).decode("ascii").strip())
+    if len(secret) != SECRET_BYTES:
+        raise ValueError("it is not a secret that was made here: delete it to have one made")
+    return secret

@@ -1,0 +1,189 @@
+"""Proofs of possession (DPoP, RFC 9449): whether who shows a bound token has the key, for this very request.
+
+A proof is for one request. Those that were accepted are remembered until they would be too old anyway, so that none is
+good twice. Of too many the oldest are forgotten, and then proofs as old as these are refused; so are those from before
+the hub started, which may have been used then. Nothing here waits. `identity.issuers` asks, once the token itself was
+found to be good: a stranger cannot have signatures checked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+from urllib.parse import urlsplit
+
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from isthmus.identity.jwt import base64url, read_proof
+from isthmus.identity.settings import Algorithm
+
+PROOF_ALGORITHMS: tuple[Algorithm, ...] = (
+    "ES256",
+    "ES384",
+    "ES512",
+    "EdDSA",
+    "PS256",
+    "PS384",
+    "PS512",
+    "RS256",
+    "RS384",
+    "RS512",
+)
+"""What proofs may be signed with: all are asymmetric."""
+
+PROOF_SECONDS = 60.0
+"""How far a proof's time may be from the hub's: clocks differ, and a request takes its time."""
+
+PROOFS_MAX = 100_000
+"""Proofs that are remembered: over 800 requests a second for as long as any of them is good."""
+
+ID_LENGTH_MAX = 256
+NONCE_SECONDS = 300.0
+"""How long a nonce of the hub is good."""
+
+_PURPOSE = b"isthmus: nonces of proofs"
+_MAC_BYTES = 16
+_ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})")
+_UNRESERVED = re.compile(r"[A-Za-z0-9._~-]")
+_PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, slots=True)
+class ProvenRequest:
+    """A request, and the proof that came with it."""
+
+    proof: bytes
+    method: str
+    urls: Sequence[str]
+    """Where it was sent, in each of the ways in which the hub may be called."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProofRefused:
+    """Why a proof is not good; `nonce` is what the next one must have, if it lacked a good one."""
+
+    reason: str
+    nonce: str = ""
+
+
+class Proofs:
+    """Checks proofs, and remembers those that it accepted."""
+
+    def __init__(self, now: Callable[[], float], secret: Callable[[], bytes]) -> None:
+        """`secret` is asked for with the first nonce: hubs with the same one take each other's."""
+        self._now = now
+        self._secret = secret
+        self._seen: OrderedDict[bytes, float] = OrderedDict()
+        """When each accepted proof was made, by a digest of key and id; in the order in which they came."""
+        self._oldest = float(int(now())) - 1.0
+        """Proofs that were made no later are refused: which of that time were used is not known any more."""
+
+    def check(self, asked: ProvenRequest, token: bytes, thumbprint: str, *, wants_nonce: bool) -> ProofRefused | None:
+        """Why a token, which is bound to the key of this thumbprint, is not proven by a request; None if it is."""
+        proof = read_proof(asked.proof, PROOF_ALGORITHMS)
+        if isinstance(proof, str):
+            return ProofRefused(proof)
+        if not hmac.compare_digest(proof.thumbprint, thumbprint):
+            return ProofRefused("its key is not the one that the token is bound to")
+        if (reason := _fault_in(proof.claims, asked, token) or self._age_fault(proof.claims)) is not None:
+            return ProofRefused(reason)
+        if wants_nonce and not self._is_nonce(proof.claims.get("nonce")):
+            return ProofRefused("it must have a nonce of the hub's", self._nonce())
+        if not self._is_new(f"{thumbprint} {proof.claims['jti']}", float(proof.claims["iat"])):
+            return ProofRefused("it was used before")
+        return None
+
+    def _age_fault(self, claims: Mapping[str, Any]) -> str | None:
+        made_at = claims.get("iat")
+        if isinstance(made_at, bool) or not isinstance(made_at, int | float):
+            return "it has no iat"
+        if not abs(self._now() - made_at) <= PROOF_SECONDS:
+            return f"its iat is not within {PROOF_SECONDS:g} seconds of the hub's clock"
+        if made_at <= self._oldest:
+            return "it was made before the time from which on the hub knows what was used"
+        return None
+
+    # -- none is good twice ------------------------------------------------------------------------------------------
+
+    def _is_new(self, id: str, made_at: float) -> bool:
+        mark = hashlib.blake2b(id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        if mark in self._seen:
+            return False
+        self._seen[mark] = made_at
+        self._forget()
+        return True
+
+    def _forget(self) -> None:
+        """Forget what is too old to be accepted; and the first that came, if there are too many."""
+        end = self._now() - PROOF_SECONDS
+        while self._seen:
+            mark, made_at = next(iter(self._seen.items()))
+            if made_at >= end and len(self._seen) <= PROOFS_MAX:
+                break
+            del self._seen[mark]
+            self._oldest = max(self._oldest, made_at)
+
+    # -- nonces ------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _key(self) -> bytes:
+        return HKDF(algorithm=SHA256(), length=32, salt=None, info=_PURPOSE).derive(self._secret())
+
+    def _nonce(self) -> str:
+        return self._nonce_of(int(self._now()))
+
+    def _nonce_of(self, made_at: int) -> str:
+        """A time, signed. Nothing has to be remembered of those that were given."""
+        mac = hmac.digest(self._key, b"%d" % made_at, "sha256")[:_MAC_BYTES]
+        return f"{made_at:x}.{base64url(mac)}"
+
+    def _is_nonce(self, given: object) -> bool:
+        text = given.partition(".")[0] if isinstance(given, str) else ""
+        if not (isinstance(given, str) and given.isascii() and re.fullmatch("[0-9a-f]{1,12}", text)):
+            return False
+        made_at = int(text, 16)
+        is_ours = hmac.compare_digest(given, self._nonce_of(made_at))
+        return is_ours and abs(self._now() - made_at) <= NONCE_SECONDS
+
+
+def _fault_in(claims: Mapping[str, Any], asked: ProvenRequest, token: bytes) -> str | None:
+    """Why a proof is not of this request, or has no id."""
+    if claims.get("htm") != asked.method:
+        return "its htm is not the method of this request"
+    if not _is_at(claims.get("htu"), asked.urls):
+        return f"its htu is not {asked.urls[0]}"
+    if claims.get("ath") != base64url(hashlib.sha256(token).digest()):
+        return "its ath is not the digest of the token"
+    id = claims.get("jti")
+    return None if isinstance(id, str) and 0 < len(id) <= ID_LENGTH_MAX else "it has no jti"
+
+
+def _is_at(htu: object, urls: Sequence[str]) -> bool:
+    """Whether an address is one of these; query and fragment do not count (RFC 9449, section 4.3)."""
+    place = _place(htu) if isinstance(htu, str) else None
+    return place is not None and any(place == _place(url) for url in urls)
+
+
+def _place(url: str) -> tuple[str, str, int | None, str] | None:
+    """An address in one spelling: lower case, without the usual port, escapes only where they are needed."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return None
+    if "@" in parts.netloc or not parts.hostname:
+        return None
+    path = _ESCAPE.sub(_unescaped, parts.path) or "/"
+    return parts.scheme, parts.hostname, port or _PORTS.get(parts.scheme), path
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    letter = chr(int(found[1], 16))
+    return letter if _UNRESERVED.fullmatch(letter) else found[0].upper()

@@ -1,0 +1,534 @@
+"""A WebSocket that a client opened: the door makes one of a connection, and whoever takes it owns it from then on.
+
+There may be ten thousand of them, most of them idle: no task, one timer, few bytes each. `transport.websocket` is where
+its name is imported from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Final
+
+import structlog
+from websockets.frames import CloseCode, Frame, Opcode
+from websockets.protocol import OPEN, SERVER
+from websockets.protocol import Protocol as Framing
+from websockets.streams import StreamReader
+
+from isthmus.transport.agent_bandwidth import AgentBandwidth, AgentShare
+from isthmus.transport.read_quota import ReadQuota, SharedReadQuota
+from isthmus.transport.socket_channel import (
+    CLOSE_SECONDS,
+    PING,
+    PING_SECONDS,
+    SILENT,
+    Hearer,
+    SocketChannel,
+    in_words,
+    lost,
+)
+from isthmus.transport.write_batching import WriteBatch
+
+log = structlog.get_logger(__name__)
+
+LAG_BYTES: Final = 1024 * 1024
+"""What a peer may have unread, as a measure: of several times this it is sent no more, however fast it reads."""
+
+LAG_FACTOR: Final = 8
+"""So many times; as many again for short words, or to withdraw what is long would be what cuts it."""
+
+SHORT_BYTES: Final = 1024
+"""A word that is short: a ping, a cancellation, an error."""
+
+LAG_SECONDS: Final = 10.0
+"""How long a peer that has fallen behind may take over the next piece."""
+
+LAG_PROGRESS_BYTES: Final = 64 * 1024
+"""That piece, unless there is less; to read a byte now and then is a trick to hold our memory."""
+
+LAGGING: Final = "it does not read what it is sent"
+
+FAILED: Final = "the hub failed"
+
+JOINED_BYTES: Final = 64 * 1024
+"""Messages of one turn are joined up to here; beyond it copying costs more than writing twice."""
+
+WHOLE_SECONDS: Final = 120.0
+"""How long a message may take to come: one of sixteen megabytes over a megabit a second. It is looked after as often as
+a ping is sent."""
+
+SLOW: Final = f"a message must be whole within {WHOLE_SECONDS:g} s"
+
+NO_ROOM: Final = "the hub has no room for so long a message now"
+
+GOODBYE_BYTES: Final = 4 * 1024
+"""How much of what comes after our goodbye is looked through for the peer's."""
+
+LATE_FACTOR: Final = 64
+"""How many of the longest messages are thrown away after that; then the peer may wait until it is cut."""
+
+REASON_BYTES: Final = 123
+"""What a close frame has room for."""
+
+SMALL_PORTION_BYTES: Final = 1024
+LARGE_PORTION_BYTES: Final = 64 * 1024
+"""What is worked on in a turn of the loop: little of a flood of small messages, much of one that is large."""
+
+FEW_FRAMES: Final = 4
+"""A portion with no more than these took little work, and the next one may be larger."""
+
+PING_FRAME: Final = Frame(Opcode.PING, PING).serialize(mask=False)
+
+_SHORT, _MEDIUM = 126, 65536
+
+
+def text_frame(message: bytes) -> bytes:
+    """One text message as a server sends it."""
+    length = len(message)
+    if length < _SHORT:
+        return b"\x81%c%b" % (length, message)
+    if length < _MEDIUM:
+        return b"\x81\x7e%b%b" % (length.to_bytes(2, "big"), message)
+    return b"\x81\x7f%b%b" % (length.to_bytes(8, "big"), message)
+
+
+def fitting(reason: str) -> str:
+    """As much of a reason as a close frame takes."""
+    return reason.encode()[:REASON_BYTES].decode(errors="ignore")
+
+
+class _Reader(StreamReader):
+    """Hands a long frame on as it was gathered: to copy megabytes takes milliseconds, most of them for fresh memory."""
+
+    def read_exact(self, n: int) -> Generator[None, None, bytearray]:
+        if n >= LARGE_PORTION_BYTES:
+            while len(self.buffer) < n and not self.eof:
+                yield
+            if len(self.buffer) == n:
+                whole, self.buffer = self.buffer, bytearray()
+                return whole
+        return (yield from super().read_exact(n))
+
+
+class _Framing(Framing):
+    """The protocol of a server, once it is open."""
+
+    def parse(self) -> Generator[None]:
+        self.reader = _Reader()
+        return super().parse()
+
+
+class _Nobody:
+    """Hears what nobody takes."""
+
+    def read(self, text: bytes) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass
+
+    def ended(self, reason: str) -> None:
+        pass
+
+
+_NOBODY: Final = _Nobody()
+
+
+class AcceptedSocket(SocketChannel):
+    """A WebSocket that a client opened.
+
+    Set `on_closed` to hear that the connection is gone, and `on_binary` to take binary messages apart from text.
+    """
+
+    __slots__ = (
+        "_cork",
+        "_goal_bytes",
+        "_held_bytes",
+        "_is_deaf",
+        "_lag_bytes",
+        "_lag_seconds",
+        "_lag_timer",
+        "_last_reason",
+        "_late_bytes",
+        "_share",
+        "_sign",
+        "_unfinished_since",
+        "_unsent",
+        "_unsent_bytes",
+        "client",
+        "on_binary",
+        "on_closed",
+    )
+
+    is_masking = False
+
+    def __init__(
+        self,
+        *,
+        client: str | None,
+        cork: WriteBatch,
+        limit_bytes: int,
+        share: AgentShare | None = None,
+        chosen: str | None = None,
+        ping_seconds: float = PING_SECONDS,
+        lag_bytes: int = LAG_BYTES,
+        lag_seconds: float = LAG_SECONDS,
+    ) -> None:
+        """After the handshake; `begin` follows. `share` is that of all that belong together with it."""
+        framing = _Framing(SERVER, max_size=limit_bytes, logger=SILENT)
+        super().__init__(framing, limit_bytes=limit_bytes, ping_seconds=ping_seconds)
+        self.chosen = chosen
+        self.client = client
+        """The address that it was opened from."""
+        self.on_binary: Callable[[bytes], None] | None = None
+        """Who takes binary messages; if nobody does, they are heard like text."""
+        self.on_closed: Callable[[], None] | None = None
+        """Called once the connection is gone, however that came."""
+        self._cork = cork
+        self._share = share or AgentBandwidth().of(None)
+        self._held_bytes = 0
+        self._unfinished_since = 0.0
+        """When the message began that is not whole; 0 if there is none."""
+        self._is_deaf = False
+        self._late_bytes = 0
+        """What has come since it was over."""
+        self._unsent: list[bytes] | None = None
+        self._unsent_bytes = 0
+        self._lag_bytes = lag_bytes
+        self._lag_seconds = lag_seconds
+        self._lag_timer: asyncio.TimerHandle | None = None
+        self._goal_bytes = 0
+        self._last_reason: str | None = None
+        self._sign: asyncio.Future[None] | None = None
+        """Waited for by those who ask whether the peer is alive."""
+
+    def begin(self, transport: asyncio.Transport, take: Callable[[AcceptedSocket], Hearer], first: bytes = b"") -> None:
+        """Take over a connection on which the handshake was answered; `first` is what came behind the handshake."""
+        transport.set_protocol(self)
+        self.connection_made(transport)
+        self._begin_pinging()
+        try:
+            self._hearer = take(self)
+        except Exception:  # the door and its other clients must not suffer for whoever takes this one
+            log.exception("an accepted WebSocket was not taken", client=self.client)
+            self._hearer = _NOBODY
+            self.close(CloseCode.INTERNAL_ERROR, FAILED)
+        self._read_on()
+        if first:
+            self.data_received(first)
+
+    # -- what its owner asks of it -----------------------------------------------------------------------------------
+
+    def frame(self, message: bytes) -> bytes:
+        """One text message, ready to be written."""
+        return text_frame(message)
+
+    def send(self, message: bytes) -> None:
+        """Send a text message, together with others at the end of this turn of the loop."""
+        self._cut_if_flooded(len(message))
+        if self._is_over:
+            return
+        if self._unsent is None:
+            self._unsent = []
+            self._cork.add(self)
+        self._unsent.append(text_frame(message))
+        self._unsent_bytes += len(message)
+        if self._unsent_bytes > JOINED_BYTES:
+            self._write_unsent()
+
+    def flush(self) -> None:
+        """Write what was held back for the end of this turn of the loop."""
+        self._write_unsent()
+        self._unsent = None
+
+    def _write_unsent(self) -> None:
+        if self._unsent:
+            pieces, self._unsent, self._unsent_bytes = self._unsent, [], 0
+            super().write(b"".join(pieces))
+
+    def write(self, data: bytes) -> int:
+        """Send frames; return the offset of their end in all that was ever written, for `has_left`."""
+        self._write_unsent()
+        self._cut_if_flooded(len(data))
+        return super().write(data)
+
+    def buffered_bytes(self) -> int:
+        """How much has not been handed to the system yet."""
+        return self._unsent_bytes + self._transport.get_write_buffer_size()
+
+    async def is_alive(self, within: float) -> bool:
+        """Whether the peer gives a sign of life when it is asked for one; at least the answer to a ping."""
+        if self._is_over:
+            return False
+        sign = self._sign = self._sign or self._loop.create_future()
+        self._ping()
+        await asyncio.wait({sign}, timeout=within)
+        return sign.done() and not self._is_over
+
+    def _give_sign(self) -> None:
+        if self._sign is not None:
+            self._sign.set_result(None)
+            self._sign = None
+
+    def close(self, code: int, reason: str = "") -> None:
+        """Say goodbye. Nothing more is heard and `ended` is not called; the connection ends within seconds."""
+        if not self._is_over:
+            self._write_unsent()
+            self._part(code, reason)
+
+    async def aclose(self, code: int = CloseCode.NORMAL_CLOSURE, reason: str = "") -> None:
+        """Say goodbye and wait a moment for the peer's."""
+        self.close(code, reason)
+        await self._wait_for_end()
+
+    # -- what the event loop tells it --------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._is_secure = transport.get_extra_info("sslcontext") is not None
+
+    def _make_portions(self) -> ReadQuota:
+        pause = self._transport.pause_reading
+        return SharedReadQuota(self._take_portion, self._share, pause=pause, resume=self._read_on)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_deaf:
+            self._throw_away(len(data))
+        else:
+            self._portions.portion_bytes = min(self._portions.portion_bytes, SMALL_PORTION_BYTES)
+            self._portions.feed(data)
+
+    def pause_writing(self) -> None:
+        if not self._is_over:
+            self._watch_lag()
+
+    def resume_writing(self) -> None:
+        self._forget_lag()
+        super().resume_writing()
+
+    def eof_received(self) -> bool | None:
+        if not self._is_secure:  # else it cannot be kept open for what is put off
+            self._share.turns.do(self._hear_out)
+            return True
+        return super().eof_received()
+
+    def _hear_out(self) -> None:
+        super().eof_received()
+        self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._share.turns.do(partial(self._lost, exc))
+
+    def _lost(self, exc: Exception | None) -> None:
+        self._last_reason = lost(exc)
+        self._forget_lag()
+        if not self._portions.has_rest():
+            self._depart()
+        # Else what it sent before it went is heard first, in portions as ever.
+
+    def _read_on(self) -> None:
+        if self._last_reason is None:
+            super()._read_on()
+        else:
+            self._depart()
+
+    def _depart(self) -> None:
+        """Nothing is left of it."""
+        if self._last_reason is None:
+            return
+        reason, self._last_reason = self._last_reason, None
+        self._end(reason)
+        self._settle()
+        if self.on_closed is not None:
+            self.on_closed()
+        self._loop.call_soon(self._untie)  # behind what `_break_off` may still have to tell
+
+    def _untie(self) -> None:
+        """Let go of all that has it, so that it is freed at once: of thousands, the cycle collector is long in finding.
+
+        The parser is a generator of the protocol that has it.
+        """
+        self._hearer = _NOBODY
+        self.on_binary = self.on_closed = None
+        self._portions.let_go()
+        self._drop_unfinished()
+
+    # -- what it makes of that ---------------------------------------------------------------------------------------
+
+    def _take_portion(self, data: bytes) -> None:
+        if self._is_over:
+            self._look_for_goodbye(data)
+        else:
+            self._read(data)
+
+    def _read(self, data: bytes) -> None:
+        self._is_silent = False
+        self._give_sign()
+        self._framing.receive_data(data)
+        events = self._framing.events_received()
+        for event in events:
+            self._take(event)
+        self._size_next_portion(len(events))
+        if self._is_over:
+            self._see_off()
+            return
+        self._answer()
+        if (error := self._framing.parser_exc) is not None:
+            self._end(in_words(error, self._limit_bytes))
+        elif self._framing.reader.buffer or self._parts is not None or self._held_bytes:
+            self._hold(self._unfinished_bytes())
+
+    def _size_next_portion(self, frames: int) -> None:
+        portions = self._portions
+        if frames > FEW_FRAMES:
+            portions.portion_bytes = min(portions.portion_bytes, SMALL_PORTION_BYTES)
+        elif portions.portion_bytes < LARGE_PORTION_BYTES:
+            portions.portion_bytes *= 2
+
+    def _hear(self, message: bytes, kind: Opcode) -> None:
+        self._unfinished_since = 0.0
+        hear = self._hearer.read if kind is not Opcode.BINARY or self.on_binary is None else self.on_binary
+        try:
+            hear(message)
+        except Exception:  # one message that the hub cannot deal with costs the peer that sent it, and nobody else
+            log.exception("a message on a WebSocket was not dealt with", client=self.client)
+            self._break_off(CloseCode.INTERNAL_ERROR, FAILED)
+
+    def _ping(self) -> None:
+        self.write(PING_FRAME)
+
+    # -- what is not whole yet ---------------------------------------------------------------------------------------
+
+    def _unfinished_bytes(self) -> int:
+        return len(self._framing.reader.buffer) + (0 if self._parts is None else len(self._parts))
+
+    def _hold(self, held_bytes: int) -> None:
+        """Keep account of what is kept of a message that is not whole."""
+        if not held_bytes:
+            self._unfinished_since = 0.0
+        elif not self._unfinished_since:
+            self._unfinished_since = self._loop.time()
+        self._held_bytes = held_bytes
+        self._share.hold(self, held_bytes)
+
+    def give_up(self) -> None:
+        """See `transport.agent_bandwidth.Holder`."""
+        if not self._is_over:
+            log.info("a WebSocket was cut", client=self.client, reason=NO_ROOM)
+            self._break_off(CloseCode.TRY_AGAIN_LATER, NO_ROOM)
+
+    def _tick(self) -> None:
+        if self._unfinished_since and self._loop.time() - self._unfinished_since > WHOLE_SECONDS:
+            self._break_off(CloseCode.POLICY_VIOLATION, SLOW)
+        else:
+            if self._lag_timer is not None:
+                self._is_silent = False  # the ping is behind what it has yet to read; whether it reads is seen to
+            super()._tick()
+
+    def _drop_unfinished(self) -> None:
+        self._parts = None
+        self._framing.parser.close()
+        self._framing.reader.buffer = bytearray()
+        if self._held_bytes:
+            self._hold(0)
+
+    # -- lagging -----------------------------------------------------------------------------------------------------
+
+    def _cut_if_flooded(self, added_bytes: int) -> None:
+        unread_bytes = self.buffered_bytes()
+        if unread_bytes > self._lag_bytes and not self._is_over:  # seldom
+            factor = LAG_FACTOR if added_bytes > SHORT_BYTES else 2 * LAG_FACTOR
+            if unread_bytes > factor * self._lag_bytes:
+                self._cut_off()
+
+    def _watch_lag(self) -> None:
+        unread_bytes = self._transport.get_write_buffer_size()
+        self._goal_bytes = self._written - unread_bytes + min(unread_bytes, LAG_PROGRESS_BYTES)
+        self._lag_timer = self._loop.call_later(self._lag_seconds, self._look_at_lag)
+
+    def _look_at_lag(self) -> None:
+        if self._written - self._transport.get_write_buffer_size() >= self._goal_bytes:
+            self._watch_lag()
+        else:
+            self._cut_off()
+
+    def _forget_lag(self) -> None:
+        if self._lag_timer is not None:
+            self._lag_timer.cancel()
+            self._lag_timer = None
+
+    def _cut_off(self) -> None:
+        log.info("a WebSocket was cut", client=self.client, reason=LAGGING)
+        self._break_off(CloseCode.POLICY_VIOLATION, LAGGING)
+
+    # -- ending ------------------------------------------------------------------------------------------------------
+
+    def _break_off(self, code: int, reason: str) -> None:
+        """Say goodbye, and tell who hears it; not now, since whoever writes to many would find one of them gone."""
+        if not self._is_over:
+            self._part(code, reason)
+            self._loop.call_soon(self._tell, reason)
+
+    def _part(self, code: int, reason: str) -> None:
+        """Say goodbye behind all that was written, which may still leave, and see the peer off."""
+        self._is_over = True
+        self._left = self._accepted
+        self._forget_lag()
+        self._give_sign()
+        self._stop_clock()
+        if self._framing.state is OPEN:
+            self._framing.send_close(code, fitting(reason))
+        self._say_goodbye()
+
+    def _say_goodbye(self) -> None:
+        """The connection stays for a moment: closed over unread bytes, it would be reset before our word is read."""
+        if not self._transport.is_closing():
+            if data := b"".join(self._framing.data_to_send()):
+                self._transport.write(data)
+            if self._framing.parser_exc is not None or self._unfinished_bytes() > GOODBYE_BYTES:
+                self._turn_deaf()
+            elif not self._portions.has_rest():  # else it goes on once that was looked through
+                self._transport.resume_reading()
+        self._see_off()
+        self._timer = self._loop.call_later(CLOSE_SECONDS, self._transport.abort)
+
+    def _look_for_goodbye(self, data: bytes) -> None:
+        self._late_bytes += len(data)
+        if self._late_bytes > GOODBYE_BYTES:
+            self._turn_deaf()
+            return
+        self._framing.receive_data(data)
+        self._framing.events_received()
+        self._see_off()
+
+    def _turn_deaf(self) -> None:
+        """Keep nothing and look for nothing: what still comes is thrown away until the peer has gone."""
+        self._is_deaf = True
+        self._portions.stop()
+        self._drop_unfinished()
+        if not self._transport.is_closing():
+            if self._transport.can_write_eof():
+                self._transport.write_eof()  # its goodbye would not be noticed, so it must not wait for our end
+            self._transport.resume_reading()
+        if self._last_reason is not None:
+            self._loop.call_soon(self._depart)  # what was to be heard first is not any more
+
+    def _throw_away(self, late_bytes: int) -> None:
+        self._late_bytes += late_bytes
+        if self._late_bytes > LATE_FACTOR * self._limit_bytes and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def _see_off(self) -> None:
+        """Close the connection once the peer has said goodbye too."""
+        self._framing.data_to_send()  # nothing is said after a goodbye
+        if self._framing.close_rcvd is not None:
+            self._transport.close()
+
+    def _retire(self) -> None:
+        super()._retire()
+        self._forget_lag()
+        self._give_sign()
+        if self._last_reason is not None:
+            self._loop.call_soon(self._depart)  # nothing more of what it sent is heard

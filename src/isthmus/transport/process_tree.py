@@ -1,0 +1,205 @@
+"""The processes that one of ours has started, wherever they went, for `transport.process` to end them with it.
+
+Those whose parents still live are found below it. One that was forked twice into a session of its own has lost its
+parent, and belongs to the system's first process: it is known by a mark that every process inherits and that outlasts
+the start of another program with another environment. The mark is the limit on file locks, which Linux keeps for each
+process and has not looked at since 2.4.25. A program may lower it on purpose; who runs such ones needs a container.
+
+The upper bits of a mark are the number of the hub's run, its family: `app.process_setup` ends by it what a killed hub left.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+if sys.platform == "linux":
+    import resource
+
+MOST: Final = 4096
+"""Where there are more, they are born faster than they can be found."""
+
+ROUNDS_MAX: Final = 10
+"""How often it is looked for more: some may have been started while the others were ended."""
+
+_RLIMIT_LOCKS: Final = 10
+_MARKS: Final = 1 << 62
+_SERIAL_BITS: Final = 24
+"""Of a mark, which tell one child of a hub from another; those above are its family."""
+_FAMILIES_MIN: Final = 1 << 20
+"""With fewer to choose from, as below several hubs, two could have the same."""
+_is_claimed = False
+_family: int | None = None
+_serials = itertools.count()
+
+
+def descendants(pid: int) -> list[int]:
+    """Every process below `pid`, nearest first; none where the system does not tell."""
+    found: list[int] = []
+    waiting = [pid]
+    while waiting and len(found) < MOST:
+        children = _children(waiting.pop(0))
+        found += children
+        waiting += children
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):
+                found += map(int, (thread / "children").read_text().split())
+    return found
+
+
+def claim_process() -> None:
+    """Nobody else starts processes in this one: what is started is marked from its very first moment on.
+
+    Called by the commands that run a hub. In a program that has a hub inside, another thread's process could get the
+    mark as well, and so a mark is only set once the process is there, which what it starts at once may escape.
+    """
+    global _is_claimed  # noqa: PLW0603 - it is of the whole process, as what it is about
+    _is_claimed = True
+
+
+def begin_family() -> int | None:
+    """Choose the number by which marks of this process begin from now on; None where there can be none."""
+    global _family  # noqa: PLW0603 - as above
+    if sys.platform != "linux":
+        return None
+    _, most = resource.getrlimit(_RLIMIT_LOCKS)
+    families = (_MARKS if most == resource.RLIM_INFINITY else min(most, _MARKS)) >> _SERIAL_BITS
+    _family = None if families < _FAMILIES_MIN else 1 + secrets.randbelow(families - 1)
+    return _family
+
+
+def end_marked(family: int) -> set[int]:
+    """Kill every process with a mark of this family, except those that this one runs below; returns which."""
+    ended: set[int] = set()
+    spared = _lineage()
+    for _ in range(ROUNDS_MAX):
+        found = {pid for pid in _pids() if _family_of(pid) == family} - spared - ended
+        if not found:
+            break
+        for pid in found:
+            with suppress(OSError):  # it has ended meanwhile
+                _kill_if_of(family, pid)
+        ended |= found
+    return ended
+
+
+def _kill_if_of(family: int, pid: int) -> None:
+    """By a handle: the number may be another process's by now, which is looked at once more."""
+    handle = os.pidfd_open(pid)
+    try:
+        if _family_of(pid) == family:
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+    finally:
+        os.close(handle)
+
+
+def _family_of(pid: int) -> int | None:
+    mark = _mark_of(pid)
+    return None if mark is None or not 0 < mark < _MARKS else mark >> _SERIAL_BITS
+
+
+def _lineage() -> set[int]:
+    """This process and those above it."""
+    found: set[int] = set()
+    pid = os.getpid()
+    while pid and pid not in found:
+        found.add(pid)
+        with suppress(OSError):
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+            pid = next(int(line.split()[1]) for line in lines if line.startswith("PPid:"))
+    return found
+
+
+def _pids() -> Iterator[int]:
+    return (int(name) for name in os.listdir("/proc") if name.isdecimal())
+
+
+@contextmanager
+def marking() -> Iterator[int | None]:
+    """Choose a mark for what is started within, None where there can be none; see `settle_mark`."""
+    if sys.platform != "linux":
+        yield None
+        return
+    soft, most = resource.getrlimit(_RLIMIT_LOCKS)
+    chosen = _mark_below(most)
+    if chosen is None or not _is_claimed:
+        yield chosen
+        return
+    with suppress(OSError, ValueError):  # not in every sandbox
+        resource.setrlimit(_RLIMIT_LOCKS, (chosen, most))
+    try:
+        yield chosen
+    finally:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(_RLIMIT_LOCKS, (soft, most))
+
+
+def _mark_below(most: int) -> int | None:
+    """A mark under this limit. A hub that is itself a marked process may only lower it, and must not give its own."""
+    if sys.platform == "linux" and most == resource.RLIM_INFINITY:
+        most = _MARKS
+    if _family is not None and (mark := (_family << _SERIAL_BITS) + next(_serials) % (1 << _SERIAL_BITS)) < most:
+        return mark
+    return None if most <= 1 else 1 + secrets.randbelow(most - 1)
+
+
+def settle_mark(pid: int, chosen: int | None) -> None:
+    """Have a process that was just started keep its mark, and what it has started already."""
+    if sys.platform == "linux" and chosen is not None:
+        for each in (pid, *descendants(pid)):
+            with suppress(OSError, ValueError):  # it has ended already, or a sandbox does not allow it
+                resource.prlimit(each, _RLIMIT_LOCKS, (chosen, chosen))
+
+
+def marked(chosen: int | None) -> list[int]:
+    """Every process with that mark."""
+    if chosen is None:
+        return []
+    return [pid for pid in _pids() if _mark_of(pid) == chosen]
+
+
+def _mark_of(pid: int) -> int | None:
+    if sys.platform == "linux":
+        with suppress(OSError):  # gone meanwhile, or somebody else's
+            return resource.prlimit(pid, _RLIMIT_LOCKS)[0]
+    return None
+
+
+def end_family(pid: int, chosen: int | None) -> set[int]:
+    """Kill a process that leads a group, and all that it has started; returns whom beside itself.
+
+    It must not have been reaped: its number may be somebody else's then.
+    """
+    ended: set[int] = set()
+    for _ in range(ROUNDS_MAX):
+        below = descendants(pid)  # before their parents end, after which nobody tells whose they are
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+        found = {*below, *marked(chosen)} - ended - {pid, os.getpid()}
+        for each in found:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(each, signal.SIGKILL)
+        if not found:
+            break
+        ended |= found
+    return ended
+
+
+def reap(pids: set[int]) -> None:
+    """See off those that have become our own children: in a container the hub may be the first process of all."""
+    for pid in pids:
+        with suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)

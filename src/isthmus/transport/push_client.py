@@ -1,0 +1,150 @@
+"""Carries bytes to addresses that callers named: one POST behind the egress guard, and a receipt for it.
+
+It repeats nothing, follows no redirect and reads no more of an answer than its status. Whoever has something to send
+decides what comes of a receipt; the outbox of tasks does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from email.utils import parsedate_to_datetime
+from typing import TypeAlias
+
+from isthmus.core.background import BackgroundTasks
+from isthmus.core.ports.courier import PushReceipt
+from isthmus.transport.egress import Egress, HttpOrigin, parse_url
+from isthmus.transport.http import ConnectionLost, HttpClient, request_head
+
+CARRY_SECONDS = 10.0
+"""How long one POST may take in all, from the first question to a name server to the end of the answer."""
+
+LOOK_SECONDS = 3.0
+"""How long a name server is waited for to find out whether something may be sent at all."""
+
+CONNECTIONS_MAX = 8
+"""Connections to one origin."""
+
+CLIENTS_MAX = 256
+"""Origins of which it is remembered how they are reached; their connections close after some seconds anyway."""
+
+ANSWER_BYTES_MAX = 64 * 1024
+"""What an answer may say besides its status; nobody reads it."""
+
+IsAllowed: TypeAlias = Callable[[str], bool]
+"""Whether the operator listed an address by itself, so that it may be private."""
+
+
+class PushClient:
+    """See `core.ports.courier.PushClient`."""
+
+    def __init__(self, egress: Egress, background: BackgroundTasks, is_allowed: IsAllowed) -> None:
+        self._egress = egress
+        self._background = background
+        self._is_allowed = is_allowed
+        self._loop = asyncio.get_running_loop()
+        self._clients: OrderedDict[tuple[HttpOrigin, bool], HttpClient] = OrderedDict()
+
+    async def refusal(self, url: str, *, is_trusted: bool) -> str | None:
+        """See `core.ports.courier.PushClient`."""
+        try:
+            origin, _ = parse_url(url)
+        except ValueError as error:
+            return str(error)
+        if is_trusted and self._is_allowed(url):
+            return None
+        reason = await self._egress.refusal(origin, within=LOOK_SECONDS)
+        return None if reason is None else f"{origin.host} may not be dialled: {reason}"
+
+    async def carry(self, url: str, headers: Mapping[str, str], body: bytes, *, is_trusted: bool) -> PushReceipt:
+        """See `core.ports.courier.PushClient`."""
+        give_up = self._loop.time() + CARRY_SECONDS
+        if (reason := await self.refusal(url, is_trusted=is_trusted)) is not None:
+            return PushReceipt(reason=reason, is_refused=True)
+        origin, target = parse_url(url)
+        try:
+            head = request_head("POST", target, origin, headers)
+        except ValueError as error:
+            return PushReceipt(reason=str(error), is_refused=True)
+        client = self._client(origin, is_configured=is_trusted and self._is_allowed(url))
+        return await self._post(client, head, body, give_up - self._loop.time())
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        while self._clients:
+            _, client = self._clients.popitem()
+            await client.aclose()
+
+    def _client(self, origin: HttpOrigin, *, is_configured: bool) -> HttpClient:
+        key = (origin, is_configured)
+        client = self._clients.pop(key, None)
+        if client is None:
+            client = HttpClient(
+                origin,
+                self._egress,
+                self._background,
+                is_configured=is_configured,
+                limit=CONNECTIONS_MAX,
+                connect_seconds=CARRY_SECONDS,
+            )
+        self._clients[key] = client
+        if len(self._clients) > CLIENTS_MAX:
+            self._clients.popitem(last=False)
+        return client
+
+    async def _post(self, client: HttpClient, head: bytes, body: bytes, within: float) -> PushReceipt:
+        answer = _PushResponse(self._loop.create_future())
+        ticket = client.send(head, body, answer)
+        try:
+            done, _ = await asyncio.wait({answer.receipt}, timeout=max(within, 0.0))
+        finally:
+            ticket.abort()
+        if done:
+            return answer.receipt.result()
+        return PushReceipt(answer.status, f"no whole answer within {CARRY_SECONDS:g} s")
+
+
+class _PushResponse:
+    """Takes the answer to one POST: its status is all that counts."""
+
+    def __init__(self, receipt: asyncio.Future[PushReceipt]) -> None:
+        self.receipt = receipt
+        self.status: int | None = None
+        self._retry_after: float | None = None
+        self._bytes = 0
+
+    def on_head(self, status: int, headers: Mapping[str, str]) -> None:
+        """See `transport.http_connection.ResponseSink`."""
+        self.status = status
+        self._retry_after = read_retry_after(headers.get("retry-after", ""), time.time())
+
+    def on_body(self, chunk: bytes) -> None:
+        """See `transport.http_connection.ResponseSink`; more than enough is as good as the end."""
+        self._bytes += len(chunk)
+        if self._bytes > ANSWER_BYTES_MAX:
+            self._end("")
+
+    def on_end(self) -> None:
+        """See `transport.http_connection.ResponseSink`."""
+        self._end("")
+
+    def on_lost(self, lost: ConnectionLost) -> None:
+        """See `transport.http_connection.ResponseSink`; who gave a status has got what was sent."""
+        self._end(lost.reason)
+
+    def _end(self, reason: str) -> None:
+        if not self.receipt.done():
+            self.receipt.set_result(PushReceipt(self.status, reason, retry_after=self._retry_after))
+
+
+def read_retry_after(text: str, now: float) -> float | None:
+    """The seconds that a Retry-After asks for, in whichever of its two forms; None if it says nothing of use."""
+    text = text.strip()
+    if text.isdecimal() and text.isascii():
+        return float(text[:9])
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - now)
+    except (ValueError, OverflowError, TypeError):
+        return None

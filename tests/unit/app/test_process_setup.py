@@ -1,0 +1,82 @@
+"""What a killed hub left is ended by the next one on its state folder, and nothing else is."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from isthmus.app.process_setup import FOLDER, family_in
+from isthmus.transport import process_tree
+from isthmus.transport.process_tree import begin_family, end_marked
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the mark is Linux's")
+
+RLIMIT_LOCKS = 10
+
+
+@pytest.fixture(autouse=True)
+def no_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_tree, "_family", None)
+
+
+@contextmanager
+def marked(mark: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with this mark, that does nothing."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as child:
+        resource.prlimit(child.pid, RLIMIT_LOCKS, (mark, mark))
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def families(state: Path) -> list[int]:
+    return [int(file.name, 16) for file in (state / FOLDER).iterdir() if file.name != "lock"]
+
+
+def test_what_carries_the_mark_of_a_hub_that_is_gone_is_ended(tmp_path: Path) -> None:
+    with family_in(tmp_path):
+        (family,) = families(tmp_path)
+    assert families(tmp_path) == []
+    (tmp_path / FOLDER / f"{family:x}").touch()  # as a killed one leaves it
+    with marked((family << 24) + 7) as left, marked(((family + 1) << 24) + 7) as other, family_in(tmp_path):
+        assert left.wait(10) == -9
+        assert other.poll() is None
+        assert family not in families(tmp_path)
+
+
+def test_what_a_running_hub_of_the_same_folder_started_is_left_alone(tmp_path: Path) -> None:
+    with family_in(tmp_path):
+        (family,) = families(tmp_path)
+        with marked(family << 24) as child, family_in(tmp_path):
+            assert len(families(tmp_path)) == 2
+            assert child.poll() is None
+
+
+def test_other_files_and_folders_that_cannot_be_used_keep_nobody_from_starting(tmp_path: Path) -> None:
+    (tmp_path / FOLDER).mkdir()
+    (tmp_path / FOLDER / "notes").write_text("mine")
+    with family_in(tmp_path):
+        assert (tmp_path / FOLDER / "notes").read_text() == "mine"
+        (tmp_path / FOLDER / "notes").unlink()
+    (tmp_path / "file").touch()
+    with family_in(tmp_path / "file"):
+        pass
+
+
+def test_those_above_are_spared() -> None:
+    """A server may start the next hub itself."""
+    soft, hard = resource.getrlimit(RLIMIT_LOCKS)
+    family = begin_family()
+    assert family is not None
+    resource.setrlimit(RLIMIT_LOCKS, (family << 24, hard))
+    try:
+        assert end_marked(family) == set()
+    finally:
+        resource.setrlimit(RLIMIT_LOCKS, (soft, hard))
