@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from isthmus.library import Questions, ToolRequest, ToolService, ToolStatus, tool
-from isthmus.upstream.registered import REGISTRY
+from isthmus.upstream.python.registry import REGISTRY
 from tests.face.test_a2a import Agent, run, told
 from tests.hubs import PATIENT, HubProcess, serving
 from tests.matrix.persons import FORMS, Action, Mouth, Person, Visitor, client_of

@@ -26,7 +26,7 @@ import itertools
 import time
 from pathlib import Path
 
-from isthmus.upstream.functions import Context
+from isthmus.upstream.python.link import Context
 
 _times = itertools.count(1)
 

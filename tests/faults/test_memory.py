@@ -13,9 +13,9 @@ import pytest
 from isthmus.core.calls.inflight import InFlight
 from isthmus.frontends.http.request_cycle import RequestCycle
 from isthmus.model.outcomes import Result
-from isthmus.upstream import notices
-from isthmus.upstream.streamable import link as streamable
-from isthmus.upstream.streamable.post import Post
+from isthmus.upstream import http_shared
+from isthmus.upstream.streamable_http import link as streamable
+from isthmus.upstream.streamable_http.post import Post
 from tests.faults.asking_server import ASKED
 from tests.faults.caller import Caller
 from tests.faults.scripted import EVENTS, HangUp, Heard, Scripted, door_of, events, hub_of, reply
@@ -96,7 +96,7 @@ async def test_a_server_that_asks_and_does_not_listen_is_sent_few_answers(tmp_pa
         # It leaves after all that waited before it.
         assert isinstance(await hub.call("a.t"), Result)
         answers = sum(heard.verb == "POST" and not heard.method for heard in server.heard)
-        assert 0 < answers <= notices.NOTICES_MAX
+        assert 0 < answers <= http_shared.ONE_WAY_MAX
 
 
 class Deaf(Scripted):
@@ -111,7 +111,7 @@ class Deaf(Scripted):
 async def test_withdrawals_that_nobody_acknowledges_give_their_connections_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notices, "NOTICE_SECONDS", 0.2)
+    monkeypatch.setattr(http_shared, "NOTICE_SECONDS", 0.2)
     monkeypatch.setattr(streamable, "SPARE_CONNECTIONS", 2)
     async with Deaf() as server, hub_of(tmp_path, {"a": {**server.entry, "max_calls": 2, "timeout": 5}}) as hub:
         await hub.ready("a")

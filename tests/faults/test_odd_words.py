@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.app.hub import LOCAL
-from isthmus.frontends.mcp.dialogue import list_bytes
-from isthmus.frontends.mcp.stdio import McpStdio
+from isthmus.frontends.mcp.duplex import McpStdio
+from isthmus.frontends.mcp.methods import render_list
 from isthmus.model.names import ServerName
 from isthmus.model.outcomes import Result
 from isthmus.upstream.settings import HttpSettings, ServerSettings
@@ -76,7 +76,7 @@ async def test_a_cancellation_read_together_with_its_call_is_honoured(tmp_path: 
     async with Held() as server, hub_of(tmp_path, {"a": server.entry}) as hub:
         await hub.ready("a")
         said: list[bytes] = []
-        face = McpStdio(hub.running.dialogue(), LOCAL, hub.running.surface, hub.running.background, said.append)
+        face = McpStdio(hub.running.mcp_methods(), LOCAL, hub.running.surface, hub.running.background, said.append)
         call = line(id=1, method="tools/call", params={"name": "a.t", "arguments": {}})
 
         face.feed(call + line(method="notifications/cancelled", params={"requestId": 1}))
@@ -96,7 +96,7 @@ class Sleepy(Held):
 async def test_a_call_that_waits_for_a_starting_server_can_be_withdrawn(tmp_path: Path) -> None:
     async with Sleepy() as server, hub_of(tmp_path, {"a": server.entry}) as hub:
         said: list[bytes] = []
-        face = McpStdio(hub.running.dialogue(), LOCAL, hub.running.surface, hub.running.background, said.append)
+        face = McpStdio(hub.running.mcp_methods(), LOCAL, hub.running.surface, hub.running.background, said.append)
         call = line(id=1, method="tools/call", params={"name": "a.t", "arguments": {}})
 
         face.feed(call + line(method="notifications/cancelled", params={"requestId": 1}))
@@ -130,7 +130,7 @@ async def test_a_session_withdraws_a_call_that_waits_for_a_starting_server(tmp_p
 def listing(hub: InProcess) -> dict[str, Any]:
     """What a caller is listed now."""
     view = hub.running.hub.snapshot.view(LOCAL.grants, hub.running.surface)
-    listed: dict[str, Any] = json.loads(list_bytes(view, "legacy"))
+    listed: dict[str, Any] = json.loads(render_list(view, "legacy"))
     return listed
 
 

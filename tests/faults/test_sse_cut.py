@@ -17,7 +17,7 @@ import pytest
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
-from isthmus.credentials.memory import StaticCredentials
+from isthmus.credentials.logins import StaticCredentials
 from isthmus.model.faults import Fault
 from isthmus.transport.egress import Egress
 from isthmus.upstream.link import BaseLink, ConnectFailed

@@ -19,7 +19,7 @@ from isthmus.library import (
     UserContext,
     UserPermissions,
 )
-from isthmus.library.engine import plan_of
+from isthmus.library.engine import read_plan
 from isthmus.upstream.settings import HttpSettings
 from tests.hubs import PATIENT, serving, stdio
 from tests.library.services import SETTLE_SECONDS
@@ -39,7 +39,7 @@ KEY = "planner-key-of-some-length"
     ],
 )
 def test_a_hub_is_found_at_its_address_with_or_without_a_path(said: str, meant: str) -> None:
-    (server,) = plan_of(None, said, None).configuration.servers
+    (server,) = read_plan(None, said, None).configuration.servers
     assert isinstance(server.reach, HttpSettings)
     assert server.reach.url == meant
 

@@ -24,13 +24,14 @@ from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.settings import Limits
-from isthmus.frontends.mcp.dialogue import Answer, Dialogue
+from isthmus.frontends.mcp.methods import McpMethods
+from isthmus.frontends.mcp.responses import JsonRpcReply
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.telemetry.counters import Counters
-from isthmus.upstream.dialect import Dialect, LegacyDialect, ModernDialect
+from isthmus.upstream.dialect import LegacyDialect, McpDialect, ModernDialect
 from isthmus.wire import jsonrpc, lines
 from isthmus.wire.jsonrpc import Request
 from isthmus.wire.mcp import modern
@@ -107,7 +108,7 @@ class Recording:
 
     def __init__(self) -> None:
         self.sent: list[Sent] = []
-        self._dialects: tuple[Dialect, ...] = (LegacyDialect(), ModernDialect(ME))
+        self._dialects: tuple[McpDialect, ...] = (LegacyDialect(), ModernDialect(ME))
 
     def send(self, inflight: InFlight) -> None:
         name = inflight.target.feature.name
@@ -130,7 +131,7 @@ class Bench:
     def __init__(self) -> None:
         self.link = Recording()
         self.hub = Hub(Limits(), Counters())
-        self.dialogue = Dialogue(self.hub, ME)
+        self.mcp_methods = McpMethods(self.hub, ME)
         for server in ("files", "web"):
             server_queue = ServerQueue(ServerName(server), self.hub.limits)
             server_queue.attach(self.link)
@@ -140,7 +141,7 @@ class Bench:
                 server_queue, ServerStatus(ServerName(server), "ready", tools=tools, is_settled=True)
             )
 
-    def feed(self, body: bytes, claims: modern.Claims | None = None) -> tuple[Sent, ...]:
+    def feed(self, body: bytes, claims: modern.RoutingHeaders | None = None) -> tuple[Sent, ...]:
         """Take a body, with what its headers claim, as the face does; what was sent because of it."""
         self.link.sent.clear()
         message = jsonrpc.decode(body)
@@ -148,14 +149,14 @@ class Bench:
             self._call(message, claims)
         return tuple(self.link.sent)
 
-    def _call(self, request: Request, claims: modern.Claims | None) -> None:
-        meta: Members | Answer | None = None
-        if self.dialogue.era_of(request, None if claims is None else claims.version) == "modern":
-            meta = self.dialogue.check(request, claims)
-        if isinstance(meta, Answer):
+    def _call(self, request: Request, claims: modern.RoutingHeaders | None) -> None:
+        meta: Members | JsonRpcReply | None = None
+        if self.mcp_methods.era_of(request, None if claims is None else claims.version) == "modern":
+            meta = self.mcp_methods.check(request, claims)
+        if isinstance(meta, JsonRpcReply):
             return
-        read = self.dialogue.read_call(request, LIMITED, EVERYTHING, meta)
-        if not isinstance(read, Answer):
+        read = self.mcp_methods.read_call(request, LIMITED, EVERYTHING, meta)
+        if not isinstance(read, JsonRpcReply):
             self.hub.start(read[0], Listener())
 
 
@@ -252,7 +253,7 @@ def test_a_modern_call_whose_header_names_another_tool_is_not_made(
     body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}).encode()
     sentinel = f"=?base64?{base64.b64encode(said.encode()).decode()}?="
     value = {"plain": said, "base64": sentinel, "other base64": sentinel.replace("?=", "=?="), "none": None}[form]
-    sent = bench.feed(body, modern.Claims(modern.VERSION, "tools/call", value))
+    sent = bench.feed(body, modern.RoutingHeaders(modern.VERSION, "tools/call", value))
     agrees = said == meant and form in ("plain", "base64")
     assert [call.exposed for call in sent] == ([meant] if agrees and meant in GRANTED else [])
 

@@ -18,8 +18,8 @@ import pytest
 from isthmus.app.links import Links
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
-from isthmus.core.watch.tasks import Tasks
-from isthmus.credentials.fetching import Fetcher
+from isthmus.core.watch.tasks import ServerTasks
+from isthmus.credentials.fetch import Fetcher
 from isthmus.model.faults import Fault
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress
@@ -61,7 +61,7 @@ class Chain(Scripted):
 @asynccontextmanager
 async def links() -> AsyncIterator[Links]:
     background = BackgroundTasks("links")
-    yield Links(Limits(connect_seconds=2.0), {}, background, Tasks(lambda: 0.0))
+    yield Links(Limits(connect_seconds=2.0), {}, background, ServerTasks(lambda: 0.0))
     await background.aclose()
 
 

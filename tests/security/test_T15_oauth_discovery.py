@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import trustme
 
-from isthmus.app.login import LoginFailed, Shown, Wanted, log_in
-from isthmus.credentials import fetching
+from isthmus.app.login import LoginFailed, LoginOptions, LoginPrompt, log_in
+from isthmus.credentials import fetch
 from isthmus.credentials.vault import Slot, Vault
 from isthmus.model.names import ServerName
-from isthmus.transport.egress import Address, Egress, Origin
+from isthmus.transport.egress import DialAddress, Egress, HttpOrigin
 from isthmus.upstream.settings import ServerSettings
 from tests.faults.scripted import hub_of
 from tests.faults.watching import eventually
@@ -56,12 +56,12 @@ async def settings_of(folder: Path, entry: dict[str, Any]) -> ServerSettings:
         return hub.running.configuration.servers[0]
 
 
-async def quickly(wanted: Wanted, vault: Vault, egress: Egress | None = None, *, goes: bool = True) -> list[Shown]:
+async def quickly(wanted: LoginOptions, vault: Vault, egress: Egress | None = None, *, goes: bool = True) -> list[LoginPrompt]:
     """Try to log in, with a person who goes wherever they are sent on this machine, or nowhere."""
-    shown: list[Shown] = []
+    shown: list[LoginPrompt] = []
     people: list[asyncio.Task[int]] = []
 
-    def show(place: Shown) -> None:
+    def show(place: LoginPrompt) -> None:
         shown.append(place)
         if goes:
             people.append(asyncio.create_task(visit(place.address)))
@@ -92,7 +92,7 @@ async def test_no_field_leads_into_a_private_network(tmp_path: Path, field: str)
             for place in addresses_for(field, sink.port):
                 misled(field, place, server, authority)
                 with pytest.raises(LoginFailed):
-                    await quickly(Wanted(settings, within=0.01), Vault(tmp_path), goes=False)
+                    await quickly(LoginOptions(settings, within=0.01), Vault(tmp_path), goes=False)
         assert {peer.rpartition(":")[2] for peer in everybody} <= ours
         assert sink.heard() == []
         assert authority.forms == []
@@ -107,7 +107,7 @@ async def test_metadata_must_be_about_whom_it_was_asked_of(tmp_path: Path, what:
             authority.metadata = {"issuer": "https://bank.example"}
         settings = await settings_of(tmp_path, entry_of(server))
         with pytest.raises(LoginFailed, match="of another"):
-            await quickly(Wanted(settings, within=1.0), Vault(tmp_path))
+            await quickly(LoginOptions(settings, within=1.0), Vault(tmp_path))
         assert authority.registrations == []
         assert authority.asked == []
 
@@ -125,7 +125,7 @@ async def test_no_redirect_is_followed(tmp_path: Path, to: str, status: int) -> 
         async with Leading() as authority, Protected(authority) as server:
             settings = await settings_of(tmp_path, entry_of(server))
             with pytest.raises(LoginFailed, match=f"HTTP {status}"):
-                await quickly(Wanted(settings, within=1.0), Vault(tmp_path))
+                await quickly(LoginOptions(settings, within=1.0), Vault(tmp_path))
             assert "/elsewhere" not in authority.paths
 
 
@@ -137,12 +137,12 @@ async def test_a_document_without_end_is_given_up(tmp_path: Path) -> None:
     async with Endless() as authority, Protected(authority) as server:
         settings = await settings_of(tmp_path, entry_of(server))
         with pytest.raises(LoginFailed, match="over 65536 bytes"):
-            await quickly(Wanted(settings, within=1.0), Vault(tmp_path))
+            await quickly(LoginOptions(settings, within=1.0), Vault(tmp_path))
 
 
 async def test_a_document_that_never_comes_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert fetching.FETCH_SECONDS == 5.0
-    monkeypatch.setattr(fetching, "FETCH_SECONDS", 0.05)
+    assert fetch.FETCH_SECONDS == 5.0
+    monkeypatch.setattr(fetch, "FETCH_SECONDS", 0.05)
 
     class Silent(Authority):
         def _answer(self, target: str, fields: dict[str, str], body: bytes) -> bytes:
@@ -151,36 +151,36 @@ async def test_a_document_that_never_comes_is_not_waited_for(tmp_path: Path, mon
     async with Silent() as authority, Protected(authority) as server:
         settings = await settings_of(tmp_path, entry_of(server))
         with pytest.raises(LoginFailed, match="did not answer within"):
-            await quickly(Wanted(settings, within=1.0), Vault(tmp_path))
+            await quickly(LoginOptions(settings, within=1.0), Vault(tmp_path))
 
 
 async def test_a_name_that_leads_inwards_by_now_is_not_dialled(tmp_path: Path) -> None:
     """The issuer is public when it is looked up for the check, and each dial is checked by itself."""
 
-    async def rebinding(origin: Origin) -> list[Address]:
-        return [Address(2, ("127.0.0.1", origin.port))]
+    async def rebinding(origin: HttpOrigin) -> list[DialAddress]:
+        return [DialAddress(2, ("127.0.0.1", origin.port))]
 
     with Sink() as sink:
         async with Authority() as authority, Protected(authority) as server:
             server.resource = {"authorization_servers": [f"https://login.example:{sink.port}"]}
             settings = await settings_of(tmp_path, entry_of(server))
             with pytest.raises(LoginFailed, match="may not be dialled"):
-                await quickly(Wanted(settings, within=1.0), Vault(tmp_path), Egress(resolver=rebinding))
+                await quickly(LoginOptions(settings, within=1.0), Vault(tmp_path), Egress(resolver=rebinding))
 
 
 @pytest.mark.parametrize("field", FIELDS)
 async def test_nobody_is_gone_to_without_tls(tmp_path: Path, field: str) -> None:
     """Not even where everybody may go: the place is public, and only its scheme speaks against it."""
 
-    async def resolve(origin: Origin) -> list[Address]:
-        return [Address(2, ("127.0.0.1" if origin.host == "127.0.0.1" else "192.31.196.1", origin.port))]
+    async def resolve(origin: HttpOrigin) -> list[DialAddress]:
+        return [DialAddress(2, ("127.0.0.1" if origin.host == "127.0.0.1" else "192.31.196.1", origin.port))]
 
     with dialled() as everybody:
         async with Authority() as authority, Protected(authority) as server:
             misled(field, "http://login.example/x", server, authority)
             settings = await settings_of(tmp_path, entry_of(server))
             with pytest.raises(LoginFailed, match="without TLS"):
-                await quickly(Wanted(settings, within=0.01), Vault(tmp_path), Egress(resolver=resolve), goes=False)
+                await quickly(LoginOptions(settings, within=0.01), Vault(tmp_path), Egress(resolver=resolve), goes=False)
     assert not [peer for peer in everybody if not peer.startswith("127.0.0.1:")]
 
 
@@ -192,14 +192,14 @@ async def test_an_authorization_server_with_a_certificate_of_its_own_is_believed
     ours = ssl.create_default_context()
     maker.configure_trust(ours)
 
-    async def resolve(origin: Origin) -> list[Address]:
-        return [Address(2, ("127.0.0.1", origin.port))]
+    async def resolve(origin: HttpOrigin) -> list[DialAddress]:
+        return [DialAddress(2, ("127.0.0.1", origin.port))]
 
     async with Authority(theirs, "login.example") as authority, Protected(authority) as server:
         authority.metadata = {"authorization_endpoint": None}
         settings = await settings_of(tmp_path, entry_of(server))
         vault = Vault(tmp_path)
-        await quickly(Wanted(settings, is_device=True, within=5.0), vault, Egress(ours, resolver=resolve))
+        await quickly(LoginOptions(settings, is_device=True, within=5.0), vault, Egress(ours, resolver=resolve))
         assert vault.get(Slot("s")) is not None
         assert authority.forms[-1]["resource"] == server.url
 

@@ -20,15 +20,13 @@ from hypothesis import example, given
 from hypothesis import strategies as some
 
 from isthmus.model.outcomes import Result
-from isthmus.transport.egress import Origin
+from isthmus.transport.egress import HttpOrigin
 from isthmus.transport.http import header_lines, request_head
-from isthmus.upstream.agent.contacts import Contact
-from isthmus.wire.a2a.client import LatestClient
-from isthmus.wire.a2a.client_bindings import PlainBinding
-from isthmus.wire.a2a.client_v0_3_rest import EarlierPlainClient
-from isthmus.wire.a2a.operations import Cancel, Get, Subscribe
+from isthmus.upstream.a2a.agent_card import AgentEndpoint
+from isthmus.wire.a2a.client import ClientV10, RestClientBinding, RestClientV03
+from isthmus.wire.a2a.operations import CancelTask, GetTask, SubscribeToTask
+from isthmus.wire.mcp.header_params import annotated_params, is_annotation_valid, param_headers
 from isthmus.wire.mcp.modern import decode_header, encode_header
-from isthmus.wire.mcp.params import annotated, is_well_marked, param_headers
 from tests.faults.scripted import Heard, Scripted, hub_of, reply
 
 ODD = [
@@ -52,22 +50,22 @@ ODD = [
     "é\u2028",
     "",
 ]
-HOME = Origin("https", "agent.example", 443)
+HOME = HttpOrigin("https", "agent.example", 443)
 texts = some.one_of(some.sampled_from(ODD), some.text(max_size=30))
 
 
 @given(
-    texts, texts, some.sampled_from([LatestClient(), EarlierPlainClient()]), some.sampled_from([Get, Cancel, Subscribe])
+    texts, texts, some.sampled_from([ClientV10(), RestClientV03()]), some.sampled_from([GetTask, CancelTask, SubscribeToTask])
 )
-@example("..", "..", LatestClient(), Get)
+@example("..", "..", ClientV10(), GetTask)
 def test_a_task_and_a_tenant_are_one_segment_each(task: str, tenant: str, client: Any, asked: Any) -> None:
-    sent = PlainBinding(client, tenant).write(1, asked(task))
-    target = Contact(HOME, "/agents/seven/", "", PlainBinding(client, tenant)).target(sent.path)
+    sent = RestClientBinding(client, tenant).write(1, asked(task))
+    target = AgentEndpoint(HOME, "/agents/seven/", "", RestClientBinding(client, tenant)).target(sent.path)
     line = request_head(sent.verb, target, HOME, {}).split(b"\r\n")[0].decode()
     assert line == f"{sent.verb} {target} HTTP/1.1"
     assert target.startswith("/agents/seven/")
     steps = target.partition("?")[0].split("/")
-    known = 5 + bool(tenant) + isinstance(client, EarlierPlainClient)
+    known = 5 + bool(tenant) + isinstance(client, RestClientV03)
     assert len(steps) == known, "as many steps as the operation has, whatever is said"
     for step in steps:
         assert unquote(step) not in (".", ".."), "nor a step up, as it is or once it is read"
@@ -127,11 +125,11 @@ def marked(*headers: str) -> msgspec.Raw:
     "headers", [("Region\r\nX-Evil: 1",), ("a b",), ("",), ("a:b",), ("Region", "region"), ("é",), ("x\x00",)]
 )
 def test_a_tool_with_headers_that_cannot_be_written_is_none(headers: tuple[str, ...]) -> None:
-    assert not is_well_marked(marked(*headers))
+    assert not is_annotation_valid(marked(*headers))
 
 
 def test_what_is_repeated_in_a_header_is_one_line() -> None:
-    places = annotated(marked("Region"))
+    places = annotated_params(marked("Region"))
     for odd in ODD:
         written = param_headers(places, msgspec.Raw(json.dumps({"p0": odd}).encode()))
         assert header_lines(written).count(b"\r\n") == len(written) == 1

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.transport.egress import HTTP_SCHEMES, PORTS, SOCKET_SCHEMES, parse_url
-from isthmus.upstream.settings import AgentSettings, HttpSettings, RpcSettings, SocketSettings
+from isthmus.upstream.settings import AgentSettings, HttpSettings, JsonRpcSettings, WebSocketSettings
 from isthmus.upstream.targets.addresses import read_address
 from tests.faults.scripted import Scripted
 from tests.hubs import PATIENT, Raw, serving
@@ -56,7 +56,7 @@ def test_no_other_scheme_is_dialled(scheme: str) -> None:
     for schemes in (HTTP_SCHEMES, SOCKET_SCHEMES):
         with pytest.raises(ValueError, match="must start with"):
             parse_url(url, schemes)
-    for settings in (HttpSettings, SocketSettings, RpcSettings, AgentSettings):
+    for settings in (HttpSettings, WebSocketSettings, JsonRpcSettings, AgentSettings):
         with pytest.raises(ValueError, match="must start with"):
             settings(url)
     with pytest.raises(ValueError, match="must start with"):

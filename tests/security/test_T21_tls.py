@@ -22,9 +22,9 @@ from isthmus.app.links import Links
 from isthmus.config.load import load
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
-from isthmus.core.watch.tasks import Tasks
+from isthmus.core.watch.tasks import ServerTasks
 from isthmus.model.names import ServerName
-from isthmus.transport.egress import DialFailed, Egress, Origin
+from isthmus.transport.egress import DialFailed, Egress, HttpOrigin
 from isthmus.transport.tls import tls_settings
 from isthmus.upstream.settings import HttpSettings, ServerSettings
 from tests.faults.scripted import Scripted
@@ -42,7 +42,7 @@ def pem(authority: trustme.CA) -> str:
 
 
 @asynccontextmanager
-async def speaking(leaf: trustme.LeafCert, version: ssl.TLSVersion | None = None) -> AsyncIterator[Origin]:
+async def speaking(leaf: trustme.LeafCert, version: ssl.TLSVersion | None = None) -> AsyncIterator[HttpOrigin]:
     """A server with a certificate, and perhaps with one version of TLS only."""
     theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     leaf.configure_cert(theirs)
@@ -52,10 +52,10 @@ async def speaking(leaf: trustme.LeafCert, version: ssl.TLSVersion | None = None
             theirs.minimum_version = theirs.maximum_version = version
             theirs.set_ciphers("ALL:@SECLEVEL=0")
     async with Server(theirs) as server:
-        yield Origin("https", NAME, server.origin.port)
+        yield HttpOrigin("https", NAME, server.origin.port)
 
 
-async def dial(origin: Origin, authority: trustme.CA | None) -> str:
+async def dial(origin: HttpOrigin, authority: trustme.CA | None) -> str:
     """Connect, and say by which version of TLS, or why not."""
     egress = Egress(resolver=Names({NAME: [["127.0.0.1"]], "other.example": [["127.0.0.1"]]}))
     if authority is not None:
@@ -118,7 +118,7 @@ async def test_broken_versions_are_not_spoken(version: ssl.TLSVersion) -> None:
         assert "TLSv1" not in await dial(origin, authority)
 
 
-async def lax_version(origin: Origin) -> ssl.TLSVersion:
+async def lax_version(origin: HttpOrigin) -> ssl.TLSVersion:
     """By which version somebody connects who takes anything: the server does speak it."""
     anything = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     anything.check_hostname, anything.verify_mode = False, ssl.CERT_NONE
@@ -218,7 +218,7 @@ def test_a_file_that_names_no_authority_costs_its_server(tmp_path: Path, content
 
 async def test_an_authority_is_of_its_server_alone() -> None:
     background = BackgroundTasks("links")
-    links = Links(Limits(), {}, background, Tasks(lambda: 0.0))
+    links = Links(Limits(), {}, background, ServerTasks(lambda: 0.0))
     reach = HttpSettings("https://server.example/mcp")
     plain, own = ServerSettings(ServerName("a"), reach), ServerSettings(ServerName("b"), reach, ca=pem(trustme.CA()))
     assert links._egress_to(plain) is links.egress

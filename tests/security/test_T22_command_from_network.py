@@ -27,9 +27,9 @@ STARTING = {"isthmus.transport.process", "isthmus.upstream.stdio", "subprocess",
 """What can start a process, or leads there by one more import."""
 
 OPERATORS = {
-    "isthmus.config.reaches",  # files
+    "isthmus.config.servers",  # files
     "isthmus.cli.dial",  # the command line: `isthmus dial URL -- COMMAND`
-    "isthmus.library.servers",  # the program that has the hub inside itself
+    "isthmus.library.server_config",  # the program that has the hub inside itself
 }
 """The only modules that may say what is started."""
 

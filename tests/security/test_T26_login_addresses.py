@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import isthmus
-from isthmus.app.login import LoginFailed, Shown, Wanted, log_in
+from isthmus.app.login import LoginFailed, LoginOptions, LoginPrompt, log_in
 from isthmus.credentials.vault import Vault
 from isthmus.upstream.settings import ServerSettings
 from tests.faults.scripted import hub_of
@@ -47,12 +47,12 @@ async def logged_in(folder: Path, server: Protected, **more: object) -> ServerSe
 
 @pytest.mark.parametrize("address", EVIL, ids=lambda text: repr(text)[:30])
 async def test_a_page_that_is_no_page_is_refused_and_never_shown(tmp_path: Path, address: str) -> None:
-    shown: list[Shown] = []
+    shown: list[LoginPrompt] = []
     async with Authority() as authority, Protected(authority) as server:
         authority.metadata = {"authorization_endpoint": address}
         settings = await logged_in(tmp_path, server)
         with dialled() as everybody, pytest.raises(LoginFailed):
-            await log_in(Wanted(settings, within=5.0), Vault(tmp_path), shown.append)
+            await log_in(LoginOptions(settings, within=5.0), Vault(tmp_path), shown.append)
         assert shown == []
         ours = {str(authority.port), server.url.split(":")[2].removesuffix("/mcp")}
         assert {peer.rpartition(":")[2] for peer in everybody} <= ours
@@ -61,13 +61,13 @@ async def test_a_page_that_is_no_page_is_refused_and_never_shown(tmp_path: Path,
 
 @pytest.mark.parametrize("address", EVIL[:6], ids=lambda text: repr(text)[:30])
 async def test_a_place_to_enter_a_code_is_held_to_the_same(tmp_path: Path, address: str) -> None:
-    shown: list[Shown] = []
+    shown: list[LoginPrompt] = []
     async with Authority() as authority, Protected(authority) as server:
         given = authority._device()
         authority._device = lambda: {**given, "verification_uri_complete": address}  # type: ignore[method-assign]
         settings = await logged_in(tmp_path, server)
         with pytest.raises(LoginFailed):
-            await log_in(Wanted(settings, is_device=True, within=5.0), Vault(tmp_path), shown.append)
+            await log_in(LoginOptions(settings, is_device=True, within=5.0), Vault(tmp_path), shown.append)
         assert shown == []
 
 
@@ -76,10 +76,10 @@ async def test_an_honest_page_is_shown_and_the_login_kept(tmp_path: Path) -> Non
     async with Authority() as authority, Protected(authority) as server:
         settings = await logged_in(tmp_path, server)
 
-        def person(shown: Shown) -> None:
+        def person(shown: LoginPrompt) -> None:
             tasks.append(asyncio.create_task(visit(shown.address)))
 
-        kept = await log_in(Wanted(settings, within=5.0), Vault(tmp_path), person)
+        kept = await log_in(LoginOptions(settings, within=5.0), Vault(tmp_path), person)
         assert kept.token.access == "token-1"
         await asyncio.gather(*tasks)
 

@@ -30,7 +30,7 @@ from isthmus.config.load import load
 from isthmus.library import ToolService
 from isthmus.model.faults import NotConnected, UnknownTool
 from isthmus.model.outcomes import Result
-from isthmus.storage.definitions import FILE, Definitions
+from isthmus.storage.definitions import FILE, DefinitionStore
 from isthmus.upstream import reconnector as keeping
 from tests.conftest import children
 from tests.faults.scripted import Heard, InProcess, Scripted, reply
@@ -100,7 +100,7 @@ def approved(folder: Path, *names: str) -> None:
 
 async def waits(folder: Path, count: int = 1) -> None:
     """Wait until so much waits for the operator in the file."""
-    file = Definitions(folder / "state")
+    file = DefinitionStore(folder / "state")
     try:
         await eventually(lambda: len(file.waiting()) == count, "it waits to be approved")
     finally:

@@ -16,22 +16,22 @@ import msgspec
 import pytest
 
 import isthmus
-from isthmus.core.catalog.rules import NO_RULES, Rules
+from isthmus.core.catalog.rules import NO_TOOL_RULES, ToolRules
 from isthmus.library import UniversalTool, is_destructive
 from isthmus.model.names import ServerName
 from tests.face.wire import BASE, connected, encoded, key_header, legacy, until
 from tests.hubs import serving
 from tests.security.permitted import SERVERS, key_of, server
-from tests.unit.frontends.mcp.test_comebacks import Desk, is_refused
+from tests.unit.frontends.mcp.test_input_required import Desk, is_refused
 
 READER = "isthmus/core/catalog/labels.py"
 """The one module that reads what servers say of their tools."""
 
 OWN_SAY = {
-    "isthmus/upstream/local.py",  # what the hub says of its own tools
-    "isthmus/upstream/signatures.py",  # documentation of what functions may say of theirs
+    "isthmus/upstream/python/builtin.py",  # what the hub says of its own tools
+    "isthmus/upstream/python/signatures.py",  # documentation of what functions may say of theirs
     "isthmus/library/functions.py",  # the same
-    "isthmus/library/toolbox.py",  # `is_destructive`, which believes trusted servers only (see below)
+    "isthmus/library/integration_base.py",  # `is_destructive`, which believes trusted servers only (see below)
     "isthmus/integrations/openai_agents.py",  # passes them on to a framework
 }
 
@@ -61,7 +61,7 @@ async def test_a_call_that_may_have_run_is_not_repeated_whatever_its_tool_is_sai
 async def test_only_a_trusted_server_may_have_an_answer_given_twice(*, is_trusted: bool) -> None:
     desk = Desk()
     server_status = desk.stage.hub.snapshot.server_statuses[ServerName("files")]
-    rules = Rules(is_trusted=True) if is_trusted else NO_RULES
+    rules = ToolRules(is_trusted=True) if is_trusted else NO_TOOL_RULES
     desk.stage.hub.publish(msgspec.structs.replace(server_status, rules=rules))
     state = desk.required(name="files.look").state
     visits = [desk.visit("files.look", state=state) for _ in range(3)]

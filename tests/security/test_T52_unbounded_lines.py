@@ -17,8 +17,7 @@ import pytest
 
 from isthmus.core.settings import Limits
 from isthmus.model.faults import Lost
-from isthmus.wire.lines import LineDecoder
-from isthmus.wire.oversized import Oversized
+from isthmus.wire.lines import LineDecoder, Oversized
 from tests.faults.scripted import hub_of
 from tests.faults.watching import eventually
 from tests.hubs import stdio

@@ -17,14 +17,14 @@ import pytest
 from isthmus.app.links import HOPS_VARIABLE, Links, hops_in
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
-from isthmus.core.watch.tasks import Tasks
+from isthmus.core.watch.tasks import ServerTasks
 from isthmus.model.faults import Unanswered
 from isthmus.model.names import ServerName
-from isthmus.upstream.circles import HOPS_MAX, circle_in
 from isthmus.upstream.link import ConnectFailed
 from isthmus.upstream.listing import PAGES_MAX
-from isthmus.upstream.rounds import ROUNDS_MAX
+from isthmus.upstream.loop_detection import HOPS_MAX, find_loop
 from isthmus.upstream.settings import ServerSettings, StdioSettings
+from isthmus.upstream.waiters import ROUNDS_MAX
 from tests.faults.scripted import Heard, Scripted, hub_of, reply, tool
 from tests.faults.watching import eventually
 from tests.hubs import Raw, serving, write_config
@@ -97,14 +97,14 @@ async def test_a_hub_that_is_its_own_server_or_its_own_agent_does_without(tmp_pa
 
 
 def test_a_hub_behind_others_is_known_too() -> None:
-    assert circle_in({"other": 0, "own": 1}, "own") == "it leads back to this hub"
-    assert circle_in({"other": 0}, "own") is None
+    assert find_loop({"other": 0, "own": 1}, "own") == "it leads back to this hub"
+    assert find_loop({"other": 0}, "own") is None
 
 
 async def test_hubs_start_each_other_eight_times(tmp_path: Path) -> None:
     background = BackgroundTasks()
     server = ServerSettings(ServerName("a"), StdioSettings("/bin/cat"))
-    links = Links(Limits(), {HOPS_VARIABLE: str(HOPS_MAX)}, background, Tasks(asyncio.get_running_loop().time))
+    links = Links(Limits(), {HOPS_VARIABLE: str(HOPS_MAX)}, background, ServerTasks(asyncio.get_running_loop().time))
     try:
         with pytest.raises(ConnectFailed, match=f"{HOPS_MAX} hubs have started each other"):
             await links.connect(server, "auto")

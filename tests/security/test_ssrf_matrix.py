@@ -21,13 +21,13 @@ import pytest
 from isthmus.app.links import Links
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
-from isthmus.core.watch.tasks import Tasks
-from isthmus.credentials.fetching import Fetcher, FetchFailed, UrlRefused
+from isthmus.core.watch.tasks import ServerTasks
+from isthmus.credentials.fetch import Fetcher, FetchFailed, UrlRefused
 from isthmus.model.faults import Fault
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress
 from isthmus.upstream.link import ConnectFailed, WrongCarrier
-from isthmus.upstream.settings import AgentSettings, Carrier, HttpSettings, Reach, ServerSettings, SocketSettings
+from isthmus.upstream.settings import AgentSettings, Carrier, HttpSettings, Reach, ServerSettings, WebSocketSettings
 from tests.face.test_a2a_grpc import GRPC, address, call
 from tests.face.wire import BASE, Reply, Wire, connected
 from tests.faults.scripted import Heard, Scripted, reply
@@ -347,7 +347,7 @@ async def test_no_server_leads_the_hub_elsewhere(way: str) -> None:
         urls = vectors(sink.port)
         async with Pointing(urls) as server:
             background = BackgroundTasks("links")
-            links = Links(Limits(connect_seconds=2.0), {}, background, Tasks(lambda: 0.0), egress)
+            links = Links(Limits(connect_seconds=2.0), {}, background, ServerTasks(lambda: 0.0), egress)
             port = int(at(server).rpartition(":")[2])
             with dialled() as whom:
                 for number in range(len(urls)):
@@ -361,9 +361,9 @@ async def test_a_socket_that_is_sent_elsewhere_does_not_go_there() -> None:
     with Sink() as sink, resolving() as egress:
         async with Pointing([f"ws://127.0.0.1:{sink.port}/"]) as server:
             background = BackgroundTasks("links")
-            links = Links(Limits(connect_seconds=2.0), {}, background, Tasks(lambda: 0.0), egress)
+            links = Links(Limits(connect_seconds=2.0), {}, background, ServerTasks(lambda: 0.0), egress)
             port = int(at(server).rpartition(":")[2])
-            settings = ServerSettings(ServerName("s"), SocketSettings(f"ws://{AWAY}:{port}/redirect/0"))
+            settings = ServerSettings(ServerName("s"), WebSocketSettings(f"ws://{AWAY}:{port}/redirect/0"))
             with dialled() as whom, pytest.raises(ConnectFailed, match="307"):
                 await links.connect(settings, "auto")
             await background.aclose()

@@ -18,13 +18,13 @@ pytestmark = pytest.mark.xdist_group("source")  # which is read once
 
 WAYS_OUT = {
     "transport/egress.py": "the guard itself",
-    "transport/lookups.py": "asks the system for what callers name; dials nobody",
+    "transport/dns.py": "asks the system for what callers name; dials nobody",
     "transport/cut.py": "closes a connection that is there",
-    "frontends/http/bind.py": "listens",
     "frontends/http/listener.py": "listens",
-    "credentials/callback.py": "listens on loopback for the browser of the person at this machine, during a login",
+    "frontends/http/listener.py": "listens",
+    "credentials/authorization_code.py": "listens on loopback for the browser of the person at this machine, during a login",
     "storage/postgres.py": "the database that the operator names under [storage]; its driver dials by itself",
-    "storage/log_postgres.py": "uses the connection of storage/postgres.py",
+    "storage/audit_postgres.py": "uses the connection of storage/postgres.py",
     "frontends/a2a/grpc.py": "serves; makes no channel",
 }
 NETWORK_MODULES = {
@@ -85,7 +85,7 @@ def test_only_the_guard_connects_a_socket() -> None:
         if name != "transport/egress.py":
             assert "loop.sock_connect" not in made, name
             assert "sock.connect" not in made, name
-            assert "socket.socket" not in made or name == "frontends/http/bind.py", name
+            assert "socket.socket" not in made or name == "frontends/http/listener.py", name
 
 
 def test_the_libraries_that_could_dial_are_used_without_their_io() -> None:
@@ -113,13 +113,13 @@ def test_the_libraries_that_could_dial_are_used_without_their_io() -> None:
 
 
 CONFIGURED = {
-    "upstream/streamable/link.py": "a configured server; what callers name comes with a guard that overrules it",
+    "upstream/streamable_http/link.py": "a configured server; what callers name comes with a guard that overrules it",
     "upstream/sse.py": "the same",
     "upstream/rpc.py": "the same",
     "upstream/websocket.py": "a configured server",
-    "upstream/agent/link.py": "a configured agent, at its own host or where `origins` lets its card lead",
+    "upstream/a2a/link.py": "a configured agent, at its own host or where `origins` lets its card lead",
     "app/dial_line.py": "the hub that the operator of this machine dials",
-    "cli/remote.py": "the hub that the person at the command line names",
+    "cli/hub.py": "the hub that the person at the command line names",
 }
 """Who may say that an address is the operator's, and so exempt from the deny table."""
 

@@ -266,7 +266,7 @@ class RunningHub:
 
     async def aclose(self) -> None:
         """Close every link in good order, then whatever still runs; cancelled, it leaves the order out."""
-        self.tasks.leave_unsent()
+        self.tasks.release_unsent()
         try:
             await self.targets.aclose()
             await self.dialins.aclose()

@@ -1,65 +1,174 @@
-"""`isthmus config check`: what is wrong with a configuration, without starting anything."""
+"""`isthmus config`: checks a configuration, or prints it as the hub reads it. Other commands load theirs through here."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, assert_never
 
+import click
 import msgspec
 
-from isthmus.app.key_file import minted_keys
-from isthmus.cli.exits import Exit
-from isthmus.cli.output import say, write, write_json
-from isthmus.cli.sources import home
-from isthmus.config.findings import ConfigError, Finding
-from isthmus.config.load import AccessMode, access_mode, load
-from isthmus.config.settings import Configuration
+from isthmus.app.key_files import minted_keys
+from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.cli.options import with_config, with_json
+from isthmus.cli.output import aligned, counted, harmless, print_error, print_json, print_output
+from isthmus.config.extensions import EXTENSIONS, GROUPS
+from isthmus.config.findings import ConfigError, Finding, Place
+from isthmus.config.load import AccessMode, access_mode, load, load_for_keys
+from isthmus.config.origins import Keys, line_numbers, split_path
+from isthmus.config.redaction import secrets_of
+from isthmus.config.servers import SECRET_KEYS
+from isthmus.config.settings import Configuration, Origin, RelayParts
+from isthmus.core.access.tenants import TenantSettings
+from isthmus.core.catalog.rules import CACHE_SECONDS, ToolRules
+from isthmus.identity.settings import IssuerSettings
+from isthmus.model.callers import Caller
+from isthmus.model.credentials import OAuthSettings, ServerCredentials
+from isthmus.upstream.settings import (
+    AgentSettings,
+    HttpSettings,
+    JsonRpcSettings,
+    PythonSettings,
+    ServerSettings,
+    StdioSettings,
+    WebSocketSettings,
+)
 
 Weight: TypeAlias = Literal["error", "warning"]
-"""An error refuses the whole file; a warning costs one entry or has no effect."""
+"""With an error, the hub refuses to start; a warning costs one entry or has no effect."""
+
+Pair: TypeAlias = tuple[str, object]
+
+HIDDEN = "***"
+
+_SHARED_LIMITS = {"timeout": "call_seconds", "max_calls": "max_calls", "max_queued": "max_queued"}
+"""Keys of a server, and the key of `[limits]` with their default."""
+
+_ALIASES = {"disabled": ("enabled",), "type": ("transport", "transportType"), "rpc": ("url",), "env": ("env_file",)}
+"""Other keys in which a file may write a server's setting."""
 
 
-def check_configuration(file: Path | None, *, is_json: bool) -> Exit:
-    """Print every finding; anything found is worth a failing check."""
-    configuration, findings = _look(file)
-    if is_json:
-        write_json(_as_json(configuration, findings))
-    else:
-        _show(configuration, findings)
-    return Exit.CONFIGURATION if findings else Exit.WELL
+@click.group()
+def config() -> None:
+    """Check or print the configuration."""
 
 
-def _look(file: Path | None) -> tuple[Configuration | None, list[tuple[Weight, Finding]]]:
-    """Read the configuration as the hub would; None if it would refuse."""
-    warnings: tuple[Finding, ...] = ()
+@config.command()
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+@with_config
+@with_json
+def check(file: Path | None, config: Path | None, *, is_json: bool) -> int:
+    """Check a configuration without starting anything."""
+    if file is not None and config is not None:
+        raise click.UsageError("FILE and --config are the same thing: give one of them.")
+    return check_configuration(file or config, is_json=is_json)
+
+
+@config.command()
+@with_config
+@click.option("--origin", "with_origin", is_flag=True, help="Print where each value comes from.")
+@with_json
+def show(config: Path | None, *, with_origin: bool, is_json: bool) -> int:
+    """Print the configuration as the hub reads it, with secrets hidden."""
+    return show_configuration(config, with_origin=with_origin, is_json=is_json)
+
+
+# -- loading ---------------------------------------------------------------------------------------------------------
+
+
+def configuration_of(file: Path | None, *, host: str | None = None, port: int | None = None) -> Configuration:
+    """Find and load the configuration.
+
+    Raises:
+        CommandFailed: it cannot be used; the message lists every finding.
+    """
     try:
-        configuration = load(file, os.environ, Path.cwd(), home())
-        warnings = configuration.warnings
-        access_of(configuration)
+        return load(file, os.environ, Path.cwd(), home(), host=host, port=port)
     except ConfigError as error:
-        return None, [*(("error", found) for found in error.findings), *_weighed(warnings)]
-    return configuration, _weighed(warnings)
+        raise refused(error) from error
+
+
+def configuration_for_keys(file: Path | None) -> tuple[Configuration, str]:
+    """The configuration, or only the parts that keys need together with the reason.
+
+    An operator must be able to revoke a key without the environment variables that the hub was started with.
+
+    Raises:
+        CommandFailed: not even those parts can be read.
+    """
+    try:
+        return load(file, os.environ, Path.cwd(), home()), ""
+    except ConfigError as error:
+        trouble = "\n  ".join(str(finding) for finding in error.findings)
+    try:
+        return load_for_keys(file, os.environ, Path.cwd(), home()), trouble
+    except ConfigError as error:
+        raise refused(error) from error
+
+
+def home() -> Path:
+    """The user's home folder; `~` itself where the system knows none."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path("~")
+
+
+def refused(error: ConfigError) -> CommandFailed:
+    """The error for a configuration that cannot be used."""
+    findings = "\n  ".join(str(finding) for finding in error.findings)
+    advice = "Fix the errors above; `isthmus config check` checks the file without starting anything."
+    return CommandFailed(Exit.CONFIGURATION, f"the configuration cannot be used:\n  {findings}", advice)
 
 
 def access_of(configuration: Configuration) -> AccessMode:
-    """Say who may call the hub that has this configuration.
+    """Whether a hub with this configuration requires keys or is open.
 
     Raises:
-        ConfigError: it would refuse to start: it would be open to a network, or its keys cannot be read.
+        ConfigError: the hub would refuse to start: it would be open to a network, or its keys cannot be read.
     """
     has_keys = minted_keys(Path(configuration.hub.state)) is not None
     has_others = has_keys or bool(configuration.issuers) or bool(configuration.extensions.of("identity"))
     return access_mode(configuration.hub, configuration.callers, has_others=has_others, targets=configuration.targets)
 
 
-def _weighed(warnings: Sequence[Finding]) -> list[tuple[Weight, Finding]]:
-    return [("warning", finding) for finding in warnings]
+# -- config check ----------------------------------------------------------------------------------------------------
+
+
+def check_configuration(file: Path | None, *, is_json: bool) -> Exit:
+    """Print every finding. Any finding fails the check."""
+    configuration, findings = _check(file)
+    if is_json:
+        used = None if configuration is None else configuration.file
+        document = {
+            "file": None if used is None else str(used),
+            "usable": configuration is not None,
+            "findings": [finding_as_json(finding, weight) for weight, finding in findings],
+        }
+        print_json(msgspec.json.encode(document))
+    else:
+        _print_check(configuration, findings)
+    return Exit.CONFIGURATION if findings else Exit.SUCCESS
+
+
+def _check(file: Path | None) -> tuple[Configuration | None, list[tuple[Weight, Finding]]]:
+    """Load the configuration as the hub would; None if the hub would refuse it."""
+    warnings: list[tuple[Weight, Finding]] = []
+    try:
+        configuration = load(file, os.environ, Path.cwd(), home())
+        warnings = [("warning", finding) for finding in configuration.warnings]
+        access_of(configuration)
+    except ConfigError as error:
+        return None, [*(("error", finding) for finding in error.findings), *warnings]
+    return configuration, warnings
 
 
 def finding_as_json(finding: Finding, weight: Weight) -> dict[str, str | None]:
-    """Return a finding for programs."""
+    """A finding for programs."""
     return {
         "weight": weight,
         "file": None if finding.file is None else str(finding.file),
@@ -73,36 +182,295 @@ def finding_as_json(finding: Finding, weight: Weight) -> dict[str, str | None]:
     }
 
 
-def _as_json(configuration: Configuration | None, findings: Sequence[tuple[Weight, Finding]]) -> bytes:
-    file = None if configuration is None else configuration.file
+def _print_check(configuration: Configuration | None, findings: Sequence[tuple[Weight, Finding]]) -> None:
+    for weight, finding in findings:
+        print_output(f"{weight}: {finding} [{finding.code}]")
+    if configuration is None:
+        print_error("The hub would refuse to start with this configuration. Fix the errors above.")
+        return
+    if configuration.file is None:
+        print_output("no configuration file found: the hub would serve the built-in tools only")
+    else:
+        counts = [
+            counted(len(configuration.servers), "server"),
+            counted(len({caller.name for _, caller in configuration.callers}), "caller"),
+        ]
+        if configuration.issuers:
+            counts.append(counted(len(configuration.issuers), "issuer"))
+        where = f"listening on {configuration.hub.host}:{configuration.hub.port}"
+        print_output(f"{configuration.file}: {', '.join(counts)}, {where}")
+    if findings:
+        print_error("The hub would start and ignore the entries above. Fix the warnings.")
+
+
+# -- config show -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigValue:
+    """One value of the configuration."""
+
+    path: str
+    value: object
+    origin: Origin | None
+    """None for a default."""
+
+
+def show_configuration(file: Path | None, *, with_origin: bool, is_json: bool) -> Exit:
+    """Print every value.
+
+    Raises:
+        CommandFailed: the configuration cannot be used.
+    """
+    configuration = configuration_of(file)
+    values = list(values_of(configuration))
+    lines = _LineNumbers() if with_origin else None
+    if is_json:
+        print_json(_values_as_json(configuration, values, lines))
+        return Exit.SUCCESS
+    rows = [(value.path, msgspec.json.encode(value.value).decode()) for value in values]
+    if lines is not None:
+        rows = [(*row, lines.describe(value.origin)) for row, value in zip(rows, values, strict=True)]
+    print_output("\n".join(aligned([tuple(harmless(cell, keep="") for cell in row) for row in rows])))
+    if configuration.file is None:
+        print_error("No configuration file was found: these are the defaults.")
+    if configuration.warnings:
+        print_error(f"{counted(len(configuration.warnings), 'finding')}: `isthmus config check` lists them.")
+    return Exit.SUCCESS
+
+
+def _values_as_json(configuration: Configuration, values: Sequence[ConfigValue], lines: _LineNumbers | None) -> bytes:
+    listed: list[dict[str, object]] = [{"path": value.path, "value": value.value} for value in values]
+    for entry, value in zip(listed, values, strict=True) if lines is not None else ():
+        origin = value.origin
+        entry["origin"] = (
+            None
+            if origin is None
+            else {
+                "file": None if origin.file is None else str(origin.file),
+                "line": lines.of(origin),
+                "path": origin.path,
+                "borrowed": list(origin.borrowed),
+            }
+        )
     return msgspec.json.encode(
         {
-            "file": None if file is None else str(file),
-            "usable": configuration is not None,
-            "findings": [finding_as_json(finding, weight) for weight, finding in findings],
+            "file": None if configuration.file is None else str(configuration.file),
+            "files": [str(file) for file in configuration.files if file.exists()],
+            "values": listed,
+            "findings": [finding_as_json(finding, "warning") for finding in configuration.warnings],
         }
     )
 
 
-def _show(configuration: Configuration | None, findings: Sequence[tuple[Weight, Finding]]) -> None:
-    for weight, finding in findings:
-        write(f"{weight}: {finding} [{finding.code}]")
-    if configuration is None:
-        say("The hub would refuse to start with this configuration: mend the errors above.")
-    elif configuration.file is None:
-        write("no configuration file found: the hub would serve the built-in tools only")
-    else:
-        write(f"{configuration.file}: {_summary(configuration)}")
-    if configuration is not None and findings:
-        say("The hub would start without what the warnings name: mend them above.")
+def values_of(configuration: Configuration) -> Iterator[ConfigValue]:
+    """Every value in effect, with secrets hidden."""
+    for path, value in _all_values(configuration):
+        yield ConfigValue(path, value, _origin(path, configuration.origins))
 
 
-def _summary(configuration: Configuration) -> str:
-    servers = _counted(len(configuration.servers), "server")
-    callers = _counted(len({caller.name for _, caller in configuration.callers}), "caller")
-    issuers = f"{_counted(len(configuration.issuers), 'issuer')}, " if configuration.issuers else ""
-    return f"{servers}, {callers}, {issuers}listening on {configuration.hub.host}:{configuration.hub.port}"
+def _all_values(configuration: Configuration) -> Iterator[Pair]:
+    hub = configuration.hub
+    yield from ((f"hub.{name}", getattr(hub, name)) for name in _names(hub) if name != "limits")
+    for table, settings in (("limits", hub.limits), ("a2a", configuration.a2a), ("targets", configuration.targets)):
+        yield from ((f"{table}.{name}", getattr(settings, name)) for name in _names(settings))
+    yield "storage.url", configuration.storage.shown
+    # Without a key here, the state folder has one.
+    yield "credentials.key", HIDDEN if configuration.credentials.key else None
+    yield "audit.keep", configuration.audit.keep
+    for group in GROUPS:
+        yield f"{EXTENSIONS}.{group}", [each.name for each in configuration.extensions.of(group)]
+    yield from _relay_values(configuration.relay)
+    for server in configuration.servers:
+        yield from _below("servers", server.name, _server_values(server))
+    for tenant, settings in configuration.tenants.known.items():
+        yield from _below("tenants", tenant, _tenant_values(settings))
+    keys_by_caller: dict[Caller, list[bytes]] = {}
+    for digest, caller in configuration.callers:
+        keys_by_caller.setdefault(caller, []).append(digest)
+    for caller, digests in keys_by_caller.items():
+        expires_at = configuration.expiries.get(digests[0])
+        yield from _below("callers", caller.name, _caller_values(caller, len(digests), expires_at))
+    for issuer in configuration.issuers:
+        yield from _below("issuers", issuer.name, _issuer_values(issuer))
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def _below(table: str, name: str, pairs: Iterable[Pair]) -> Iterator[Pair]:
+    place = Place(None, table).at(name)
+    return ((place.at(key).path, value) for key, value in pairs)
+
+
+def _names(settings: object) -> list[str]:
+    return [field.name for field in fields(settings)]  # type: ignore[arg-type]
+
+
+def _relay_values(relay: RelayParts) -> Iterator[Pair]:
+    # Without a key here, the state folder has one, where `isthmus token` finds it too.
+    yield "relay.key", None if relay.tokens.key is None else HIDDEN
+    for part in (relay.tokens, relay.face, relay.dialin):
+        names = (name for name in _names(part) if name not in ("key", "agents", "tenants"))
+        yield from ((f"relay.{name}", getattr(part, name)) for name in names)
+    for agent, rules in relay.face.agents.items():
+        yield from _below("relay.agents", agent, msgspec.structs.asdict(rules).items())
+
+
+def _caller_values(caller: Caller, keys: int, expires_at: float | None) -> Iterator[Pair]:
+    yield "key", HIDDEN if keys == 1 else [HIDDEN] * keys
+    yield "expires", None if expires_at is None else datetime.fromtimestamp(expires_at, UTC).isoformat()
+    yield "tenant", caller.tenant
+    yield "allow", caller.grants.allow
+    yield "deny", caller.grants.deny
+    yield "targets", caller.may_name_targets
+    yield "operator", caller.is_operator
+    yield "faces", {face: {"allow": list(held.allow), "deny": list(held.deny)} for face, held in caller.faces}
+
+
+def _issuer_values(issuer: IssuerSettings) -> Iterator[Pair]:
+    names = (name for name in _names(issuer) if name not in ("name", "grants", "scopes"))
+    yield from ((name, getattr(issuer, name)) for name in names)
+    yield "allow", issuer.grants.allow
+    yield "deny", issuer.grants.deny
+    yield "scopes", {scope: list(patterns) for scope, patterns in issuer.scopes.items()}
+
+
+def _tenant_values(tenant: TenantSettings) -> Iterator[Pair]:
+    if tenant.bounds is not None:
+        yield "allow", tenant.bounds.allow
+        yield "deny", tenant.bounds.deny
+    yield "max_calls", tenant.max_calls
+
+
+def _server_values(server: ServerSettings) -> Iterator[Pair]:
+    pairs = (
+        *_reach_values(server),
+        ("era", server.reach.era),
+        ("timeout", server.timeout),
+        ("max_calls", server.max_calls),
+        ("max_queued", server.max_queued),
+        ("disabled", server.disabled),
+        ("isolation", server.isolation),
+        *_credential_values(server.credentials),
+        ("pin", server.pin),
+        ("ca", f"{server.ca.count('BEGIN CERTIFICATE')} certificate(s)" if server.ca else None),
+        *_rule_values(server.rules),
+        # Only the names: an extension reads these values, so nothing here knows which are secret.
+        ("extra", sorted(server.extra)),
+    )
+    return ((key, value) for key, value in pairs if value not in (None, (), {}, []))
+
+
+def _reach_values(server: ServerSettings) -> Iterator[Pair]:
+    reach = server.reach
+    match reach:
+        case StdioSettings():
+            yield "command", server.redact(reach.command)
+            yield "args", [server.redact(argument) for argument in reach.args]
+            yield "env", _hidden("env", reach.env, server)
+            yield "cwd", reach.cwd
+            limits = ((name, getattr(reach.limits, name)) for name in _names(reach.limits))
+            yield "limits", {name.removesuffix("_bytes"): value for name, value in limits if value is not None}
+            yield "sha256", dict(reach.sha256)
+        case HttpSettings():
+            yield "url", server.redact(reach.url)
+            yield "type", reach.carrier
+            yield "headers", _hidden("headers", reach.headers, server)
+            yield "user_headers", list(reach.user_headers)
+        case WebSocketSettings():
+            yield "url", server.redact(reach.url)
+            yield "type", "ws"
+            yield "headers", _hidden("headers", reach.headers, server)
+        case JsonRpcSettings():
+            yield "rpc", server.redact(reach.url)
+            yield "headers", _hidden("headers", reach.headers, server)
+            yield "user_headers", list(reach.user_headers)
+            yield "tools", [tool.name for tool in reach.tools]
+        case AgentSettings():
+            yield "agent", server.redact(reach.url)
+            yield "headers", _hidden("headers", reach.headers, server)
+            yield "origins", list(reach.origins)
+        case PythonSettings():
+            yield "python", reach.target
+            yield "path", reach.path
+        case _:
+            assert_never(reach)
+
+
+def _hidden(key: str, table: Mapping[str, str], server: ServerSettings) -> dict[str, str]:
+    """A table with its secrets hidden, even short ones."""
+    named = secrets_of({key: dict(table)})
+    return {
+        name: HIDDEN if text in server.secrets or text in named else server.redact(text) for name, text in table.items()
+    }
+
+
+def _credential_values(credentials: ServerCredentials) -> Iterator[Pair]:
+    if credentials.oauth is not None:
+        yield "oauth", _oauth_values(credentials.oauth)
+    callers: dict[str, dict[str, object]] = {}
+    for whose, own in credentials.own.items():
+        values: dict[str, object] = {"headers": dict.fromkeys(own.headers, HIDDEN)} if own.headers else {}
+        if own.oauth is not None:
+            values["oauth"] = _oauth_values(own.oauth)
+        callers[f"{whose.tenant}/{whose.name}"] = values
+    yield "callers", callers
+    if credentials.are_demanded:
+        yield "credentials", "caller"
+
+
+def _oauth_values(oauth: OAuthSettings) -> dict[str, object]:
+    """The settings of a login that differ from the defaults, with secrets hidden."""
+    usual = OAuthSettings()
+    changed = {name: getattr(oauth, name) for name in _names(oauth) if getattr(oauth, name) != getattr(usual, name)}
+    hidden: dict[str, object] = {name: HIDDEN for name in SECRET_KEYS if name in changed}
+    return {"grant": oauth.grant, **changed, **hidden}
+
+
+def _rule_values(rules: ToolRules) -> Iterator[Pair]:
+    if rules.only is not None:
+        yield "include_tools", list(rules.only) or ["(none)"]
+    yield "exclude_tools", rules.hidden
+    yield "defaults", {tool: sorted(arguments) for tool, arguments in rules.defaults.items()}
+    if rules.cached or rules.cache_seconds != CACHE_SECONDS:
+        yield "cache", {"tools": list(rules.cached), "ttl": rules.cache_seconds}
+    if rules.is_trusted:
+        yield "trusted", True
+    yield "tags", {name: list(tags) for name, tags in rules.tags.items()}
+
+
+def _origin(path: str, origins: Mapping[str, Origin]) -> Origin | None:
+    if path in origins:
+        return origins[path]
+    server, _, key = path.rpartition(".")
+    if not path.startswith("servers."):
+        return None
+    if key == "extra":
+        return origins.get(server)
+    aliases = (f"{server}.{alias}" for alias in _ALIASES.get(key, ()))
+    limit = f"limits.{_SHARED_LIMITS[key]}" if key in _SHARED_LIMITS else ""
+    return next((origins[other] for other in (*aliases, limit) if other in origins), None)
+
+
+class _LineNumbers:
+    """The line of each value in its file. Each file is read once."""
+
+    def __init__(self) -> None:
+        self._files: dict[Path, dict[Keys, int]] = {}
+
+    def of(self, origin: Origin) -> int | None:
+        """The line of a value; None if it is unknown."""
+        if origin.file is None:
+            return None
+        if origin.file not in self._files:
+            self._files[origin.file] = line_numbers(origin.file)
+        return self._files[origin.file].get(split_path(origin.path))
+
+    def describe(self, origin: Origin | None) -> str:
+        """Where a value comes from, for a person."""
+        if origin is None:
+            return "default"
+        if origin.file is None:
+            return origin.path if origin.path.startswith("--") else f"variable {origin.path}"
+        line = self.of(origin)
+        where = f"{origin.file}:{line}" if line is not None else f"{origin.file}"
+        borrowed = f", with {', '.join(origin.borrowed)}" if origin.borrowed else ""
+        return f"{where} {origin.path}{borrowed}"

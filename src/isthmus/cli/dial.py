@@ -2,29 +2,155 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
+from types import TracebackType
+from typing import TYPE_CHECKING, TextIO
 from urllib.parse import urlsplit
 
-from isthmus.app.dial import Plan, open_dialler
-from isthmus.app.dial_address import BadAddress, BadToken, HubAddress, read_address
-from isthmus.app.dial_line import HubRefused
-from isthmus.app.dial_talk import Offer
+from isthmus.app.dial import Dialler, DialPlan, DialStatus, ServerShown, open_dialler
+from isthmus.app.dial_line import BadAddress, BadToken, HubAddress, HubRefused, LineShown, read_address
+from isthmus.app.dial_talk import LocalOffer
+from isthmus.cli.config import configuration_of
+from isthmus.cli.config import refused as unusable
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.output import say
+from isthmus.cli.output import Row, first_line, harmless, print_error
 from isthmus.cli.running import run_service
-from isthmus.cli.sources import configuration_of
-from isthmus.cli.sources import refused as unusable
 from isthmus.config.findings import ConfigError, Finding
 from isthmus.config.settings import Configuration, unfiled_settings
-from isthmus.config.variables import ENV_NAME, seen_from
+from isthmus.config.variables import ENV_NAME, variables_of
 from isthmus.model.names import ServerName, legal_server_name
 from isthmus.telemetry.logs import configure
 from isthmus.upstream.settings import HttpSettings, Reach, ServerSettings, StdioSettings
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+SECONDS = 1.0
+"""How often it is drawn when nothing happens: times grow."""
+
+AGAIN_SECONDS = 0.1
+"""How long changes are gathered before it is drawn."""
+
+
+def line_in_words(line: LineShown, now: float) -> str:
+    """How a connection stands."""
+    match line.state:
+        case "starting":
+            return "waiting for a server"
+        case "connecting":
+            return f"connecting; {line.reason}" if line.reason else "connecting"
+        case "connected":
+            how = "one connection for all" if line.is_muxed else "one connection"
+            return f"connected for {duration(now - line.since)}, {how}"
+        case "pausing":
+            seconds = max(0.0, (line.again_at or now) - now)
+            return f"reconnecting in {seconds:.0f} s: {line.reason}"
+
+
+def lines_in_words(lines: Sequence[LineShown], now: float) -> list[str]:
+    """How the connections stand: those that stand alike are counted."""
+    if not lines:
+        return ["waiting for a server"]
+    if len(lines) == 1:
+        return [line_in_words(lines[0], now)]
+    connected = sum(line.state == "connected" for line in lines)
+    others = [line_in_words(line, now) for line in lines if line.state != "connected"]
+    return [f"{connected} of {len(lines)} connections", *dict.fromkeys(others)]
+
+
+def server_row(server: ServerShown, now: float) -> Row:
+    """One server: its name, its state, its tools, its calls, and what is wrong with it."""
+    server_status = server.server_status
+    calls = _counted(server.answered, "call") + (f", {server.running} now" if server.running else "")
+    remark = server_status.reason or (f"as {server.hub_name}" if server.hub_name else "")
+    state: str = server_status.state
+    if state == "ready" and server.refusal is not None:
+        seconds = max(0.0, server.refusal.again_at - now)
+        state, remark = "refused", f"again in {seconds:.0f} s: {server.refusal.reason}"
+    return (server.server_id, state, _counted(len(server_status.tools), "tool"), calls, first_line(remark))
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """A length of time in one or two units."""
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+class DialView:
+    """Draws until it is left. Used by `with`, around the running."""
+
+    def __init__(self, dialler: Dialler, stream: TextIO) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._dialler = dialler
+        console = Console(file=stream, highlight=False, markup=False, emoji=False)
+        self._live = Live(console=console, auto_refresh=False, redirect_stdout=False)
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_due = False
+
+    def __enter__(self) -> None:
+        self._live.start()
+        self._dialler.on_change = self._soon
+        self._draw()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._dialler.on_change = lambda: None
+        if self._timer is not None:
+            self._timer.cancel()
+        self._live.stop()
+
+    def _soon(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self._plan(AGAIN_SECONDS)
+
+    def _plan(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(seconds, self._draw)
+
+    def _draw(self) -> None:
+        self._is_due = False
+        self._live.update(_table(self._dialler.shown(), time.time()), refresh=True)
+        self._plan(SECONDS)
+
+
+def _table(shown: DialStatus, now: float) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    whole = Table.grid()
+    whole.add_row(Text(harmless(shown.hub, keep=""), style="bold"))
+    for words in lines_in_words(shown.lines, now):
+        whole.add_row(Text(harmless(words, keep=""), no_wrap=True, overflow="ellipsis"))
+    servers = Table.grid(padding=(0, 2, 0, 0))
+    for server in shown.servers:
+        *cells, remark = (Text(harmless(cell, keep="")) for cell in server_row(server, now))
+        for cell in cells if server.refusal is not None else (*cells, remark):  # what to do about it is told whole
+            cell.no_wrap, cell.overflow = True, "ellipsis"
+        servers.add_row(*cells, remark)
+    whole.add_row(servers)
+    return whole
+
 
 TOKEN_VARIABLE = "ISTHMUS_RELAY_TOKEN"  # noqa: S105 - a variable's name
 ENDPOINT_VARIABLE = "MCP_ENDPOINT"
@@ -42,7 +168,7 @@ RUNNERS = frozenset({"bun", "bunx", "deno", "node", "npx", "pipx", "python", "py
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class DialOptions:
     """What was asked for on the command line."""
 
     words: tuple[str, ...]
@@ -56,7 +182,7 @@ class Wanted:
     is_plain: bool = False
 
 
-def dial_hub(wanted: Wanted) -> Exit:
+def dial_hub(wanted: DialOptions) -> Exit:
     """Bring local servers to a hub until SIGTERM or SIGINT.
 
     Raises:
@@ -72,15 +198,14 @@ def dial_hub(wanted: Wanted) -> Exit:
         raise _refused(plan.address, refused) from refused
     except ConfigError as error:
         raise unusable(error) from error
-    return Exit.WELL
+    return Exit.SUCCESS
 
 
-async def _run(plan: Plan, environment: Mapping[str, str], *, is_watched: bool) -> None:
+async def _run(plan: DialPlan, environment: Mapping[str, str], *, is_watched: bool) -> None:
     dialler = await open_dialler(plan, environment)
     if not is_watched:
         await dialler.run()
         return
-    from isthmus.cli.dial_view import DialView
 
     view = DialView(dialler, sys.stderr)
     with view:
@@ -98,7 +223,7 @@ def _refused(address: HubAddress, refused: HubRefused) -> CommandFailed:
 
 def _why(words: str) -> str:
     """What a hub's words on a token mean, where they are those of the protocol."""
-    from isthmus.cli.token import WHY
+    from isthmus.cli.relay_tokens import WHY
     from isthmus.frontends.relay.http import NO_LONGER_GOOD, WRONG_ROLE
 
     known = {**WHY, WRONG_ROLE: "it is a device's, and opens no server's end", NO_LONGER_GOOD: "it is good no more"}
@@ -108,13 +233,13 @@ def _why(words: str) -> str:
 # -- from words to a plan --------------------------------------------------------------------------------------------
 
 
-def plan_of(wanted: Wanted, environment: Mapping[str, str]) -> Plan:
+def plan_of(wanted: DialOptions, environment: Mapping[str, str]) -> DialPlan:
     """Return what to bring where.
 
     Raises:
         CommandFailed: it cannot be told, or makes no sense.
     """
-    environment, odd = seen_from(Path(CONFIG_NAME), environment)
+    environment, odd = variables_of(Path(CONFIG_NAME), environment)
     url, command = _split(wanted.words, environment, odd)
     address = _address(url, _token(wanted.token_file, environment))
     configuration = _configuration(wanted, command, address.server_id, environment)
@@ -126,8 +251,8 @@ def plan_of(wanted: Wanted, environment: Mapping[str, str]) -> Plan:
     elif wanted.server_id is not None:
         names = ", ".join(ids)
         raise CommandFailed(Exit.USAGE, f"--server-id names one server, and there are several: {names}")
-    offers = tuple(Offer(server.name, ids[server.name]) for server in servers)
-    return Plan(address, replace(configuration, servers=servers), offers, wanted.is_compatible)
+    offers = tuple(LocalOffer(server.name, ids[server.name]) for server in servers)
+    return DialPlan(address, replace(configuration, servers=servers), offers, wanted.is_compatible)
 
 
 def _split(words: Sequence[str], environment: Mapping[str, str], odd: Sequence[Finding]) -> tuple[str, tuple[str, ...]]:
@@ -170,7 +295,7 @@ def _address(url: str, token: str | None) -> HubAddress:
 
 
 def _configuration(
-    wanted: Wanted, command: tuple[str, ...], server_id: str | None, environment: Mapping[str, str]
+    wanted: DialOptions, command: tuple[str, ...], server_id: str | None, environment: Mapping[str, str]
 ) -> Configuration:
     """The servers: one that a command starts, one at an address, or those of a file."""
     sources = [name for name, value in _sources(wanted, command) if value]
@@ -187,7 +312,7 @@ def _configuration(
     return Configuration(None, unfiled_settings(), (server,))
 
 
-def _sources(wanted: Wanted, command: tuple[str, ...]) -> tuple[tuple[str, object], ...]:
+def _sources(wanted: DialOptions, command: tuple[str, ...]) -> tuple[tuple[str, object], ...]:
     return (("a command", command), ("--url", wanted.url), ("--config", wanted.config))
 
 
@@ -202,7 +327,7 @@ def _found(environment: Mapping[str, str]) -> Path | None:
 def _of_file(file: Path | None) -> Configuration:
     configuration = configuration_of(file)
     for finding in configuration.warnings:
-        say(str(finding))
+        print_error(str(finding))
     return configuration
 
 

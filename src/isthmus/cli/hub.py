@@ -1,214 +1,601 @@
-"""A hub of this process, started for one command; and what every hub that a command works against can do.
+"""The hub that a command works against: a running one over REST, or one started in this process for the command.
 
-The documents are those of the REST face, so that listing, calling and telling are the same code for this hub and
-for a running one, which is `cli.remote`.
+Both return the documents of the REST API, so commands read them with the same code (`cli.documents`). Options and
+variables become a `RemoteSource` or a `LocalSource`; `open_hub` connects to the one or starts the other.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from pathlib import Path
+from typing import Literal, Protocol
+from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
 from isthmus.app.audit import AuditLog, open_audit
 from isthmus.app.definitions import DefinitionPins
 from isthmus.app.hub import LOCAL, RunningHub
-from isthmus.cli.faults import Told, told_of
-from isthmus.cli.output import say
-from isthmus.cli.sources import Running, refused
+from isthmus.cli.config import configuration_of, refused
+from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.cli.output import print_error
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
+from isthmus.core.background import BackgroundTasks
+from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.settings import HARD_SECONDS_MAX, Limits
 from isthmus.frontends.rest.listings import list_document, servers_document
 from isthmus.model.calls import EVERYTHING, Call, Kind, Surface
-from isthmus.model.events import Event
-from isthmus.model.faults import Fault
+from isthmus.model.events import Event, Progress
+from isthmus.model.faults import FAULTS, Executed, Fault
 from isthmus.model.names import ServerName
 from isthmus.model.outcomes import Outcome, Result
 from isthmus.model.questions import NOT_ASKED, OnReply, Question
 from isthmus.storage.memory import MemoryJournal
-from isthmus.upstream.settings import ServerSettings
-from isthmus.wire.mcp.lists import ListShape
+from isthmus.transport.egress import Egress, parse_url
+from isthmus.transport.http import HttpClient, Lost, Ticket, request_head
+from isthmus.upstream.local import builtin_tools
+from isthmus.upstream.settings import HttpSettings, ServerSettings
+from isthmus.wire.jsonrpc import object_members
+from isthmus.wire.lines import Oversized
+from isthmus.wire.mcp.calls import read_call_result, untouched_result
+from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListShape
+from isthmus.wire.sse import SseDecoder, SseEvent
+
+HUB_VARIABLE = "ISTHMUS_HUB"
+KEY_VARIABLE = "ISTHMUS_KEY"
+"""Keys come from the environment only: every user of a machine can read a command's arguments."""
+
+ENDPOINT = "/mcp"
 
 HUB = ServerName("hub")
-"""What a running hub is called where this process has it as a server; nobody sees it but in messages."""
+"""The server name of a running hub where this process uses it as a server; it appears only in messages."""
 
 COMMAND = "command"
-"""What the audit log calls this hub, and this way in."""
+"""The name of this hub and of its frontend in the audit log."""
 
 NOTICE_SECONDS = 1.0
-"""After this long a person wants to know what is being waited for."""
+"""After this long, a person wants to know which servers the command is waiting for."""
 
 WITHDRAWAL_SECONDS = 0.1
-"""How long a server may act on a withdrawal before its link is closed; many end at once when that happens."""
+"""Time for a server to act on a cancellation before its link closes; many servers exit when it does."""
+
+SILENCE_SECONDS = 60.0
+"""A hub that sends nothing for this long is taken for dead. An open stream has a keep-alive every quarter of it."""
+
+RESPONSE_BYTES_MAX = 64 * 1024 * 1024
+"""Enough for the lists of many servers; a longer response is a defect."""
+
+OK = 200
+FORBIDDEN = 403
+REFUSED = (401, FORBIDDEN)
+EVENT_STREAM = "text/event-stream"
+
+LISTS = {
+    TOOLS.method: "/v1/tools",
+    PROMPTS.method: "/v1/prompts",
+    RESOURCES.method: "/v1/resources",
+    TEMPLATES.method: "/v1/resources/templates",
+}
+
+
+# -- which hub -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a command asks of a server: a tool's, a prompt's or a resource's name, and arguments."""
+class RemoteSource:
+    """A hub that is already running."""
+
+    reach: HttpSettings
+    has_key: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSource:
+    """A hub to start in this process; without a file, the usual places are searched."""
+
+    file: Path | None
+
+
+def source_of(hub: str | None, config: Path | None) -> RemoteSource | LocalSource:
+    """The hub that the options name. `--hub` and `--config` win over `ISTHMUS_HUB`, which wins over a file found here.
+
+    Raises:
+        CommandFailed: both options were given, or the address is invalid.
+    """
+    if hub is not None and config is not None:
+        raise CommandFailed(
+            Exit.USAGE,
+            "--hub and --config exclude each other",
+            "A running hub has its own configuration: give one of the two.",
+        )
+    address = hub if hub is not None or config is not None else os.environ.get(HUB_VARIABLE)
+    if not address:
+        return LocalSource(config)
+    key = os.environ.get(KEY_VARIABLE, "")
+    try:
+        HttpSettings(address)  # before it is split: a malformed address is refused, not repaired
+        parts = urlsplit(address)
+        endpoint = parts._replace(path=ENDPOINT).geturl() if parts.path in ("", "/") else address
+        reach = HttpSettings(endpoint, {"Authorization": f"Bearer {key}"} if key else {})
+    except ValueError as error:
+        if str(error).startswith("headers"):
+            text = f"{KEY_VARIABLE} cannot be sent: a key is one line of plain text"
+            advice = f"Set {KEY_VARIABLE} to the key exactly as the hub printed it."
+            raise CommandFailed(Exit.CONFIGURATION, text, advice) from None
+        advice = f"Write it like http://127.0.0.1:8765, after --hub or in {HUB_VARIABLE}."
+        raise CommandFailed(Exit.USAGE, f"the hub's {error}", advice) from None
+    return RemoteSource(reach, has_key=bool(key))
+
+
+@dataclass(frozen=True, slots=True)
+class HubCall:
+    """A call of a tool, a prompt or a resource by name, with arguments."""
 
     kind: Kind
     name: str
     arguments: msgspec.Raw
 
 
-class Reached(Protocol):
-    """A hub that a command works against. Whoever opened it closes it.
+class HubClient(Protocol):
+    """A hub that a command works against. The code that opened it closes it.
 
-    Every method may raise `CommandFailed` where the hub is a running one and cannot be reached.
+    Every method of a running hub raises `CommandFailed` if the hub cannot be reached.
     """
 
     async def list(self, shape: ListShape) -> bytes:
-        """One of the lists, with who is missing from it."""
+        """One of the lists, with the servers that are missing from it."""
 
     async def servers(self) -> bytes:
-        """How the servers stand."""
+        """The servers and their states."""
 
-    async def perform(self, asked: Asked, watch: Callable[[Event], None]) -> Result | Told:
-        """Make a call and wait for its end; whoever stops waiting withdraws it at the server too."""
+    async def perform(self, call: HubCall, watch: Callable[[Event], None]) -> Result | CallFailure:
+        """Make a call and wait for its end. Cancelling this cancels the call at the server."""
 
     async def aclose(self) -> None:
         """Close every connection in good order."""
 
 
-class OwnHub:
-    """A hub of this process."""
+@asynccontextmanager
+async def open_hub(
+    source: RemoteSource | LocalSource,
+    *,
+    wait: float,
+    name: str | None = None,
+    shape: ListShape = TOOLS,
+    is_to_call: bool = False,
+) -> AsyncIterator[HubClient]:
+    """Open the hub, and close it at the end.
 
-    def __init__(self, running: RunningHub, pins: DefinitionPins, books: AuditLog | None = None) -> None:
+    With a `name`, a local hub starts only the servers that could have it. With `is_to_call`, it opens its audit log.
+
+    Raises:
+        CommandFailed: the configuration cannot be used.
+    """
+    hub: RemoteHub | LocalHub
+    if isinstance(source, RemoteSource):
+        hub = RemoteHub(source)
+    else:
+        configuration = configuration_of(source.file)
+        only = None if name is None else servers_for(name, configuration, shape)
+        hub = await start_local_hub(configuration, os.environ, within=wait, only=only, is_to_call=is_to_call)
+    try:
+        yield hub
+    finally:
+        await hub.aclose()
+
+
+def servers_for(name: str, configuration: Configuration, shape: ListShape = TOOLS) -> set[ServerName] | None:
+    """The servers that must start for `name`; None if any server could have it.
+
+    A full name needs only its own server, a built-in tool needs none.
+    """
+    server = ServerName(name.partition(".")[0])
+    if shape is TOOLS and (
+        server == BUILTIN or any(name == tool.name for tool in builtin_tools(MemoryJournal(), time.time))
+    ):
+        return set()
+    if "." in name and any(server == configured.name for configured in configuration.servers):
+        return {server}
+    return None
+
+
+# -- failed calls ----------------------------------------------------------------------------------------------------
+
+EXECUTED: dict[Executed, str] = {
+    "no": "executed: no (the tool did not run)",
+    "yes": "executed: yes (the server ran the call and answered)",
+    "unknown": "executed: unknown (it may have run: check before you call it again)",
+}
+
+
+class CallFailure(msgspec.Struct, frozen=True):
+    """Why a call has no result: a fault of a local hub, or a problem that a running hub reported."""
+
+    message: str
+    executed: Executed
+    reason: str
+    server: str | None = None
+
+
+class _Problem(msgspec.Struct):
+    detail: str
+    executed: Executed
+    reason: str
+    server: str | None = None
+
+
+def failure_of(fault: Fault) -> CallFailure:
+    """The failure for a fault of a local hub."""
+    return CallFailure(fault.message, fault.executed, fault.reason, fault.server)
+
+
+def read_failure(problem: bytes) -> CallFailure | None:
+    """Read the problem+json of a running hub; None if it is something else."""
+    try:
+        read = msgspec.json.decode(problem, type=_Problem)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    return CallFailure(read.detail, read.executed, read.reason, read.server)
+
+
+def command_failed(failure: CallFailure) -> CommandFailed:
+    """The error to print: what happened, whether the tool ran, and what to do next."""
+    row = FAULTS.get(failure.reason, FAULTS["server_error"])
+    return CommandFailed(Exit(row.exit), failure.message, EXECUTED[failure.executed], row.advice)
+
+
+# -- a hub of this process -------------------------------------------------------------------------------------------
+
+
+class LocalHub:
+    """A hub that runs in this process."""
+
+    def __init__(self, running: RunningHub, pins: DefinitionPins, audit_log: AuditLog | None = None) -> None:
         self.running = running
         self._pins = pins
-        self._books = books
+        self._audit_log = audit_log
         self.settled_at: dict[ServerName, float] = {}
-        """When the first attempt of each server ended, on the loop's clock."""
+        """When each server's first connection attempt ended, by the loop's clock."""
+        running.hub.watch(self._note_settled)
 
     async def list(self, shape: ListShape) -> bytes:
-        """See `Reached`; servers were waited for when the hub was started."""
+        """See `HubClient`."""
         view = self.running.hub.snapshot.view(LOCAL.grants, EVERYTHING)
         return list_document(view, shape, is_operator=LOCAL.is_operator)
 
     async def servers(self) -> bytes:
-        """See `Reached`."""
+        """See `HubClient`."""
         return servers_document(self.running.hub, LOCAL)
 
-    async def perform(self, asked: Asked, watch: Callable[[Event], None]) -> Result | Told:
-        """See `Reached`."""
-        exchange = Watched(watch)
-        call = Call(LOCAL, EVERYTHING, asked.name, asked.arguments, wants_progress=True, kind=asked.kind, face=COMMAND)
-        inflight = self.running.hub.start(call, exchange)
+    async def perform(self, call: HubCall, watch: Callable[[Event], None]) -> Result | CallFailure:
+        """See `HubClient`."""
+        exchange = CommandExchange(watch)
+        request = Call(LOCAL, EVERYTHING, call.name, call.arguments, wants_progress=True, kind=call.kind, face=COMMAND)
+        inflight = self.running.hub.start(request, exchange)
         try:
             outcome = await exchange.outcome
         except asyncio.CancelledError:
             inflight.cancel("interrupted at the command line")
             await asyncio.sleep(WITHDRAWAL_SECONDS)
             raise
-        return told_of(outcome) if isinstance(outcome, Fault) else outcome
+        return failure_of(outcome) if isinstance(outcome, Fault) else outcome
 
     async def aclose(self) -> None:
-        """See `Reached`."""
+        """See `HubClient`."""
         await self.running.aclose()
         await self._pins.aclose()
-        if self._books is not None:
-            await self._books.stop()
-            await self._books.close()
+        if self._audit_log is not None:
+            await self._audit_log.stop()
+            await self._audit_log.close()
+
+    def _note_settled(self) -> None:
+        now = asyncio.get_running_loop().time()
+        server_statuses = self.running.hub.snapshot.server_statuses
+        for name in self.running.supervisor.reconnectors:
+            if server_statuses[name].is_settled:
+                self.settled_at.setdefault(name, now)
+
+    def print_waiting(self) -> None:
+        """Tell a person at a terminal which servers the command is waiting for."""
+        statuses = self.running.hub.snapshot.server_statuses.values()
+        names = sorted(status.server for status in statuses if not status.is_settled)
+        if names and sys.stderr.isatty():
+            print_error(f"waiting for {', '.join(names)} …")
 
 
-class Watched:
-    """The command line's end of a call: shows events as they come."""
+class CommandExchange:
+    """The command line's end of a call."""
 
     def __init__(self, watch: Callable[[Event], None]) -> None:
         self.emit = watch
         self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
 
     def ask(self, question: Question, reply: OnReply) -> None:
-        """Nobody here can answer."""
+        """Decline: the command line has no way to answer a server's questions."""
         reply(NOT_ASKED)
 
     def end(self, outcome: Outcome) -> None:
-        """Wake whoever waits, if somebody still does."""
+        """Store the outcome, unless the command has stopped waiting."""
         if not self.outcome.done():
             self.outcome.set_result(outcome)
 
 
-# -- starting one --------------------------------------------------------------------------------------------
-
-
-async def start_own(
+async def start_local_hub(
     configuration: Configuration,
     environment: Mapping[str, str],
     *,
     within: float,
     only: Iterable[ServerName] | None = None,
     is_to_call: bool = False,
-) -> OwnHub:
+) -> LocalHub:
     """Start a hub without state and wait for its servers, or for `only` those that are needed.
 
-    One that `is_to_call` has an audit log; what merely looks needs none.
+    A hub that `is_to_call` opens the audit log; listing needs none.
 
     Raises:
-        CommandFailed: changed tools are to be withheld, and it cannot be known which are; or calls cannot be audited,
-            and have to be.
+        CommandFailed: the definitions of pinned tools, or the audit log, cannot be opened.
     """
     journal = MemoryJournal()
     try:
         pins = DefinitionPins(configuration, is_lasting=False)
-        books = await open_audit(configuration, journal, COMMAND) if is_to_call else None
+        audit_log = await open_audit(configuration, journal, COMMAND) if is_to_call else None
     except ConfigError as error:
         raise refused(error) from error
-    audit = None if books is None else books.audit
-    running = RunningHub(_for_a_command(configuration, within, only), environment, journal, pins=pins, audit=audit)
-    own = OwnHub(running, pins, books)
-    own.running.hub.watch(lambda: _note_settled(own))
-    try:
-        await _settle(own.running)
-    except BaseException:
-        await own.aclose()
-        raise
-    return own
-
-
-def _note_settled(own: OwnHub) -> None:
-    now = asyncio.get_running_loop().time()
-    server_statuses = own.running.hub.snapshot.server_statuses
-    for name in own.running.supervisor.reconnectors:
-        if server_statuses[name].is_settled:
-            own.settled_at.setdefault(name, now)
-
-
-def _for_a_command(configuration: Configuration, within: float, only: Iterable[ServerName] | None) -> Configuration:
     needed = None if only is None else set(only)
     servers = tuple(server for server in configuration.servers if needed is None or server.name in needed)
     limits = replace(configuration.hub.limits, listing_seconds=within)
-    return replace(configuration, servers=servers, hub=replace(configuration.hub, limits=limits))
-
-
-async def _settle(running: RunningHub) -> None:
-    """Wait for first attempts; a person who has to wait is told for whom."""
-    notice = asyncio.get_running_loop().call_later(NOTICE_SECONDS, _tell_waiting, running)
+    configuration = replace(configuration, servers=servers, hub=replace(configuration.hub, limits=limits))
+    audit = None if audit_log is None else audit_log.audit
+    hub = LocalHub(RunningHub(configuration, environment, journal, pins=pins, audit=audit), pins, audit_log)
+    notice = asyncio.get_running_loop().call_later(NOTICE_SECONDS, hub.print_waiting)
     try:
-        await running.hub.settle(EVERYTHING)
+        await hub.running.hub.settle(EVERYTHING)
+    except BaseException:
+        await hub.aclose()
+        raise
     finally:
         notice.cancel()
+    return hub
 
-
-def _tell_waiting(running: RunningHub) -> None:
-    server_statuses = running.hub.snapshot.server_statuses.values()
-    names = [server_status.server for server_status in server_statuses if not server_status.is_settled]
-    if names and sys.stderr.isatty():
-        say(f"waiting for {', '.join(sorted(names))} …")
-
-
-# -- standing before a running one ---------------------------------------------------------------------------
 
 REMOTE_LIMITS = Limits(call_seconds=HARD_SECONDS_MAX, hard_seconds=HARD_SECONDS_MAX, tools_per_server=100_000)
-"""The running hub sets its own limits, and lists the tools of all its servers; these only bound a defect."""
+"""The running hub sets its own limits and lists the tools of all its servers; these only bound a defect."""
 
 
-def running_as_server(source: Running) -> tuple[Configuration, Surface]:
-    """Describe a hub whose only server is the running one, for faces that must outlast a lost connection."""
+def running_as_server(source: RemoteSource) -> tuple[Configuration, Surface]:
+    """A configuration whose only server is the running hub, for `isthmus stdio`, which must survive lost connections."""
     server = ServerSettings(HUB, source.reach, timeout=REMOTE_LIMITS.call_seconds)
-    hub = HubSettings(limits=REMOTE_LIMITS, audit="off")  # the running one keeps the log
+    hub = HubSettings(limits=REMOTE_LIMITS, audit="off")  # the running hub keeps the audit log
     return Configuration(None, hub, (server,)), Surface("own", HUB)
+
+
+# -- a running hub ---------------------------------------------------------------------------------------------------
+
+
+class RemoteHub:
+    """A running hub, over one REST connection.
+
+    A call is a stream with progress events. Cancelling it closes the connection, and the hub cancels the call at the
+    server.
+    """
+
+    def __init__(self, source: RemoteSource, *, is_needed: bool = False) -> None:
+        """Connects with the first request. `is_needed`: the command cannot use a local hub instead."""
+        self._source = source
+        self._is_needed = is_needed
+        self._origin, path = parse_url(source.reach.url)
+        self._base = path.rstrip("/").removesuffix("/mcp")
+        self._background = BackgroundTasks("remote")
+        self._client = HttpClient(self._origin, Egress(), self._background, is_configured=True, limit=1)
+
+    async def list(self, shape: ListShape) -> bytes:
+        """See `HubClient`."""
+        return await self._get(LISTS[shape.method])
+
+    async def servers(self) -> bytes:
+        """See `HubClient`."""
+        return await self._get("/v1/servers")
+
+    async def relay(self, what: Literal["servers", "devices"]) -> bytes:
+        """The servers that dialled in, or the relay's devices."""
+        return await self._get(f"/v1/relay/{what}")
+
+    async def forget(self, server: str) -> str | None:
+        """Make the hub forget a dialled-in server that is away. Returns why it did not, or None."""
+        response = await self._request("DELETE", f"/v1/relay/servers/{quote(server, safe='')}")
+        if isinstance(response, Lost):
+            raise self._unreachable(response.reason)
+        if response.status == OK:
+            return None
+        failure = read_failure(response.body)
+        if failure is not None and response.status == FORBIDDEN:
+            advice = "Make an operator's key with `isthmus token create NAME --operator` where the hub runs."
+            raise CommandFailed(Exit.NOT_ALLOWED, f"the hub at {self._source.reach.url}: {failure.message}", advice)
+        if failure is None or response.status in REFUSED:
+            raise self._rejected(response)
+        return failure.message
+
+    async def perform(self, call: HubCall, watch: Callable[[Event], None]) -> Result | CallFailure:
+        """See `HubClient`."""
+        match call.kind:
+            case "tool" | "prompt":
+                method, path = "POST", f"/v1/{call.kind}s/{quote(call.name, safe='')}"
+            case "resource":
+                method, path = "GET", f"/v1/resources/read?{urlencode({'uri': call.name}, quote_via=quote)}"
+            case _:
+                raise NotImplementedError(call.kind)
+        body = bytes(call.arguments) if method == "POST" else None
+        response = await self._request(method, path, body, f"{EVENT_STREAM}, application/json", watch)
+        if isinstance(response, Lost):
+            if response.may_have_left:
+                return CallFailure(f"Lost the hub during the call: {response.reason}", "unknown", "lost")
+            raise self._unreachable(response.reason, EXECUTED["no"])
+        if response.status == OK and response.event != "error":
+            return _read_result(response.body, call.kind)
+        failure = None if response.status in REFUSED else read_failure(response.body)
+        if failure is None:
+            raise self._rejected(response)
+        return failure
+
+    async def aclose(self) -> None:
+        """See `HubClient`."""
+        await self._client.aclose()
+        await self._background.aclose()
+
+    async def _get(self, path: str) -> bytes:
+        response = await self._request("GET", path)
+        if isinstance(response, Lost):
+            raise self._unreachable(response.reason)
+        if response.status == OK:
+            return response.body
+        raise self._rejected(response)
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        accept: str = "application/json",
+        watch: Callable[[Event], None] = lambda _: None,
+    ) -> HubResponse | Lost:
+        headers = {**self._source.reach.headers, "Accept": accept}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        reader = ResponseReader(watch)
+        head = request_head(method, self._base + path, self._origin, headers)
+        reader.await_on(self._client.send(head, body, reader))
+        return await reader.wait()
+
+    def _rejected(self, response: HubResponse) -> CommandFailed:
+        if response.status in REFUSED:
+            return not_allowed(self._source.reach.url, response.status, has_key=self._source.has_key)
+        failure = read_failure(response.body)
+        detail = "" if failure is None else f" ({failure.message})"
+        return self._unreachable(f"it responds with HTTP {response.status}{detail}")
+
+    def _unreachable(self, why: str, *facts: str) -> CommandFailed:
+        return CommandFailed(
+            Exit.UNREACHABLE,
+            f"cannot reach the hub at {self._source.reach.url}: {why}",
+            *facts,
+            "Start one with `isthmus serve`, or name its address with --hub or ISTHMUS_HUB.",
+            *(() if self._is_needed else ("To work without a running hub, name a configuration with --config.",)),
+        )
+
+
+def _read_result(body: bytes, kind: Kind) -> Result | CallFailure:
+    invalid = CallFailure("The hub sent an invalid response", "unknown", "bad_reply")
+    if kind == "tool":
+        try:
+            msgspec.json.decode(body)
+        except msgspec.MsgspecError:
+            return invalid
+        return untouched_result(body)
+    result = read_call_result(body)
+    return invalid if result is None else Result(msgspec.Raw(body), is_error=result.is_error)
+
+
+def not_allowed(url: str, status: int, *, has_key: bool) -> CommandFailed:
+    """The error for a hub that rejects the key, or requires one."""
+    if has_key:
+        text = f"the hub at {url} rejected the key (HTTP {status})"
+        advice = f"The hub does not know the key in {KEY_VARIABLE}: ask its operator for another."
+    else:
+        text = f"the hub at {url} requires a key (HTTP {status})"
+        advice = f"Set {KEY_VARIABLE} to the key of a caller that is configured there."
+    return CommandFailed(Exit.NOT_ALLOWED, text, advice)
+
+
+class HubResponse(msgspec.Struct, frozen=True):
+    """A response: its body, or the data of the event that ended its stream."""
+
+    status: int
+    body: bytes
+    event: str | None = None
+
+
+class ResponseReader:
+    """Reads one response: collects a body, or passes progress events on until the result."""
+
+    def __init__(self, watch: Callable[[Event], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._done: asyncio.Future[HubResponse | Lost] = self._loop.create_future()
+        self._watch = watch
+        self._ticket: Ticket | None = None
+        self._silence: asyncio.TimerHandle | None = None
+        self._status = 0
+        self._body = bytearray()
+        self._decoder: SseDecoder | None = None
+
+    def await_on(self, ticket: Ticket) -> None:
+        """Start the timer for a request that was just sent."""
+        self._ticket = ticket
+        self._restart_timer()
+
+    async def wait(self) -> HubResponse | Lost:
+        """Wait for the response; cancelling this closes the connection."""
+        try:
+            return await self._done
+        finally:
+            if self._silence is not None:
+                self._silence.cancel()
+            if self._ticket is not None:
+                self._ticket.abort()
+
+    def _restart_timer(self) -> None:
+        if self._silence is not None:
+            self._silence.cancel()
+        why = f"it sent nothing for {SILENCE_SECONDS:g} s"
+        self._silence = self._loop.call_later(SILENCE_SECONDS, self._give_up, why)
+
+    def _give_up(self, why: str) -> None:
+        assert self._ticket is not None
+        self._end(Lost(why, self._ticket.may_have_left))
+
+    def _end(self, response: HubResponse | Lost) -> None:
+        if not self._done.done():
+            self._done.set_result(response)
+
+    def on_head(self, status: int, headers: Mapping[str, str]) -> None:
+        """See `Sink`."""
+        self._restart_timer()
+        self._status = status
+        if headers.get("content-type", "").partition(";")[0].strip().lower() == EVENT_STREAM:
+            self._decoder = SseDecoder(RESPONSE_BYTES_MAX)
+
+    def on_body(self, chunk: bytes) -> None:
+        """See `Sink`."""
+        self._restart_timer()
+        if self._decoder is not None:
+            for event in self._decoder.feed(chunk):
+                self._on_event(event)
+        elif len(self._body) + len(chunk) > RESPONSE_BYTES_MAX:
+            self._give_up(f"its response is longer than {RESPONSE_BYTES_MAX} bytes")
+        else:
+            self._body += chunk
+
+    def on_end(self) -> None:
+        """See `Sink`."""
+        if self._decoder is None:
+            self._end(HubResponse(self._status, bytes(self._body)))
+        else:
+            self._give_up("its stream ended before the result")
+
+    def on_lost(self, lost: Lost) -> None:
+        """See `Sink`."""
+        self._end(lost)
+
+    def _on_event(self, event: SseEvent | Oversized) -> None:
+        if isinstance(event, Oversized):
+            self._give_up(f"its response is longer than {RESPONSE_BYTES_MAX} bytes")
+        elif event.event in ("result", "error"):
+            self._end(HubResponse(self._status, event.data, event.event))
+        elif event.event == "progress" and (members := object_members(event.data)) is not None:
+            self._watch(Progress(members))

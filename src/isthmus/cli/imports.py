@@ -14,26 +14,24 @@ from typing import TypeAlias
 
 import msgspec
 
-from isthmus.cli.check import finding_as_json
+from isthmus.cli.config import finding_as_json, home, refused
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.output import aligned, harmless, say, show_table, write, write_json
-from isthmus.cli.sources import home, refused
+from isthmus.cli.output import aligned, harmless, print_error, print_json, print_output, show_table
+from isthmus.config.client_files import ClientFiles, HostContext, read_client_files
 from isthmus.config.dialects.clients import DIALECTS
 from isthmus.config.extensions import Extension, read_extensions
-from isthmus.config.files import Document, find, read
-from isthmus.config.findings import ConfigError, Finding, Place, nearest
-from isthmus.config.imports import Around, Imported, look_up
-from isthmus.config.merging import Candidate, Merging, Outcome
-from isthmus.config.variables import Variables, seen_from
-from isthmus.config.writing import CannotMerge
+from isthmus.config.files import Document, find_file, read_document
+from isthmus.config.findings import ConfigError, Finding, Place, closest_match
+from isthmus.config.importing import CannotMerge, ImportCandidate, ImportPlan, Outcome
+from isthmus.config.variables import Variables, variables_of
 from isthmus.upstream.settings import (
     AgentSettings,
     HttpSettings,
+    JsonRpcSettings,
     PythonSettings,
     Reach,
-    RpcSettings,
-    SocketSettings,
     StdioSettings,
+    WebSocketSettings,
 )
 
 FILE_NAME = "isthmus.toml"
@@ -53,7 +51,7 @@ Row: TypeAlias = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ImportOptions:
     """What was asked for on the command line."""
 
     sources: Sequence[str]
@@ -64,13 +62,13 @@ class Wanted:
     is_json: bool = False
 
 
-def import_servers(wanted: Wanted) -> Exit:
+def import_servers(wanted: ImportOptions) -> Exit:
     """Find servers, show them and merge them into our own file.
 
     Raises:
         CommandFailed: our own file cannot be read or added to.
     """
-    around = Around(os.environ, Path.cwd(), home())
+    around = HostContext(os.environ, Path.cwd(), home())
     file = _target(wanted.into, around)
     try:
         found = _look_up(wanted, around, _importers(file, around))
@@ -79,36 +77,36 @@ def import_servers(wanted: Wanted) -> Exit:
     merging = _weighed(found, file, around, may_replace=wanted.may_replace)
     is_written = not wanted.is_dry and _write(merging)
     if wanted.is_json:
-        write_json(_as_json(found, merging, is_written=is_written))
+        print_json(_as_json(found, merging, is_written=is_written))
     else:
         _show(found, merging, is_dry=wanted.is_dry, is_written=is_written)
-    return Exit.WELL if merging.candidates else Exit.CONFIGURATION
+    return Exit.SUCCESS if merging.candidates else Exit.CONFIGURATION
 
 
-def _importers(file: Path, around: Around) -> dict[str, Extension]:
+def _importers(file: Path, around: HostContext) -> dict[str, Extension]:
     """What the file has other programs' files read by, whose names are no clients' here."""
     if not file.exists():
         return {}
-    variables = Variables(seen_from(file, around.environment)[0], file.parent, around.home)
-    extensions, _ = read_extensions(read(file), variables)
+    variables = Variables(variables_of(file, around.environment)[0], file.parent, around.home)
+    extensions, _ = read_extensions(read_document(file), variables)
     return {each.name: each for each in extensions.of("importers")}
 
 
-def _look_up(wanted: Wanted, around: Around, importers: Mapping[str, Extension]) -> Imported:
+def _look_up(wanted: ImportOptions, around: HostContext, importers: Mapping[str, Extension]) -> ClientFiles:
     dialect = None
     if wanted.dialect is not None:
         dialect = DIALECTS.get(wanted.dialect)
         if dialect is None:
-            meant = nearest(wanted.dialect, DIALECTS)
+            meant = closest_match(wanted.dialect, DIALECTS)
             advice = f"Did you mean {meant}?" if meant else f"Known are {', '.join(DIALECTS)}."
             raise CommandFailed(Exit.USAGE, f"there is no dialect {wanted.dialect!r}", advice)
-    return look_up(wanted.sources, Place(None), around.cwd, around, dialect, importers=importers)
+    return read_client_files(wanted.sources, Place(None), around.cwd, around, dialect, importers=importers)
 
 
-def _target(into: Path | None, around: Around) -> Path:
+def _target(into: Path | None, around: HostContext) -> Path:
     """Return the file to write: the one named, the one in use, or a new one here."""
     try:
-        used = into if into is not None else find(None, around.environment, around.cwd, around.home)
+        used = into if into is not None else find_file(None, around.environment, around.cwd, around.home)
     except ConfigError as error:
         raise refused(error) from error
     if into is None and (used is None or used.suffix != ".toml"):
@@ -121,8 +119,8 @@ def _target(into: Path | None, around: Around) -> Path:
     return Path(os.path.realpath(around.cwd / used))
 
 
-def _weighed(found: Imported, file: Path, around: Around, *, may_replace: bool) -> Merging:
-    merging = Merging(file, around, may_replace)
+def _weighed(found: ClientFiles, file: Path, around: HostContext, *, may_replace: bool) -> ImportPlan:
+    merging = ImportPlan(file, around, may_replace)
     try:
         merging.begin(_document(file))
     except ConfigError as error:
@@ -133,7 +131,7 @@ def _weighed(found: Imported, file: Path, around: Around, *, may_replace: bool) 
 
 
 def _document(file: Path) -> Document | None:
-    return read(file) if file.exists() else None
+    return read_document(file) if file.exists() else None
 
 
 def _is_same(one: Path, other: Path) -> bool:
@@ -143,7 +141,7 @@ def _is_same(one: Path, other: Path) -> bool:
 # -- writing -------------------------------------------------------------------------------------------------
 
 
-def _write(merging: Merging) -> bool:
+def _write(merging: ImportPlan) -> bool:
     """Write the file if there is anything to add, with the old one kept beside it."""
     if not any(candidate.is_taken for candidate in merging.candidates):
         return False
@@ -162,7 +160,7 @@ def _write(merging: Merging) -> bool:
     return True
 
 
-def _holds_secrets(merging: Merging) -> bool:
+def _holds_secrets(merging: ImportPlan) -> bool:
     return any(candidate.has_secrets for candidate in merging.candidates if candidate.is_taken)
 
 
@@ -194,7 +192,7 @@ def _replace(file: Path, content: bytes, *, is_private: bool) -> None:
 # -- showing -------------------------------------------------------------------------------------------------
 
 
-def _as_json(found: Imported, merging: Merging, *, is_written: bool) -> bytes:
+def _as_json(found: ClientFiles, merging: ImportPlan, *, is_written: bool) -> bytes:
     return msgspec.json.encode(
         {
             "into": str(merging.file),
@@ -206,7 +204,7 @@ def _as_json(found: Imported, merging: Merging, *, is_written: bool) -> bytes:
     )
 
 
-def _candidate_as_json(candidate: Candidate) -> dict[str, object]:
+def _candidate_as_json(candidate: ImportCandidate) -> dict[str, object]:
     return {
         "name": candidate.name,
         "client": candidate.entry.dialect.name,
@@ -218,7 +216,7 @@ def _candidate_as_json(candidate: Candidate) -> dict[str, object]:
     }
 
 
-def _findings(found: Imported, merging: Merging) -> list[Finding]:
+def _findings(found: ClientFiles, merging: ImportPlan) -> list[Finding]:
     return list(dict.fromkeys([*found.findings, *merging.findings]))
 
 
@@ -231,9 +229,9 @@ def transport_of(reach: Reach) -> str:
             return "http or sse"
         case HttpSettings(carrier=carrier):
             return carrier
-        case SocketSettings():
+        case WebSocketSettings():
             return "ws"
-        case RpcSettings():
+        case JsonRpcSettings():
             return "rpc"
         case AgentSettings():
             return "agent"
@@ -241,31 +239,31 @@ def transport_of(reach: Reach) -> str:
             return "python"
 
 
-def _show(found: Imported, merging: Merging, *, is_dry: bool, is_written: bool) -> None:
+def _show(found: ClientFiles, merging: ImportPlan, *, is_dry: bool, is_written: bool) -> None:
     rows = [_row(candidate) for candidate in merging.candidates]
     if rows and sys.stdout.isatty():
         show_table(sys.stdout, _grouped(merging.candidates), ("cyan", "", ""))
     elif rows:
-        write(
+        print_output(
             "\n".join(aligned([(*row, str(candidate.entry.place.file)) for row, candidate in _paired(merging, rows)]))
         )
     for finding in _findings(found, merging):
-        say(f"{finding.code.number}: {finding}")
+        print_error(f"{finding.code.number}: {finding}")
     _sum_up(merging, is_dry=is_dry, is_written=is_written)
     if is_written:
         _tell_of_hidden(found, merging.file)
 
 
-def _paired(merging: Merging, rows: list[Row]) -> list[tuple[Row, Candidate]]:
+def _paired(merging: ImportPlan, rows: list[Row]) -> list[tuple[Row, ImportCandidate]]:
     return list(zip(rows, merging.candidates, strict=True))
 
 
-def _row(candidate: Candidate) -> Row:
+def _row(candidate: ImportCandidate) -> Row:
     transport = "" if candidate.server is None else transport_of(candidate.server.reach)
     return harmless(candidate.name, keep=""), transport, _SAID[candidate.outcome]
 
 
-def _grouped(candidates: Sequence[Candidate]) -> list[tuple[str, list[Row]]]:
+def _grouped(candidates: Sequence[ImportCandidate]) -> list[tuple[str, list[Row]]]:
     groups: dict[str, list[Row]] = {}
     for candidate in candidates:
         heading = f"{candidate.entry.dialect.title}: {candidate.entry.place.file}"
@@ -273,32 +271,34 @@ def _grouped(candidates: Sequence[Candidate]) -> list[tuple[str, list[Row]]]:
     return list(groups.items())
 
 
-def _sum_up(merging: Merging, *, is_dry: bool, is_written: bool) -> None:
+def _sum_up(merging: ImportPlan, *, is_dry: bool, is_written: bool) -> None:
     taken = [candidate for candidate in merging.candidates if candidate.is_taken]
     count = f"{len(taken)} server{'' if len(taken) == 1 else 's'}"
     if not merging.candidates:
-        say("No servers were found.")
+        print_error("No servers were found.")
     elif is_dry:
-        say(f"Would write {count} into {merging.file}; without --dry-run it is done.")
+        print_error(f"Would write {count} into {merging.file}; without --dry-run it is done.")
     elif is_written:
-        say(f"Wrote {count} into {merging.file}.")
+        print_error(f"Wrote {count} into {merging.file}.")
     else:
-        say(f"Nothing new for {merging.file}.")
+        print_error(f"Nothing new for {merging.file}.")
     _tell_more(merging)
 
 
-def _tell_more(merging: Merging) -> None:
+def _tell_more(merging: ImportPlan) -> None:
     secret = [candidate.name for candidate in merging.candidates if candidate.is_taken and candidate.has_secrets]
     if secret:
         names = ", ".join(secret)
-        say(f"Secrets stand as they are in: {names}. Only you may read the file; env:NAME in their place is better.")
+        print_error(
+            f"Secrets stand as they are in: {names}. Only you may read the file; env:NAME in their place is better."
+        )
     if merging.can_replace:
-        say("To take the ones that differ: --replace.")
+        print_error("To take the ones that differ: --replace.")
 
 
-def _tell_of_hidden(found: Imported, file: Path) -> None:
+def _tell_of_hidden(found: ClientFiles, file: Path) -> None:
     """Say that a file which was the configuration before is so no longer, unless it was just imported."""
     beside = file.with_name("mcp.json")
     is_new = not file.with_name(file.name + BACKUP_SUFFIX).exists()
     if is_new and beside.exists() and not any(_is_same(document.file, beside) for document in found.documents):
-        say(f"{beside} is no longer read by itself, now that {file.name} is there: import it too.")
+        print_error(f"{beside} is no longer read by itself, now that {file.name} is there: import it too.")

@@ -12,13 +12,13 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from isthmus.app.login import LoginFailed, Shown, Wanted, log_in
+from isthmus.app.login import LoginFailed, LoginOptions, LoginPrompt, log_in
+from isthmus.cli.config import configuration_of
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.output import aligned, harmless, say, write, write_json
+from isthmus.cli.output import aligned, harmless, print_error, print_json, print_output
 from isthmus.cli.running import run_command
-from isthmus.cli.sources import configuration_of
 from isthmus.config.settings import Configuration
-from isthmus.credentials.tokens import Kept
+from isthmus.credentials.tokens import StoredLogin
 from isthmus.credentials.vault import Slot, Vault, VaultDamaged
 from isthmus.model.credentials import Subject, subject_of
 from isthmus.upstream.settings import ServerSettings
@@ -37,7 +37,7 @@ def log_in_at(
         CommandFailed: there is no such server, or nothing came of it.
     """
     configuration = configuration_of(file)
-    wanted = Wanted(_server(configuration, server), _subject(caller), scope, is_device, seconds)
+    wanted = LoginOptions(_server(configuration, server), _subject(caller), scope, is_device, seconds)
     try:
         kept = run_command(log_in(wanted, _vault(configuration), _show))
     except LoginFailed as failed:
@@ -45,18 +45,18 @@ def log_in_at(
         raise CommandFailed(Exit.CALL_FAILED, f"no login at {server}: {failed}", advice) from failed
     until = "" if kept.token.expires_at is None else f" until {_time(kept.token.expires_at)}"
     renewed = ", renewed by itself" if kept.token.refresh else ""
-    say(f"Logged in at {server}{until}{renewed}.")
-    return Exit.WELL
+    print_error(f"Logged in at {server}{until}{renewed}.")
+    return Exit.SUCCESS
 
 
-def _show(shown: Shown) -> None:
+def _show(shown: LoginPrompt) -> None:
     """Print where to go. Not opened: whoever runs the server has chosen the address, and a person has to look at it."""
     address = harmless(shown.address, keep="")
     if shown.code:
-        say(f"Visit this address on any device, and enter the code {harmless(shown.code, keep='')}:")
+        print_error(f"Visit this address on any device, and enter the code {harmless(shown.code, keep='')}:")
     else:
-        say("Visit this address in a browser on this machine:")
-    write(address)
+        print_error("Visit this address in a browser on this machine:")
+    print_output(address)
 
 
 def log_out_of(file: Path | None, server: str, caller: str | None) -> Exit:
@@ -71,8 +71,8 @@ def log_out_of(file: Path | None, server: str, caller: str | None) -> Exit:
         raise CommandFailed(Exit.CONFIGURATION, f"the login cannot be removed: {error.strerror}") from error
     if not is_gone:
         raise CommandFailed(Exit.USAGE, f"nobody has logged in at {server}", _ADVICE)
-    say(f"Logged out of {server}. The token itself holds until it expires, wherever it was seen.")
-    return Exit.WELL
+    print_error(f"Logged out of {server}. The token itself holds until it expires, wherever it was seen.")
+    return Exit.SUCCESS
 
 
 def list_logins(file: Path | None, *, is_json: bool) -> Exit:
@@ -80,22 +80,22 @@ def list_logins(file: Path | None, *, is_json: bool) -> Exit:
     vault = _vault(configuration_of(file))
     rows = [_row(slot, vault) for slot in vault.slots()]
     if is_json:
-        write_json(msgspec.json.encode({"logins": rows}))
-        return Exit.WELL
+        print_json(msgspec.json.encode({"logins": rows}))
+        return Exit.SUCCESS
     if not rows:
-        say("Nobody has logged in anywhere.")
-        return Exit.WELL
+        print_error("Nobody has logged in anywhere.")
+        return Exit.SUCCESS
     head = ("SERVER", "CALLER", "ISSUER", "EXPIRES", "RENEWED", "SCOPE")
     lines = [[harmless(str(row[key.lower()] or "-"), keep="") for key in head] for row in rows]
-    write("\n".join(aligned([list(head), *lines])))
-    return Exit.WELL
+    print_output("\n".join(aligned([list(head), *lines])))
+    return Exit.SUCCESS
 
 
 def _row(slot: Slot, vault: Vault) -> dict[str, str | bool | None]:
     caller = f"{slot.tenant}/{slot.caller}" if slot.caller else None
     named: dict[str, str | bool | None] = {"server": slot.server, "caller": caller}
     try:
-        kept = msgspec.json.decode(vault.get(slot) or b"", type=Kept)
+        kept = msgspec.json.decode(vault.get(slot) or b"", type=StoredLogin)
     except (OSError, VaultDamaged, msgspec.MsgspecError):
         return {**named, "issuer": "cannot be read", "expires": None, "renewed": False, "scope": None}
     expires = None if kept.token.expires_at is None else _time(kept.token.expires_at)
@@ -123,8 +123,8 @@ def rotate_key(file: Path | None) -> Exit:
     except OSError as error:
         raise CommandFailed(Exit.CONFIGURATION, f"the logins cannot be written: {error.strerror}") from error
     under = "the configured key" if configuration.credentials.key else "a new key"
-    say(f"Sealed {count} login{'' if count == 1 else 's'} under {under}.")
-    return Exit.WELL
+    print_error(f"Sealed {count} login{'' if count == 1 else 's'} under {under}.")
+    return Exit.SUCCESS
 
 
 def _server(configuration: Configuration, name: str) -> ServerSettings:

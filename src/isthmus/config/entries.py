@@ -1,7 +1,8 @@
-"""The server entries of a file, whoever wrote it, in our own words.
+"""Server entries of a file, with the keys and variables of its client translated into ours.
 
-Finding them in the file, and turning a client's keys and variables into ours; nothing is looked up, opened or
-judged, so that an entry can be read for the hub (`config.servers`) and written down again (`config.writing`).
+This module finds the entries (`entries_of`, and `mapped_servers` for the environment) and translates them
+(`entry_of`). It opens no file, replaces no variable and judges no value: `config.servers` reads an entry for the hub,
+`config.importing` writes it into another file.
 """
 
 from __future__ import annotations
@@ -11,140 +12,117 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
+from urllib.parse import urlsplit
 
 from isthmus.config import codes, values
-from isthmus.config.dialects.dialect import OWN, Dialect, Root
-from isthmus.config.dialects.draft import Draft
-from isthmus.config.dialects.steps import COMMON, RENAMED
-from isthmus.config.dialects.syntax import Surroundings, in_our_words, input_variable, inputs_used
-from isthmus.config.files import Document, located, program
+from isthmus.config.dialects.clients import COMMON_STEPS, OWN, RENAMED_KEYS, STANDARD, Dialect, DraftEntry, Root
+from isthmus.config.dialects.syntax import WorkspaceContext, input_variable, inputs_used, with_hub_variables
+from isthmus.config.files import Document, resolve_path, resolve_program
 from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.model.names import server_name_with_digits
+from isthmus.upstream.settings import SERVER_KEYS
 
 DEPTH_MAX = 32
-"""How deep an entry may nest: far more than any has, far less than what a walk through it could not stand."""
+"""How deep an entry may nest: deeper than any real entry, and shallow enough to walk by recursion."""
 
 TRANSPORT_KEYS = ("type", "transport", "transportType")
-STDIO_KEYS = frozenset({"command", "args", "env", "cwd", "env_file"})
-URL_KEYS = frozenset({"url", "headers", "user_headers", "ca"})
-RPC_KEYS = frozenset({"rpc", "headers", "user_headers", "tools", "ca"})
-AGENT_KEYS = frozenset({"agent", "headers", "origins", "ca"})
-PYTHON_KEYS = frozenset({"python", "path"})
-LOGIN_KEYS = frozenset({"oauth", "callers", "credentials"})
-REACH_KEYS = STDIO_KEYS | URL_KEYS | RPC_KEYS | AGENT_KEYS | PYTHON_KEYS
 EXTRA = "extra"
-"""Holds, in our own file, what other clients had in an entry besides."""
+"""The key that keeps, in our own file, keys of other clients."""
 EXTRA_JSON = "extra_json"
-"""Holds, as JSON in a text, what of that our own file has no words for."""
+"""The same as JSON text, for values that TOML cannot hold."""
 
-_SHARED = frozenset({"timeout", "disabled", "enabled", "include_tools", "exclude_tools", *TRANSPORT_KEYS})
-_OURS_ALONE = frozenset(
-    {"era", "limits", "sha256", "max_calls", "max_queued", "isolation", "pin", "defaults", "cache", "trusted", "tags"}
-)
+SWITCHES: tuple[Root, ...] = (("enable_mcp",), ("tool_service", "enable_mcp"))
+"""Where the file of a `ToolService` program says whether any server is connected."""
+
+MAP_VARIABLE = "MCP_SERVER_MAP"
+RPC_PATH = "/rpc"
+"""Path of the servers in `MCP_SERVER_MAP`, below the address in the map."""
+
 _KEPT = frozenset({EXTRA, EXTRA_JSON})
-KEYS = REACH_KEYS | _SHARED | _OURS_ALONE | LOGIN_KEYS | _KEPT
-_THEIR_KEYS = (STDIO_KEYS | URL_KEYS | _SHARED) - {"ca"}
-_TEXTUAL = (REACH_KEYS | {"include_tools", "exclude_tools", "tags"}) - {"tools"}
-"""Keys with texts in them, which stay in the letters that the file has."""
+_CLIENT_KEYS = frozenset(name for name, key in SERVER_KEYS.items() if key.in_clients)
+_MCP_ENDINGS = ("/mcp", "/sse")
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One server as a file has it, in our words; variables are still placeholders."""
+    """One server as a file has it, with our keys; variables are still placeholders."""
 
     name: str
     place: Place
     dialect: Dialect
     fields: Mapping[str, object] = field(default_factory=dict)
     extra: Mapping[str, object] = field(default_factory=dict)
-    """What nobody here reads, as it was."""
-    spelt: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By our key: the path at which the file has it, where that differs."""
+    """Keys that the hub does not know, unchanged."""
+    written_at: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By our key: its path in the file, where that differs."""
     findings: tuple[Finding, ...] = ()
     is_table: bool = True
 
     def at(self, key: str, *below: str | int) -> Place:
-        """Return where the file has what we call `key`, or something below it."""
-        return self.place.at(*self.spelt.get(key, (key,)), *below)
+        """Return the place of one of our keys in the file, or of something below it."""
+        return self.place.at(*self.written_at.get(key, (key,)), *below)
 
 
-def entry_of(name: str, fields: object, place: Place, dialect: Dialect, around: Surroundings | None = None) -> Entry:
-    """Put one entry into our words."""
+def entry_of(name: str, fields: object, place: Place, dialect: Dialect, around: WorkspaceContext | None = None) -> Entry:
+    """Translate one entry into our keys."""
     if not isinstance(fields, dict):
-        told = place.finding("must be a table", value=values.shown(fields))
-        return Entry(name, place, dialect, findings=(told,), is_table=False)
+        finding = place.finding("must be a table", value=values.quoted(fields))
+        return Entry(name, place, dialect, findings=(finding,), is_table=False)
     if _depth(fields) > DEPTH_MAX:
-        told = place.finding(f"must nest at most {DEPTH_MAX} levels deep, not deeper")
-        return Entry(name, place, dialect, findings=(told,), is_table=False)
-    draft = Draft(place, {str(key): value for key, value in fields.items() if value is not None})
+        finding = place.finding(f"must nest at most {DEPTH_MAX} levels deep, not deeper")
+        return Entry(name, place, dialect, findings=(finding,), is_table=False)
+    draft = DraftEntry(place, {str(key): value for key, value in fields.items() if value is not None})
     if not dialect.is_own:
-        for step in (*dialect.steps, *COMMON):
+        for step in (*dialect.steps, *COMMON_STEPS):
             step(draft)
-    known = KEYS if dialect.has_hub else _THEIR_KEYS
+    known = SERVER_KEYS.keys() if dialect.has_hub else _CLIENT_KEYS
     extra = _extra(draft, known, [str(key) for key, value in fields.items() if value is None])
     if dialect.is_own:
-        draft.findings += [place.unknown(key, sorted(KEYS)) for key in draft.fields if key not in known]
-    return Entry(
-        name=name,
-        place=place,
-        dialect=dialect,
-        fields=_read(draft, known - _KEPT, dialect, around),
-        extra=extra,
-        spelt=draft.spelt,
-        findings=tuple(draft.findings),
-    )
-
-
-def _read(draft: Draft, known: Iterable[str], dialect: Dialect, around: Surroundings | None) -> dict[str, object]:
-    """Return what is read of an entry, as it means the same outside of its file."""
-    fields = {
-        key: value if key in _TEXTUAL else values.plain(value) for key, value in draft.fields.items() if key in known
+        draft.findings += [place.unknown(key, sorted(SERVER_KEYS)) for key in draft.fields if key not in known]
+    read = {
+        key: value if SERVER_KEYS[key].is_text else values.plain(value)
+        for key, value in draft.fields.items()
+        if key in known and key not in _KEPT
     }
-    if around is None:
-        return fields
-    if not dialect.is_own:
-        draft.findings += _unasked(fields, draft.place, around)
-        fields = {key: _translated(value, dialect, around) for key, value in fields.items()}
-    return {**fields, **_absolute(fields, around)}
+    if around is not None:
+        if not dialect.is_own:
+            draft.findings += _command_inputs(read, draft.place, around)
+            read = {key: _translated(value, dialect, around) for key, value in read.items()}
+        read = _with_absolute_paths(read, around)
+    return Entry(name, place, dialect, read, extra, draft.written_at, tuple(draft.findings))
 
 
-def _extra(draft: Draft, known: Set[str], nothings: Iterable[str]) -> dict[str, object]:
-    """Return what is only kept, just as it is; our own file may have some from another one."""
+def _extra(draft: DraftEntry, known: Set[str], nulls: Iterable[str]) -> dict[str, object]:
+    """Return the keys that are only kept; our own file may have some from an import."""
     kept = draft.fields.get(EXTRA) if EXTRA in known else None
     extra = dict(kept) if isinstance(kept, dict) else {}
-    extra.update(_from_json(draft) if EXTRA_JSON in known else {})
+    if EXTRA_JSON in known and EXTRA_JSON in draft.fields:
+        try:
+            text = values.text(EXTRA_JSON, draft.fields[EXTRA_JSON])
+            extra.update(values.table(EXTRA_JSON, json.loads(text)))
+        except (ValueError, RecursionError):
+            place = draft.place.at(EXTRA_JSON)
+            draft.findings.append(place.finding("must be a JSON object in a text, not another value"))
     extra.update({key: value for key, value in draft.fields.items() if key not in known})
-    extra.update({key: None for key in nothings if key not in known | RENAMED.keys()})
+    extra.update({key: None for key in nulls if key not in known and key not in RENAMED_KEYS})
     return {str(key): values.plain(value) for key, value in extra.items()}
 
 
-def _from_json(draft: Draft) -> dict[str, object]:
-    try:
-        return values.table(EXTRA_JSON, json.loads(values.text(EXTRA_JSON, draft.fields.get(EXTRA_JSON, "{}"))))
-    except (ValueError, RecursionError):
-        draft.findings.append(draft.place.at(EXTRA_JSON).finding("must be a JSON object in a text, not another value"))
-        return {}
-
-
 def _depth(value: object) -> int:
-    """Return how deep tables and lists nest, going no further than matters."""
+    """Return how deep tables and lists nest, counting no further than the limit."""
     level, depth = [value], 0
     while level and depth <= DEPTH_MAX:
-        level = [inner for outer in level for inner in _members(outer)]
-        depth += 1
+        inner: list[object] = []
+        for outer in level:
+            inner += outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ()
+        level, depth = inner, depth + 1
     return depth
 
 
-def _members(value: object) -> list[object]:
-    if isinstance(value, dict):
-        return list(value.values())
-    return value if isinstance(value, list) else []
-
-
-def _translated(value: object, dialect: Dialect, around: Surroundings) -> object:
+def _translated(value: object, dialect: Dialect, around: WorkspaceContext) -> object:
     match value:
         case str():
-            return in_our_words(value, dialect, around)
+            return with_hub_variables(value, dialect, around)
         case list():
             return [_translated(item, dialect, around) for item in value]
         case dict():
@@ -153,62 +131,66 @@ def _translated(value: object, dialect: Dialect, around: Surroundings) -> object
             return value
 
 
-def _absolute(fields: Mapping[str, object], around: Surroundings) -> dict[str, object]:
-    """Return paths as they are seen from everywhere, so that an entry means the same in another file."""
-    paths = {
-        key: path
-        for key in ("command", "cwd", "env_file", "path", "ca")
-        if isinstance(path := fields.get(key), str) and path and "${" not in path
-    }
-    found = {key: str(located(path, around.folder, around.home)) for key, path in paths.items()}
-    return {**found, **{key: program(paths[key], around.folder, around.home) for key in paths if key == "command"}}
+def _with_absolute_paths(fields: Mapping[str, object], around: WorkspaceContext) -> dict[str, object]:
+    """Make paths absolute, so that the entry means the same in a file of another folder."""
+    made = dict(fields)
+    for key, value in fields.items():
+        kind = SERVER_KEYS[key].path
+        if kind and isinstance(value, str) and value and "${" not in value:
+            resolve = resolve_program if kind == "program" else resolve_path
+            made[key] = str(resolve(value, around.folder, around.home))
+    return made
 
 
-def _unasked(value: object, place: Place, around: Surroundings) -> list[Finding]:
-    """Tell of inputs whose answer would come from a program of the editor."""
+def _command_inputs(value: object, place: Place, around: WorkspaceContext) -> list[Finding]:
+    """Return a finding for each input whose value would come from a program of the editor."""
     if isinstance(value, str):
-        programs = [id for id in inputs_used(value) if around.inputs.get(id, {}).get("type") == "command"]
         return [
             place.finding(
-                f"has ${{input:{id}}}, which runs a command of the editor, and reading a file runs none",
+                f"has ${{input:{id}}}, which runs a command of the editor; the hub does not run it",
                 advice=f"set {input_variable(id)} instead",
                 code=codes.CODE_NOT_RUN,
             )
-            for id in programs
+            for id in inputs_used(value)
+            if around.inputs.get(id, {}).get("type") == "command"
         ]
     keyed = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [told for key, item in keyed for told in _unasked(item, place.at(key), around)]
+    return [finding for key, item in keyed for finding in _command_inputs(item, place.at(key), around)]
 
 
-SWITCHES: tuple[Root, ...] = (("enable_mcp",), ("tool_service", "enable_mcp"))
-"""Where a program's own file says whether any server is to be connected."""
-
-
-# -- where they are in a file --------------------------------------------------------------------------------
+# -- the entries of a file -----------------------------------------------------------------------------------
 
 
 def entries_of(document: Document, home: Path, cwd: Path | None = None) -> tuple[list[Entry], list[Finding]]:
-    """Return the entries of a file in its order, and what is odd about where they are.
+    """Return the entries of a file in its order, with findings about where they are.
 
     Raises:
-        ConfigError: the place where entries should be holds something else.
+        ConfigError: the key for servers holds something else.
     """
     dialect = document.dialect
-    around = Surroundings(document.base(home, cwd), home, _inputs(document.table))
+    listed = document.table.get("inputs")
+    inputs = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
+    around = WorkspaceContext(document.base(home, cwd), home, {str(item.get("id")): item for item in inputs})
     entries: list[Entry] = []
     findings: list[Finding] = []
     for root, table in _roots(document):
         place = Place(document.file).at(*root)
         entries += [entry_of(name, fields, place.at(step), dialect, around) for name, step, fields in _named(table)]
     if cwd is not None and dialect.has_projects:
-        entries += _of_project(document, cwd, around)
-        findings += _other_projects(document, cwd)
-    entries, told = _without_own_kinds(entries, document)
-    return _switched(entries, document), [*findings, *told]
+        project_entries, project_findings = _project_entries(document, cwd, around)
+        entries += project_entries
+        findings += project_findings
+    if own := [entry for entry in entries if str(entry.fields.get("type")) in dialect.own_kinds]:
+        names = ", ".join(entry.name for entry in own)
+        place = Place(document.file, own[0].place.path.partition(".")[0])
+        message = f"has entries that only {dialect.title} can run; the hub skips them: {names}"
+        findings.append(place.finding(message, code=codes.NOT_A_SERVER))
+        entries = [entry for entry in entries if entry not in own]
+    return _with_switches(entries, document), findings
 
 
 def has_place_for_servers(document: Document) -> bool:
-    """Tell whether there is anything in a file under which servers could be."""
+    """Whether a file has a key under which servers can be."""
     return any(True for _ in _roots(document))
 
 
@@ -216,11 +198,11 @@ def _roots(document: Document) -> Iterator[tuple[Root, object]]:
     found = [(root, table) for root in document.dialect.roots if (table := _below(document.table, root)) is not None]
     both = [(root, table) for root, table in found if root in OWN.roots]
     chosen = both or found[:1]
-    if not chosen and not document.dialect.is_own and _is_bare(document.table):
+    if not chosen and not document.dialect.is_own and _has_only_entries(document.table):
         chosen = [((), document.table)]
     for root, table in chosen:
         if not isinstance(table, dict | list):
-            raise ConfigError(Place(document.file).at(*root).finding("must be a table", value=values.shown(table)))
+            raise ConfigError(Place(document.file).at(*root).finding("must be a table", value=values.quoted(table)))
         if isinstance(table, list) and document.dialect.is_own:
             raise ConfigError(Place(document.file).at(*root).finding("must be a table", value="a list"))
         yield root, table
@@ -229,19 +211,18 @@ def _roots(document: Document) -> Iterator[tuple[Root, object]]:
 def _below(table: object, root: Root) -> object:
     for key in root:
         table = table.get(key) if isinstance(table, dict) else None
-    # A server may itself be called `servers`: then the table holds what an entry holds.
+    # A server may itself be named `servers`: then the table holds the keys of an entry.
     is_entry = len(root) > 1 and isinstance(table, dict) and bool(table.keys() & {"type", "command", "url"})
     return None if is_entry else table
 
 
-def _is_bare(table: Mapping[str, object]) -> bool:
-    """Tell whether a file is nothing but entries by name."""
+def _has_only_entries(table: Mapping[str, object]) -> bool:
     ways = {"command", "url", "serverUrl", "httpUrl"}
     return bool(table) and all(isinstance(entry, dict) and entry.keys() & ways for entry in table.values())
 
 
 def _named(table: object) -> Iterator[tuple[str, str | int, object]]:
-    """Yield name, step in the path and content of each entry of a table, or of a list whose entries have names."""
+    """Yield name, step in the path and content of each entry of a table, or of a list whose entries have a `name`."""
     if isinstance(table, dict):
         yield from ((str(name), str(name), fields) for name, fields in table.items())
         return
@@ -252,21 +233,16 @@ def _named(table: object) -> Iterator[tuple[str, str | int, object]]:
 
 
 def _name_by_content(fields: object) -> str:
-    """Return a name for an entry that has none: it stays the same when entries change places, or a key is replaced."""
+    """Return a name for an entry without one; it stays the same when entries move or a secret changes."""
     known = {key: fields.get(key) for key in ("command", "args", "url")} if isinstance(fields, dict) else fields
     return server_name_with_digits(json.dumps(known, default=str), stem="server")
 
 
-def _inputs(table: Mapping[str, object]) -> dict[str, Mapping[str, object]]:
-    listed = table.get("inputs")
-    declared = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
-    return {str(item.get("id")): item for item in declared}
-
-
-def _of_project(document: Document, cwd: Path, around: Surroundings) -> list[Entry]:
-    """Return what a file keeps for the folder that we are in, or for one around it."""
+def _project_entries(document: Document, cwd: Path, around: WorkspaceContext) -> tuple[list[Entry], list[Finding]]:
+    """Return the entries that a file keeps for this folder or its parents, and a finding about other folders."""
     found: list[Entry] = []
-    for folder in (str(cwd), *map(str, cwd.parents)):
+    folders = [str(cwd), *map(str, cwd.parents)]
+    for folder in folders:
         table = _below(document.table, ("projects", folder, "mcpServers"))
         if isinstance(table, dict):
             place = Place(document.file).at("projects", folder, "mcpServers")
@@ -274,60 +250,70 @@ def _of_project(document: Document, cwd: Path, around: Surroundings) -> list[Ent
                 entry_of(str(name), fields, place.at(str(name)), document.dialect, around)
                 for name, fields in table.items()
             ]
-    return found
-
-
-def _other_projects(document: Document, cwd: Path) -> list[Finding]:
     projects = document.table.get("projects")
-    if not isinstance(projects, dict):
-        return []
-    around = {str(cwd), *map(str, cwd.parents)}
-    others = [folder for folder in projects if folder not in around and _below(projects, (folder, "mcpServers"))]
-    said = f"has servers for {len(others)} other folders, which are left out"
+    others = [
+        folder
+        for folder in (projects if isinstance(projects, dict) else ())
+        if folder not in folders and _below(projects, (folder, "mcpServers"))
+    ]
+    message = f"has servers for {len(others)} other folders; the hub skips them"
     place = Place(document.file, "projects")
-    return [place.finding(said, code=codes.OTHER_PROJECTS)] if others else []
+    return found, [place.finding(message, code=codes.OTHER_PROJECTS)] if others else []
 
 
-def _without_own_kinds(entries: list[Entry], document: Document) -> tuple[list[Entry], list[Finding]]:
-    """Leave out what only the client can run."""
-    kinds = document.dialect.own_kinds
-    own = [entry for entry in entries if str(entry.fields.get("type")) in kinds] if kinds else []
-    names = ", ".join(entry.name for entry in own)
-    said = f"has what only {document.dialect.title} itself can run, which is left out: {names}"
-    told = (
-        [Place(document.file, own[0].place.path.partition(".")[0]).finding(said, code=codes.NOT_A_SERVER)]
-        if own
-        else []
-    )
-    return [entry for entry in entries if entry not in own], told
+def _with_switches(entries: list[Entry], document: Document) -> list[Entry]:
+    """Disable the entries that the file switches off outside of them: by name, or all by one key.
 
-
-def _switched(entries: list[Entry], document: Document) -> list[Entry]:
-    """Switch off what the file excludes by name, in a table apart from the entries, or all of them by one word."""
-    is_none_on = _is_all_off(document)
+    Raises:
+        ConfigError: that key is neither true nor false.
+    """
+    are_all_off = False
+    for root in () if document.dialect.is_own else SWITCHES:
+        is_on = _below(document.table, root)
+        if is_on is not None and not isinstance(is_on, bool):
+            place = Place(document.file).at(*root)
+            raise ConfigError(place.finding("must be true or false", value=values.quoted(is_on)))
+        are_all_off = are_all_off or is_on is False
     table = _below(document.table, document.dialect.switches) if document.dialect.switches else None
     allowed, excluded = (table.get("allowed"), table.get("excluded")) if isinstance(table, dict) else (None, None)
 
     def is_off(name: str) -> bool:
         is_allowed = not isinstance(allowed, list) or not allowed or name in allowed
-        return is_none_on or not is_allowed or (isinstance(excluded, list) and name in excluded)
+        return are_all_off or not is_allowed or (isinstance(excluded, list) and name in excluded)
 
     return [
         replace(entry, fields={**entry.fields, "disabled": True}) if is_off(entry.name) else entry for entry in entries
     ]
 
 
-def _is_all_off(document: Document) -> bool:
-    """Whether the file has no server connected, in the words that a `ToolService` is initialized with.
+# -- the entries of the environment --------------------------------------------------------------------------
 
-    Raises:
-        ConfigError: it says neither yes nor no.
-    """
-    for root in () if document.dialect.is_own else SWITCHES:
-        is_on = _below(document.table, root)
-        if is_on is not None and not isinstance(is_on, bool):
-            said = Place(document.file).at(*root)
-            raise ConfigError(said.finding("must be true or false", value=values.shown(is_on)))
-        if is_on is False:
-            return True
-    return False
+
+def mapped_servers(environment: Mapping[str, str]) -> tuple[list[Entry], list[Finding]]:
+    """Return the servers of `MCP_SERVER_MAP`, another program's variable: a JSON object of names and addresses."""
+    text = environment.get(MAP_VARIABLE, "").strip()
+    place = Place(None, MAP_VARIABLE)
+    if not text:
+        return [], []
+    try:
+        table = values.table(MAP_VARIABLE, json.loads(text))
+    except (ValueError, RecursionError):
+        # The text is not quoted: an address may contain a secret.
+        message = "must be a JSON object of names and addresses, not another text"
+        return [], [place.finding(message, code=codes.SERVER_MAP)]
+    return [_mapped_entry(name, url, place.at(name)) for name, url in table.items()], []
+
+
+def _mapped_entry(name: str, url: object, place: Place) -> Entry:
+    if not isinstance(url, str):
+        finding = place.finding("must be an address, not another value", code=codes.SERVER_MAP)
+        return Entry(name, place, STANDARD, findings=(finding,), is_table=False)
+    try:
+        path = urlsplit(url).path.rstrip("/")
+    except ValueError:
+        path = RPC_PATH  # the settings reject the address, with a reason
+    key = "url" if path.endswith(_MCP_ENDINGS) else "rpc"
+    if key == "rpc" and not path.endswith(RPC_PATH):
+        query = min((at for at in map(url.find, "?#") if at >= 0), default=len(url))
+        url = url[:query].rstrip("/") + RPC_PATH + url[query:]
+    return Entry(name, place, STANDARD, {key: url}, written_at={key: ()})

@@ -12,41 +12,42 @@ from pathlib import Path
 from typing import Literal
 
 from isthmus.config import codes
-from isthmus.config.a2a import ROOT as A2A
-from isthmus.config.a2a import read_a2a
-from isthmus.config.audit import ROOT as AUDIT
-from isthmus.config.audit import read_audit
-from isthmus.config.callers import ROOT as CALLERS
-from isthmus.config.callers import KnownCaller, read_callers
-from isthmus.config.dialects.dialect import Dialect
+from isthmus.config.callers import (
+    CALLERS,
+    ISSUERS,
+    TENANTS,
+    KnownCaller,
+    misspelt_grants,
+    read_callers,
+    read_issuers,
+    read_tenants,
+)
+from isthmus.config.client_files import IMPORT, ClientFiles, HostContext, named_imports, read_client_files
+from isthmus.config.dialects.clients import Dialect
 from isthmus.config.entries import entries_of, has_place_for_servers
 from isthmus.config.environment import TIMEOUT_VARIABLE, call_seconds, mapped_servers
-from isthmus.config.extensions import ROOT as EXTENSIONS
-from isthmus.config.extensions import Extensions, read_extensions
-from isthmus.config.files import Document, find, read
-from isthmus.config.findings import ConfigError, Finding, Place, nearest
-from isthmus.config.grants import misspelt_grants
-from isthmus.config.hub import read_hub
-from isthmus.config.imports import KEY as IMPORT
-from isthmus.config.imports import Around, Imported, look_up, named_imports
-from isthmus.config.issuers import ROOT as ISSUERS
-from isthmus.config.issuers import read_issuers
-from isthmus.config.oauth import ROOT as CREDENTIALS
-from isthmus.config.oauth import read_credentials
+from isthmus.config.extensions import EXTENSIONS, Extensions, read_extensions
+from isthmus.config.files import Document, find_file, read_document
+from isthmus.config.findings import ConfigError, Finding, Place, closest_match
 from isthmus.config.origins import origins_of
-from isthmus.config.relay import ROOT as RELAY
-from isthmus.config.relay import read_relay
-from isthmus.config.servers import Reading, Roster, look_alikes
+from isthmus.config.servers import CREDENTIALS, EntryContext, LoadedServers, look_alikes, read_credentials
 from isthmus.config.settings import Configuration, HubSettings
-from isthmus.config.storage import ROOT as STORAGE
-from isthmus.config.storage import read_storage
-from isthmus.config.targets import ROOT as TARGETS
-from isthmus.config.targets import read_targets
-from isthmus.config.tasks import ROOT as TASKS
-from isthmus.config.tasks import read_tasks
-from isthmus.config.tenants import ROOT as TENANTS
-from isthmus.config.tenants import read_tenants
-from isthmus.config.variables import ENV_NAME, Variables, seen_from
+from isthmus.config.tables import (
+    A2A,
+    AUDIT,
+    RELAY,
+    STORAGE,
+    TARGETS,
+    TASKS,
+    read_a2a,
+    read_audit,
+    read_hub,
+    read_relay,
+    read_storage,
+    read_targets,
+    read_tasks,
+)
+from isthmus.config.variables import ENV_NAME, Variables, variables_of
 from isthmus.core.access.tenants import Tenants
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.settings import Limits
@@ -80,9 +81,9 @@ def load(
             callers cannot be honoured.
     """
     given = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
-    around = Around(environment, cwd, home)
-    file = find(path, environment, cwd, home)
-    document = None if file is None else read(file, dialect)
+    around = HostContext(environment, cwd, home)
+    file = find_file(path, environment, cwd, home)
+    document = None if file is None else read_document(file, dialect)
     return _Loading(around, given).configuration(document)
 
 
@@ -94,8 +95,8 @@ def load_for_keys(path: Path | None, environment: Mapping[str, str], cwd: Path, 
     Raises:
         ConfigError: the file is missing or cannot be parsed, or what it says of the hub or of tenants is wrong.
     """
-    file = find(path, environment, cwd, home)
-    document = None if file is None else read(file, None)
+    file = find_file(path, environment, cwd, home)
+    document = None if file is None else read_document(file, None)
     hub, _ = read_hub(document, home, {}, None)
     tenants, _ = read_tenants(document)
     return Configuration(file=file, hub=hub, tenants=tenants, named=_named(document))
@@ -108,10 +109,10 @@ def _named(document: Document | None) -> frozenset[str]:
 class _Loading:
     """One run through all that there is to read."""
 
-    def __init__(self, around: Around, given: Mapping[str, object]) -> None:
+    def __init__(self, around: HostContext, given: Mapping[str, object]) -> None:
         self._around = around
         self._given = given
-        self._roster = Roster()
+        self._roster = LoadedServers()
         self._findings: list[Finding] = []
         self._files: list[Path] = []
         self._extensions = Extensions()
@@ -134,7 +135,7 @@ class _Loading:
         if document is not None:
             self._findings += [*document.warnings, *_of_tables(document)]
         self._findings += [*told, *of_hub, *of_a2a, *of_tasks, *of_targets, *of_storage, *of_audit, *of_relay]
-        imported = Imported() if document is None else self._servers(document, hub.limits)
+        imported = ClientFiles() if document is None else self._servers(document, hub.limits)
         self._mapped(hub.limits)
         self._findings += [*self._roster.findings, *look_alikes(self._roster)]
         tenants, of_tenants = read_tenants(document)
@@ -173,11 +174,11 @@ class _Loading:
             ),
         )
 
-    def _servers(self, document: Document, limits: Limits) -> Imported:
+    def _servers(self, document: Document, limits: Limits) -> ClientFiles:
         place = Place(document.file, IMPORT)
         self._read(document, limits)
         importers = {each.name: each for each in self._extensions.of("importers")}
-        imported = look_up(named_imports(document), place, document.file.parent, self._around, importers=importers)
+        imported = read_client_files(named_imports(document), place, document.file.parent, self._around, importers=importers)
         self._findings += imported.findings
         self._files += imported.sought
         for other in imported.documents:
@@ -190,12 +191,12 @@ class _Loading:
     def _read(self, document: Document, limits: Limits) -> None:
         self._files += [document.file, document.file.with_name(ENV_NAME)]
         home, cwd = self._around.home, self._around.cwd
-        seen, told = seen_from(document.file, self._around.environment)
+        seen, told = variables_of(document.file, self._around.environment)
         folder = document.base(home, cwd)
         entries, odd = entries_of(document, home, cwd)
         self._findings += [*told, *odd]
         sources = self._extensions.sources() if document.dialect.is_own else None
-        self._roster.add(entries, Reading(Variables(seen, folder, home, sources), folder, home, limits))
+        self._roster.add(entries, EntryContext(Variables(seen, folder, home, sources), folder, home, limits))
 
     def _mapped(self, limits: Limits) -> None:
         entries, told = mapped_servers(self._around.environment)
@@ -203,7 +204,7 @@ class _Loading:
         home, cwd = self._around.home, self._around.cwd
         # A name that a file has already is the file's; nobody has to be told of it.
         entries = [entry for entry in entries if entry.name not in self._roster.called]
-        self._roster.add(entries, Reading(Variables(self._around.environment, cwd, home), cwd, home, limits))
+        self._roster.add(entries, EntryContext(Variables(self._around.environment, cwd, home), cwd, home, limits))
 
     def _callers(
         self, document: Document | None, tenants: Tenants
@@ -220,7 +221,7 @@ class _Loading:
         if document is None:
             return Variables(environment, self._around.cwd, home)
         sources = self._extensions.sources()
-        return Variables(seen_from(document.file, environment)[0], document.file.parent, home, sources)
+        return Variables(variables_of(document.file, environment)[0], document.file.parent, home, sources)
 
 
 def _held(server: ServerSettings, hub: HubSettings) -> ServerSettings:
@@ -240,7 +241,7 @@ def _of_tables(document: Document) -> list[Finding]:
     place, dialect = Place(document.file), document.dialect
     unknown = [key for key in document.table if key not in _TABLES]
     for key in unknown:
-        if dialect.has_hub and nearest(key, _TABLES) in (CALLERS, ISSUERS, TENANTS, EXTENSIONS):
+        if dialect.has_hub and closest_match(key, _TABLES) in (CALLERS, ISSUERS, TENANTS, EXTENSIONS):
             raise ConfigError(place.unknown(key, _TABLES, code=codes.UNKNOWN_TABLE))
     if dialect.is_own:
         return [place.unknown(key, _TABLES, code=codes.UNKNOWN_TABLE) for key in unknown]

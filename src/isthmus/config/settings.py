@@ -15,7 +15,7 @@ from typing import Literal, get_args
 from urllib.parse import urlsplit
 
 from isthmus.config.extensions import Extensions
-from isthmus.config.files import home_folder, located
+from isthmus.config.files import home_folder, resolve_path
 from isthmus.config.findings import Finding
 from isthmus.core.access.tenants import NO_TENANTS, Tenants
 from isthmus.core.catalog.pins import PINNINGS, Pinning
@@ -24,12 +24,12 @@ from isthmus.credentials.vault import VaultSettings
 from isthmus.frontends.a2a.settings import A2aSettings
 from isthmus.frontends.mcp.settings import TaskSettings
 from isthmus.frontends.relay.settings import RelaySettings
-from isthmus.identity.relay import TokenSettings
+from isthmus.identity.relay_tokens import TokenSettings
 from isthmus.identity.settings import IssuerSettings
 from isthmus.model.callers import Caller
 from isthmus.model.names import ServerName
 from isthmus.storage.settings import StorageSettings
-from isthmus.telemetry.settings import AuditMode, AuditSettings
+from isthmus.telemetry.audit import AuditMode, AuditSettings
 from isthmus.upstream.dialin.settings import DialInSettings
 from isthmus.upstream.settings import ServerSettings
 from isthmus.upstream.targets.settings import TargetSettings
@@ -171,7 +171,7 @@ def unfiled_settings() -> HubSettings:
     As it is written, `~` would be a folder below wherever the program was started, which is anybody's to fill.
     """
     usual = HubSettings()
-    return replace(usual, state=str(located(usual.state, Path(), home_folder())))
+    return replace(usual, state=str(resolve_path(usual.state, Path(), home_folder())))
 
 
 def _is_loopback(host: str) -> bool:

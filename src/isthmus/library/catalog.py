@@ -19,7 +19,7 @@ from isthmus.core.access.policy import Policy
 from isthmus.core.catalog.names import (
     BUILTIN,
     LLM_LENGTH_MAX,
-    Ambiguous,
+    AmbiguousName,
     Pair,
     canonical,
     llm_aliases,
@@ -38,11 +38,11 @@ from isthmus.library.errors import (
     ToolNotFoundError,
     ToolUnreachableError,
 )
-from isthmus.library.permissions import check_user, grants_of, has_all, policy_of, restricted_words
+from isthmus.library.permissions import check_user, grants_of, has_permissions, policy_of, restricted_names
 from isthmus.model.calls import EVERYTHING, Surface
 from isthmus.model.features import Feature
 from isthmus.model.names import FeatureName, ServerName, without_accents
-from isthmus.upstream.signatures import PERMISSIONS
+from isthmus.upstream.python.signatures import PERMISSIONS
 
 ANY_SERVER = "mcp"
 """The namespace of every tool that is not built in."""
@@ -56,7 +56,7 @@ _LLM_NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{LLM_LENGTH_MAX}}}")
 T = TypeVar("T")
 
 
-class Entry:
+class ToolEntry:
     """A tool: its full name, the pair behind it, and how a `Call` names it."""
 
     __slots__ = (
@@ -103,7 +103,7 @@ class Entry:
     @property
     def names(self) -> set[str]:
         """All names by which it may be denied or held back, also those that others have too."""
-        return names_of(self.server, self.name, self.full_name, self.llm_name)
+        return all_names(self.server, self.name, self.full_name, self.llm_name)
 
     @property
     def digest(self) -> bytes:
@@ -174,18 +174,18 @@ class Catalog:
         `find_unlisted` finds methods of servers without a list, by their full names.
         """
         self._find_unlisted = find_unlisted
-        entries: dict[str, Entry] = {}
+        entries: dict[str, ToolEntry] = {}
         for surface, routes in tables.items():
             for route in routes.values():
-                entry = Entry(route, surface, self._llm_name_of)
+                entry = ToolEntry(route, surface, self._llm_name_of)
                 entries.setdefault(entry.full_name, entry)
-        self.entries: Mapping[str, Entry] = MappingProxyType(entries)
+        self.entries: Mapping[str, ToolEntry] = MappingProxyType(entries)
         self.missing: Mapping[str, str] = MappingProxyType(dict(missing or {}))
-        self._resolved: dict[str, Entry] = {}
+        self._resolved: dict[str, ToolEntry] = {}
 
     # -- names -----------------------------------------------------------------------------------------------------
 
-    def resolve(self, name: str, namespace: str | None = None) -> Entry:
+    def resolve(self, name: str, namespace: str | None = None) -> ToolEntry:
         """The one tool that is meant.
 
         A name may be full, `mcp.tool`, short, or what language models are told; `namespace` is the tool's server.
@@ -207,12 +207,12 @@ class Catalog:
                 raise
         return entry
 
-    def _unlisted(self, full_name: str) -> Entry | None:
+    def _unlisted(self, full_name: str) -> ToolEntry | None:
         """A method of a server without a list; not kept, since a program may name any number of them."""
         route = None if self._find_unlisted is None else self._find_unlisted(full_name)
-        return None if route is None else Entry(route, EVERYTHING, self._llm_name_of, is_unlisted=True)
+        return None if route is None else ToolEntry(route, EVERYTHING, self._llm_name_of, is_unlisted=True)
 
-    def resolve_for(self, user: UserContext | None, name: str, namespace: str | None = None) -> Entry:
+    def resolve_for(self, user: UserContext | None, name: str, namespace: str | None = None) -> ToolEntry:
         """The same for a user, who is told of nothing that is not this user's to use.
 
         Of several that have the name, the one is meant that the user may use.
@@ -232,7 +232,7 @@ class Catalog:
             raise ToolDeniedError(entry.full_name, user.user_id)
         return entry
 
-    def _usable_of(self, several: AmbiguousToolError, user: UserContext | None) -> Entry:
+    def _usable_of(self, several: AmbiguousToolError, user: UserContext | None) -> ToolEntry:
         if user is None:
             raise several
         usable = [entry for name in several.candidates if self.may_use(user, entry := self.entries[name])]
@@ -242,7 +242,7 @@ class Catalog:
             raise AmbiguousToolError(several.name, [entry.full_name for entry in usable]) from None
         return usable[0]
 
-    def _resolve_in(self, namespace: str, name: str) -> Entry:
+    def _resolve_in(self, namespace: str, name: str) -> ToolEntry:
         for entry in self._named(name, f"{namespace}.{name}"):
             if entry is not None and _is_in(namespace, entry):
                 return entry
@@ -252,7 +252,7 @@ class Catalog:
             return unlisted
         raise self._unknown(name if name.startswith(f"{namespace}.") else f"{namespace}.{name}")
 
-    def _named(self, name: str, within: str) -> Iterator[Entry | None]:
+    def _named(self, name: str, within: str) -> Iterator[ToolEntry | None]:
         """What a name stands for where its server is said too, the surest first.
 
         That is the full name: a server may have one tool whose own name is another's in full.
@@ -261,7 +261,7 @@ class Catalog:
         yield self.entries.get(within)
         yield self._by_llm_name.get(name)
 
-    def _search(self, name: str) -> Entry:
+    def _search(self, name: str) -> ToolEntry:
         check_name(name)
         meant = self._having(name)
         if len(meant) > 1:
@@ -276,7 +276,7 @@ class Catalog:
         told = set() if by_llm_name is None else {by_llm_name.full_name}
         try:
             pair = resolve(name, (_pair_of(entry) for entry in self.entries.values() if entry.server))
-        except Ambiguous as several:
+        except AmbiguousName as several:
             return told.union(several.candidates)
         return told if pair is None else told | {canonical(pair)}
 
@@ -329,31 +329,31 @@ class Catalog:
         return self._llm_names.get(full_name, full_name)
 
     @cached_property
-    def _by_llm_name(self) -> dict[str, Entry]:
+    def _by_llm_name(self) -> dict[str, ToolEntry]:
         by_name = {self._llm_names[full_name]: entry for full_name, entry in self.entries.items()}
         return {**by_name, **{alias: by_name[name] for alias, name in llm_aliases(by_name).items()}}
 
-    def by_llm_name(self, llm_name: str) -> Entry | None:
+    def by_llm_name(self, llm_name: str) -> ToolEntry | None:
         """The tool that a language model was told has this name, or a model wrote with underscores for its hyphens."""
         return self._by_llm_name.get(llm_name)
 
     # -- permissions -----------------------------------------------------------------------------------------------
 
-    def may_use(self, user: UserContext | None, entry: Entry) -> bool:
+    def may_use(self, user: UserContext | None, entry: ToolEntry) -> bool:
         """Whether this user's permissions cover a tool."""
         check_user(user)
-        is_covered = _covers(policy_of(grants_of(user)), entry) and has_all(user, entry.demanded)
-        return is_covered and not _is_restricted(entry, restricted_words(user))
+        is_covered = _covers(policy_of(grants_of(user)), entry) and has_permissions(user, entry.demanded)
+        return is_covered and not _is_restricted(entry, restricted_names(user))
 
-    def reachable(self, user: UserContext | None) -> list[Entry]:
+    def reachable(self, user: UserContext | None) -> list[ToolEntry]:
         """What this user may use, in the order of the list."""
         check_user(user)
         policy = policy_of(grants_of(user))
-        words = restricted_words(user)
+        words = restricted_names(user)
         return [
             entry
             for entry in self.entries.values()
-            if _covers(policy, entry) and has_all(user, entry.demanded) and not _is_restricted(entry, words)
+            if _covers(policy, entry) and has_permissions(user, entry.demanded) and not _is_restricted(entry, words)
         ]
 
 
@@ -367,7 +367,7 @@ def check_name(name: object) -> None:
         raise TypeError(f"the name of a tool must be a text, not {type(name).__name__}")
 
 
-def _covers(policy: Policy, entry: Entry) -> bool:
+def _covers(policy: Policy, entry: ToolEntry) -> bool:
     if entry.is_unlisted:
         return policy.may_use_all_of(entry.server)
     # A tool of no known server is granted by the whole of its name, which is written as a server's.
@@ -379,14 +379,14 @@ def _could_use(user: UserContext, server: ServerName, tool: FeatureName | None, 
 
     A name for language models cannot be taken apart, so that there is no `tool`: anything of the server will do.
     """
-    policy, words = policy_of(grants_of(user)), restricted_words(user)
+    policy, words = policy_of(grants_of(user)), restricted_names(user)
     if tool is None:
         return policy.may_see_server(server) and name not in words
-    names = names_of(server, tool, name, llm_form((server, tool)))
+    names = all_names(server, tool, name, llm_form((server, tool)))
     return policy.allows(server, tool) and words.isdisjoint(names)
 
 
-def _is_restricted(entry: Entry, words: frozenset[object]) -> bool:
+def _is_restricted(entry: ToolEntry, words: frozenset[object]) -> bool:
     """Whether a tool is denied by any of its names; one that several have denies them all."""
     if not words:
         return False
@@ -407,7 +407,7 @@ def _as_identifier(name: str) -> str:
     return _ILLEGAL.sub("_", without_accents(name))
 
 
-def names_of(server: str, name: str, full_name: str, llm_name: str) -> set[str]:
+def all_names(server: str, name: str, full_name: str, llm_name: str) -> set[str]:
     """All names of a tool, also those that it had, or will have, for language models.
 
     Such a name changes with the other tools of its server, and what somebody said by it has to hold.
@@ -415,9 +415,9 @@ def names_of(server: str, name: str, full_name: str, llm_name: str) -> set[str]:
     return {full_name, name, f"{ANY_SERVER}.{name}", llm_name, *llm_forms((ServerName(server), FeatureName(name)))}
 
 
-def _is_in(namespace: str, entry: Entry) -> bool:
+def _is_in(namespace: str, entry: ToolEntry) -> bool:
     return entry.server == namespace or (namespace == ANY_SERVER and entry.server != BUILTIN)
 
 
-def _pair_of(entry: Entry) -> Pair:
+def _pair_of(entry: ToolEntry) -> Pair:
     return entry.server, entry.name

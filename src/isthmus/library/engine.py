@@ -17,49 +17,53 @@ import msgspec
 import structlog
 
 from isthmus.app.hub import RunningHub
-from isthmus.config.dialects.dialect import STANDARD
-from isthmus.config.files import Document, home_folder, located
+from isthmus.config.client_files import HostContext
+from isthmus.config.dialects.clients import STANDARD
+from isthmus.config.files import Document, home_folder, resolve_path
 from isthmus.config.findings import ConfigError
-from isthmus.config.imports import Around
+from isthmus.config.importing import load_servers
 from isthmus.config.load import load
-from isthmus.config.merging import roster_of
 from isthmus.config.servers import server_names
 from isthmus.config.settings import Configuration, HubSettings, unfiled_settings
-from isthmus.core.catalog.names import Ambiguous, Pair, llm_aliases, llm_table, resolve
+from isthmus.core.catalog.names import AmbiguousName, Pair, llm_aliases, llm_table, resolve
 from isthmus.core.catalog.pins import WITHHOLDING
 from isthmus.core.catalog.view import Route
 from isthmus.core.settings import HARD_SECONDS_MAX, Limits
-from isthmus.library.catalog import Catalog, Entry
+from isthmus.library.catalog import Catalog, ToolEntry
 from isthmus.library.contracts import ToolResult, UserContext
 from isthmus.library.errors import AmbiguousToolError, ConfigurationError, ToolError
 from isthmus.library.permissions import UNRESTRICTED
 from isthmus.library.questions import Questions
 from isthmus.library.results import fault_of
-from isthmus.library.servers import MCPServerConfig
+from isthmus.library.server_config import MCPServerConfig
 from isthmus.model.calls import EVERYTHING, Call, Surface
 from isthmus.model.faults import UnknownTool
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.storage.memory import MemoryJournal
-from isthmus.telemetry.settings import AuditMode
-from isthmus.upstream.registered import REGISTRY
+from isthmus.telemetry.audit import AuditMode
+from isthmus.upstream.python.registry import REGISTRY
 from isthmus.upstream.settings import HttpSettings, ServerSettings
 
 if TYPE_CHECKING:
     from isthmus.app.audit import AuditLog
     from isthmus.app.definitions import DefinitionPins
 
+
+import logging
+from collections.abc import MutableMapping
+
 log = structlog.get_logger(__name__)
 
-HUB = ServerName("hub")
+REMOTE_HUB = ServerName("hub")
 """What a running hub is called where a service has it as its only server."""
 
-FACE = "library"
+FRONTEND = "library"
 """What the audit log calls this hub, and the way in to it."""
 
 SETTLE_SECONDS = 120.0
 """How long a service waits for first attempts to connect; each has a shorter limit of its own."""
 
-ATTACHED = Limits(
+REMOTE_HUB_LIMITS = Limits(
     call_seconds=HARD_SECONDS_MAX,
     hard_seconds=HARD_SECONDS_MAX,
     tools_per_server=100_000,
@@ -69,7 +73,7 @@ ATTACHED = Limits(
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EnginePlan:
     """What a service is to be made of."""
 
     configuration: Configuration
@@ -81,7 +85,7 @@ class Plan:
     """Servers that were given and cannot be used, and why."""
 
 
-def plan_of(given: Mapping[str, Any] | str | os.PathLike[str] | None, hub: str | None, key: str | None) -> Plan:
+def read_plan(given: Mapping[str, Any] | str | os.PathLike[str] | None, hub: str | None, key: str | None) -> EnginePlan:
     """Read what somebody gave `ToolService.initialize`.
 
     Raises:
@@ -95,12 +99,12 @@ def plan_of(given: Mapping[str, Any] | str | os.PathLike[str] | None, hub: str |
     if key is not None:
         raise ConfigurationError("key= is for a running hub: give its address as hub=")
     if given is None:
-        return Plan(_patient(Configuration(None, _unaudited(unfiled_settings()))))
+        return EnginePlan(_patient(Configuration(None, _unaudited(unfiled_settings()))))
     if isinstance(given, Mapping):
         table = _table(given)
         servers, failures = _servers(table)
-        return Plan(_patient(Configuration(None, _settings(table), tuple(servers))), failures=failures)
-    return Plan(_patient(_audited_if_said(_loaded(_file(given)))))
+        return EnginePlan(_patient(Configuration(None, _settings(table), tuple(servers))), failures=failures)
+    return EnginePlan(_patient(_audited_if_said(_loaded(_file(given)))))
 
 
 def _check_texts(hub: object, key: object) -> None:
@@ -118,7 +122,7 @@ def _file(given: object) -> Path:
     raise ConfigurationError(f"a configuration must be a dictionary or the path of a file, not {given!r}")
 
 
-def _attached(address: str, key: str | None) -> Plan:
+def _attached(address: str, key: str | None) -> EnginePlan:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
         HttpSettings(address)  # before it is taken apart
@@ -127,9 +131,11 @@ def _attached(address: str, key: str | None) -> Plan:
         reach = HttpSettings(endpoint, headers)
     except ValueError as error:
         raise ConfigurationError(f"hub: {error}") from None
-    server = ServerSettings(HUB, reach, timeout=ATTACHED.call_seconds, secrets=frozenset([key] if key else []))
-    settings = _unaudited(replace(unfiled_settings(), limits=ATTACHED))
-    return Plan(Configuration(None, settings, (server,)), Surface("own", HUB), required=True)
+    server = ServerSettings(
+        REMOTE_HUB, reach, timeout=REMOTE_HUB_LIMITS.call_seconds, secrets=frozenset([key] if key else [])
+    )
+    settings = _unaudited(replace(unfiled_settings(), limits=REMOTE_HUB_LIMITS))
+    return EnginePlan(Configuration(None, settings, (server,)), Surface("own", REMOTE_HUB), required=True)
 
 
 def _loaded(file: Path) -> Configuration:
@@ -190,7 +196,7 @@ def _settings(table: Mapping[str, Any]) -> HubSettings:
         return _unaudited(usual)
     if state is not None and (not isinstance(state, str | Path) or not str(state)):
         raise ConfigurationError(f"state must be the path of a folder, not {state!r}")
-    folder = usual.state if state is None else str(located(str(state), Path.cwd(), home_folder()))
+    folder = usual.state if state is None else str(resolve_path(str(state), Path.cwd(), home_folder()))
     if audit is not None and audit not in get_args(AuditMode):
         raise ConfigurationError(f"audit must be one of {', '.join(get_args(AuditMode))}, not {audit!r}")
     return replace(usual, audit=audit or usual.audit, state=folder)
@@ -251,7 +257,7 @@ def _named_servers(table: Mapping[str, Any]) -> Iterator[Read]:
             raise ConfigurationError(f"{key} must be a dictionary of servers by name, not {type(servers).__name__}")
         here = Path.cwd()
         document = Document(here / "mcp.json", {"mcpServers": dict(servers), "inputs": table.get("inputs")}, STANDARD)
-        roster = roster_of(document, Around(os.environ, here, home_folder()))
+        roster = load_servers(document, HostContext(os.environ, here, home_folder()))
         for finding in roster.findings:
             log.warning("configuration", finding=str(replace(finding, file=None)))
         for name, entry in roster.entries.items():
@@ -283,35 +289,35 @@ def _unusable(error: ConfigError) -> ConfigurationError:
     return ConfigurationError(f"the configuration cannot be used: {told}")
 
 
-async def open_engine(plan: Plan, questions: Questions | None) -> Engine:
+async def open_engine(plan: EnginePlan, questions: Questions | None) -> HubEngine:
     """A hub, with the audit log that its configuration asks for.
 
     Raises:
         ConfigurationError: every call is to be in the log, and there can be none; or tools cannot be withheld.
     """
     if plan.configuration.hub.audit == "off":
-        return Engine(plan, questions)
+        return HubEngine(plan, questions)
     # Only who wants it pays for what it takes.
     from isthmus.app.audit import close_audit, open_audit  # noqa: PLC0415
 
     journal = MemoryJournal()
     try:
-        books = await open_audit(plan.configuration, journal, FACE)
+        books = await open_audit(plan.configuration, journal, FRONTEND)
     except ConfigError as error:
         raise _unusable(error) from None
     try:
-        return Engine(plan, questions, journal, books)
+        return HubEngine(plan, questions, journal, books)
     except BaseException:
         await close_audit(books, journal)
         raise
 
 
-class Engine:
+class HubEngine:
     """A hub that runs, and what it offers now."""
 
     def __init__(
         self,
-        plan: Plan,
+        plan: EnginePlan,
         questions: Questions | None,
         journal: MemoryJournal | None = None,
         books: AuditLog | None = None,
@@ -342,7 +348,7 @@ class Engine:
         """Whether what is asked of it is in an audit log."""
         return self._books is not None
 
-    def tell_refused(self, call: Call, refusal: ToolResult, user: UserContext | None) -> None:
+    def record_refusal(self, call: Call, refusal: ToolResult, user: UserContext | None) -> None:
         """What was refused before the hub heard of it is in the log as the hub would have it."""
         if self._books is None:
             return
@@ -352,7 +358,7 @@ class Engine:
             call = msgspec.structs.replace(call, name=entry.exposed)
         self._books.audit.add((time.time(), call, None if entry is None else entry.server, why, 0.0, False, ""))
 
-    def _meant(self, refusal: ToolResult, user: UserContext | None) -> Entry | None:
+    def _meant(self, refusal: ToolResult, user: UserContext | None) -> ToolEntry | None:
         """The tool of which more was wrong than its name; None if that was, too."""
         space: object = refusal.tool_namespace
         try:
@@ -381,7 +387,7 @@ class Engine:
         return {**self._own_failures(), **self._failures_behind()}
 
     def _failures_behind(self) -> Mapping[str, str]:
-        hub = self.running.hub.snapshot.server_statuses.get(HUB)
+        hub = self.running.hub.snapshot.server_statuses.get(REMOTE_HUB)
         return {} if hub is None or not self.is_attached else hub.missing
 
     def _own_failures(self) -> dict[str, str]:
@@ -437,7 +443,7 @@ class Engine:
     def _own_functions(self) -> dict[str, Route]:
         """Functions of this program, beside the tools of a hub elsewhere, which come first where both have the name."""
         routes = self.running.hub.snapshot.view(UNRESTRICTED, EVERYTHING).routes
-        return {name: route for name, route in routes.items() if route.feature.server != HUB}
+        return {name: route for name, route in routes.items() if route.feature.server != REMOTE_HUB}
 
     def features(self, kind: Literal["prompts", "resources"]) -> list[Route]:
         """Prompts or resources, by the names that they go by here."""
@@ -459,7 +465,7 @@ class Engine:
             pairs[ServerName(server), FeatureName(prompt)] = full
         try:
             pair = resolve(name, pairs)
-        except Ambiguous as several:
+        except AmbiguousName as several:
             raise AmbiguousToolError(name, several.candidates) from None
         if pair is not None:
             return pairs[pair]
@@ -488,3 +494,51 @@ class Engine:
                 callback()
             except Exception:  # one that fails must not keep the others from the news
                 log.exception("somebody who watches the tools failed")
+
+
+VALUE_LENGTH_MAX = 2000
+"""What a server or caller said may be in a line, and needs not all be there."""
+
+_LEVELS = {"exception": logging.ERROR, "warn": logging.WARNING, "fatal": logging.CRITICAL}
+
+
+class _Named:
+    """Stands for a logger of `logging`, which is looked up when there is something to say."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def use_standard_logging() -> None:
+    """Have the hub's lines become records of `logging`, unless the program has configured structlog."""
+    if structlog.is_configured():
+        return
+    known = structlog.get_config()
+    others = known["logger_factory"]
+
+    def factory(*args: Any) -> Any:
+        is_own = bool(args) and isinstance(args[0], str) and args[0].startswith("isthmus.")
+        return _Named(args[0]) if is_own else others(*args)
+
+    structlog.configure(processors=[_as_record, *known["processors"]], logger_factory=factory)
+
+
+def _as_record(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    if not isinstance(logger, _Named):
+        return event
+    level = _LEVELS.get(method) or logging.getLevelNamesMapping().get(method.upper(), logging.INFO)
+    target = logging.getLogger(logger.name)
+    if target.isEnabledFor(level):
+        error = event.pop("exc_info", method == "exception")
+        target.log(level, "%s", _line(event), exc_info=error)
+    raise structlog.DropEvent
+
+
+def _line(event: MutableMapping[str, Any]) -> str:
+    values = " ".join(f"{key}={_bounded(value)}" for key, value in event.items() if key != "event")
+    return f"{event.get('event', '')} {values}".rstrip()
+
+
+def _bounded(value: Any) -> str:
+    # In quotes nothing can forge a line or drive a terminal.
+    return repr(value[:VALUE_LENGTH_MAX] if isinstance(value, str) else value)[: VALUE_LENGTH_MAX + 2]

@@ -1,6 +1,6 @@
 """What a program has of its own as tools: functions by `@tool`, for every hub of this process, and `Tool` objects.
 
-A function stays what it was; a description of it goes into the table of `upstream.registered`, from which each hub
+A function stays what it was; a description of it goes into the table of `upstream.python.registry`, from which each hub
 shows it as `builtin.<name>`, in process and on every face. An object is shown by the hub of the one service that it
 was given to. Imported by programs, by way of `isthmus.library`, and by the service.
 """
@@ -17,15 +17,15 @@ from isthmus.app.hub import RunningHub
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.library.contracts import ToolRequest, ToolResult, ToolStatus, ToolStreamChunk
 from isthmus.library.errors import ConfigurationError
-from isthmus.library.forms import problem_of
-from isthmus.library.results import NotDone
-from isthmus.library.tools import Tool, piece_of
-from isthmus.upstream.context import Context as ToolContext
-from isthmus.upstream.context import NoAnswerError
-from isthmus.upstream.registered import REGISTRY, NameTaken, Origin
-from isthmus.upstream.signatures import BadArgument, Function, Traits, Unusable
+from isthmus.library.function_schemas import schema_problem
+from isthmus.library.results import ToolFailure
+from isthmus.library.tools import Tool, partial_output
+from isthmus.upstream.python.context import Context as ToolContext
+from isthmus.upstream.python.context import NoAnswerError
+from isthmus.upstream.python.registry import REGISTRY, FunctionOrigin, NameTaken
+from isthmus.upstream.python.signatures import BadArgument, Function, Traits, Unusable
 from isthmus.wire.jsonrpc import Payload
-from isthmus.wire.mcp.results import failure
+from isthmus.wire.mcp.calls import failed_tool_result
 
 __all__ = ["NoAnswerError", "ToolContext", "tool"]
 
@@ -35,7 +35,7 @@ NAME_LENGTH_MAX = 128
 """As the protocol has it."""
 
 
-class Toolmaker:
+class ToolDecorator:
     """Makes tools of functions: `@tool`, or `@tool(name=…)`; `tool.remove(name)` takes one away."""
 
     @overload
@@ -103,7 +103,7 @@ class Toolmaker:
         return bool(names)
 
 
-tool = Toolmaker()
+tool = ToolDecorator()
 
 
 def _register(function: F, name: str | None, traits: Traits) -> F:
@@ -144,17 +144,17 @@ def _is_unbound(function: Callable[..., Any]) -> bool:
     return bool(outer) and not outer.endswith("<locals>") and first in ("self", "cls")
 
 
-def _origin_of(function: Callable[..., Any]) -> Origin:
+def _origin_of(function: Callable[..., Any]) -> FunctionOrigin:
     code = getattr(inspect.unwrap(function), "__code__", None)
     file = "" if code is None or code.co_filename.startswith("<") else code.co_filename
     qualname = getattr(function, "__qualname__", type(function).__qualname__)
-    return Origin(function.__module__ or "", qualname, file)
+    return FunctionOrigin(function.__module__ or "", qualname, file)
 
 
 # -- tools that are objects --------------------------------------------------------------------------------------------
 
 
-def registered_tool(running: RunningHub, tool: Tool) -> None:
+def register_tool(running: RunningHub, tool: Tool) -> None:
     """Have a hub show a `Tool` as `builtin.name`, or as `namespace.name`. On the hub's loop only.
 
     Raises:
@@ -180,7 +180,7 @@ def _check_description(tool: Tool, function: ToolFunction) -> None:
         function.definition()
     except TypeError as error:
         raise ValueError(f"its description is no JSON: {error}") from error
-    if (problem := problem_of(tool.parameters_schema or {})) is not None:
+    if (problem := schema_problem(tool.parameters_schema or {})) is not None:
         raise ValueError(f"its parameters_schema is wrong: {problem}")
 
 
@@ -258,7 +258,7 @@ def _pass_on(chunk: ToolStreamChunk, context: ToolContext) -> None:
             said = content if isinstance(content, dict) else {"data": content}
             context.log(said.get("level", "info"), str(said.get("data", said.get("message", ""))))
         case _:
-            context.tell(piece_of(content))
+            context.tell(partial_output(content))
 
 
 def _progress_in(content: Any) -> tuple[float, float | None, str | None]:
@@ -284,7 +284,7 @@ def _value_of(result: object) -> Any:
         return result.result_data
     status = _status_of(result)
     words = result.error_message or (result.error and result.error.message) or result.text or str(status)
-    return NotDone(failure(words).payload, is_error=True, status=status, error=result.error)
+    return ToolFailure(failed_tool_result(words).payload, is_error=True, status=status, error=result.error)
 
 
 def _status_of(result: ToolResult) -> ToolStatus:

@@ -7,25 +7,196 @@ that nobody lists anything again at each turn. A server that fails costs its own
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from isthmus.config import values
+from isthmus.config.client_files import HostContext
+from isthmus.config.dialects.clients import STANDARD
+from isthmus.config.files import Document, home_folder, read_document, resolve_path
+from isthmus.config.findings import ConfigError
+from isthmus.config.importing import load_servers
+from isthmus.config.servers import LoadedServers
 from isthmus.core.catalog.names import Pair, llm_table
+from isthmus.core.settings import Limits
 from isthmus.library.catalog import Catalog
+from isthmus.library.client import MCPClientWrapper, definition_of
 from isthmus.library.errors import ServiceClosedError
-from isthmus.library.forms import MCP_RESULT_CHARS, ToolDef, problem_of
-from isthmus.library.loader import MCPConfigLoader
-from isthmus.library.owner import Owner, OwnersLock
+from isthmus.library.function_schemas import MCP_RESULT_CHARS, ToolDef, schema_problem
+from isthmus.library.loop_thread import LoopThread, LoopThreadLock
 from isthmus.library.registry import ToolRegistry
-from isthmus.library.running import ended
-from isthmus.library.servers import MCPServerConfig
+from isthmus.library.resolver import unregister_service
+from isthmus.library.server_config import TIMEOUT_SECONDS, TIMEOUT_SECONDS_MIN, MCPServerConfig
 from isthmus.library.service import ToolService
-from isthmus.library.wrapper import MCPClientWrapper, definition_of
 from isthmus.model.names import FeatureName, ServerName
+from isthmus.upstream.settings import HttpSettings, ServerSettings, StdioSettings, WebSocketSettings
+
+FILE_VARIABLE = "EXCELMANUS_MCP_CONFIG"
+FILE_NAME = "mcp.json"
+HOME_FILE = ".excelmanus/mcp.json"
+ROOT = "mcpServers"
+LIMITS = Limits(call_seconds=TIMEOUT_SECONDS)
+"""What holds for entries that say nothing: those of an agent have another default than those of a hub."""
+
+
+class MCPConfigLoader:
+    """Finds and reads the servers of an `mcp.json`."""
+
+    @staticmethod
+    def load(config_path: str | Path | None = None, workspace_root: str | Path = ".") -> list[MCPServerConfig]:
+        """The servers of the first file that there is; none if there is no file, or none that can be read.
+
+        Looked for are what `EXCELMANUS_MCP_CONFIG` names, `config_path`, `mcp.json` in the workspace, and
+        `~/.excelmanus/mcp.json`. What had to be left out is a WARNING in the log, a file that cannot be read an ERROR.
+        """
+        workspace = Path(workspace_root).absolute()
+        file = next(_existing(config_path, workspace), None)
+        if file is None:
+            return []
+        try:
+            return _configs_of(read_document(file), _around(workspace))
+        except ConfigError as error:
+            log.error("%s cannot be used, so that there are no MCP servers: %s", file, error)
+            return []
+
+    @staticmethod
+    def _parse_config(data: Any) -> list[MCPServerConfig]:
+        """The servers of a file's contents; those that cannot be used are left out, with a WARNING."""
+        if not isinstance(data, Mapping):
+            log.error("MCP servers must be in a table under %s, not in %s.", ROOT, type(data).__name__)
+            return []
+        try:
+            return _configs_of(Document(Path.cwd() / FILE_NAME, dict(data), STANDARD), _around(Path.cwd()))
+        except ConfigError as error:
+            log.error("There are no MCP servers: %s", error)
+            return []
+
+    @staticmethod
+    def _validate_server_config(entry: Any) -> MCPServerConfig | None:
+        """One server, its `name` among its fields; None, with a WARNING, if it cannot be used."""
+        name = entry.get("name") if isinstance(entry, Mapping) else None
+        if not isinstance(name, str):
+            log.warning("An MCP server must have a name, and is left out.")
+            return None
+        rest = {key: value for key, value in entry.items() if key != "name"}
+        return next(iter(MCPConfigLoader._parse_config({ROOT: {name: rest}})), None)
+
+
+def _existing(named: str | Path | None, workspace: Path) -> Iterator[Path]:
+    """The files that there are, the first choice first; of one that was named and is not there, or is none, tell."""
+    for source, path in ((FILE_VARIABLE, os.environ.get(FILE_VARIABLE)), ("config_path", named)):
+        if path:
+            file = resolve_path(str(path), Path.cwd(), home_folder())
+            if _is_file(file):
+                yield file
+            else:
+                log.warning("%s names %s, which is not a file: looking elsewhere for MCP servers.", source, file)
+    for file in (workspace / FILE_NAME, home_folder() / HOME_FILE):
+        if _is_file(file):
+            yield file
+        elif os.path.lexists(file):  # a folder, or a link that leads nowhere: somebody meant it to be one
+            log.warning("%s is not a file: looking elsewhere for MCP servers.", file)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a path that is too long, or leads through a folder that is not ours to enter
+        return False
+
+
+def _around(workspace: Path) -> HostContext:
+    return HostContext(os.environ, workspace, home_folder())
+
+
+def _configs_of(document: Document, around: HostContext) -> list[MCPServerConfig]:
+    roster = load_servers(_in_seconds(_with_servers_only(document)), around, LIMITS)
+    for finding in (*document.warnings, *roster.findings):
+        log.warning("%s", finding)
+    folder = str(document.base(around.home, around.cwd))
+    found = (_config(name, settings, roster, folder) for name, settings in roster.servers.items())
+    return [config for config in found if config is not None]
+
+
+def _with_servers_only(document: Document) -> Document:
+    """The same without what stands where servers should be and holds none; of that, tell."""
+    held = document.table.get(ROOT, {})
+    if isinstance(held, dict) or (isinstance(held, list) and held):
+        return document
+    found = "an empty list" if held == [] else values.quoted(held)
+    log.warning("%s: %s must be a table of servers, not %s.", document.file, ROOT, found)
+    return replace(document, table={key: value for key, value in document.table.items() if key != ROOT})
+
+
+def _in_seconds(document: Document) -> Document:
+    """The same with seconds for timeouts, unless its program counts otherwise; a hub would have to guess."""
+    if document.dialect.unit != "unsaid":
+        return document
+    return replace(document, dialect=replace(document.dialect, unit="seconds"))
+
+
+def _config(name: ServerName, settings: ServerSettings, roster: LoadedServers, folder: str) -> MCPServerConfig | None:
+    if settings.disabled:
+        log.info("MCP server %s is disabled, and is left out.", name)
+        return None
+    written = roster.entries[name].fields
+    timeout = _timeout(name, settings)
+    match settings.reach:
+        case StdioSettings(command=command, args=args, env=env, cwd=cwd):
+            return MCPServerConfig(
+                name,
+                transport="stdio",
+                command=command,
+                args=list(args) if "args" in written else None,
+                env=dict(env) if "env" in written or env else None,
+                cwd=cwd or folder,  # where relative paths among its arguments begin, too
+                url=_idle(written, "url"),
+                timeout=timeout,
+                base=settings,
+            )
+        case HttpSettings(url=url, headers=headers) | WebSocketSettings(url=url, headers=headers) as reach:
+            transport, user_headers = _carried(reach)
+            return MCPServerConfig(
+                name,
+                transport=transport,
+                command=_idle(written, "command"),
+                url=url,
+                headers=dict(headers),
+                timeout=timeout,
+                user_headers=user_headers,
+                base=settings,
+            )
+        case _:
+            log.warning(
+                "MCP server %s is neither started nor dialled as one, and is left out: ToolService.initialize(path) "
+                "takes it.",
+                name,
+            )
+            return None
+
+
+def _idle(written: Mapping[str, object], key: str) -> str | None:
+    """What a file says of the way that its word for the transport does not mean: kept as it is written."""
+    said = written.get(key)
+    return said if isinstance(said, str) else None
+
+
+def _carried(reach: HttpSettings | WebSocketSettings) -> tuple[str, tuple[str, ...]]:
+    return (reach.carrier, reach.user_headers) if isinstance(reach, HttpSettings) else ("ws", ())
+
+
+def _timeout(name: ServerName, settings: ServerSettings) -> float:
+    seconds = float(max(settings.timeout, TIMEOUT_SECONDS_MIN))
+    if seconds != settings.timeout:
+        log.warning("MCP server %s has a timeout of %g seconds: %g are used.", name, settings.timeout, seconds)
+    return int(seconds) if seconds.is_integer() else seconds
+
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +211,7 @@ class MCPManager:
         self._clients: dict[str, MCPClientWrapper] = {}
         self._service: ToolService | None = None
         self._stock: _Stock | None = None
-        self._changing = OwnersLock()
+        self._changing = LoopThreadLock()
 
     @property
     def connected_servers(self) -> list[str]:
@@ -63,12 +234,12 @@ class MCPManager:
         if not configs:
             log.debug("No MCP servers are configured.")
         if configs or self._service is not None:
-            await Owner.shared().run(self._begin(registry, configs))
+            await LoopThread.shared().run(self._begin(registry, configs))
 
     async def shutdown(self) -> None:
         """Take the tools out of the registry and close every connection; nothing happens if that is done."""
         if self._service is not None:
-            await Owner.shared().run(self._finish())
+            await LoopThread.shared().run(self._finish())
 
     # Both on the owner's loop: whoever cancels or leaves the one that waits leaves nothing half done there.
 
@@ -82,7 +253,7 @@ class MCPManager:
             self._stock = _Stock(registry, service, self._clients, self._make_tool_def)
             try:
                 await service.initialize({"mcp_servers": configs})
-                ended(service)  # nobody is to find it who looks for the service of the process
+                unregister_service(service)  # nobody is to find it who looks for the service of the process
                 self._stock.open()
             except BaseException:
                 await self._end()
@@ -121,7 +292,7 @@ class MCPManager:
             log.warning("A tool of MCP server %s has no name, and is left out.", server_name)
             return None
         schema = {"type": "object", "properties": {}} if schema is None else schema
-        problem = problem_of(schema)
+        problem = schema_problem(schema)
         if problem is not None:
             log.warning("Tool %r of MCP server %s is left out: its schema is wrong: %s", original, server_name, problem)
             return None

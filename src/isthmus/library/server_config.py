@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.config import values
-from isthmus.config.files import home_folder, located, program
-from isthmus.config.servers import server_names
-from isthmus.config.tool_rules import CACHE_KEYS
-from isthmus.core.catalog.rules import CACHE_SECONDS, NO_RULES, Rules
+from isthmus.config.files import home_folder, resolve_path, resolve_program
+from isthmus.config.servers import CACHE_KEYS, server_names
+from isthmus.core.catalog.rules import CACHE_SECONDS, NO_TOOL_RULES, ToolRules
 from isthmus.core.settings import Limits
 from isthmus.library.errors import ConfigurationError
 from isthmus.model.names import parse_server_name
@@ -24,8 +23,8 @@ from isthmus.upstream.settings import (
     HttpSettings,
     Reach,
     ServerSettings,
-    SocketSettings,
     StdioSettings,
+    WebSocketSettings,
 )
 
 TIMEOUT_SECONDS = 30.0
@@ -133,13 +132,13 @@ class MCPServerConfig:
         except ValueError as error:
             raise ConfigurationError(f"server {self.name!r}: {error}") from None
 
-    def _rules(self) -> Rules:
+    def _rules(self) -> ToolRules:
         if not self.trusted and not self.cache:
-            return NO_RULES
+            return NO_TOOL_RULES
         cache = values.table("cache", self.cache or {})
         if odd := [key for key in cache if key not in CACHE_KEYS]:
-            raise ValueError(f"cache must have only {' and '.join(CACHE_KEYS)}, not {values.shown(odd[0])}")
-        return Rules(
+            raise ValueError(f"cache must have only {' and '.join(CACHE_KEYS)}, not {values.quoted(odd[0])}")
+        return ToolRules(
             cached=values.texts("cache.tools", cache.get("tools", [])),
             cache_seconds=values.number("cache.ttl", cache.get("ttl", CACHE_SECONDS)),
             is_trusted=self.trusted,
@@ -162,13 +161,15 @@ class MCPServerConfig:
             # Seen from this program's folder, whatever the server's own is: as in a file, from the file's folder.
             here = Path.cwd() if self.cwd or "/" in self.command else Path()  # there may be none
             home = home_folder()
-            cwd = str(located(self.cwd, here, home)) if self.cwd else self.cwd
-            return StdioSettings(program(self.command, here, home), tuple(self.args or ()), dict(self.env or {}), cwd)
+            cwd = str(resolve_path(self.cwd, here, home)) if self.cwd else self.cwd
+            return StdioSettings(
+                resolve_program(self.command, here, home), tuple(self.args or ()), dict(self.env or {}), cwd
+            )
         address = self._address()
         if address is None:
             raise ConfigurationError(f"server {self.name!r}: endpoint (or url) is missing, or else a command")
         if way == "ws":
-            return SocketSettings(address, dict(self.headers or {}))
+            return WebSocketSettings(address, dict(self.headers or {}))
         carriers: dict[str, Carrier] = {"sse": "sse", "http": "http", "auto": "auto"}
         user_headers = tuple(self.user_headers or ())
         return HttpSettings(address, dict(self.headers or {}), carrier=carriers[way], user_headers=user_headers)

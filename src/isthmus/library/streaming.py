@@ -1,7 +1,7 @@
-"""One tool on its way through the hub, for somebody who waits on another thread.
+"""The caller's side of one tool call, and the streams of chunks that a program reads.
 
-`Execution` is the caller's side of a call on the owner's loop; `ChunkStream` and `BlockingChunks` are what the caller
-reads on its own side. Made by the service.
+`Execution` runs on the hub's loop; `ChunkStream` and `BlockingChunks` are read on the caller's side. Made by the
+service.
 """
 
 from __future__ import annotations
@@ -20,59 +20,69 @@ import msgspec
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
 from isthmus.library.contracts import ChunkType, ToolResult, ToolStreamChunk
-from isthmus.library.crossing import Crossing, ToThread, crossing_here
 from isthmus.library.errors import ServiceClosedError
-from isthmus.library.owner import Owner
-from isthmus.library.questions import Asking
-from isthmus.library.tools import Piece, end_of
+from isthmus.library.loop_thread import LoopThread
+from isthmus.library.questions import QuestionRunner
+from isthmus.library.thread_bridge import Promise, ThreadPromise, new_promise
+from isthmus.library.tools import PartialOutput, final_chunks
 from isthmus.model.calls import Call
 from isthmus.model.events import Event, Progress
 from isthmus.model.outcomes import Outcome
 from isthmus.model.questions import NOT_ASKED, OnReply, Question, Reply
-from isthmus.upstream.runner import SERVING
+from isthmus.upstream.python.runner import SERVING
 
 CHUNKS_MAX = 256
-"""Chunks that may wait for a slow reader; of more, the oldest are dropped and counted. The last is never dropped."""
+"""Chunks kept for a slow reader. Beyond it the oldest are dropped and counted; the last chunk is never dropped."""
 
 CLOSED = "the caller does not wait any more"
 
-W = TypeVar("W", bound=Crossing[None])
+P = TypeVar("P", bound=Promise[None])
 
 
 class Execution:
-    """The caller's side of one call; everything happens on the owner's loop."""
+    """The caller's side of one call, on the hub's loop."""
 
-    __slots__ = ("_asked", "_asking", "_call", "_hub", "_inflight", "_is_over", "_owner", "_sink", "_within")
+    __slots__ = (
+        "_call",
+        "_cancels",
+        "_enclosing",
+        "_hub",
+        "_inflight",
+        "_is_finished",
+        "_loop_thread",
+        "_questions",
+        "_sink",
+    )
 
-    def __init__(self, hub: Hub, call: Call, sink: Sink, owner: Owner, asking: Asking | None) -> None:
+    def __init__(
+        self, hub: Hub, call: Call, sink: CallSink, loop_thread: LoopThread, questions: QuestionRunner | None
+    ) -> None:
         self._hub = hub
         self._call = call
         self._sink = sink
-        self._owner = owner
-        self._asking = asking
-        self._within = SERVING.get()  # here, where the caller is
-        self._asked: dict[OnReply, Callable[[], None]] = {}
-        """What takes back each question that is not answered."""
+        self._loop_thread = loop_thread
+        self._questions = questions
+        self._enclosing = SERVING.get()  # read here, in the caller's context
+        self._cancels: dict[OnReply, Callable[[], None]] = {}
+        """For each open question, the function that cancels it."""
         self._inflight: InFlight | None = None
-        """Until it ends: the two hold each other, and a call that is over must not wait for the garbage collector.
-
-        That took 2 to 3 µs a call, and kept results for a hundred calls more.
-        """
-        self._is_over = False
+        """Cleared at the end, because both objects refer to each other: leaving that to the garbage collector took 2 to
+        3 µs per call, and kept the results of a hundred calls."""
+        self._is_finished = False
 
     def start(self) -> None:
-        """Start the call, unless nobody wants it any more."""
-        if self._is_over:
+        """Start the call, unless it was cancelled before."""
+        if self._is_finished:
             return
-        inflight = self._hub.start(self._call, self, self._within)
-        if not self._is_over:
+        inflight = self._hub.start(self._call, self, self._enclosing)
+        if not self._is_finished:
             self._inflight = inflight
 
-    def withdraw(self, why: str = CLOSED) -> None:
-        """Nobody waits any more: the server is told to stop."""
+    def cancel(self, why: str = CLOSED) -> None:
+        """Cancel the call at its server."""
         if self._inflight is not None:
             self._inflight.cancel(why)
-        self._is_over = True
+        self._is_finished = True
 
     def emit(self, event: Event) -> None:
         """See `Exchange`."""
@@ -80,79 +90,80 @@ class Execution:
 
     def ask(self, question: Question, reply: OnReply) -> None:
         """See `Exchange`."""
-        if self._asking is None:
+        if self._questions is None:
             reply(NOT_ASKED)
-        else:
-            self._asked[reply] = self._asking.put(question, partial(self._post_answer, reply))
+            return
 
-    def _post_answer(self, reply: OnReply, answer: Reply) -> None:
-        with suppress(ServiceClosedError):
-            self._owner.post(self._answer, reply, answer)
+        def deliver(answer: Reply) -> None:
+            if self._cancels.pop(reply, None) is not None:
+                reply(answer)
 
-    def _answer(self, reply: OnReply, answer: Reply) -> None:
-        if self._asked.pop(reply, None) is not None:
-            reply(answer)
+        def on_replied(answer: Reply) -> None:
+            with suppress(ServiceClosedError):
+                self._loop_thread.post(deliver, answer)
+
+        self._cancels[reply] = self._questions.ask(question, on_replied)
 
     def retract(self, asked: OnReply) -> None:
         """See `Retracting`."""
-        if (take_back := self._asked.pop(asked, None)) is not None:
-            take_back()
+        if (cancel := self._cancels.pop(asked, None)) is not None:
+            cancel()
 
     def retract_later(self, asked: OnReply) -> Callable[[], None] | None:
-        """See `Retracting`: with the call, nobody is left to answer."""
+        """See `Retracting`. The question ends with its call."""
         self.retract(asked)
         return None
 
     def end(self, outcome: Outcome) -> None:
         """See `Exchange`."""
-        self._is_over, self._inflight = True, None
-        asked, self._asked = self._asked, {}
-        for take_back in asked.values():
-            take_back()
+        self._is_finished, self._inflight = True, None
+        cancels, self._cancels = self._cancels, {}
+        for cancel in cancels.values():
+            cancel()
         self._sink.end(outcome)
 
 
-class Sink(Protocol):
-    """Takes what happens to a call, on the owner's loop; never waits."""
+class CallSink(Protocol):
+    """Receives the events and the outcome of a call on the hub's loop; never waits."""
 
     def emit(self, event: Event) -> None:
-        """Something happened."""
+        """Receive an event."""
 
     def end(self, outcome: Outcome) -> None:
-        """It is over."""
+        """Receive the outcome."""
 
 
-class OutcomeOnly:
-    """For who wants nothing but the end."""
+class OutcomeSink:
+    """Forwards the outcome and drops all events."""
 
-    __slots__ = ("_crossing",)
+    __slots__ = ("_promise",)
 
-    def __init__(self, crossing: Crossing[Outcome]) -> None:
-        self._crossing = crossing
+    def __init__(self, promise: Promise[Outcome]) -> None:
+        self._promise = promise
 
     def emit(self, event: Event) -> None:
-        """See `Sink`."""
+        """See `CallSink`."""
 
     def end(self, outcome: Outcome) -> None:
-        """See `Sink`."""
-        self._crossing.give(outcome)
+        """See `CallSink`."""
+        self._promise.set_result(outcome)
 
 
-Chunks: TypeAlias = Callable[[], Sequence[ToolStreamChunk]]
-"""What happened, to be put into chunks by whoever reads it: a result may be large, and the loop serves others."""
+MakeChunks: TypeAlias = Callable[[], Sequence[ToolStreamChunk]]
+"""Makes the chunks of one event. Called by the reader: a result may be large, and the hub's loop serves others."""
 
 
-class Mailbox:
-    """What was said and is not yet read; said on one thread, read on another, by one reader."""
+class ChunkBuffer:
+    """Chunks that are not read yet: written on the hub's loop, read by one reader on its own thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._items: deque[Chunks] = deque()
-        self._reader: Crossing[None] | None = None
+        self._items: deque[MakeChunks] = deque()
+        self._reader: Promise[None] | None = None
         self.dropped = 0
 
-    def put(self, item: Chunks) -> None:
-        """Say something, and wake the reader."""
+    def put(self, item: MakeChunks) -> None:
+        """Add an item and wake the reader."""
         with self._lock:
             self._items.append(item)
             if len(self._items) > CHUNKS_MAX:
@@ -160,49 +171,54 @@ class Mailbox:
                 self.dropped += 1
             reader, self._reader = self._reader, None
         if reader is not None:
-            reader.give(None)
+            reader.set_result(None)
 
-    def take(self, waiting: Callable[[], W]) -> Chunks | W:
-        """The next item; if there is none, what to wait on before one asks again."""
+    def get(self, make_promise: Callable[[], P]) -> MakeChunks | P:
+        """Return the next item; if there is none, a promise to wait for before the next `get`."""
         with self._lock:
             if self._items:
                 return self._items.popleft()
-            self._reader = reader = waiting()
+            self._reader = reader = make_promise()
             return reader
 
 
-class Telling:
-    """Takes what happens when it happens, and puts it into chunks when it is read."""
+class ChunkSink:
+    """Turns events and the outcome into numbered chunks."""
 
-    def __init__(self, name: str, mailbox: Mailbox, conclude: Callable[[Outcome], ToolResult]) -> None:
+    def __init__(self, name: str, buffer: ChunkBuffer, make_result: Callable[[Outcome], ToolResult]) -> None:
         self._name = name
-        self._mailbox = mailbox
-        self._conclude = conclude
+        self._buffer = buffer
+        self._make_result = make_result
         self._next = 0
-        self._has_pieces = False
+        self._has_partial_output = False
 
     def emit(self, event: Event) -> None:
-        """See `Sink`."""
-        self._mailbox.put(partial(self._happened, event, datetime.now(UTC)))
+        """See `CallSink`."""
+        self._buffer.put(partial(self._event_chunks, event, datetime.now(UTC)))
 
     def end(self, outcome: Outcome) -> None:
-        """See `Sink`."""
-        self._mailbox.put(partial(self._ended, outcome, datetime.now(UTC)))
+        """See `CallSink`."""
+        self._buffer.put(partial(self._last_chunks, outcome, datetime.now(UTC)))
 
-    def _happened(self, event: Event, at: datetime) -> list[ToolStreamChunk]:
-        content = {key: _decoded(raw) for key, raw in event.members.items()}
-        if isinstance(event, Piece):
-            self._has_pieces = True
+    def _event_chunks(self, event: Event, at: datetime) -> list[ToolStreamChunk]:
+        content: dict[str, Any] = {}
+        for key, raw in event.members.items():
+            try:
+                content[key] = msgspec.json.decode(raw)
+            except (msgspec.MsgspecError, RecursionError):
+                content[key] = None
+        if isinstance(event, PartialOutput):
+            self._has_partial_output = True
             return [self._numbered(ToolStreamChunk(self._name, "data", content["data"], timestamp=at))]
         kind: ChunkType = "progress" if isinstance(event, Progress) else "log"
         return [self._numbered(ToolStreamChunk(self._name, kind, content, timestamp=at))]
 
-    def _ended(self, outcome: Outcome, at: datetime) -> list[ToolStreamChunk]:
-        end = end_of(self._conclude(outcome), at)
-        # What was given by the piece is not given once more as a whole.
-        chunks = [self._numbered(chunk) for chunk in (end[-1:] if self._has_pieces else end)]
-        if self._mailbox.dropped:
-            chunks[-1].metadata["dropped"] = self._mailbox.dropped
+    def _last_chunks(self, outcome: Outcome, at: datetime) -> list[ToolStreamChunk]:
+        last = final_chunks(self._make_result(outcome), at)
+        # Output that was sent in parts is not sent again as a whole.
+        chunks = [self._numbered(chunk) for chunk in (last[-1:] if self._has_partial_output else last)]
+        if self._buffer.dropped:
+            chunks[-1].metadata["dropped"] = self._buffer.dropped
         return chunks
 
     def _numbered(self, chunk: ToolStreamChunk) -> ToolStreamChunk:
@@ -211,105 +227,98 @@ class Telling:
         return chunk
 
 
-def _decoded(raw: msgspec.Raw) -> Any:
-    try:
-        return msgspec.json.decode(raw)
-    except (msgspec.MsgspecError, RecursionError):
-        return None
+class _ChunkReader:
+    """What both streams share: a buffer, and an execution that ends with its reader."""
 
-
-class _Chunks:
-    """What both kinds of streams have: a mailbox, and an execution that ends with its reader."""
-
-    def __init__(self, owner: Owner) -> None:
-        self._owner = owner
-        self._mailbox = Mailbox()
-        self._read: deque[ToolStreamChunk] = deque()
-        """Chunks of one happening that were not given yet."""
+    def __init__(self, loop_thread: LoopThread) -> None:
+        self._loop_thread = loop_thread
+        self._buffer = ChunkBuffer()
+        self._ready: deque[ToolStreamChunk] = deque()
+        """Chunks of one event that are not returned yet."""
         self._execution: Execution | None = None
-        self._is_over = False
-        self._is_read = False
+        self._is_finished = False
+        self._is_reading = False
 
-    def _enter(self) -> None:
-        """Begin to read.
+    def _begin_read(self) -> None:
+        """Start to read one chunk.
 
         Raises:
-            ServiceClosedError: the stream is another process's.
-            RuntimeError: somebody else waits for its next chunk.
+            ServiceClosedError: the stream belongs to another process.
+            RuntimeError: another reader waits for the next chunk.
         """
-        self._owner.check()
-        if self._is_read:
-            raise RuntimeError("this stream is being read already: give each reader a stream of its own")
-        self._is_read = True
+        self._loop_thread.check_process()
+        if self._is_reading:
+            raise RuntimeError("This stream already has a reader: give each reader a stream of its own.")
+        self._is_reading = True
 
-    def _let_go(self) -> None:
+    def _cancel(self) -> None:
         execution, self._execution = self._execution, None
-        self._is_over = True
-        self._read.clear()
+        self._is_finished = True
+        self._ready.clear()
         if execution is not None:
             with suppress(ServiceClosedError):
-                self._owner.post(execution.withdraw)
+                self._loop_thread.post(execution.cancel)
 
-    def _next_read(self) -> ToolStreamChunk:
-        chunk = self._read.popleft()
+    def _pop_ready(self) -> ToolStreamChunk:
+        chunk = self._ready.popleft()
         if chunk.is_final:
             self._execution = None
-            self._is_over = True
+            self._is_finished = True
         return chunk
 
     def __del__(self) -> None:
-        if self._execution is not None:  # `break` leaves an iterator behind that nobody closes
-            self._let_go()
+        if self._execution is not None:  # `break` leaves an iterator that nobody closes
+            self._cancel()
 
 
-class ChunkStream(_Chunks):
-    """The chunks of one execution, as they come. Closing it, or leaving it behind, cancels what still runs.
+class ChunkStream(_ChunkReader):
+    """The chunks of one execution. The execution starts with the first read.
 
-    It begins when it is first asked for a chunk.
+    Closing the stream, or dropping it, cancels the call.
     """
 
-    def __init__(self, owner: Owner, begin: Callable[[Mailbox], Awaitable[Execution | None]]) -> None:
-        super().__init__(owner)
-        self._begin: Callable[[Mailbox], Awaitable[Execution | None]] | None = begin
+    def __init__(self, loop_thread: LoopThread, start: Callable[[ChunkBuffer], Awaitable[Execution | None]]) -> None:
+        super().__init__(loop_thread)
+        self._start: Callable[[ChunkBuffer], Awaitable[Execution | None]] | None = start
 
     def __aiter__(self) -> ChunkStream:
         return self
 
     async def __anext__(self) -> ToolStreamChunk:
-        self._enter()
+        self._begin_read()
         try:
-            return await self._await_next()
+            return await self._next()
         finally:
-            self._is_read = False
+            self._is_reading = False
 
-    async def _await_next(self) -> ToolStreamChunk:
-        begin, self._begin = self._begin, None
-        if begin is not None:
+    async def _next(self) -> ToolStreamChunk:
+        start, self._start = self._start, None
+        if start is not None:
             try:
-                self._execution = await begin(self._mailbox)
+                self._execution = await start(self._buffer)
             except BaseException:
-                self._is_over = True
+                self._is_finished = True
                 raise
-            if self._is_over:  # closed meanwhile
-                self._let_go()
-        while not self._is_over:
-            if self._read:
-                return self._next_read()
+            if self._is_finished:  # closed meanwhile
+                self._cancel()
+        while not self._is_finished:
+            if self._ready:
+                return self._pop_ready()
             try:
-                found = self._mailbox.take(crossing_here)
+                found = self._buffer.get(new_promise)
                 if callable(found):
-                    self._read.extend(found())
+                    self._ready.extend(found())
                 else:
                     await found.wait()
             except BaseException:
-                self._let_go()
+                self._cancel()
                 raise
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """Stop; what still runs is cancelled at its server."""
-        self._begin = None
-        self._let_go()
+        """Stop reading; a running call is cancelled at its server."""
+        self._start = None
+        self._cancel()
 
     async def __aenter__(self) -> ChunkStream:
         return self
@@ -320,51 +329,51 @@ class ChunkStream(_Chunks):
         await self.aclose()
 
 
-class BlockingChunks(_Chunks):
-    """The same for a thread that stands still between them."""
+class BlockingChunks(_ChunkReader):
+    """`ChunkStream` for a thread that blocks until the next chunk."""
 
-    def __init__(self, owner: Owner, begin: Callable[[Mailbox], Execution | None]) -> None:
-        super().__init__(owner)
-        self._begin: Callable[[Mailbox], Execution | None] | None = begin
+    def __init__(self, loop_thread: LoopThread, start: Callable[[ChunkBuffer], Execution | None]) -> None:
+        super().__init__(loop_thread)
+        self._start: Callable[[ChunkBuffer], Execution | None] | None = start
 
     def __iter__(self) -> BlockingChunks:
         return self
 
     def __next__(self) -> ToolStreamChunk:
-        self._enter()
+        self._begin_read()
         try:
-            return self._wait_for_next()
+            return self._next()
         finally:
-            self._is_read = False
+            self._is_reading = False
 
-    def _wait_for_next(self) -> ToolStreamChunk:
-        begin, self._begin = self._begin, None
-        if begin is not None:
+    def _next(self) -> ToolStreamChunk:
+        start, self._start = self._start, None
+        if start is not None:
             try:
-                self._execution = begin(self._mailbox)
+                self._execution = start(self._buffer)
             except BaseException:
-                self._is_over = True
+                self._is_finished = True
                 raise
-            if self._is_over:  # closed meanwhile
-                self._let_go()
-        while not self._is_over:
-            if self._read:
-                return self._next_read()
+            if self._is_finished:  # closed meanwhile
+                self._cancel()
+        while not self._is_finished:
+            if self._ready:
+                return self._pop_ready()
             try:
-                found = self._mailbox.take(ToThread[None])
+                found = self._buffer.get(ThreadPromise[None])
                 if callable(found):
-                    self._read.extend(found())
+                    self._ready.extend(found())
                 else:
                     found.wait()
             except BaseException:
-                self._let_go()
+                self._cancel()
                 raise
         raise StopIteration
 
     def close(self) -> None:
-        """Stop; what still runs is cancelled at its server."""
-        self._begin = None
-        self._let_go()
+        """Stop reading; a running call is cancelled at its server."""
+        self._start = None
+        self._cancel()
 
     def __enter__(self) -> BlockingChunks:
         return self

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from isthmus.library.contracts import ToolRequest, ToolResult, ToolStreamChunk, UniversalTool
-from isthmus.model.events import Log
-from isthmus.upstream.foreign import written
+from isthmus.model.events import LogMessage
+from isthmus.upstream.python.model_types import encoded
 
 if TYPE_CHECKING:
-    from isthmus.library.catalog import Entry
-    from isthmus.library.executions import ChunkStream
+    from isthmus.library.catalog import ToolEntry
     from isthmus.library.service import ToolService
+    from isthmus.library.streaming import ChunkStream
 
 
 class Tool(ABC):
@@ -48,7 +48,7 @@ class Tool(ABC):
     async def execute_stream(self, tool_request: ToolRequest) -> AsyncIterator[ToolStreamChunk]:
         """Do it and tell what happens: by default there is only the end."""
         result = await self.execute(tool_request)
-        for chunk in end_of(result):
+        for chunk in final_chunks(result):
             yield chunk
 
     @property
@@ -68,19 +68,19 @@ class Tool(ABC):
         )
 
 
-class Piece(Log, frozen=True):
+class PartialOutput(LogMessage, frozen=True):
     """Some of what a tool gives, before its end; to who does not know of pieces, a line of the log."""
 
 
-def piece_of(content: Any) -> Piece:
+def partial_output(content: Any) -> PartialOutput:
     """Something that a tool gave, to be told at once."""
     members = {"level": "info", "data": content}
-    return Piece(
-        "info", {key: msgspec.Raw(msgspec.json.encode(value, enc_hook=written)) for key, value in members.items()}
+    return PartialOutput(
+        "info", {key: msgspec.Raw(msgspec.json.encode(value, enc_hook=encoded)) for key, value in members.items()}
     )
 
 
-def end_of(result: ToolResult, at: datetime | None = None) -> list[ToolStreamChunk]:
+def final_chunks(result: ToolResult, at: datetime | None = None) -> list[ToolStreamChunk]:
     """The chunks of an execution of which nothing is told but its end."""
     when = at if at is not None else datetime.now(UTC)
     whole: dict[str, Any] = {"result": result}
@@ -95,7 +95,7 @@ def end_of(result: ToolResult, at: datetime | None = None) -> list[ToolStreamChu
 class MCPTool(Tool):
     """A tool of the service's hub, wherever its server is."""
 
-    def __init__(self, service: ToolService, entry: Entry) -> None:
+    def __init__(self, service: ToolService, entry: ToolEntry) -> None:
         super().__init__(
             entry.name, entry.namespace, description=entry.description, parameters_schema=entry.parameters_schema
         )

@@ -12,7 +12,7 @@ from typing import Protocol
 from isthmus.core.settings import Limits
 from isthmus.model.names import ServerName
 from isthmus.transport.write_batching import WriteBatch
-from isthmus.upstream.duplex import DuplexLink, Sent
+from isthmus.upstream.duplex import DuplexLink, SentRequest
 from isthmus.upstream.waiters import Waiter, lost
 from isthmus.wire import jsonrpc
 from isthmus.wire.mcp.messages import Implementation
@@ -41,7 +41,7 @@ class Channel(Protocol):
         """End it in good order, within seconds."""
 
 
-class Held(Sent):
+class HeldRequest(SentRequest):
     """One request: who waits, and where its last byte is. `frame` is what is held back, until it is written."""
 
     __slots__ = ("end", "frame")
@@ -53,12 +53,12 @@ class Held(Sent):
         self.end = 0
 
 
-class CorkedLink(DuplexLink[Held]):
+class CorkedLink(DuplexLink[HeldRequest]):
     """Many requests share a channel; they are written together."""
 
     def __init__(self, server: ServerName, me: Implementation, limits: Limits) -> None:
         super().__init__(server, me, limits)
-        self._held: dict[int, Held] = {}
+        self._held: dict[int, HeldRequest] = {}
         self._cork = WriteBatch()
         self._channel: Channel | None = None
 
@@ -73,7 +73,7 @@ class CorkedLink(DuplexLink[Held]):
         if self._channel is None or self.lost.done():
             waiter.fail(lost(self.server, self._reason(), may_have_left=False))
             return
-        self._pending[id] = sent = Held(id, waiter, self._frame(jsonrpc.request(id, method, params)))
+        self._pending[id] = sent = HeldRequest(id, waiter, self._frame(jsonrpc.request(id, method, params)))
         if not self._held:
             self._cork.add(self)
         self._held[id] = sent
@@ -84,9 +84,9 @@ class CorkedLink(DuplexLink[Held]):
         while self._held and channel is not None and channel.buffered_bytes() <= HOLD_ABOVE_BYTES:
             self._write(self._batch(), channel)
 
-    def _batch(self) -> list[Held]:
+    def _batch(self) -> list[HeldRequest]:
         """The longest held requests, as many as may be written at once."""
-        batch: list[Held] = []
+        batch: list[HeldRequest] = []
         total_bytes = 0
         while self._held and total_bytes <= HOLD_ABOVE_BYTES:
             sent = self._held.pop(next(iter(self._held)))
@@ -94,7 +94,7 @@ class CorkedLink(DuplexLink[Held]):
             total_bytes += len(sent.frame or b"")
         return batch
 
-    def _write(self, batch: list[Held], channel: Channel) -> None:
+    def _write(self, batch: list[HeldRequest], channel: Channel) -> None:
         frames = [sent.frame or b"" for sent in batch]
         end = channel.write(b"".join(frames)) - sum(map(len, frames))
         for sent, frame in zip(batch, frames, strict=True):
@@ -111,14 +111,14 @@ class CorkedLink(DuplexLink[Held]):
 
     # -- giving up -------------------------------------------------------------------------------------------------
 
-    def _has_gone(self, sent: Held) -> bool:
+    def _has_gone(self, sent: HeldRequest) -> bool:
         """Only what is held here can be kept from the server: what was written will be read one day."""
         return sent.frame is None
 
-    def _take_back(self, sent: Held) -> None:
+    def _take_back(self, sent: HeldRequest) -> None:
         self._held.pop(sent.id, None)
 
-    def _may_have_left(self, sent: Held, *, is_dead: bool) -> bool:
+    def _may_have_left(self, sent: HeldRequest, *, is_dead: bool) -> bool:
         """A living server may yet read what was written; from a dead one, what is still here is safe."""
         if sent.frame is not None or self._channel is None:
             return False

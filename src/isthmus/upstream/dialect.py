@@ -11,15 +11,15 @@ from isthmus.model.calls import Call
 from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 from isthmus.wire.jsonrpc import Payload, render
 from isthmus.wire.mcp import legacy, modern
+from isthmus.wire.mcp.calls import call_params, request_params
 from isthmus.wire.mcp.messages import PROGRESS_TOKEN, Implementation
-from isthmus.wire.mcp.requests import call_params, request_params
 
 PROFILES_MAX = 64
 
 _NO_MEMBERS: Mapping[str, Payload] = {}
 
 
-class Dialect(Protocol):
+class McpDialect(Protocol):
     """Writes the parameters of requests."""
 
     era: Literal["legacy", "modern"]

@@ -16,19 +16,18 @@ import structlog
 
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.settings import Limits
-from isthmus.model.events import Log
+from isthmus.model.events import LogMessage
 from isthmus.model.faults import BadReply, Fault, ServerError
 from isthmus.model.names import ServerName
 from isthmus.model.questions import NOT_ASKED, OnReply, Question
 from isthmus.upstream.link import BaseLink
-from isthmus.upstream.task_runs import waiter_for
-from isthmus.upstream.waiters import CallWaiter, Waiter, log_alone, lost
+from isthmus.upstream.waiters import CallWaiter, Waiter, log_alone, lost, waiter_for
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Malformed, Notification, Payload, Request, Response
 from isthmus.wire.mcp import modern
-from isthmus.wire.mcp.inputs import QUESTIONS
+from isthmus.wire.mcp.calls import METHODS
+from isthmus.wire.mcp.input_requests import QUESTIONS
 from isthmus.wire.mcp.messages import CANCELLED, PROGRESS, Implementation, Members, cancelled_params, token_of
-from isthmus.wire.mcp.requests import METHODS
 
 log = structlog.get_logger(__name__)
 
@@ -40,7 +39,7 @@ RELISTEN_SECONDS = 5.0
 """How long a server that ended its subscription is left alone."""
 
 
-class Sent:
+class SentRequest:
     """One request, and who waits for its answer."""
 
     __slots__ = ("id", "waiter")
@@ -53,7 +52,7 @@ class Sent:
         self.waiter = waiter
 
 
-S = TypeVar("S", bound=Sent)
+S = TypeVar("S", bound=SentRequest)
 
 
 class DuplexLink(BaseLink, Generic[S]):
@@ -231,7 +230,7 @@ class DuplexLink(BaseLink, Generic[S]):
             self._is_deaf = self._jointly.is_asking
             self.on_gap()
 
-    def _logged(self, line: Log) -> None:
+    def _logged(self, line: LogMessage) -> None:
         """A line that names no call is the caller's who alone has calls here; else it is the operator's."""
         if not log_alone(line, self._waiters()):
             self.on_log(line)
@@ -314,7 +313,7 @@ class _Listening:
     def progress(self, params: Members) -> None:
         """Nobody asked for progress."""
 
-    def log(self, line: Log) -> None:
+    def log(self, line: LogMessage) -> None:
         """Nobody reads it."""
 
     def ask(self, question: Question, reply: OnReply) -> None:

@@ -10,34 +10,48 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Set
 from functools import cached_property, partial
+from weakref import ref
 
 import msgspec
 
 from isthmus.core.calls.inflight import InFlight, OpenQuestion
-from isthmus.core.ports.exchange import Aside
+from isthmus.core.ports.exchange import ElicitationExchange, HubExchange
 from isthmus.core.settings import Limits
-from isthmus.core.watch.tasks import Place
+from isthmus.core.watch.tasks import LinkSession
 from isthmus.model.calls import Call
-from isthmus.model.events import Log, LogLevel, Progress
+from isthmus.model.events import LogLevel, LogMessage, Progress
 from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError
 from isthmus.model.features import TASK_ABILITIES, TOPICS, Ability, Topic
 from isthmus.model.names import ServerName
 from isthmus.model.questions import GIVEN_UP, NO_CAPABILITIES, UNSURE, Answered, ClientCapabilities, Question, Reply
-from isthmus.model.tasks import TaskState
-from isthmus.upstream.dialect import Dialect, LegacyDialect, ModernDialect
-from isthmus.upstream.elsewhere import Elsewhere
-from isthmus.upstream.hiding import hide_error
+from isthmus.model.tasks import ServerTaskState
+from isthmus.upstream.dialect import LegacyDialect, McpDialect, ModernDialect
 from isthmus.upstream.listing import Listing, read_topic
+from isthmus.upstream.redaction import redact_error
 from isthmus.upstream.settings import Era
-from isthmus.upstream.task_runs import CANCEL, Unheard, is_run
-from isthmus.upstream.waiters import SOMEBODYS, CallWaiter, Inquiry, Waiter, lone_call
-from isthmus.upstream.watching import Jointly, Singly
+from isthmus.upstream.subscriptions import LegacySubscriptions, ModernSubscriptions
+from isthmus.upstream.waiters import (
+    CANCEL,
+    UNKNOWN_SESSION,
+    CallWaiter,
+    HubRequest,
+    IgnoredResponse,
+    Waiter,
+    is_hidden_task,
+    lone_call,
+)
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Payload, Request, render
 from isthmus.wire.mcp import legacy, modern
-from isthmus.wire.mcp.capabilities import Capabilities
-from isthmus.wire.mcp.hubs import NO_HUBS, read_hubs
-from isthmus.wire.mcp.inputs import COMPLETED, ELICITATION_ID, ELSEWHERE_FIRST, QUESTIONS, read_elsewhere
+from isthmus.wire.mcp.capabilities import ServerCapabilities
+from isthmus.wire.mcp.hub_meta import NO_HUBS, read_hubs
+from isthmus.wire.mcp.input_requests import (
+    COMPLETED,
+    ELICITATION_ID,
+    QUESTIONS,
+    URL_ELICITATION_REQUIRED,
+    read_url_elicitations,
+)
 from isthmus.wire.mcp.messages import (
     CANCELLED,
     LOGGED,
@@ -50,7 +64,39 @@ from isthmus.wire.mcp.messages import (
     read_string,
     token_of,
 )
-from isthmus.wire.mcp.tasks import ID, STATUS, state_of
+from isthmus.wire.mcp.tasks import ID, STATUS_NOTIFICATION, state_of
+
+ELICITATIONS_MAX = 1_000
+"""Questions of one link of which it is remembered whom they sent elsewhere; the oldest are forgotten."""
+
+ELICITATION_ID_LENGTH_MAX = 1024
+
+
+class UrlElicitations:
+    """Those of one link."""
+
+    def __init__(self) -> None:
+        self._sent: dict[bytes, tuple[ref[InFlight], Callable[[msgspec.Raw], None] | None]] = {}
+
+    def sent(self, id: msgspec.Raw, inflight: InFlight) -> None:
+        """This call's caller was sent elsewhere by a question of this id."""
+        if len(memoryview(id)) > ELICITATION_ID_LENGTH_MAX:
+            return
+        exchange = inflight.exchange
+        later = exchange.done_later() if isinstance(exchange, ElicitationExchange) else None
+        self._sent[bytes(id)] = (ref(inflight), later)
+        if len(self._sent) > ELICITATIONS_MAX:
+            del self._sent[next(iter(self._sent))]
+
+    def done(self, id: msgspec.Raw) -> None:
+        """The user is done there: tell the caller once, by its call or, when that is over, beside its calls."""
+        call, later = self._sent.pop(bytes(id), (None, None))
+        inflight = None if call is None else call()
+        if inflight is not None and inflight.outcome is None:
+            inflight.done_elsewhere(id)
+        elif later is not None:
+            later(id)
+
 
 PROBE_SECONDS = 3.0
 """How long a server may think about `server/discover` before it is greeted the earlier way as well: some old
@@ -192,19 +238,19 @@ class BaseLink(ABC):
 
     def __init__(self, server: ServerName, me: Implementation, limits: Limits) -> None:
         self.server = server
-        self.dialect: Dialect = LegacyDialect()
-        self.capabilities = Capabilities()
+        self.dialect: McpDialect = LegacyDialect()
+        self.capabilities = ServerCapabilities()
         self.hubs: Mapping[str, int] = NO_HUBS
         """The hubs that are there, by their ids, and how many others are between; none if the server is no hub."""
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.on_changed: Callable[[Topic], None] = _unheard
         self.on_updated: Callable[[str], None] = _unheard
-        self.on_log: Callable[[Log], None] = _unheard
-        self.on_task: Callable[[ServerName, Place, TaskState], None] = _unheard
+        self.on_log: Callable[[LogMessage], None] = _unheard
+        self.on_task: Callable[[ServerName, LinkSession, ServerTaskState], None] = _unheard
         """Hears how a task stands, when the server says so by itself."""
-        self.on_progress: Callable[[Place, int, Callable[[], Progress]], None] = _unheard
+        self.on_progress: Callable[[LinkSession, int, Callable[[], Progress]], None] = _unheard
         """Hears of progress of a request that has been answered, perhaps with a task."""
-        self.place = Place(is_process=self.carrier == "stdio")
+        self.place = LinkSession(is_process=self.carrier == "stdio")
         """Where ids of tasks mean what they do now."""
         self.on_renewed: Callable[[], None] = _unheard
         self.on_gap: Callable[[], None] = _unheard
@@ -217,7 +263,7 @@ class BaseLink(ABC):
         self.has_declined = False
         """Whether such a question was answered by nobody: a server that asks only once had better be greeted anew."""
         self.strays: str | None = None
-        """The conversation, or `SOMEBODYS`, of calls that were given up and that the server may ask about all the same;
+        """The conversation, or `UNKNOWN_SESSION`, of calls that were given up and that the server may ask about all the same;
         None if there are no such calls."""
         self.on_doubt: Callable[[], None] = _unheard
         self.on_shut_out: Callable[[], None] = _unheard
@@ -242,18 +288,18 @@ class BaseLink(ABC):
         """What the server asked before there was a call that it could be about, and how it is answered."""
         self._questions: dict[bytes, OpenQuestion] = {}
         """What the server asked and was not answered, by its own ids."""
-        self._elsewhere = Elsewhere()
+        self._elsewhere = UrlElicitations()
         self._last_id = 0
 
     @cached_property
-    def _singly(self) -> Singly:
+    def _singly(self) -> LegacySubscriptions:
         """Made when something is followed: of thousands of links most never are."""
-        return Singly(self.server, self._ask_about, self._forget)
+        return LegacySubscriptions(self.server, self._ask_about, self._forget)
 
     @cached_property
-    def _jointly(self) -> Jointly:
+    def _jointly(self) -> ModernSubscriptions:
         """Made when it is needed, as `_singly`."""
-        return Jointly(self.server, self._listen_for)
+        return ModernSubscriptions(self.server, self._listen_for)
 
     @property
     def last_words(self) -> str | None:
@@ -334,13 +380,13 @@ class BaseLink(ABC):
         """
         return await self.answered(self.inquire(method, params), within)
 
-    def inquire(self, method: str, params: bytes) -> Inquiry:
+    def inquire(self, method: str, params: bytes) -> HubRequest:
         """Ask without waiting: `answered` does, and must be called."""
-        inquiry = Inquiry(self.server, method)
+        inquiry = HubRequest(self.server, method)
         self._dispatch(self.next_id(), method, params, inquiry)
         return inquiry
 
-    async def answered(self, inquiry: Inquiry, within: float = ASK_SECONDS) -> msgspec.Raw:
+    async def answered(self, inquiry: HubRequest, within: float = ASK_SECONDS) -> msgspec.Raw:
         """Wait for the result of what was asked. Raises as `ask` does."""
         try:
             # Not `wait_for`: in Python 3.11 it swallows a cancellation that comes together with the answer.
@@ -377,7 +423,7 @@ class BaseLink(ABC):
                 raise ConnectFailed("it does not speak MCP 2026-07-28, as its configuration says it should")
         await self._initialize()
 
-    def _discovered(self, discovery: modern.Discovery) -> None:
+    def _discovered(self, discovery: modern.DiscoverResult) -> None:
         self.dialect = ModernDialect(self._me)
         self.capabilities = discovery.capabilities
         self.hubs = read_hubs(discovery.meta)
@@ -385,10 +431,10 @@ class BaseLink(ABC):
     async def look_round(self) -> None:
         """Ask a modern hub which others are behind it now. Raises `Fault`."""
         if self.dialect.era == "modern":
-            discovery = modern.read_discovery(await self.ask(modern.DISCOVER, self.dialect.params()))
+            discovery = modern.read_discover_result(await self.ask(modern.DISCOVER, self.dialect.params()))
             self.hubs = self.hubs if discovery is None else read_hubs(discovery.meta)
 
-    async def _discover(self, patience: float | None) -> modern.Discovery | None:
+    async def _discover(self, patience: float | None) -> modern.DiscoverResult | None:
         self.is_probing = True
         within = self.start_seconds if patience is None else patience
         answer: msgspec.Raw | None = None
@@ -400,9 +446,9 @@ class BaseLink(ABC):
         except (ServerError, BadReply):
             pass  # an error, silence, or an answer no modern server gives: ask the earlier way
         self.is_probing = False
-        discovery = None if answer is None else modern.read_discovery(answer)
+        discovery = None if answer is None else modern.read_discover_result(answer)
         if self.is_callers_own and answer is not None and discovery is not None:
-            self.initialize_result = msgspec.Raw(modern.as_welcome(answer))
+            self.initialize_result = msgspec.Raw(modern.as_initialize_result(answer))
         return discovery
 
     async def _probe(self, within: float) -> msgspec.Raw:
@@ -411,7 +457,7 @@ class BaseLink(ABC):
         try:
             return await self.ask(modern.DISCOVER, params, within)
         except ServerError as refused:
-            if refused.code != REFUSED_VERSION or not modern.names_version(refused.data):
+            if refused.code != REFUSED_VERSION or not modern.is_version_supported(refused.data):
                 raise
         return await self.ask(modern.DISCOVER, params, within)
 
@@ -426,7 +472,7 @@ class BaseLink(ABC):
                 self._discovered(discovery)
                 return
             raise ConnectFailed(f"it refused to initialize: {refused.message} ({refused.code})") from refused
-        welcome = legacy.read_welcome(answer)
+        welcome = legacy.read_initialize_result(answer)
         if isinstance(welcome, str):
             raise ConnectFailed(welcome)
         self.dialect = LegacyDialect(welcome.protocolVersion)
@@ -437,7 +483,7 @@ class BaseLink(ABC):
         self._welcomed(answer, welcome)
         self._notify("notifications/initialized", None)
 
-    def _welcomed(self, answer: Payload, welcome: legacy.Welcome) -> None:  # noqa: B027 - most keep nothing of it
+    def _welcomed(self, answer: Payload, welcome: legacy.InitializeResult) -> None:  # noqa: B027 - most keep nothing of it
         """The server said what it is; a kind may want to keep more of that."""
 
     # -- listing ---------------------------------------------------------------------------------------------------
@@ -486,7 +532,7 @@ class BaseLink(ABC):
                 self.on_updated(uri)
         elif method == CANCELLED:
             self._taken_back(params)
-        elif method == STATUS:
+        elif method == STATUS_NOTIFICATION:
             self._task_told(params)
         elif method == COMPLETED and (id := params.get(ELICITATION_ID)) is not None:
             self._elsewhere.done(id)
@@ -502,15 +548,15 @@ class BaseLink(ABC):
         """Progress of what nobody waits for any more."""
         self.on_progress(self.place, token_of(params), partial(read_progress, params, self.server))
 
-    def place_of(self, inflight: InFlight) -> Place | None:
-        """See `core.ports.link.Placed`."""
+    def link_session_of(self, inflight: InFlight) -> LinkSession | None:
+        """See `core.ports.link.TaskLink`."""
         return self.place
 
-    def _logged(self, line: Log) -> None:
+    def _logged(self, line: LogMessage) -> None:
         """Nobody can say whose it is: it is the operator's."""
         self.on_log(line)
 
-    def set_level(self, level: LogLevel) -> Inquiry | None:
+    def set_level(self, level: LogLevel) -> HubRequest | None:
         """Ask a server of the earlier era to log from this level on, before anything that is sent after this.
 
         None if it cannot be asked; a modern one is told with every call.
@@ -520,7 +566,7 @@ class BaseLink(ABC):
         return self.inquire("logging/setLevel", self.dialect.params({"level": msgspec.json.encode(level)}))
 
     async def subscribe(self, uri: str) -> None:
-        """See `core.ports.announcer.Announcer`."""
+        """See `core.ports.announcer.SubscriptionLink`."""
         if self.lost.done():
             raise NotConnected(self.server, self.lost.result())
         if self.dialect.era == "legacy":
@@ -531,13 +577,13 @@ class BaseLink(ABC):
             raise ServerError(self.server, jsonrpc.METHOD_NOT_FOUND, "It does not tell of updates of resources")
 
     def unsubscribe(self, uri: str) -> None:
-        """See `core.ports.announcer.Announcer`."""
+        """See `core.ports.announcer.SubscriptionLink`."""
         if not self.lost.done():
             (self._singly if self.dialect.era == "legacy" else self._jointly).drop(uri)
 
-    def _ask_about(self, method: str, uri: str) -> Inquiry:
+    def _ask_about(self, method: str, uri: str) -> HubRequest:
         """Ask an earlier server to tell of one resource, or to stop that."""
-        inquiry = Inquiry(self.server)
+        inquiry = HubRequest(self.server)
         self._dispatch(self.next_id(), method, self.dialect.params({"uri": msgspec.json.encode(uri)}), inquiry)
         return inquiry
 
@@ -562,7 +608,7 @@ class BaseLink(ABC):
     def _listen_params(self, uris: Collection[str]) -> bytes:
         """Parameters of a modern `subscriptions/listen`: every list that the server has, and these resources."""
         topics = frozenset(topic for topic in TOPICS if topic in self.abilities())
-        return self.dialect.params({"notifications": modern.write_wanted(modern.Wanted(topics, tuple(uris)))})
+        return self.dialect.params({"notifications": modern.write_listen_filter(modern.ListenFilter(topics, tuple(uris)))})
 
     # -- what the server asks --------------------------------------------------------------------------------------
 
@@ -585,7 +631,7 @@ class BaseLink(ABC):
             self._early[bytes(request.id)] = (request, say, timer)
             return
         if not self.can_wait:
-            self.strays = SOMEBODYS
+            self.strays = UNKNOWN_SESSION
         self.has_declined = True
         self._put(request, None, say)
 
@@ -642,13 +688,13 @@ class BaseLink(ABC):
 
     def erred(self, waiter: Waiter, reply: ErrorReply) -> None:
         """Tell who waits of the server's error; of one that sends the user elsewhere first, remember whose it was."""
-        if reply.code == ELSEWHERE_FIRST and isinstance(waiter, CallWaiter):
-            for id in read_elsewhere(reply.data):
+        if reply.code == URL_ELICITATION_REQUIRED and isinstance(waiter, CallWaiter):
+            for id in read_url_elicitations(reply.data):
                 self._elsewhere.sent(id, waiter.inflight)
-        waiter.error(hide_error(reply, self.hide))
+        waiter.error(redact_error(reply, self.hide))
 
     def hide_for(self, _: InFlight) -> Callable[[str], str]:
-        """See `upstream.hiding.Hiding`."""
+        """See `upstream.redaction.Redacting`."""
         return self.hide
 
     def _taken_back(self, params: Members) -> None:
@@ -666,15 +712,15 @@ class BaseLink(ABC):
 
     def _end_run(self, inflight: InFlight) -> None:
         """A call was given up: end the task that it is run as, of which its caller knows nothing."""
-        if is_run(inflight):
+        if is_hidden_task(inflight):
             params = self.dialect.params({ID: msgspec.json.encode(inflight.name)})
-            self._dispatch(self.next_id(), CANCEL, params, Unheard())
+            self._dispatch(self.next_id(), CANCEL, params, IgnoredResponse())
 
     def _stray(self, inflight: InFlight) -> None:
         """A call that may have reached the server was given up: it may ask about it all the same."""
         session = inflight.call.session
-        if not isinstance(inflight.exchange, Aside):
-            self.strays = session if self.strays in (None, session) else SOMEBODYS
+        if not isinstance(inflight.exchange, HubExchange):
+            self.strays = session if self.strays in (None, session) else UNKNOWN_SESSION
 
     def _lose(self, reason: str) -> None:
         if not self.lost.done():

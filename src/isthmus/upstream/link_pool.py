@@ -20,18 +20,18 @@ import structlog
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.ports.announcer import Announcer, Follower
-from isthmus.core.watch.tasks import Place
+from isthmus.core.ports.announcer import Subscriber, SubscriptionLink
+from isthmus.core.watch.tasks import LinkSession
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Call
 from isthmus.model.credentials import Subject
-from isthmus.model.events import Log
+from isthmus.model.events import LogMessage
 from isthmus.model.faults import Fault, NotConnected, Overloaded, UnknownTool
 from isthmus.model.features import TOPICS, Topic
 from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
-from isthmus.upstream.following import Following
-from isthmus.upstream.hiding import Hide
 from isthmus.upstream.link import BaseLink, ConnectFailed
+from isthmus.upstream.link_sync import SubscriptionSync
+from isthmus.upstream.redaction import Redact
 from isthmus.upstream.settings import ServerSettings
 
 log = structlog.get_logger(__name__)
@@ -73,7 +73,7 @@ class LinkKey(NamedTuple):
     subject: Subject | None = None
 
 
-class _Member:
+class _PooledLink:
     """One link of the pool, or one that is being made, and the calls that are its."""
 
     def __init__(self, key: LinkKey) -> None:
@@ -102,7 +102,7 @@ class _Member:
             self.idle = None
 
 
-class Pool:
+class LinkPool:
     """The links of one server that has one for each caller or call; at most as many as it may have calls."""
 
     def __init__(
@@ -110,8 +110,8 @@ class Pool:
         settings: ServerSettings,
         background: BackgroundTasks,
         connect: Callable[[ClientCapabilities, Subject | None], Awaitable[BaseLink]],
-        on_log: Callable[[Log], None],
-        following: Following,
+        on_log: Callable[[LogMessage], None],
+        following: SubscriptionSync,
     ) -> None:
         """`connect` makes a link and greets the server; it raises `ConnectFailed` or a `Fault`."""
         self._settings = settings
@@ -121,9 +121,9 @@ class Pool:
         self._following = following
         self._missed: dict[LinkKey, None] = {}
         """Those whose link was closed to make room, with all that it knew: their next one has them look."""
-        self._members: OrderedDict[LinkKey, _Member] = OrderedDict()
-        self._of: dict[InFlight, _Member] = {}
-        self._homes: dict[str, dict[LinkKey, _Member]] = {}
+        self._members: OrderedDict[LinkKey, _PooledLink] = OrderedDict()
+        self._of: dict[InFlight, _PooledLink] = {}
+        self._homes: dict[str, dict[LinkKey, _PooledLink]] = {}
         """Which links are kept by conversations that share them, by the name of the conversation."""
         self._calls = 0
         self._is_closed = False
@@ -151,7 +151,7 @@ class Pool:
         return len(self._members)
 
     def __bool__(self) -> bool:
-        """See `core.ports.announcer.Owners`."""
+        """See `core.ports.announcer.PrivateLinks`."""
         return bool(self._members) or self._settings.credentials.is_divided
 
     def adjust(self, settings: ServerSettings) -> None:
@@ -183,7 +183,7 @@ class Pool:
         else:
             self._send(member.link, inflight)
 
-    def _member_for(self, call: Call) -> _Member | None:
+    def _member_for(self, call: Call) -> _PooledLink | None:
         """The link that a call's conversation keeps, or one for its first call; None if there can be none now."""
         client_caps = call.client_caps if self.differs_by_client else NO_CAPABILITIES
         is_bound = bool(client_caps and call.session) and self._settings.isolation != "call"
@@ -194,7 +194,7 @@ class Pool:
             home.is_kept = True
             return home
         key = self._key_in(guest.subject, call.caller, client_caps, "" if call.shares_link else call.session)
-        if self._asks and _is_nobodys(key):
+        if self._asks and _has_no_session(key):
             member = self._vacant(key) or self._admit(self._another(key))
         else:
             member = self._members.get(key) or self._adopt(key) or self._admit(key)
@@ -202,7 +202,7 @@ class Pool:
             self._bind(guest, member)
         return member
 
-    def _bind(self, guest: LinkKey, member: _Member) -> None:
+    def _bind(self, guest: LinkKey, member: _PooledLink) -> None:
         """Let a conversation keep a link that it shares."""
         self._homes.setdefault(guest.scope[2], {})[guest] = member
         member.guests[guest] = None
@@ -216,7 +216,7 @@ class Pool:
             if not homes:
                 del self._homes[guest.scope[2]]
 
-    def _vacant(self, key: LinkKey) -> _Member | None:
+    def _vacant(self, key: LinkKey) -> _PooledLink | None:
         """A link of the same caller and profile on which a conversation may begin, the one that was used last.
 
         No call is on it, none that is over can be heard of any more, and no conversation has come back to it.
@@ -234,15 +234,15 @@ class Pool:
         self._calls += 1
         return key._replace(scope=(*key.scope, str(self._calls)))
 
-    def _is_worn(self, member: _Member) -> bool:
+    def _is_worn(self, member: _PooledLink) -> bool:
         """Whether its server may still ask about a call that is over, so that no other conversation may begin on it."""
-        return self._asks and _is_nobodys(member.key) and member.link is not None and member.link.strays is not None
+        return self._asks and _has_no_session(member.key) and member.link is not None and member.link.strays is not None
 
-    def _begin(self, member: _Member) -> None:
+    def _begin(self, member: _PooledLink) -> None:
         """A first call comes: what is asked later, while there is none, may be about this one."""
         member.has_carried = True
         if member.link is not None:
-            member.link.can_wait = not _is_nobodys(member.key)
+            member.link.can_wait = not _has_no_session(member.key)
 
     def _without_own(self, caller: Caller) -> Fault | None:
         """Why a caller cannot be called for, where everybody needs credentials of their own."""
@@ -270,7 +270,7 @@ class Pool:
             return LinkKey((caller.tenant, caller.name), client_caps, subject)
         return LinkKey((), client_caps)
 
-    def _adopt(self, key: LinkKey) -> _Member | None:
+    def _adopt(self, key: LinkKey) -> _PooledLink | None:
         """A link on which there were only lists so far is that of its caller's first conversation that calls.
 
         Not one whose server asked meanwhile and was answered by nobody: a new one asks again, and there is a call.
@@ -285,7 +285,7 @@ class Pool:
             self._hold(fresh, fresh.link)
         return fresh
 
-    def _admit(self, key: LinkKey) -> _Member | None:
+    def _admit(self, key: LinkKey) -> _PooledLink | None:
         """Make room for one more, if need be by closing one that was idle for long."""
         if self._is_closed:
             return None
@@ -294,11 +294,11 @@ class Pool:
             if idle is None:
                 return None
             self._give_way(idle)
-        member = self._members[key] = _Member(key)
+        member = self._members[key] = _PooledLink(key)
         self._background.spawn(f"link of {self._settings.name}", self._make(member))
         return member
 
-    def _idlest(self) -> _Member | None:
+    def _idlest(self) -> _PooledLink | None:
         """The one that was idle for longest, of the caller who has most: nobody's goes because of another's many.
 
         One that a conversation keeps, on which it may have left something, comes later, and one on which it follows
@@ -313,12 +313,12 @@ class Pool:
             default=None,
         )
 
-    def _give_way(self, member: _Member) -> None:
+    def _give_way(self, member: _PooledLink) -> None:
         """Close a link; who followed something on it is told to look when it has another.
 
         Not at once: whoever looks needs a link, for which the next one would have to give way.
         """
-        if not _is_nobodys(member.key) and self._wanted(member.key):
+        if not _has_no_session(member.key) and self._wanted(member.key):
             self._missed[member.key] = None
             if len(self._missed) > MISSED_MAX:
                 del self._missed[next(iter(self._missed))]
@@ -329,13 +329,13 @@ class Pool:
         member = self._of.get(inflight)
         return member is not None and member.link is not None and member.link.may_have_run(inflight)
 
-    def place_of(self, inflight: InFlight) -> Place | None:
-        """See `core.ports.link.Placed`."""
+    def link_session_of(self, inflight: InFlight) -> LinkSession | None:
+        """See `core.ports.link.TaskLink`."""
         member = self._of.get(inflight)
-        return None if member is None or member.link is None else member.link.place_of(inflight)
+        return None if member is None or member.link is None else member.link.link_session_of(inflight)
 
-    def hide_for(self, inflight: InFlight) -> Hide:
-        """See `upstream.hiding.Hiding`."""
+    def hide_for(self, inflight: InFlight) -> Redact:
+        """See `upstream.redaction.Redacting`."""
         member = self._of.get(inflight)
         return self._settings.redact if member is None or member.link is None else member.link.hide
 
@@ -364,7 +364,7 @@ class Pool:
         for key in [key for key in self._missed if session and key.scope[2:3] == (session,)]:
             del self._missed[key]
 
-    def _rest(self, member: _Member) -> None:
+    def _rest(self, member: _PooledLink) -> None:
         if member.calls or member.borrowers or member.link is None or not self._has(member):
             return
         if self._is_worn(member) and member.link.strays not in {guest.scope[2] for guest in member.guests}:
@@ -373,11 +373,11 @@ class Pool:
         elif self._settings.isolation == "call" or member.is_over:
             self._retire(member)
         elif member.idle is None:
-            is_spare = _is_nobodys(member.key) and not member.guests
+            is_spare = _has_no_session(member.key) and not member.guests
             seconds = SPARE_SECONDS if is_spare else CONVERSATION_SECONDS
             member.idle = asyncio.get_running_loop().call_later(seconds, self._expire, member)
 
-    def _expire(self, member: _Member) -> None:
+    def _expire(self, member: _PooledLink) -> None:
         member.idle = None
         if self._wanted(member.key):
             self._rest(member)  # its process may know what no other does, and tell of it
@@ -412,7 +412,7 @@ class Pool:
             member.borrowers -= 1
             self._rest(member)
 
-    def _latest(self, client_caps: ClientCapabilities) -> _Member | None:
+    def _latest(self, client_caps: ClientCapabilities) -> _PooledLink | None:
         """The member of this profile that was used last, unless each call has its own."""
         if self._settings.isolation == "call":
             return None
@@ -421,31 +421,31 @@ class Pool:
 
     # -- following -------------------------------------------------------------------------------------------------
 
-    def own(self, follower: Follower) -> list[BaseLink]:
+    def own(self, follower: Subscriber) -> list[BaseLink]:
         """Those links on which this one's calls go, and not everybody's, as far as they are there."""
         home = self._home(follower)
         if home is None:
             return []
-        if _is_nobodys(home):  # it may have several
+        if _has_no_session(home):  # it may have several
             members = [member for member in self._members.values() if _base(member.key) == home]
         else:
             members = [self._members[home]] if home in self._members else []
         return [member.link for member in members if member.link is not None]
 
-    def refusal(self, follower: Follower) -> Fault | None:
-        """See `core.ports.announcer.Owners`."""
+    def refusal(self, follower: Subscriber) -> Fault | None:
+        """See `core.ports.announcer.PrivateLinks`."""
         return self._without_own(follower.caller)
 
-    def is_apart(self, follower: Follower) -> bool:
-        """See `core.ports.announcer.Owners`."""
+    def is_separate(self, follower: Subscriber) -> bool:
+        """See `core.ports.announcer.PrivateLinks`."""
         return self._subject_of(follower.caller) is not None
 
-    def ask_too(self, follower: Follower, links: Sequence[Announcer], uri: str) -> None:
-        """See `core.ports.announcer.Owners`."""
+    def subscribe_also(self, follower: Subscriber, links: Sequence[SubscriptionLink], uri: str) -> None:
+        """See `core.ports.announcer.PrivateLinks`."""
         if not self._is_closed:
-            self._following.ask_too(follower, links, uri)
+            self._following.subscribe_also(follower, links, uri)
 
-    def _home(self, follower: Follower) -> LinkKey | None:
+    def _home(self, follower: Subscriber) -> LinkKey | None:
         """The key of the link for a follower's calls; None if that is everybody's, or each has another."""
         client_caps = follower.client_caps if self.differs_by_client else NO_CAPABILITIES
         isolation = self._settings.isolation
@@ -467,7 +467,7 @@ class Pool:
         followed = self._following.followers().items()
         return [uri for follower, uris in followed if self._home(follower) == home for uri in uris]
 
-    async def _follow(self, member: _Member, link: BaseLink) -> None:
+    async def _follow(self, member: _PooledLink, link: BaseLink) -> None:
         """Have a link tell of what is followed by those whose calls it is to carry."""
         asked: dict[str, None] = {}
         try:
@@ -491,7 +491,7 @@ class Pool:
             if member.link is not None:
                 self._following.stop(member.link, uri)
 
-    def _hold(self, member: _Member, link: BaseLink) -> None:
+    def _hold(self, member: _PooledLink, link: BaseLink) -> None:
         """Let calls wait until their link, which was there before, tells of what their caller follows."""
         member.link = None
         member.made = asyncio.get_running_loop().create_future()
@@ -499,7 +499,7 @@ class Pool:
 
     # -- links -----------------------------------------------------------------------------------------------------
 
-    async def _make(self, member: _Member, link: BaseLink | None = None) -> None:
+    async def _make(self, member: _PooledLink, link: BaseLink | None = None) -> None:
         try:
             if link is None:
                 link = await self._try_to_make(member)
@@ -508,7 +508,7 @@ class Pool:
         finally:
             member.made.set_result(None)
 
-    async def _prepare(self, member: _Member, link: BaseLink) -> None:
+    async def _prepare(self, member: _PooledLink, link: BaseLink) -> None:
         """Nothing is sent before what is followed is asked for: else a first call's own updates could be missed."""
         try:
             await self._follow(member, link)
@@ -519,7 +519,7 @@ class Pool:
             raise
         self._open(member, link)
 
-    async def _try_to_make(self, member: _Member) -> BaseLink | None:
+    async def _try_to_make(self, member: _PooledLink) -> BaseLink | None:
         try:
             link = await self._connect(member.key.client_caps, member.key.subject)
         except (Fault, ConnectFailed) as failed:
@@ -538,7 +538,7 @@ class Pool:
         link.on_log = self._on_log
         return link
 
-    def _open(self, member: _Member, link: BaseLink) -> None:
+    def _open(self, member: _PooledLink, link: BaseLink) -> None:
         """Send what waits for this link, and from now on whatever is its."""
         self._attend(link, member.key.client_caps)
         member.link = link
@@ -551,7 +551,7 @@ class Pool:
         elif not (member.calls or member.borrowers) or link.lost.done():
             self._retire(member)  # whoever wanted it has left meanwhile
 
-    def _shut_out(self, member: _Member, link: BaseLink) -> None:
+    def _shut_out(self, member: _PooledLink, link: BaseLink) -> None:
         """The server does not take any more what it is shown on this link: the next call has another one made."""
         link.on_refused()
         member.is_over = True
@@ -614,8 +614,8 @@ class Pool:
         self.on_renewed(link)
         self._following.resume_own(link)
 
-    def _send_waiting(self, member: _Member, link: BaseLink) -> None:
-        link.can_wait = not (member.has_carried and _is_nobodys(member.key))
+    def _send_waiting(self, member: _PooledLink, link: BaseLink) -> None:
+        link.can_wait = not (member.has_carried and _has_no_session(member.key))
         while member.waiting:
             inflight = next(iter(member.waiting))
             del member.waiting[inflight]
@@ -643,7 +643,7 @@ class Pool:
         member.calls -= 1
         self.send(inflight)
 
-    def _send_elsewhere(self, member: _Member, session: str) -> None:
+    def _send_elsewhere(self, member: _PooledLink, session: str) -> None:
         """It was found out only now that these had better not share a link, unless they are of this conversation."""
         waiting, member.waiting = member.waiting, {}
         for inflight in waiting:
@@ -655,23 +655,23 @@ class Pool:
                     self._unbind(guest)
             self.send(inflight)
 
-    def _refuse(self, member: _Member, why: str) -> None:
+    def _refuse(self, member: _PooledLink, why: str) -> None:
         member.why = self._settings.reason(why)
         waiting, member.waiting = member.waiting, {}
         for inflight in waiting:
             inflight.fail(NotConnected(self._settings.name, member.why))
 
-    def _has(self, member: _Member) -> bool:
+    def _has(self, member: _PooledLink) -> bool:
         """Whether it is still in the pool: another one may have its key by now."""
         return self._members.get(member.key) is member
 
-    def _drop(self, member: _Member) -> None:
+    def _drop(self, member: _PooledLink) -> None:
         if self._has(member):
             del self._members[member.key]
             for guest in list(member.guests):
                 self._unbind(guest)
 
-    def _retire(self, member: _Member) -> None:
+    def _retire(self, member: _PooledLink) -> None:
         """Take a link out of the pool, if it is in it, and close it."""
         member.rouse()
         if self._has(member):
@@ -682,7 +682,7 @@ class Pool:
     def _close(self, link: BaseLink) -> None:
         self._background.spawn(f"closing a link of {self._settings.name}", link.aclose())
 
-    def _lost(self, member: _Member) -> None:
+    def _lost(self, member: _PooledLink) -> None:
         """A link broke. It tells the calls on it itself; who followed something on it is told to look."""
         if member.link is not None:
             self._following.gap(member.link)
@@ -715,7 +715,7 @@ def _owner(key: LinkKey) -> tuple[str, ...]:
     return key.scope[:2]
 
 
-def _has_declined(member: _Member) -> bool:
+def _has_declined(member: _PooledLink) -> bool:
     """Whether its server asked something while there was no call, and may not ask a second time."""
     return member.link is not None and member.link.has_declined
 
@@ -725,11 +725,11 @@ def _is_conversations(key: LinkKey) -> bool:
     return any(key.scope[2:3])
 
 
-def _is_kept(member: _Member) -> bool:
+def _is_kept(member: _PooledLink) -> bool:
     """Whether a conversation has come back to it, or it is one's alone."""
-    return member.is_kept or not _is_nobodys(member.key)
+    return member.is_kept or not _has_no_session(member.key)
 
 
-def _is_nobodys(key: LinkKey) -> bool:
+def _has_no_session(key: LinkKey) -> bool:
     """Whether it is for those calls of a caller whose conversations have no link of their own."""
     return key.scope[2:3] == ("",)

@@ -14,10 +14,12 @@ import structlog
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
-from isthmus.core.ports.announcer import Announcer, Follower
-from isthmus.model.faults import NotConnected
+from isthmus.core.ports.announcer import Subscriber, SubscriptionLink
+from isthmus.core.watch.levels import LogLevels
+from isthmus.model.faults import Fault, NotConnected
 from isthmus.model.names import ServerName
 from isthmus.upstream.link import BaseLink
+from isthmus.upstream.waiters import HubRequest
 
 log = structlog.get_logger(__name__)
 
@@ -25,7 +27,7 @@ SUBSCRIBE_AT_ONCE = 1_000
 """Resources of which a link is asked to tell updates before the first is answered."""
 
 
-class Following:
+class SubscriptionSync:
     """What is followed at one server. Where a link is named it is a pool's, else the one that everybody shares."""
 
     def __init__(self, hub: Hub, background: BackgroundTasks, server: ServerName) -> None:
@@ -34,7 +36,7 @@ class Following:
         self._background = background
         self._server = server
 
-    def followers(self) -> Mapping[Follower, Collection[str]]:
+    def followers(self) -> Mapping[Subscriber, Collection[str]]:
         """What is followed by those who may have a link of their own."""
         return self._subscriptions.followers(self._server)
 
@@ -52,9 +54,9 @@ class Following:
             level("server refused a subscription", server=self._server, reason=fault.message)
         then(uri)
 
-    def ask_too(self, follower: Follower, links: Sequence[Announcer], uri: str) -> None:
+    def subscribe_also(self, follower: Subscriber, links: Sequence[SubscriptionLink], uri: str) -> None:
         """Have further links tell of what somebody follows, while nobody waits."""
-        asking = self._subscriptions.ask_too((self._server, uri), follower, links)
+        asking = self._subscriptions.subscribe_also((self._server, uri), follower, links)
         self._background.spawn(f"subscriptions of {self._server}", asking)
 
     def resume(self, link: BaseLink) -> None:
@@ -109,3 +111,73 @@ class Following:
     def _missed(self, uri: str, link: BaseLink | None = None) -> None:
         self._recall.forget(self._server, uri)
         self._subscriptions.missed(self._server, uri, link)
+
+
+ANSWER_SECONDS = 5.0
+"""How long a call waits for its new link to log as much as its caller wants."""
+
+
+class LogLevelSync:
+    """That of one server's links, each as long as it lives."""
+
+    def __init__(self, levels: LogLevels, background: BackgroundTasks, server: ServerName) -> None:
+        self._levels = levels
+        self._background = background
+        self._server = server
+        self._links: set[BaseLink] = set()
+        self._asking: dict[BaseLink, asyncio.Task[None]] = {}
+        """Those that have not answered the last request, and who waits for that."""
+        self._due: set[BaseLink] = set()
+        """Those of them that are to be asked again then."""
+
+    def attend(self, link: BaseLink) -> None:
+        """Ask a link for what is wanted now, and from now on whenever that changes."""
+        self._links = {known for known in self._links if not known.lost.done()} | {link}
+        self.renew(link)
+
+    async def prepare(self, link: BaseLink) -> None:
+        """The same, and wait until it has answered: where requests can overtake each other, its first call would."""
+        self.attend(link)
+        if (asking := self._asking.get(link)) is not None:
+            await asyncio.wait({asking}, timeout=ANSWER_SECONDS)
+
+    def forget(self, link: BaseLink) -> None:
+        """A link is gone, or another's from now on."""
+        self._links.discard(link)
+
+    def changed(self) -> None:
+        """Something else is wanted."""
+        for link in self._links:
+            self.renew(link)
+
+    def renew(self, link: BaseLink) -> None:
+        """Ask a link at once, or when it has answered; its server may have forgotten what it was asked."""
+        if link in self._asking:
+            self._due.add(link)
+        elif (inquiry := self._ask(link)) is not None:
+            asking = self._background.spawn(f"log level of {self._server}", self._follow(link, inquiry))
+            self._asking[link] = asking
+            self._levels.ask(self._server, asking)
+
+    def _ask(self, link: BaseLink) -> HubRequest | None:
+        """What was asked, and has left; None if there is nothing to ask."""
+        self._due.discard(link)
+        level = self._levels.lowest
+        return None if level is None or link.lost.done() else link.set_level(level)
+
+    async def _follow(self, link: BaseLink, inquiry: HubRequest | None) -> None:
+        try:
+            while inquiry is not None:
+                await self._answered(link, inquiry)
+                inquiry = self._ask(link) if link in self._due else None
+        finally:
+            del self._asking[link]
+            self._due.discard(link)
+
+    async def _answered(self, link: BaseLink, inquiry: HubRequest) -> None:
+        """Wait for an answer; a refusal is no harm."""
+        try:
+            await link.answered(inquiry)
+        except Fault as fault:
+            level = log.debug if isinstance(fault, NotConnected) else log.warning
+            level("server refused a log level", server=self._server, reason=fault.message)

@@ -26,7 +26,7 @@ LISTS_BYTES_MAX = 1024 * 1024
 
 
 class ListStore(Protocol):
-    """Where lists are kept: `storage.lists`."""
+    """Where lists are kept: `storage.server_lists`."""
 
     async def read(self, key: str) -> bytes | None:
         """What was written under this key; None if there is nothing, or nothing that can be read."""
@@ -35,30 +35,30 @@ class ListStore(Protocol):
         """Keep this under the key, soon."""
 
 
-class Known(NamedTuple):
+class CachedLists(NamedTuple):
     """What a server listed, and what it said that it can do."""
 
     listing: Listing
     abilities: frozenset[Ability]
 
 
-class _Head(msgspec.Struct):
+class _CacheHead(msgspec.Struct):
     """What a document says beside its lists, which are written as their servers do."""
 
     server: str
     abilities: list[str]
 
 
-class KnownLists:
+class ListCache:
     """The lists of all servers of one hub; with a `client_caps`, as servers list to callers that can be asked this."""
 
     def __init__(self, store: ListStore, client_caps: ClientCapabilities | None = None) -> None:
         self._store = store
         self._profile = client_caps
-        self._kept: dict[ServerName, tuple[str, Known]] = {}
+        self._kept: dict[ServerName, tuple[str, CachedLists]] = {}
         """What the store has, as far as this hub knows."""
 
-    async def recall(self, settings: ServerSettings) -> Known | None:
+    async def recall(self, settings: ServerSettings) -> CachedLists | None:
         """What a server listed last, if it was reached in the same way; None if that is not known."""
         if isinstance(settings.reach, PythonSettings):  # its code may have changed, and it is there in a moment
             return None
@@ -67,10 +67,10 @@ class KnownLists:
         if not body:
             return None
         try:
-            head = msgspec.json.decode(body, type=_Head)
+            head = msgspec.json.decode(body, type=_CacheHead)
             if head.server != settings.name:
                 raise ValueError(f"it is about {head.server!r}")
-            known = Known(
+            known = CachedLists(
                 read_lists(settings.name, body),
                 frozenset(ability for ability in get_args(Ability) if ability in head.abilities),
             )
@@ -85,7 +85,7 @@ class KnownLists:
         if isinstance(settings.reach, PythonSettings):
             return
         lists = Listing(listing.tools, listing.prompts, listing.resources, listing.templates)
-        kept = self._key(settings), Known(lists, abilities)
+        kept = self._key(settings), CachedLists(lists, abilities)
         if self._kept.get(settings.name) == kept:
             return
         self._kept[settings.name] = kept
@@ -93,7 +93,7 @@ class KnownLists:
         if size_bytes > LISTS_BYTES_MAX:
             self._store.write(kept[0], b"")  # what was kept before is no longer true
             return
-        head = msgspec.json.encode(_Head(settings.name, sorted(abilities)))
+        head = msgspec.json.encode(_CacheHead(settings.name, sorted(abilities)))
         self._store.write(kept[0], head[:-1] + b"," + written_lists(lists) + b"}")
 
     def _key(self, settings: ServerSettings) -> str:

@@ -7,23 +7,23 @@ Called by links, on behalf of the supervisor.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from itertools import chain
 from typing import Protocol, TypeVar
 
 import msgspec
 
-from isthmus.core.catalog.snapshot import Offer
+from isthmus.core.catalog.snapshot import FeatureLists
 from isthmus.core.settings import Limits
 from isthmus.model.faults import BadReply, ServerError
 from isthmus.model.features import Ability, Feature, Prompt, Resource, Template, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
-from isthmus.upstream.dialect import Dialect
+from isthmus.upstream.dialect import McpDialect
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload
+from isthmus.wire.mcp.hub_meta import MISSING_MAX
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListPage, ListShape, array_of, read_list
-from isthmus.wire.mcp.missing import MISSING_MAX
 
 PAGES_MAX = 1_000
 """Pages of one listing; with the cursor check, an endless list costs a bounded number of requests."""
@@ -40,12 +40,12 @@ TTL_SECONDS_MIN = 1.0
 F = TypeVar("F", bound=Feature)
 
 
-class Asking(Protocol):
+class ListSource(Protocol):
     """What reading a list needs of its link."""
 
     server: ServerName
     limits: Limits
-    dialect: Dialect
+    dialect: McpDialect
 
     async def ask(self, method: str, params: bytes) -> msgspec.Raw:
         """Ask and wait for the result; raises `Fault`."""
@@ -104,9 +104,9 @@ def _read_features(shape: ListShape, kind: type[F], server: ServerName, body: by
     return tuple(kind.of(server, FeatureName(name), definition) for name, definition in page.entries)
 
 
-def offered(listing: Listing, abilities: frozenset[Ability]) -> Offer:
+def offered(listing: Listing, abilities: frozenset[Ability]) -> FeatureLists:
     """What those are listed who are listed this."""
-    return Offer(listing.tools, listing.prompts, listing.resources, listing.templates, abilities)
+    return FeatureLists(listing.tools, listing.prompts, listing.resources, listing.templates, abilities)
 
 
 def sharing(listing: Listing, base: Listing) -> Listing:
@@ -128,7 +128,7 @@ def _shared(features: tuple[F, ...], base: tuple[F, ...]) -> tuple[F, ...]:
 
 
 async def read_topic(
-    link: Asking, topic: Topic, known: Listing, client_caps: ClientCapabilities = NO_CAPABILITIES
+    link: ListSource, topic: Topic, known: Listing, client_caps: ClientCapabilities = NO_CAPABILITIES
 ) -> Listing:
     """Read one topic's lists anew, as those are shown them who can be asked this; the others stay as they are known.
 
@@ -162,7 +162,7 @@ def leave_out(listing: Listing, tools: Set[FeatureName], why: str) -> Listing:
 class _Reading:
     """One reading of one or two lists."""
 
-    def __init__(self, link: Asking, client_caps: ClientCapabilities) -> None:
+    def __init__(self, link: ListSource, client_caps: ClientCapabilities) -> None:
         self._link = link
         self._profile = client_caps
         self.notes: list[str] = []
@@ -242,3 +242,51 @@ class _Reading:
 def _digest(cursor: str) -> bytes:
     """A cursor to be known again: it may have megabytes, and there may be a thousand of them."""
     return hashlib.blake2b(cursor.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+RELIST_SECONDS = 1.0
+"""After the first, announcements that a list changed are followed at most this often."""
+
+
+class RelistSchedule:
+    """Which lists are stale, and which of these rest because they were announced and read a moment ago.
+
+    A list that was read because nobody knew better does not rest: the next announcement is the first.
+    """
+
+    def __init__(self) -> None:
+        self._stale: dict[Topic, bool] = {}
+        """Whether it was announced."""
+        self._rests: dict[Topic, float] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._stale)
+
+    def announce(self, topics: Iterable[Topic]) -> bool:
+        """A server said that these changed; False if that is known of all of them."""
+        new = [topic for topic in topics if not self._stale.get(topic)]
+        self._stale |= dict.fromkeys(new, True)
+        return bool(new)
+
+    def doubt(self, topics: Iterable[Topic]) -> None:
+        """Nobody said that these changed, and they may have."""
+        self._stale = dict.fromkeys(topics, False) | self._stale
+
+    def wait(self, now: float) -> float | None:
+        """The seconds until one is to be read, 0 if it is now; None if none is."""
+        return max(0.0, min(self._rests.get(topic, now) for topic in self._stale) - now) if self._stale else None
+
+    def take(self, now: float) -> dict[Topic, bool]:
+        """Those that are to be read now, and whether each was announced; they are stale no more."""
+        due = {topic: told for topic, told in self._stale.items() if self._rests.get(topic, now) <= now}
+        self._stale = {topic: told for topic, told in self._stale.items() if topic not in due}
+        return due
+
+    def rest(self, topics: Iterable[Topic], now: float) -> None:
+        """These were read, or could not be: leave them alone for a while."""
+        self._rests |= dict.fromkeys(topics, now + RELIST_SECONDS)
+
+    def clear(self) -> None:
+        """Everything has been read just now."""
+        self._stale.clear()
+        self._rests.clear()

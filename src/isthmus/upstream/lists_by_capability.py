@@ -16,24 +16,23 @@ from typing import TypeAlias
 import structlog
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.catalog.snapshot import Offer
-from isthmus.core.ports.learner import Learning
+from isthmus.core.catalog.snapshot import FeatureLists
+from isthmus.core.ports.learner import ListLoad
 from isthmus.model.callers import Caller
 from isthmus.model.faults import Fault
 from isthmus.model.features import TOPICS, Ability, Topic
 from isthmus.model.names import ServerName
 from isthmus.model.questions import ClientCapabilities
 from isthmus.upstream.link import BaseLink, ConnectFailed
-from isthmus.upstream.listing import Listing, offered, sharing
-from isthmus.upstream.pace import Pace
+from isthmus.upstream.listing import Listing, RelistSchedule, offered, sharing
 
 log = structlog.get_logger(__name__)
 
 Lend: TypeAlias = Callable[[Caller, ClientCapabilities], AbstractAsyncContextManager[BaseLink]]
 """Gives a link on which the server lists to callers of this profile, or raises `Fault`."""
 
-VARIANTS_MAX = 64
-VARIANTS_EACH_MAX = 8
+CAPABILITIES_MAX = 64
+CAPABILITIES_PER_CALLER_MAX = 8
 """Profiles of which it is known what they are listed, and those among them for which one caller asked last; of more,
 those are forgotten that were asked for longest ago."""
 
@@ -47,7 +46,7 @@ RETRY_SECONDS = 30.0
 """A server that would not list to a profile is asked again by its next caller after this long."""
 
 
-class _Variant:
+class _CapabilityLists:
     """One profile's."""
 
     def __init__(self, client_caps: ClientCapabilities, caller: Caller, now: float) -> None:
@@ -56,21 +55,21 @@ class _Variant:
         """Who asked last; an earlier server may have to be greeted in its name."""
         self.listing: Listing | None = None
         self.abilities: frozenset[Ability] = frozenset()
-        self.pace = Pace()
+        self.pace = RelistSchedule()
         self.pace.doubt(TOPICS)
         self.asked_at = now
         self.task: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
         """Has it read when what was announced has rested."""
         self.failed_at: float | None = None
-        self.learning = Learning(asyncio.get_running_loop().create_future(), now)
+        self.learning = ListLoad(asyncio.get_running_loop().create_future(), now)
 
     def settle(self) -> None:
         if not self.learning.done.done():
             self.learning.done.set_result(None)
 
 
-class Variants:
+class ListsByCapability:
     """Those of one server. `on_known` is called whenever there is something new to publish."""
 
     def __init__(
@@ -89,11 +88,11 @@ class Variants:
         self._lend = lend
         self._on_known = on_known
         self._loop = asyncio.get_running_loop()
-        self._of: OrderedDict[ClientCapabilities, _Variant] = OrderedDict()
+        self._of: OrderedDict[ClientCapabilities, _CapabilityLists] = OrderedDict()
         self._is_open = False
 
-    def learn(self, caller: Caller, client_caps: ClientCapabilities) -> Learning | None:
-        """See `core.ports.learner.Learner`."""
+    def learn(self, caller: Caller, client_caps: ClientCapabilities) -> ListLoad | None:
+        """See `core.ports.learner.ListLoader`."""
         variant = self._of.get(client_caps) or self._admit(caller, client_caps)
         if variant is None:
             return None
@@ -105,24 +104,24 @@ class Variants:
         self._read_soon(variant)
         return None if variant.task is None or variant.learning.done.done() else variant.learning
 
-    def _admit(self, caller: Caller, client_caps: ClientCapabilities) -> _Variant | None:
+    def _admit(self, caller: Caller, client_caps: ClientCapabilities) -> _CapabilityLists | None:
         now = self._loop.time()
         oldest = self._to_forget(caller)
         if oldest is not None:
             if now - oldest.asked_at < FORGET_SECONDS:
                 return None
             _stop(self._of.pop(oldest.client_caps))
-        variant = self._of[client_caps] = _Variant(client_caps, caller, now)
+        variant = self._of[client_caps] = _CapabilityLists(client_caps, caller, now)
         return variant
 
-    def _to_forget(self, caller: Caller) -> _Variant | None:
+    def _to_forget(self, caller: Caller) -> _CapabilityLists | None:
         """Which one goes for one more of this caller's: its own, if it has its share; None if there is room."""
         own = [variant for variant in self._of.values() if variant.caller == caller]
-        if len(own) >= VARIANTS_EACH_MAX:
+        if len(own) >= CAPABILITIES_PER_CALLER_MAX:
             return own[0]
-        return next(iter(self._of.values())) if len(self._of) >= VARIANTS_MAX else None
+        return next(iter(self._of.values())) if len(self._of) >= CAPABILITIES_MAX else None
 
-    def inherit(self, before: Variants) -> None:
+    def inherit(self, before: ListsByCapability) -> None:
         """Find out what those are listed who asked whoever kept the server before."""
         for client_caps, variant in before._of.items():
             self._admit(variant.caller, client_caps)
@@ -133,7 +132,7 @@ class Variants:
         if learning:
             await asyncio.wait(learning, timeout=within)
 
-    def offers(self, base: Listing, abilities: frozenset[Ability]) -> dict[ClientCapabilities, Offer]:
+    def offers(self, base: Listing, abilities: frozenset[Ability]) -> dict[ClientCapabilities, FeatureLists]:
         """What those are listed who are listed something else than everybody (`base`)."""
         same = offered(base, abilities)
         offers = {}
@@ -191,7 +190,7 @@ class Variants:
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
-    def _read_soon(self, variant: _Variant) -> None:
+    def _read_soon(self, variant: _CapabilityLists) -> None:
         """Read what is stale: at once, or when it has rested."""
         seconds = variant.pace.wait(self._loop.time())
         if not self._is_open or variant.task is not None or seconds is None:
@@ -204,7 +203,7 @@ class Variants:
         else:
             variant.task = self._background.spawn(f"lists of {self._server} to some", self._read_while_due(variant))
 
-    async def _read_while_due(self, variant: _Variant) -> None:
+    async def _read_while_due(self, variant: _CapabilityLists) -> None:
         try:
             while due := variant.pace.take(self._loop.time()):
                 await self._read(variant, due)
@@ -216,7 +215,7 @@ class Variants:
                 variant.settle()
         self._read_soon(variant)  # what has to rest first
 
-    async def _read(self, variant: _Variant, due: Mapping[Topic, bool]) -> None:
+    async def _read(self, variant: _CapabilityLists, due: Mapping[Topic, bool]) -> None:
         topics = {*TOPICS} if variant.listing is None else {*due}
         weary = {topic for topic, is_announced in due.items() if is_announced}
         try:
@@ -233,7 +232,7 @@ class Variants:
         variant.pace.rest(weary, self._loop.time())
 
 
-def _stop(variant: _Variant) -> None:
+def _stop(variant: _CapabilityLists) -> None:
     task, variant.task = variant.task, None
     if task is not None:
         task.cancel()

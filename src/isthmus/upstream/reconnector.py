@@ -24,31 +24,29 @@ from isthmus.core.calls.server_queue import ServerLogLine, ServerQueue
 from isthmus.core.catalog.review import Review
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.catalog.view import ServerState
-from isthmus.core.ports.announcer import Announcer
-from isthmus.core.ports.learner import Learning
+from isthmus.core.ports.announcer import SubscriptionLink
+from isthmus.core.ports.learner import ListLoad
 from isthmus.core.ports.link import Link
 from isthmus.model.callers import Caller
 from isthmus.model.credentials import Subject
-from isthmus.model.events import Log
+from isthmus.model.events import LogMessage
 from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError
 from isthmus.model.features import TOPICS, Tool, Topic
 from isthmus.model.questions import ClientCapabilities
 from isthmus.upstream.backoff import Backoff
-from isthmus.upstream.circles import circle_in, notes_on
-from isthmus.upstream.following import Following
-from isthmus.upstream.known_lists import KnownLists
 from isthmus.upstream.link import BaseLink, ConnectFailed, WrongCarrier
-from isthmus.upstream.listing import Listing, sharing
-from isthmus.upstream.loudness import Loudness
-from isthmus.upstream.pace import Pace
-from isthmus.upstream.pool import Pool
-from isthmus.upstream.settings import Carrier, Era, HttpSettings, NamedSettings, ServerSettings
-from isthmus.upstream.variants import Variants
+from isthmus.upstream.link_pool import LinkPool
+from isthmus.upstream.link_sync import LogLevelSync, SubscriptionSync
+from isthmus.upstream.list_cache import ListCache
+from isthmus.upstream.listing import Listing, RelistSchedule, sharing
+from isthmus.upstream.lists_by_capability import ListsByCapability
+from isthmus.upstream.loop_detection import depth_notes, find_loop
+from isthmus.upstream.settings import Carrier, Era, HttpSettings, ServerSettings, TargetHttpSettings
 from isthmus.wire.jsonrpc import METHOD_NOT_FOUND
 from isthmus.wire.mcp.lists import TOOLS
 
 
-class Vetted:
+class ToolGuard:
     """One such link, and its tools as they were listed on it last; none as long as nobody minds how they look."""
 
     def __init__(self, link: BaseLink, review: Review, shown: Callable[[], Listing]) -> None:
@@ -71,7 +69,7 @@ class Vetted:
         return tool is None or self._review.passes_apart(tool, self._link.client_caps)
 
 
-def is_shown(hub: Hub, inflight: InFlight) -> bool:
+def is_visible_now(hub: Hub, inflight: InFlight) -> bool:
     """Whether the caller of a tool is shown it, as things stand now: for calls that waited on the keeper's own link."""
     call = inflight.call
     if call.kind != "tool" or not hub.review.withholds(inflight.target.feature.server):
@@ -140,7 +138,7 @@ class Reconnector:
         server_queue: ServerQueue,
         settings: ServerSettings,
         connect: Connect,
-        lists: KnownLists | None = None,
+        lists: ListCache | None = None,
     ) -> None:
         """Without `lists` nothing is known of a server before it answers, and nothing is remembered."""
         self.server_queue = server_queue
@@ -159,15 +157,15 @@ class Reconnector:
         self._era: Era = settings.reach.era
         self._carrier: Carrier | None = None
         self._link: BaseLink | None = None
-        self._following = Following(hub, background, settings.name)
-        self._loudness = Loudness(hub.levels, background, settings.name)
-        self._variants = Variants(
+        self._following = SubscriptionSync(hub, background, settings.name)
+        self._loudness = LogLevelSync(hub.levels, background, settings.name)
+        self._variants = ListsByCapability(
             settings.name, background, self._lend, is_at_hand=self._is_at_hand, on_known=self._vary
         )
         self._pool = self._further_links()
         server_queue.pool = self._pool
         self._listing = Listing()
-        self._pace = Pace()
+        self._pace = RelistSchedule()
         self._is_doubtful = False
         self._due = 0.0
         """When the lists are to be asked for again."""
@@ -219,9 +217,9 @@ class Reconnector:
             self._holds_calls = False
             self.server_queue.end_grace()
 
-    def _further_links(self) -> Pool | None:
+    def _further_links(self) -> LinkPool | None:
         """Links that not everybody shares; None if the server can have no other than its one."""
-        pool = Pool(self.settings, self._background, self._connect_greeted, self._heard, self._following)
+        pool = LinkPool(self.settings, self._background, self._connect_greeted, self._heard, self._following)
         pool.on_changed = self._note_change_for
         pool.on_renewed = self._loudness.renew
         return pool
@@ -300,7 +298,7 @@ class Reconnector:
 
     def _is_login_wanted(self, failed: Exception, link: BaseLink | None) -> bool:
         """Whether only another login can help; a token that has only grown old is renewed by itself."""
-        if isinstance(self.settings.reach, NamedSettings):
+        if isinstance(self.settings.reach, TargetHttpSettings):
             return False
         if isinstance(failed, ConnectFailed) and failed.wants_login:
             return True
@@ -329,7 +327,7 @@ class Reconnector:
             return ("auto",)
         if self._carrier is not None:
             return (self._carrier,)
-        if isinstance(reach, NamedSettings):
+        if isinstance(reach, TargetHttpSettings):
             return list(dict.fromkeys(carrier for carrier, _ in reach.ways))
         return ("http", "sse") if reach.carrier == "auto" else (reach.carrier,)
 
@@ -352,7 +350,7 @@ class Reconnector:
             raise
         except (Fault, ConnectFailed) as failed:
             why = self._why(link, failed)
-            if isinstance(self.settings.reach, NamedSettings) and self._carrier is None and _is_answer(failed):
+            if isinstance(self.settings.reach, TargetHttpSettings) and self._carrier is None and _is_answer(failed):
                 raise WrongCarrier(why) from failed
             login = failed.login if isinstance(failed, NotConnected | ConnectFailed) else None
             self._is_shut_out = self._is_login_wanted(failed, link)
@@ -430,7 +428,7 @@ class Reconnector:
 
         Nothing of it stays listed: else two hubs that found out together would each wait for the other.
         """
-        if (why := circle_in(link.hubs, self._hub.id)) is not None:
+        if (why := find_loop(link.hubs, self._hub.id)) is not None:
             self._listing = Listing()
             self._remember(link)
             self._stand(**self._offer() | {"abilities": frozenset(), "variants": {}, "hubs": {}})
@@ -442,7 +440,7 @@ class Reconnector:
         A server that does not say in a moment that it tells is listed all the same, and again once it does.
         """
         self._pace.clear()
-        link.vet, link.may_send = partial(self._vet, link), partial(is_shown, self._hub)
+        link.vet, link.may_send = partial(self._vet, link), partial(is_visible_now, self._hub)
         link.on_changed = self._note_change
         link.on_renewed = self._renewed
         link.on_gap = self._gap
@@ -468,13 +466,13 @@ class Reconnector:
         if not self.is_hidden:
             self._hub.subscriptions.attach(link.server, self._announcer(), self._pool)
 
-    def _announcer(self) -> Announcer | None:
+    def _announcer(self) -> SubscriptionLink | None:
         """Who is asked to tell of resources for everybody."""
         if self._link is None or self._pool is None or not self._pool.is_followed_for_all:
             return self._link
-        return Everywhere(self._link, self._pool)
+        return AllLinks(self._link, self._pool)
 
-    def _divide(self, link: BaseLink, pool: Pool) -> Link:
+    def _divide(self, link: BaseLink, pool: LinkPool) -> Link:
         """What carries calls, of those who can be asked nothing at least, where there may be other links beside."""
         is_shared = self.settings.isolation == "shared" and not self.settings.credentials.is_divided
         carried_by: Link = link if is_shared else pool
@@ -526,14 +524,14 @@ class Reconnector:
 
     async def _guard(self, link: BaseLink) -> None:
         """See that nothing is called on a link beside the keeper's own that looks otherwise there than it is shown."""
-        vetted = Vetted(link, self._hub.review, lambda: self._listing)
+        vetted = ToolGuard(link, self._hub.review, lambda: self._listing)
         link.vet, link.may_send = vetted.look, vetted.may_send
         await vetted.look()
 
     # -- what is listed to single callers ---------------------------------------------------------------------------
 
-    def learn(self, caller: Caller, client_caps: ClientCapabilities) -> Learning | None:
-        """See `core.ports.learner.Learner`."""
+    def learn(self, caller: Caller, client_caps: ClientCapabilities) -> ListLoad | None:
+        """See `core.ports.learner.ListLoader`."""
         if self._link is not None and not (self._link.can_ask and self._link.can_vary):
             return None
         return self._variants.learn(caller, client_caps)
@@ -686,7 +684,7 @@ class Reconnector:
         self._following.gap()
         self._wake()
 
-    def _heard(self, line: Log) -> None:
+    def _heard(self, line: LogMessage) -> None:
         """The server logged what belongs to no call, or to several: the operator can read it."""
         text = self.settings.redact(bytes(line.members["data"]).decode("utf-8", "replace"))
         text = text if self._link is None else self._link.hide(text)
@@ -719,7 +717,7 @@ class Reconnector:
             "resources": listing.resources,
             "templates": listing.templates,
             "is_unlisted": listing.is_unlisted,
-            "notes": (*listing.all_notes(), *notes_on(hubs)),
+            "notes": (*listing.all_notes(), *depth_notes(hubs)),
             "variants": self._variants.offers(listing, abilities),
             "hubs": hubs,
             "missing": listing.missing,
@@ -733,20 +731,20 @@ class Reconnector:
             self.tried.set_result(None)
 
 
-class Everywhere:
+class AllLinks:
     """An announcer for who follows something for everybody: the common link, and those of the pool."""
 
-    def __init__(self, link: BaseLink, pool: Pool) -> None:
+    def __init__(self, link: BaseLink, pool: LinkPool) -> None:
         self._link = link
         self._pool = pool
 
     async def subscribe(self, uri: str) -> None:
-        """See `core.ports.announcer.Announcer`."""
+        """See `core.ports.announcer.SubscriptionLink`."""
         await self._link.subscribe(uri)
         await self._pool.subscribe_all(uri)
 
     def unsubscribe(self, uri: str) -> None:
-        """See `core.ports.announcer.Announcer`."""
+        """See `core.ports.announcer.SubscriptionLink`."""
         self._link.unsubscribe(uri)
         self._pool.unsubscribe_all(uri)
 

@@ -16,7 +16,7 @@ import msgspec
 from isthmus.core.calls.inflight import InFlight
 from isthmus.wire.jsonrpc import ErrorReply
 
-Hide: TypeAlias = Callable[[str], str]
+Redact: TypeAlias = Callable[[str], str]
 """Takes secrets out of a text."""
 
 KEY_LENGTH_MIN = 16
@@ -32,34 +32,34 @@ meanwhile. Of more than that, the whole is left out if what is to be hidden can 
 MARK = "***"
 """What stands in the place of a secret."""
 
-HIDDEN = msgspec.Raw(b'"***"')
-HIDDEN_RESULT = msgspec.Raw(b'{"content":[{"type":"text","text":"***"}],"isError":true}')
+REDACTED = msgspec.Raw(b'"***"')
+REDACTED_RESULT = msgspec.Raw(b'{"content":[{"type":"text","text":"***"}],"isError":true}')
 
 _STRING = re.compile(rb'("(?:[^"\\]|\\.)*")(\s*:)?', re.DOTALL)
 
 
 @runtime_checkable
-class Hiding(Protocol):
+class Redacting(Protocol):
     """A link, or several, that know what their server was shown."""
 
-    def hide_for(self, inflight: InFlight) -> Hide:
+    def hide_for(self, inflight: InFlight) -> Redact:
         """What takes that out of a text which answers a call."""
 
 
-def hide_error(reply: ErrorReply, hide: Hide) -> ErrorReply:
+def redact_error(reply: ErrorReply, hide: Redact) -> ErrorReply:
     """A server's error without what it was shown."""
     if hide is str:
         return reply
-    data = None if reply.data is None else hide_in(reply.data, hide)
+    data = None if reply.data is None else redact_json(reply.data, hide)
     return msgspec.structs.replace(reply, message=hide(reply.message), data=data)
 
 
-def hide_in_result(payload: msgspec.Raw, hide: Hide) -> msgspec.Raw:
+def redact_result(payload: msgspec.Raw, hide: Redact) -> msgspec.Raw:
     """A result that tells of a failure, without what the server was shown."""
-    return hide_in(payload, hide, RESULT_LENGTH_MIN, HIDDEN_RESULT)
+    return redact_json(payload, hide, RESULT_LENGTH_MIN, REDACTED_RESULT)
 
 
-def hide_in(payload: msgspec.Raw, hide: Hide, shortest: int = 0, instead: msgspec.Raw = HIDDEN) -> msgspec.Raw:
+def redact_json(payload: msgspec.Raw, hide: Redact, shortest: int = 0, instead: msgspec.Raw = REDACTED) -> msgspec.Raw:
     """JSON without what a server was shown, byte for byte the same elsewhere; texts below `shortest` are left alone."""
     if hide is str:
         return payload

@@ -8,7 +8,7 @@ lanes send calls on them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import msgspec
@@ -22,20 +22,19 @@ from isthmus.model.features import TOPICS, Ability, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 from isthmus.transport.egress import DialFailed, Egress, EgressRefused, parse_url
-from isthmus.transport.http import Lost, Ticket, client_for, request_head
-from isthmus.upstream.dialect import Dialect, LegacyDialect
-from isthmus.upstream.hiding import hide_error
+from isthmus.transport.http import ConnectionLost, Ticket, client_for, request_head
+from isthmus.upstream.dialect import LegacyDialect, McpDialect
+from isthmus.upstream.http_shared import ADVICE, OK, UNAUTHORIZED, CallerHeaders, login_url
 from isthmus.upstream.link import BaseLink
 from isthmus.upstream.listing import PAGE_BYTES_MAX, Listing, read_topic
-from isthmus.upstream.replies import ADVICE, OK, UNAUTHORIZED, login_place
-from isthmus.upstream.settings import DeclaredTool, Era, RpcSettings
-from isthmus.upstream.user_headers import UserHeaders
-from isthmus.upstream.waiters import CallWaiter, Inquiry, Waiter, lost, turned_away
+from isthmus.upstream.redaction import redact_error
+from isthmus.upstream.settings import DeclaredTool, Era, JsonRpcSettings
+from isthmus.upstream.waiters import CallWaiter, HubRequest, Waiter, lost, turned_away
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Payload, Response
+from isthmus.wire.mcp.calls import untouched_result
 from isthmus.wire.mcp.lists import TOOLS
 from isthmus.wire.mcp.messages import Implementation
-from isthmus.wire.mcp.results import verbatim
 
 SPARE_CONNECTIONS = 2
 """Connections beside those for calls: a listing, a ping."""
@@ -77,14 +76,14 @@ class RpcLink(BaseLink):
         me: Implementation,
         limits: Limits,
         *,
-        reach: RpcSettings,
+        reach: JsonRpcSettings,
         credentials: Credentials,
         egress: Egress,
         background: BackgroundTasks,
         max_calls: int,
     ) -> None:
         super().__init__(server, me, limits)
-        self.user_headers = UserHeaders(reach.user_headers)
+        self.user_headers = CallerHeaders(reach.user_headers)
         self.dialect = LegacyDialect("JSON-RPC 2.0")
         self._egress = egress
         self._origin, target = parse_url(reach.url)
@@ -267,7 +266,7 @@ class _Post:
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
         """Take the status; whatever kind of content is announced, only JSON is of use."""
         self._status = status
-        self._login = login_place(status, headers)
+        self._login = login_url(status, headers)
 
     def on_body(self, chunk: bytes) -> None:
         """Take a part of the reply."""
@@ -284,7 +283,7 @@ class _Post:
         if not self.is_over:
             self._read(b"".join(self._chunks))
 
-    def on_lost(self, lost_: Lost) -> None:
+    def on_lost(self, lost_: ConnectionLost) -> None:
         """The reply never became whole."""
         if not self.is_over:
             self._link.on_doubt()
@@ -292,7 +291,7 @@ class _Post:
 
     def _read(self, body: bytes) -> None:
         message = jsonrpc.decode_reply(body, max_depth=self._link.limits.depth) if body else None
-        if isinstance(self.waiter, Inquiry) and self._says_no_method(body, message):
+        if isinstance(self.waiter, HubRequest) and self._says_no_method(body, message):
             self._fail(ServerError(self._link.server, jsonrpc.METHOD_NOT_FOUND, f"it answered HTTP {self._status}"))
         elif self._status in TURNED_AWAY:
             detail = self._link.hide(f"it answered HTTP {self._status}{_words(message)}{_ADVICE.get(self._status, '')}")
@@ -301,7 +300,7 @@ class _Post:
             self._fail(turned_away(self._link.server, detail, self._status, self._login))
         elif isinstance(message, ErrorReply) and (message.id is None or self._is_own(message.id)):
             self._finish()
-            self.waiter.error(hide_error(message, self._link.hide))
+            self.waiter.error(redact_error(message, self._link.hide))
         elif isinstance(message, Response) and self._status == OK and self._is_own(message.id):
             self._finish()
             self.waiter.result(message.result)
@@ -336,7 +335,7 @@ class _RpcWaiter(CallWaiter):
 
     def result(self, payload: msgspec.Raw) -> None:
         """End the call with the value as it is; one that says that it is an error is one."""
-        self._end(verbatim(payload))
+        self._end(untouched_result(payload))
 
 
 # -- tools ---------------------------------------------------------------------------------------------------------
@@ -355,12 +354,12 @@ class _Lister:
         self._link = link
         self.server = link.server
         self.limits = link.limits
-        self.dialect: Dialect = link.dialect
+        self.dialect: McpDialect = link.dialect
 
     async def ask(self, method: str, params: bytes) -> msgspec.Raw:
         """Ask and wait for the result; raises `Fault`."""
         answer = await self._link.ask(method, params)
-        if verbatim(answer).is_error:  # as some say that there is no such tool
+        if untouched_result(answer).is_error:  # as some say that there is no such tool
             raise ServerError(self.server, jsonrpc.METHOD_NOT_FOUND, "it answered with a tool's error")
         # What is too large for a page is refused by whoever reads it.
         return answer if len(memoryview(answer)) > PAGE_BYTES_MAX else in_mcp_shape(answer)
@@ -402,3 +401,41 @@ def _entry(raw: Payload) -> Payload:
 
 def _is_string(raw: Payload) -> bool:
     return bytes(memoryview(raw)[:1]) == b'"'
+
+
+class CallerNamedRpcLink(RpcLink):
+    """The endpoint, and the requests on their way."""
+
+    is_known_endpoint = False
+    places: Sequence[str] = ()
+    """Where else to look for the endpoint, at the same origin, if it is not where the link was made for."""
+
+    async def greet(self, era: Era) -> None:
+        """Find out where JSON-RPC is spoken: any answer to `tools/list` in JSON-RPC shows that.
+
+        Raises:
+            Fault: it is spoken nowhere.
+        """
+        for place in (None, *self.places):
+            if place is not None:
+                self._target = parse_url(place)[1]
+                self._head = self._new_head()
+            try:
+                await self.ask(TOOLS.method, b"{}", self.start_seconds)
+            except ServerError:
+                return
+            except (BadReply, NotConnected) as failed:
+                is_answer = isinstance(failed, BadReply) or failed.status is not None
+                if not is_answer or place == (self.places or (None,))[-1]:
+                    raise
+            else:
+                return
+
+    async def list_features(
+        self,
+        topics: Set[Topic] = frozenset(TOPICS),
+        known: Listing | None = None,
+        client_caps: ClientCapabilities = NO_CAPABILITIES,
+    ) -> Listing:
+        """Nothing: its caller names what it wants."""
+        return Listing(is_unlisted=True)

@@ -1,48 +1,57 @@
-"""How a server is to be reached: the settings that the upstream room owns.
+"""The settings of one server, and the one declaration of every key of `[servers.NAME]`.
 
-Values only, checked when made, compared on reload. They read no file and no environment; `config` fills them
-in and `app` hands them to the supervisor. Messages about a bad value never quote what may hold a secret.
+Each settings class is a frozen dataclass that checks its values when it is made. A field that a file can set carries a
+`ServerKey` in its metadata; `SERVER_KEYS` collects them. Parsing, ranges, the documentation, `isthmus import`, `config
+show` and `access --diff` all read that table, so that a new key is a new field here. Nothing here reads a file or the
+environment: `config` fills the settings in and `app` passes them on. Two servers are equal when their settings are: a
+reload restarts a server when any field differs. Messages about a bad value never quote what may be a secret.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import Any, Literal, TypeAlias, get_args, get_type_hints
 from urllib.parse import SplitResult, urlsplit
 
 from isthmus.core.catalog.pins import Pinning
-from isthmus.core.catalog.rules import NO_RULES, Rules
+from isthmus.core.catalog.rules import NO_TOOL_RULES, ToolRules
 from isthmus.core.settings import CALL_SECONDS, HARD_SECONDS_MAX
 from isthmus.model.credentials import NO_CREDENTIALS, ServerCredentials
 from isthmus.model.names import ServerName
-from isthmus.transport.bounds import ProcessLimits
 from isthmus.transport.egress import parse_url
+from isthmus.transport.process_limits import ProcessLimits
 
 Era = Literal["auto", "legacy", "modern"]
-"""Which generation of MCP to speak: found out at the first contact unless said."""
+"""Which generation of MCP to speak; `auto` detects it at the first contact."""
 
 Carrier = Literal["auto", "http", "sse", "rpc"]
-"""How an address is spoken to: Streamable HTTP, the earlier HTTP+SSE, plain JSON-RPC (which only an address that a
-caller named is tried with), or whichever it turns out to be."""
+"""The HTTP transport: Streamable HTTP, the earlier HTTP+SSE, plain JSON-RPC (only tried for an address that a caller
+named), or `auto` to detect it."""
 
 Isolation = Literal["shared", "caller", "call"]
-"""Who shares a link to the server: everybody, the calls of one caller, or nobody."""
+"""Who shares a link to the server: all callers, the calls of one caller, or nobody."""
+
+Way: TypeAlias = Literal["command", "url", "rpc", "agent", "python"]
+"""The key that says how a server is reached; an entry has exactly one."""
+
+WAYS: tuple[Way, ...] = get_args(Way)
+NETWORK_WAYS: tuple[Way, ...] = ("url", "rpc", "agent")
 
 REASON_LENGTH_MAX = 300
-"""A reason may quote the server, and every listing repeats it to every caller."""
+"""A reason may quote the server, and every list repeats it to every caller."""
 
 TIMEOUT_SECONDS_MAX = HARD_SECONDS_MAX
 """A server may be silent for as long as a call may take at all."""
 
 SECRET_LENGTH_MIN = 4
-"""Shorter values are not blanked out of texts: every `1` or `on` would become a hole and hide nothing."""
+"""Shorter values are not redacted: replacing every `1` or `on` would damage texts and hide nothing."""
 
 HOP_HEADERS = frozenset(
     ("connection", "content-length", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade")
 )
-"""Headers that belong to a connection or to a body, which only the client itself can know."""
+"""Headers about the connection or the body; only the HTTP client itself can set them."""
 
 OWN_HEADERS = HOP_HEADERS | {
     "accept",
@@ -54,35 +63,143 @@ OWN_HEADERS = HOP_HEADERS | {
     "mcp-protocol-version",
     "mcp-session-id",
 }
-"""Headers that the hub writes itself: a caller's would have no effect, or a wrong one."""
+"""Headers that the hub sets itself; a caller's value would be ignored or wrong."""
 
 PARAM_HEADER = "mcp-param-"
-"""How headers begin that repeat an argument of a call, which the hub writes itself too."""
+"""Prefix of the headers that repeat an argument of a call; the hub sets these too."""
+
+PIN_PROGRAM = "program"
+PIN_ARGV = "argv"
+"""Names in `sha256` that are not files: the program that is started, and the command line."""
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(:[A-Za-z_]\w*)?")
 
-PIN_PROGRAM = "program"
-PIN_ARGV = "argv"
-"""What a process may be held to beside files: the one that it is started from, and its words."""
+
+# -- the declaration of a key --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ServerKey:
+    """One key of `[servers.NAME]`."""
+
+    doc: str
+    """Its sentence in the reference, in Markdown."""
+    name: str = ""
+    """The key in a file; the field's name if empty."""
+    above: float | None = None
+    at_least: float | None = None
+    at_most: float | None = None
+    unit: str = ""
+    path: Literal["", "file", "program"] = ""
+    """Whether relative values start at the folder of the file; a `program` without a slash is searched on `PATH`."""
+    limit: str = ""
+    """The key of `[limits]` that holds the default."""
+    beside: tuple[Way, ...] = WAYS
+    """The ways to reach a server with which the key has an effect."""
+    accepts_numbers: bool = False
+    """Numbers in a list of texts are taken as they are written."""
+    in_clients: bool = False
+    """Other clients' files have the key with the same meaning, so it is read there too."""
+    is_common_word: bool = False
+    """Other programs use the word too: in a file that they share with the hub, the hub does not report it as idle."""
+    is_literal: bool = False
+    """Variables are not replaced in the value."""
+    is_noticed: bool = False
+    """Callers may notice a change, so `isthmus access --diff` compares it."""
+    aliases: tuple[str, ...] = ()
+    """Other keys that `config show --origin` looks for if this one is not written."""
+    field_name: str = ""
+    """The field that holds the value; empty if no single field does."""
+    hint: Any = None
+    """The type of that field; None for a key that `config.servers` reads with code of its own."""
+    default: Any = None
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the value consists of texts, which keep the characters that the file has (`1.10` is not `1.1`)."""
+        return self.hint in (str, tuple[str, ...], Mapping[str, str], str | None)
+
+    @property
+    def range_text(self) -> str:
+        """The accepted range in words; empty if any value is accepted."""
+        bounds = (("over", self.above), ("at least", self.at_least), ("at most", self.at_most))
+        words = " and ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
+        return f"{words} {self.unit}".strip() if words else ""
+
+    def check(self, value: float) -> None:
+        """Raise `ValueError` for a number out of range, which NaN is too."""
+        is_high_enough = self.above is None or value > self.above
+        is_in_range = is_high_enough and (self.at_least is None or value >= self.at_least)
+        if not (is_in_range and (self.at_most is None or value <= self.at_most)):
+            raise ValueError(f"{self.name} must be {self.range_text}, not {value}")
+
+
+def _key(doc: str, **declared: Any) -> dict[str, ServerKey]:
+    """Return the metadata of a field that a file can set."""
+    return {_METADATA: ServerKey(doc, **declared)}
+
+
+_METADATA = "server key"
+
+_HEADERS = _key("Headers of every request, by name.", in_clients=True, is_common_word=True)
+_USER_HEADERS = _key(
+    "Names of headers that a program may send on behalf of its user."
+    " See [Headers of a user](concepts.md#headers-of-a-user).",
+    in_clients=True,
+)
+_ERA = _key("Generation of MCP: `auto` detects it.")
+_URL = _key("Address of the server: `http://`, `https://`, `ws://` or `wss://`.", in_clients=True, is_common_word=True)
+
+
+# -- how a server is reached ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class StdioSettings:
     """A server that the hub starts as a child process and speaks to over its standard streams."""
 
-    command: str
-    args: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict, repr=False)
-    cwd: str | None = None
-    era: Era = "auto"
-    limits: ProcessLimits = field(default_factory=ProcessLimits)
-    sha256: Mapping[str, str] = field(default_factory=dict)
-    """Digests without which it is not started: of its `program`, of its words (`argv`), and of files by their paths."""
+    command: str = field(
+        metadata=_key(
+            "Program to start: a name on `PATH`, or a path.", path="program", in_clients=True, is_common_word=True
+        )
+    )
+    args: tuple[str, ...] = field(
+        default=(), metadata=_key("Its arguments.", accepts_numbers=True, in_clients=True, is_common_word=True)
+    )
+    env: Mapping[str, str] = field(
+        default_factory=dict,
+        repr=False,
+        metadata=_key(
+            "Its environment variables, beside the harmless ones of the hub.",
+            in_clients=True,
+            is_common_word=True,
+            aliases=("env_file",),
+        ),
+    )
+    cwd: str | None = field(
+        default=None, metadata=_key("Its working folder.", path="file", in_clients=True, is_common_word=True)
+    )
+    era: Era = field(default="auto", metadata=_ERA)
+    limits: ProcessLimits = field(
+        default_factory=ProcessLimits,
+        metadata=_key(
+            "What its processes may use: `memory`, `files`, `processes`, `cpu_seconds`."
+            " See [Processes](concepts.md#processes)."
+        ),
+    )
+    sha256: Mapping[str, str] = field(
+        default_factory=dict,
+        metadata=_key(
+            "Digests that are checked before every start: of the program, or a table of several."
+            " See [Processes](concepts.md#processes)."
+        ),
+    )
+    """By what they are of: `program`, `argv`, or the path of a file."""
     may_be_open: bool = True
-    """Whether it is started even if everybody on the machine can write to what is."""
+    """Whether it is started even if every user of the machine can write to its program."""
 
     def __post_init__(self) -> None:
         if not self.command.strip() or "\0" in self.command:
@@ -91,7 +208,10 @@ class StdioSettings:
             if "\0" in argument:
                 raise ValueError(f"args.{position} must be text without NUL, not a value that has one")
         for name, value in self.env.items():
-            _check_variable(name, value)
+            if not name or "=" in name or "\0" in name:
+                raise ValueError(f"env must have names without = and NUL, not {name!r}")
+            if "\0" in value:
+                raise ValueError(f"env.{name} must be text without NUL, not a value that has one")
         if self.cwd is not None and (not self.cwd or "\0" in self.cwd):
             raise ValueError(f"cwd must be a folder, not {self.cwd!r}")
         for what, digest in self.sha256.items():
@@ -103,12 +223,11 @@ class StdioSettings:
 class HttpSettings:
     """A server that the hub dials over HTTP."""
 
-    url: str
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    era: Era = "auto"
+    url: str = field(metadata=_URL)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False, metadata=_HEADERS)
+    era: Era = field(default="auto", metadata=_ERA)
     carrier: Carrier = "auto"
-    user_headers: tuple[str, ...] = ()
-    """Names of headers that a caller may have sent with its calls; of others, nothing reaches the server."""
+    user_headers: tuple[str, ...] = field(default=(), metadata=_USER_HEADERS)
 
     def __post_init__(self) -> None:
         _check_url("url", self.url, ("http", "https"))
@@ -117,26 +236,26 @@ class HttpSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class NamedSettings(HttpSettings):
-    """A server at an address that a caller named, of which nobody said how it is spoken to."""
+class TargetHttpSettings(HttpSettings):
+    """A server at an address that a caller named; its transport is not configured."""
 
     ways: tuple[tuple[Carrier, str], ...] = ()
-    """What to try, and where, in this order."""
+    """The transports to try with their addresses, in this order."""
     is_trusted: bool = False
     """Whether the operator lets it lead into a private network."""
 
     def urls_for(self, carrier: Carrier) -> tuple[str, ...]:
-        """Where it may be spoken to so, in the order in which that is tried."""
+        """Return the addresses to try with one transport, in order."""
         return tuple(url for way, url in self.ways if way == carrier) or (self.url,)
 
 
 @dataclass(frozen=True, slots=True)
-class SocketSettings:
+class WebSocketSettings:
     """A server that the hub dials over a WebSocket."""
 
-    url: str
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    era: Era = "auto"
+    url: str = field(metadata=_URL)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False, metadata=_HEADERS)
+    era: Era = field(default="auto", metadata=_ERA)
 
     def __post_init__(self) -> None:
         _check_url("url", self.url, ("ws", "wss"))
@@ -144,19 +263,19 @@ class SocketSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class DialledInSettings(SocketSettings):
-    """A server that opens the WebSocket itself, so that there is nothing to dial and nothing to check."""
+class DialInServerSettings(WebSocketSettings):
+    """A server that opens the WebSocket itself: the hub has no address to dial."""
 
     url: str = ""
     era: Era = "legacy"
 
     def __post_init__(self) -> None:
-        """It has no address."""
+        """Check nothing: there is no address."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredTool:
-    """A tool that the operator describes, because its server cannot."""
+    """A tool that the operator describes because its server cannot."""
 
     name: str
     description: str = ""
@@ -164,16 +283,29 @@ class DeclaredTool:
 
 
 @dataclass(frozen=True, slots=True)
-class RpcSettings:
-    """A plain JSON-RPC endpoint, which knows nothing of MCP: its methods are the tools."""
+class JsonRpcSettings:
+    """A plain JSON-RPC endpoint without MCP: its methods are the tools."""
 
-    url: str
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    tools: tuple[DeclaredTool, ...] = ()
-    """Without any, the server is asked for them by `tools/list`."""
+    url: str = field(
+        metadata=_key(
+            "Address of a plain JSON-RPC endpoint: each method is a tool.",
+            name="rpc",
+            is_common_word=True,
+            aliases=("url",),
+        )
+    )
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False, metadata=_HEADERS)
+    tools: tuple[DeclaredTool, ...] = field(
+        default=(),
+        metadata=_key(
+            "The tools of a plain JSON-RPC endpoint, each with `description` and `input_schema`. Without any, the hub"
+            " requests `tools/list`. See [Plain JSON-RPC](concepts.md#plain-json-rpc-servers).",
+            is_common_word=True,
+            is_literal=True,
+        ),
+    )
     era: Era = "legacy"
-    user_headers: tuple[str, ...] = ()
-    """As of `HttpSettings`."""
+    user_headers: tuple[str, ...] = field(default=(), metadata=_USER_HEADERS)
 
     def __post_init__(self) -> None:
         _check_url("rpc", self.url, ("http", "https"))
@@ -183,30 +315,50 @@ class RpcSettings:
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """An agent of A2A: its skills are the tools."""
+    """An A2A agent: its skills are the tools."""
 
-    url: str
-    """Its address, below which its card is, or the card's own."""
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    origins: tuple[str, ...] = ()
-    """Where else its card may send the hub, headers included: another host is not believed without."""
+    url: str = field(
+        metadata=_key(
+            "Address of an A2A agent, or of its card: each skill is a tool."
+            " See [Agents](concepts.md#agents-as-servers).",
+            name="agent",
+            is_common_word=True,
+        )
+    )
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False, metadata=_HEADERS)
+    origins: tuple[str, ...] = field(
+        default=(),
+        metadata=_key("Other hosts that the card may send the hub to, with the same headers.", is_common_word=True),
+    )
     era: Era = "legacy"
 
     def __post_init__(self) -> None:
         _check_url("agent", self.url, ("http", "https"))
-        _check_dialled("agent", self.url)
+        _check_can_dial("agent", self.url)
         check_headers(self.headers)
         for position, origin in enumerate(self.origins):
-            _check_origin(f"origins.{position}", origin)
+            key = f"origins.{position}"
+            _check_url(key, origin, ("http", "https"))
+            _check_can_dial(key, origin)
+            parts = urlsplit(origin)
+            if parts.path not in ("", "/") or parts.query or parts.fragment:
+                raise ValueError(f"{key} must be a scheme, a host and a port, not more than that")
 
 
 @dataclass(frozen=True, slots=True)
 class PythonSettings:
-    """Python functions that run in the hub's own process: `package.module:function`, or a whole module."""
+    """Python functions that run in the hub's own process."""
 
-    target: str
-    path: str | None = None
-    """A folder that is searched for the module first."""
+    target: str = field(
+        metadata=_key(
+            "Python functions in the hub's process: `package.module` or `package.module:function`.",
+            name="python",
+            is_common_word=True,
+        )
+    )
+    path: str | None = field(
+        default=None, metadata=_key("Folder to search for the module first.", path="file", is_common_word=True)
+    )
     era: Era = "legacy"
 
     def __post_init__(self) -> None:
@@ -214,44 +366,89 @@ class PythonSettings:
             raise ValueError(f"python must be package.module or package.module:function, not {self.target!r}")
 
 
-Reach = StdioSettings | HttpSettings | SocketSettings | RpcSettings | AgentSettings | PythonSettings
+Reach = StdioSettings | HttpSettings | WebSocketSettings | JsonRpcSettings | AgentSettings | PythonSettings
 """How a server is reached."""
+
+
+# -- one server ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """One server: its name, how it is reached, and how much of it may be used at once."""
+    """One server: its name, how it is reached, and how it may be used."""
 
     name: ServerName
     reach: Reach
-    timeout: float = CALL_SECONDS
-    """How long it may be silent about a call, in seconds."""
-    max_calls: int = 64
-    max_queued: int = 256
-    disabled: bool = False
-    isolation: Isolation = "shared"
-    rules: Rules = NO_RULES
+    timeout: float = field(
+        default=CALL_SECONDS,
+        metadata=_key(
+            "Seconds that the server may be silent about a call. See [Timeouts](concepts.md#timeouts).",
+            above=0,
+            at_most=TIMEOUT_SECONDS_MAX,
+            unit="seconds",
+            limit="call_seconds",
+            in_clients=True,
+            is_noticed=True,
+        ),
+    )
+    max_calls: int = field(
+        default=64,
+        metadata=_key(
+            "Calls that run at once, including calls that wait for their caller's input.",
+            at_least=1,
+            limit="max_calls",
+            is_noticed=True,
+        ),
+    )
+    max_queued: int = field(
+        default=256,
+        metadata=_key("Calls that may wait for a free slot.", at_least=0, limit="max_queued", is_noticed=True),
+    )
+    disabled: bool = field(
+        default=False, metadata=_key("Switches the server off.", in_clients=True, aliases=("enabled",))
+    )
+    isolation: Isolation = field(
+        default="shared",
+        metadata=_key(
+            "Who shares a link to the server: `shared` (all callers), `caller` (one caller's calls), `call` (nobody)."
+            " See [Who shares a link](concepts.md#who-shares-a-link).",
+            is_noticed=True,
+        ),
+    )
+    rules: ToolRules = NO_TOOL_RULES
     credentials: ServerCredentials = NO_CREDENTIALS
-    """What it is shown beside its headers, and what single callers are called for by."""
-    pin: Pinning | None = None
-    """What becomes of a tool whose definition changes; None for what the hub does with all."""
-    ca: str = field(default="", repr=False)
-    """Certificates (PEM) by which alone the server proves who it is; without any, the system's roots count."""
+    """What the hub presents to the server beside its headers, for all callers or for each."""
+    pin: Pinning | None = field(
+        default=None,
+        metadata=_key(
+            "What happens to a tool whose definition changes; without it, `pin` of `[hub]` decides."
+            " See [Definitions that change](concepts.md#definitions-that-change).",
+            is_noticed=True,
+        ),
+    )
+    ca: str = field(
+        default="",
+        repr=False,
+        metadata=_key(
+            "File of certificates (PEM) to trust for this server instead of the system's.",
+            path="file",
+            is_common_word=True,
+            beside=NETWORK_WAYS,
+        ),
+    )
+    """The certificates themselves, read from the file."""
     secrets: frozenset[str] = field(default=frozenset(), repr=False)
-    """Values that must not appear in any log or message; see `redact`."""
+    """Values that must not appear in a log or a message; see `redact`."""
     extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """Keys of the entry that nobody here knows, kept as they were."""
+    """Keys of the entry that the hub does not know, unchanged."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.timeout <= TIMEOUT_SECONDS_MAX:
-            raise ValueError(f"timeout must be over 0 and at most {TIMEOUT_SECONDS_MAX:g} seconds, not {self.timeout}")
-        if self.max_calls < 1:
-            raise ValueError(f"max_calls must be at least 1, not {self.max_calls}")
-        if self.max_queued < 0:
-            raise ValueError(f"max_queued must be 0 or more, not {self.max_queued}")
+        for key in keys_of(ServerSettings):
+            if key.range_text:
+                key.check(getattr(self, key.field_name))
 
     def redact(self, text: str) -> str:
-        """Return `text` with this server's secrets blanked out."""
+        """Return `text` with this server's secrets replaced by `***`."""
         # Longest first: a secret may be a part of another one.
         for secret in sorted(self.secrets, key=len, reverse=True):
             if len(secret) >= SECRET_LENGTH_MIN:
@@ -259,34 +456,130 @@ class ServerSettings:
         return text
 
     def reason(self, text: str) -> str:
-        """Why there is no link to this server, as everybody is told: without its secrets, and no book."""
+        """Return why there is no link to this server as callers may read it: short and without secrets."""
         return self.redact(text)[:REASON_LENGTH_MAX]
 
 
-def _check_variable(name: str, value: str) -> None:
-    if not name or "=" in name or "\0" in name:
-        raise ValueError(f"env must have names without = and NUL, not {name!r}")
-    if "\0" in value:
-        raise ValueError(f"env.{name} must be text without NUL, not a value that has one")
+# -- all keys ------------------------------------------------------------------------------------------------
+
+
+_CLASSES: tuple[tuple[type, tuple[Way, ...]], ...] = (
+    (StdioSettings, ("command",)),
+    (HttpSettings, ("url",)),
+    (WebSocketSettings, ("url",)),
+    (JsonRpcSettings, ("rpc",)),
+    (AgentSettings, ("agent",)),
+    (PythonSettings, ("python",)),
+    (ServerSettings, WAYS),
+)
+
+_OTHER_KEYS = (
+    ServerKey(
+        "Transport of a `url`: `auto`, `http`, `sse`, `ws` or `rpc`. Without it the hub detects the transport.",
+        name="type",
+        in_clients=True,
+        aliases=("transport", "transportType"),
+    ),
+    ServerKey("The same as `type`.", name="transport", in_clients=True),
+    ServerKey("The same as `type`.", name="transportType", in_clients=True),
+    ServerKey(
+        "File with more environment variables, as lines of `NAME=value`.",
+        name="env_file",
+        path="file",
+        beside=("command",),
+        in_clients=True,
+        is_common_word=True,
+        hint=str,
+    ),
+    ServerKey("`enabled = false` is `disabled = true`.", name="enabled", in_clients=True),
+    ServerKey("Login at the server by OAuth. See [Credentials](credentials.md).", name="oauth", beside=NETWORK_WAYS),
+    ServerKey("Credentials of single callers. See [Credentials](credentials.md).", name="callers", beside=NETWORK_WAYS),
+    ServerKey(
+        "`caller` refuses callers that have no credentials of their own; `any` does not.",
+        name="credentials",
+        beside=NETWORK_WAYS,
+    ),
+    ServerKey(
+        'The only tools to list; `"*"` stands for every one.',
+        name="include_tools",
+        in_clients=True,
+        hint=tuple[str, ...],
+    ),
+    ServerKey(
+        'Tools to hide; `"*"` stands for every one.', name="exclude_tools", in_clients=True, hint=tuple[str, ...]
+    ),
+    ServerKey("By tool: arguments that are filled in where a caller leaves them out.", name="defaults"),
+    ServerKey("Results to cache: `tools` by name, for `ttl` seconds (60).", name="cache", is_literal=True),
+    ServerKey(
+        "Whether to believe the server's own tags and annotations. See [Permissions](permissions.md).", name="trusted"
+    ),
+    ServerKey(
+        "The operator's tags, for everything or by tool. See [Permissions](permissions.md).",
+        name="tags",
+        hint=tuple[str, ...],
+    ),
+    ServerKey("Keys of other clients. Kept, never read.", name="extra", is_literal=True),
+    ServerKey("The same as JSON text, for values that TOML cannot hold.", name="extra_json", is_literal=True),
+)
+"""Keys that no single field holds, or that another package's settings hold."""
+
+
+def _collect() -> tuple[dict[type, tuple[ServerKey, ...]], dict[str, ServerKey]]:
+    by_class: dict[type, tuple[ServerKey, ...]] = {}
+    by_name: dict[str, ServerKey] = {}
+    for settings, ways in _CLASSES:
+        hints = get_type_hints(settings)
+        found = []
+        for item in fields(settings):
+            if _METADATA not in item.metadata:
+                continue
+            declared: ServerKey = item.metadata[_METADATA]
+            name = declared.name or item.name
+            default = None if item.default is MISSING else item.default
+            beside = tuple(dict.fromkeys((*by_name[name].beside, *ways))) if name in by_name else ways
+            key = replace(
+                declared,
+                name=name,
+                beside=declared.beside if declared.beside != WAYS else beside,
+                field_name=item.name,
+                hint=hints[item.name],
+                default=default,
+            )
+            found.append(key)
+            by_name[name] = key
+        by_class[settings] = tuple(found)
+    return by_class, by_name | {key.name: key for key in _OTHER_KEYS}
+
+
+_KEYS_OF, SERVER_KEYS = _collect()
+
+
+def keys_of(settings: type) -> tuple[ServerKey, ...]:
+    """Return the keys that set fields of one settings class, in the order of the fields."""
+    return _KEYS_OF[settings]
+
+
+def keys_beside(way: Way) -> frozenset[str]:
+    """Return the keys that have an effect with one way to reach a server."""
+    return frozenset(name for name, key in SERVER_KEYS.items() if way in key.beside)
+
+
+# -- checks --------------------------------------------------------------------------------------------------
 
 
 def check_headers(headers: Mapping[str, str]) -> None:
-    """Raise `ValueError` for what no request can carry."""
+    """Raise `ValueError` for headers that no request can carry."""
     for name, value in headers.items():
-        _check_header(name, value)
-
-
-def _check_header(name: str, value: str) -> None:
-    if _HEADER_NAME.fullmatch(name) is None:
-        # Somebody may have put the whole line there, with its secret.
-        said = f"{name.partition(':')[0]!r} and more" if ":" in name else repr(name)
-        raise ValueError(f"headers must have names that HTTP allows, not {said}")
-    if name.lower() in HOP_HEADERS:
-        raise ValueError(f"headers must be without those that HTTP itself needs, not with {name!r}: leave it out")
-    if _CONTROL.search(value) or not _is_latin(value):
-        raise ValueError(
-            f"headers.{name} must be one line of Latin-1 text, not what it is (hidden: it may be a secret)"
-        )
+        if _HEADER_NAME.fullmatch(name) is None:
+            # The name may be the whole header line, with its secret.
+            found = f"{name.partition(':')[0]!r} and more" if ":" in name else repr(name)
+            raise ValueError(f"headers must have names that HTTP allows, not {found}")
+        if name.lower() in HOP_HEADERS:
+            raise ValueError(f"headers must leave out what HTTP sets itself, not have {name!r}")
+        if _CONTROL.search(value) or any(ord(character) > 255 for character in value):
+            raise ValueError(
+                f"headers.{name} must be one line of Latin-1 text, not what it is (hidden: it may be a secret)"
+            )
 
 
 def _check_user_headers(names: tuple[str, ...], headers: Mapping[str, str]) -> None:
@@ -296,13 +589,9 @@ def _check_user_headers(names: tuple[str, ...], headers: Mapping[str, str]) -> N
         if _HEADER_NAME.fullmatch(name) is None:
             raise ValueError(f"{key} must be a name that HTTP allows, not {name!r}")
         if low in OWN_HEADERS or low.startswith(PARAM_HEADER):
-            raise ValueError(f"{key} must be none that the hub writes itself, not {name!r}")
+            raise ValueError(f"{key} must be a header that the hub does not set itself, not {name!r}")
         if low in taken:
-            raise ValueError(f"{key} must be none that headers has as well, not {name!r}: keep one of the two")
-
-
-def _is_latin(text: str) -> bool:
-    return all(ord(character) < 256 for character in text)
+            raise ValueError(f"{key} must differ from those in headers, not {name!r}: keep one of the two")
 
 
 def _check_url(key: str, url: str, schemes: tuple[str, str]) -> None:
@@ -318,24 +607,8 @@ def _check_url(key: str, url: str, schemes: tuple[str, str]) -> None:
         raise ValueError(f"{key} must be without user and password, not with them: send them as headers.Authorization")
 
 
-def _check_dialled(key: str, url: str) -> None:
-    """Refuse what could be split, but not dialled: a host that is none, or port 0."""
-    try:
-        parse_url(url)
-    except ValueError:
-        raise ValueError(f"{key} must name a host and a port that can be dialled, not others") from None
-
-
-def _check_origin(key: str, origin: str) -> None:
-    _check_url(key, origin, ("http", "https"))
-    _check_dialled(key, origin)
-    parts = urlsplit(origin)
-    if parts.path not in ("", "/") or parts.query or parts.fragment:
-        raise ValueError(f"{key} must be a scheme, a host and a port, not more than that")
-
-
 def _split(key: str, url: str) -> SplitResult:
-    # urlsplit would quietly drop tabs and newlines, so that what is checked were not what is dialled.
+    # urlsplit would silently drop tabs and newlines: the hub would dial another address than it checked.
     if any(character.isspace() or ord(character) < 32 for character in url):
         raise ValueError(f"{key} must be an address without spaces, not one with them")
     try:
@@ -344,3 +617,11 @@ def _split(key: str, url: str) -> SplitResult:
     except ValueError as error:
         raise ValueError(f"{key} must be an address, not a text that cannot be split ({error})") from None
     return parts
+
+
+def _check_can_dial(key: str, url: str) -> None:
+    """Reject an address that can be split but not dialled: an invalid host, or port 0."""
+    try:
+        parse_url(url)
+    except ValueError:
+        raise ValueError(f"{key} must name a host and a port that can be dialled, not others") from None

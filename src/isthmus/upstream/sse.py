@@ -1,7 +1,7 @@
 """A server reached over the HTTP+SSE of MCP 2024-11-05: one event stream to us, one POST a message to it.
 
 The stream's first event names the endpoint that takes the POSTs; answers arrive on the stream, whichever POST asked.
-The earlier era only: nothing newer was ever carried this way. Streamable HTTP is `upstream.streamable`.
+The earlier era only: nothing newer was ever carried this way. Streamable HTTP is `upstream.streamable_http`.
 """
 
 from __future__ import annotations
@@ -15,19 +15,26 @@ from isthmus.core.settings import Limits
 from isthmus.model.faults import BadReply
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress, parse_url
-from isthmus.transport.http import Lost, Ticket, client_for, request_head
-from isthmus.upstream.address import target_within
-from isthmus.upstream.duplex import DuplexLink, Sent
+from isthmus.transport.http import ConnectionLost, Ticket, client_for, request_head
+from isthmus.upstream.duplex import DuplexLink, SentRequest
+from isthmus.upstream.http_shared import (
+    ADVICE,
+    EVENT_STREAM,
+    OK,
+    UNAUTHORIZED,
+    CallerHeaders,
+    OneWayPosts,
+    login_url,
+    media_type,
+    same_origin_target,
+)
 from isthmus.upstream.link import ConnectFailed, WrongCarrier
-from isthmus.upstream.notices import Notices
-from isthmus.upstream.replies import ADVICE, EVENT_STREAM, OK, UNAUTHORIZED, login_place, media_type
 from isthmus.upstream.settings import Era
-from isthmus.upstream.user_headers import UserHeaders
 from isthmus.upstream.waiters import CallWaiter, Waiter, lost, turned_away
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Payload
+from isthmus.wire.lines import Oversized
 from isthmus.wire.mcp.messages import Implementation
-from isthmus.wire.oversized import Oversized
 from isthmus.wire.sse import SseDecoder, SseEvent
 
 SPARE_CONNECTIONS = 8
@@ -49,7 +56,7 @@ LINGER_SECONDS = 1.0
 """How long a POST may stay open after its answer came on the stream, before its connection is taken back."""
 
 
-class SseLink(DuplexLink["Letter"]):
+class SseLink(DuplexLink["PostedRequest"]):
     """One event stream, and the messages on their way to the endpoint that it named."""
 
     carrier = "sse"
@@ -79,10 +86,10 @@ class SseLink(DuplexLink["Letter"]):
             limit=max_calls + SPARE_CONNECTIONS,
             connect_seconds=limits.connect_seconds,
         )
-        self._notices = Notices(self._client)
+        self._notices = OneWayPosts(self._client)
         self.stays = False
         """As of `StreamableLink`; the endpoint that the stream names is the server's own affair."""
-        self.user_headers = UserHeaders()
+        self.user_headers = CallerHeaders()
         self._stream: _Stream | None = None
         self._endpoint: str | None = None
         """Where messages are sent, once it is known."""
@@ -101,7 +108,7 @@ class SseLink(DuplexLink["Letter"]):
             Fault: it did not answer `initialize`.
         """
         endpoint = await self._open()
-        target = target_within(self._origin, self._target, endpoint, "wants its messages sent to")
+        target = same_origin_target(self._origin, self._target, endpoint, "wants its messages sent to")
         self._endpoint = target
         self._head = self._new_head(target)
         await self._initialize()
@@ -116,7 +123,7 @@ class SseLink(DuplexLink["Letter"]):
             endpoint, location = await self._endpoint_of(stream)
             if location is None:
                 return endpoint
-            self._target = target_within(self._origin, self._target, location, "redirects to", stays=self.stays)
+            self._target = same_origin_target(self._origin, self._target, location, "redirects to", stays=self.stays)
         raise ConnectFailed("it redirects in circles")
 
     async def _endpoint_of(self, stream: _Stream) -> tuple[str, str | None]:
@@ -163,7 +170,7 @@ class SseLink(DuplexLink["Letter"]):
         if self.is_callers_own and isinstance(waiter, CallWaiter):
             wire_id = self.callers_id(waiter.inflight.call, [sent.wire_id for sent in self._pending.values()])
         body = jsonrpc.request(id, method, params) if wire_id is None else jsonrpc.request_as(wire_id, method, params)
-        self._pending[id] = letter = Letter(self, id, waiter)
+        self._pending[id] = letter = PostedRequest(self, id, waiter)
         letter.lines, letter.wire_id = lines, wire_id
         letter.ticket = self._client.send(self._present_head() + lines, body, letter)
 
@@ -171,7 +178,7 @@ class SseLink(DuplexLink["Letter"]):
         if self._head is not None and not self.lost.done():
             self._notices.send(self._present_head(), message)
 
-    def _say_of(self, sent: Letter, message: bytes) -> None:
+    def _say_of(self, sent: PostedRequest, message: bytes) -> None:
         if self._head is not None and not self.lost.done():
             self._notices.send(self._present_head() + sent.lines, message)
 
@@ -182,13 +189,13 @@ class SseLink(DuplexLink["Letter"]):
     def _can_reply(self) -> bool:
         return self._notices.has_room()
 
-    def undelivered(self, letter: Letter, lost_: Lost) -> None:
+    def undelivered(self, letter: PostedRequest, lost_: ConnectionLost) -> None:
         """A POST broke before it was accepted; the answer may come all the same, but nobody can know."""
         if self._is_waited_for(letter):
             self.on_doubt()
             letter.waiter.fail(lost(self.server, lost_.reason, may_have_left=lost_.may_have_left))
 
-    def refused(self, letter: Letter, status: int, words: str, login: str | None) -> None:
+    def refused(self, letter: PostedRequest, status: int, words: str, login: str | None) -> None:
         """The server did not accept a POST; its session may be gone."""
         if self._is_waited_for(letter):
             self.on_doubt()
@@ -200,25 +207,25 @@ class SseLink(DuplexLink["Letter"]):
             else:
                 letter.waiter.fail(BadReply(self.server, detail))
 
-    def _is_waited_for(self, letter: Letter) -> bool:
+    def _is_waited_for(self, letter: PostedRequest) -> bool:
         return self._pending.pop(letter.id, None) is not None
 
     # -- giving up -------------------------------------------------------------------------------------------------
 
-    def _has_gone(self, sent: Letter) -> bool:
+    def _has_gone(self, sent: PostedRequest) -> bool:
         return sent.may_have_left
 
-    def _take_back(self, sent: Letter) -> None:
+    def _take_back(self, sent: PostedRequest) -> None:
         sent.abandon()
 
-    def _may_have_left(self, sent: Letter, *, is_dead: bool) -> bool:
+    def _may_have_left(self, sent: PostedRequest, *, is_dead: bool) -> bool:
         """Nothing more of it leaves; what had is not known to be read or not."""
         sent.abandon()
         return sent.may_have_left
 
     # -- receiving -------------------------------------------------------------------------------------------------
 
-    def _answered(self, id: Payload | None) -> Letter | None:
+    def _answered(self, id: Payload | None) -> PostedRequest | None:
         letter = super()._answered(self._own_id(id) if self.is_callers_own and id is not None else id)
         if letter is not None:
             letter.answered()
@@ -252,7 +259,7 @@ class SseLink(DuplexLink["Letter"]):
         await self._client.aclose()
 
 
-class Letter(Sent):
+class PostedRequest(SentRequest):
     """One request's POST, whose reply says only whether the message was accepted."""
 
     __slots__ = ("_is_over", "_link", "_login", "_status", "_words", "lines", "ticket", "wire_id")
@@ -287,7 +294,7 @@ class Letter(Sent):
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
         """Whether the message was accepted."""
         self._status = status
-        self._login = login_place(status, headers)
+        self._login = login_url(status, headers)
 
     def on_body(self, chunk: bytes) -> None:
         """Only a refusal says something here."""
@@ -305,7 +312,7 @@ class Letter(Sent):
             words = _words(self._words) + ADVICE.get(self._status, "")
             self._link.refused(self, self._status, words, self._login)
 
-    def on_lost(self, lost_: Lost) -> None:
+    def on_lost(self, lost_: ConnectionLost) -> None:
         """What was accepted is not undone by the connection's end."""
         self._is_over = True
         if self._status not in ACCEPTED:
@@ -378,7 +385,7 @@ class _Stream:
         """The server ended the stream."""
         self._over("it ended its event stream")
 
-    def on_lost(self, lost_: Lost) -> None:
+    def on_lost(self, lost_: ConnectionLost) -> None:
         """The stream broke, or could not be opened."""
         self._over(lost_.reason)
 
@@ -396,7 +403,7 @@ def _refusal(status: int, headers: Mapping[str, str]) -> ConnectFailed:
     """Why an address gives no stream; only what says nothing about credentials or trouble suggests another carrier."""
     if status in FORBIDDEN or status >= SERVER_TROUBLE:
         failed = ConnectFailed(f"it answered HTTP {status}{ADVICE.get(status, '')}")
-        failed.login, failed.status = login_place(status, headers), status
+        failed.login, failed.status = login_url(status, headers), status
         return failed
     kind = media_type(headers)[:60] or "no content type"
     return WrongCarrier(f"it gives no event stream: it answered HTTP {status} with {kind}")

@@ -11,8 +11,8 @@ from isthmus.upstream.corked import CorkedLink
 from isthmus.upstream.link import ConnectFailed
 from isthmus.upstream.settings import StdioSettings
 from isthmus.wire import lines
+from isthmus.wire.lines import Oversized
 from isthmus.wire.mcp.messages import Implementation
-from isthmus.wire.oversized import Oversized
 
 LAST_WORDS_LENGTH = 600
 """How much of a lost process's standard error the operator is shown: the end of a traceback."""

@@ -1,7 +1,7 @@
 """What a server is asked to tell of, and what it has agreed to: one piece for each era, held by a link.
 
-An earlier server is asked about each resource by itself (`Singly`); a modern one about all of them at once, with a
-request that stays open and takes the place of the one before (`Jointly`). How requests travel is the link's. Who wants
+An earlier server is asked about each resource by itself (`LegacySubscriptions`); a modern one about all of them at once, with a
+request that stays open and takes the place of the one before (`ModernSubscriptions`). How requests travel is the link's. Who wants
 to hear what, and how many of them, is for `core.watch.subscriptions`.
 """
 
@@ -18,7 +18,7 @@ import structlog
 
 from isthmus.model.faults import BadReply, Fault, ServerError, TooManySubscriptions
 from isthmus.model.names import ServerName
-from isthmus.upstream.waiters import Inquiry, Waiter
+from isthmus.upstream.waiters import HubRequest, Waiter
 from isthmus.wire import jsonrpc
 
 log = structlog.get_logger(__name__)
@@ -44,7 +44,7 @@ WATCHED_BYTES_MAX = 768 * 1024
 Answer: TypeAlias = "asyncio.Future[Fault | None]"
 
 
-class Singly:
+class LegacySubscriptions:
     """Has an earlier server tell of each resource by itself.
 
     Requests about the same resource go one after the other: a server may take up two of them in any order, and end
@@ -52,7 +52,7 @@ class Singly:
     """
 
     def __init__(
-        self, server: ServerName, ask: Callable[[str, str], Inquiry], forget: Callable[[Waiter], None]
+        self, server: ServerName, ask: Callable[[str, str], HubRequest], forget: Callable[[Waiter], None]
     ) -> None:
         self._server = server
         self._ask = ask
@@ -93,7 +93,7 @@ class Singly:
         inquiry.answer.add_done_callback(partial(self._answered, method, uri, inquiry, timer))
 
     def _answered(
-        self, method: str, uri: str, inquiry: Inquiry, timer: asyncio.TimerHandle, answer: asyncio.Future[msgspec.Raw]
+        self, method: str, uri: str, inquiry: HubRequest, timer: asyncio.TimerHandle, answer: asyncio.Future[msgspec.Raw]
     ) -> None:
         timer.cancel()
         self._forget(inquiry)
@@ -112,7 +112,7 @@ class Singly:
             _give(self._wanted.pop(uri, None), refusal)
 
 
-class Jointly:
+class ModernSubscriptions:
     """Has a modern server tell of its lists and of all that is watched, by one request at a time that names everything.
 
     `ask` sends such a request; the link says how it went by `acknowledged`, `refused` or `interrupted`. What is new in

@@ -13,7 +13,7 @@ from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.model.credentials import Subject
 from isthmus.model.names import ServerName
-from isthmus.upstream.known_lists import KnownLists
+from isthmus.upstream.list_cache import ListCache
 from isthmus.upstream.reconnector import Connect, Reconnector
 from isthmus.upstream.settings import ServerSettings
 
@@ -30,7 +30,7 @@ class Supervisor:
     """Keeps servers. Each is in `reconnectors` unless it is disabled."""
 
     def __init__(
-        self, hub: Hub, background: BackgroundTasks, connect: Connect, lists: KnownLists | None = None
+        self, hub: Hub, background: BackgroundTasks, connect: Connect, lists: ListCache | None = None
     ) -> None:
         """Without `lists` nothing is known of servers before they answer."""
         self._lists = lists
@@ -135,7 +135,7 @@ class Supervisor:
         if reconnector is not None:
             reconnector.is_hidden = True
             self._hub.subscriptions.detach(server)
-        self._hub.close_lane(server)
+        self._hub.close_server_queue(server)
         if reconnector is not None:
             self._background.spawn(f"end of {server}", self._drain(reconnector))
 

@@ -8,26 +8,123 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from functools import partial
+from secrets import token_hex
 from typing import Protocol
 
 import msgspec
 
 from isthmus.core.calls.inflight import InFlight, OpenQuestion
-from isthmus.core.ports.exchange import Aside
+from isthmus.core.ports.exchange import HubExchange, LateProgressExchange
+from isthmus.core.ports.link import TaskLink
+from isthmus.core.watch.tasks import LinkSession
 from isthmus.model.calls import TASK_KINDS
-from isthmus.model.events import Log
-from isthmus.model.faults import BadReply, Fault, Lost, NotConnected, ServerError
+from isthmus.model.events import LogMessage
+from isthmus.model.faults import BadReply, Fault, Lost, NotConnected, ServerError, Unanswered
+from isthmus.model.features import Feature
 from isthmus.model.names import ServerName
 from isthmus.model.outcomes import Outcome, Result
-from isthmus.model.questions import NOT_ASKED, OnReply, Question
-from isthmus.upstream.hiding import Hiding, hide_in_result
-from isthmus.upstream.rounds import Round, put
-from isthmus.upstream.task_notes import note
-from isthmus.wire.jsonrpc import MEMBERS_MAX, ErrorReply, is_crowded
-from isthmus.wire.mcp.inputs import ASKED_OF, INPUT_REQUIRED, read_inputs
+from isthmus.model.questions import NOT_ASKED, Declined, OnReply, Question, Reply
+from isthmus.upstream.redaction import Redacting, redact_result
+from isthmus.wire.jsonrpc import MEMBERS_MAX, ErrorReply, Payload, is_crowded, render
+from isthmus.wire.mcp.calls import read_any_result, read_call_result, read_resource_result
+from isthmus.wire.mcp.input_requests import (
+    CAPABILITY_NEEDED,
+    INPUT_REQUIRED,
+    RESPONSES,
+    STATE,
+    InputRequests,
+    as_legacy_request,
+    read_input_required,
+)
 from isthmus.wire.mcp.messages import Members, read_progress
-from isthmus.wire.mcp.requests import read_any_result, read_call_result, read_resource_result
-from isthmus.wire.mcp.tasks import KNOWN, RELATED, TASK
+from isthmus.wire.mcp.tasks import RELATED, TASK, TASKS_CAPABILITY, is_task_required, read_state
+
+
+def note_task(inflight: InFlight, server: ServerName, answer: Payload) -> None:
+    """Note what a server's answer says of a task, before the call ends with it."""
+    tasks = None if inflight.server_queue is None else inflight.server_queue.tasks
+    state = read_state(answer)
+    if tasks is None or state is None:
+        return
+    call, place = inflight.call, _place_of(inflight)
+    if call.kind not in TASK_KINDS:
+        exchange, request = inflight.exchange, _request_of(inflight)
+        report = exchange.reporter() if request >= 0 and isinstance(exchange, LateProgressExchange) else None
+        tasks.made(call.caller, server, place, state, session=call.session, request=request, report=report)
+    elif state.id == inflight.name:  # a server that answers with another's says nothing of this one
+        tasks.answered(call.caller, server, place, state)
+
+
+def _place_of(inflight: InFlight) -> LinkSession | None:
+    link: object = inflight.link
+    return link.link_session_of(inflight) if isinstance(link, TaskLink) else None
+
+
+def _request_of(inflight: InFlight) -> int:
+    """The id of a call's request; links keep it, or what has it."""
+    id = getattr(inflight.carriage, "id", inflight.carriage)
+    return id if isinstance(id, int) else -1
+
+
+ROUNDS_MAX = 10
+"""How often one call may be sent again: a server that asks for ever gets nowhere."""
+
+
+def ask_caller(
+    inflight: InFlight,
+    question: Question,
+    reply: OnReply,
+    others: Sequence[InFlight] = (),
+    *,
+    lasts: bool = False,
+) -> OpenQuestion | None:
+    """Put a question to the caller, if that said it can be asked such a thing; see `InFlight.ask`."""
+    if CAPABILITY_NEEDED[question.method] in inflight.call.client_caps:
+        return inflight.ask(question, reply, others, lasts=lasts)
+    reply(NOT_ASKED)
+    return None
+
+
+class InputRound:
+    """The questions of one result, and the answers so far."""
+
+    def __init__(self, inflight: InFlight, inputs: InputRequests) -> None:
+        self._inflight = inflight
+        self._inputs = inputs
+        self._answers: dict[str, Payload] = {}
+        self._server = inflight.target.feature.server
+
+    def ask(self) -> None:
+        """Ask everything at once; a server that only wants its state back is asked again at once."""
+        self._inflight.rounds += 1
+        if self._inflight.rounds > ROUNDS_MAX:
+            self._inflight.finish(Unanswered(self._server, f"it went on asking after {ROUNDS_MAX} rounds"))
+        elif not self._inputs.questions:
+            self._send_again()
+        for key, question in self._inputs.questions.items():
+            ask_caller(self._inflight, as_legacy_request(question, token_hex(16)), partial(self._answered, key))
+
+    def _answered(self, key: str, reply: Reply) -> None:
+        if self._inflight.outcome is not None:
+            return
+        if isinstance(reply, Declined):
+            self._inflight.finish(Unanswered(self._server, reply.message))
+            return
+        self._answers[key] = reply.result
+        if len(self._answers) == len(self._inputs.questions):
+            self._send_again()
+
+    def _send_again(self) -> None:
+        call, link = self._inflight.call, self._inflight.link
+        assert link is not None, "it was sent on a link before"
+        extra = dict(call.extra)
+        extra[RESPONSES] = msgspec.Raw(render(self._answers))
+        extra.pop(STATE, None)
+        if self._inputs.state is not None:
+            extra[STATE] = self._inputs.state
+        self._inflight.call = msgspec.structs.replace(call, extra=extra)
+        link.send(self._inflight)
 
 
 class Waiter(Protocol):
@@ -45,7 +142,7 @@ class Waiter(Protocol):
     def progress(self, params: Members) -> None:
         """The server reported progress."""
 
-    def log(self, line: Log) -> None:
+    def log(self, line: LogMessage) -> None:
         """The server logged something while it worked on this."""
 
     def ask(self, question: Question, reply: OnReply) -> OpenQuestion | None:
@@ -87,8 +184,8 @@ class CallWaiter:
             self._end(BadReply(self.server, "the result of a call must be an object"))
         elif answer.result_type == INPUT_REQUIRED:
             self._require(payload)
-        elif answer.result_type == TASK and KNOWN in self.inflight.call.client_caps:
-            note(self.inflight, self.server, payload)
+        elif answer.result_type == TASK and TASKS_CAPABILITY in self.inflight.call.client_caps:
+            note_task(self.inflight, self.server, payload)
             self._end(Result(payload, is_typed=True, task_of=self.server))
         elif answer.result_type not in _COMPLETE:
             detail = f"a result of type {answer.result_type!r}, which this hub does not relay"
@@ -98,14 +195,14 @@ class CallWaiter:
             whose = self.server if self._is_about_task() else None
             keeps = answer.ttl_seconds, answer.is_public
             if whose is not None:
-                note(self.inflight, self.server, payload)
+                note_task(self.inflight, self.server, payload)
             told = self._hidden(payload) if answer.is_error else payload
             self._end(Result(told, answer.is_error, is_typed, *keeps, task_of=whose))
 
     def _hidden(self, payload: msgspec.Raw) -> msgspec.Raw:
         """A result that tells of a failure, without what the server was shown."""
         link: object = self.inflight.link
-        return hide_in_result(payload, link.hide_for(self.inflight)) if isinstance(link, Hiding) else payload
+        return redact_result(payload, link.hide_for(self.inflight)) if isinstance(link, Redacting) else payload
 
     def _is_about_task(self) -> bool:
         call = self.inflight.call
@@ -113,18 +210,18 @@ class CallWaiter:
 
     def _require(self, payload: msgspec.Raw) -> None:
         """The server asks by its result: pass that on to who comes back, else ask and send the call once more."""
-        inputs = read_inputs(payload)
+        inputs = read_input_required(payload)
         if isinstance(inputs, str):
             self._end(BadReply(self.server, inputs))
         elif self.inflight.call.comes_back:
             self._end(Result(payload, is_typed=True, asked_by=self.server))
         else:
             self.inflight.carriage = None
-            Round(self.inflight, inputs).ask()
+            InputRound(self.inflight, inputs).ask()
 
     def ask(self, question: Question, reply: OnReply) -> OpenQuestion | None:
         """Put it to the caller, if that said it can be asked such a thing."""
-        return put(self.inflight, question, reply)
+        return ask_caller(self.inflight, question, reply)
 
     def error(self, reply: ErrorReply) -> None:
         """End the call with the server's own error."""
@@ -144,14 +241,14 @@ class CallWaiter:
         """Pass progress on, without the token of this hop."""
         self.inflight.emit(read_progress(params, self.server))
 
-    def log(self, line: Log) -> None:
+    def log(self, line: LogMessage) -> None:
         """Pass it on; whether the caller wants it is for the face to say."""
         if "_meta" in line.members:
             line = msgspec.structs.replace(line, task_of=self.server)
         self.inflight.emit(line)
 
 
-class Inquiry:
+class HubRequest:
     """A question of the hub's own (a handshake, a listing, a ping): `answer` is awaited by whoever asked."""
 
     __slots__ = ("answer", "method", "server")
@@ -178,7 +275,7 @@ class Inquiry:
     def progress(self, params: Members) -> None:
         """Nobody asked for progress."""
 
-    def log(self, line: Log) -> None:
+    def log(self, line: LogMessage) -> None:
         """Nobody reads it."""
 
     def ask(self, question: Question, reply: OnReply) -> None:
@@ -186,7 +283,7 @@ class Inquiry:
         reply(NOT_ASKED)
 
 
-def log_alone(line: Log, waiters: Iterable[Waiter]) -> bool:
+def log_alone(line: LogMessage, waiters: Iterable[Waiter]) -> bool:
     """Give a line that names no call to the latest call of the caller who alone has calls; False if nobody is alone."""
     calls = _calls_among(waiters)
     if len({waiter.inflight.call.caller for waiter in calls}) != 1:
@@ -203,10 +300,10 @@ def _calls_among(waiters: Iterable[Waiter]) -> list[CallWaiter]:
 
 def _callers_own(calls: Iterable[CallWaiter]) -> list[CallWaiter]:
     """Without what the hub asks in a caller's name, behind which nobody listens."""
-    return [waiter for waiter in calls if not isinstance(waiter.inflight.exchange, Aside)]
+    return [waiter for waiter in calls if not isinstance(waiter.inflight.exchange, HubExchange)]
 
 
-SOMEBODYS = ""
+UNKNOWN_SESSION = ""
 """Stands for calls that are not of one conversation, or of none: who made them cannot be told apart."""
 
 
@@ -220,13 +317,13 @@ def lone_call(waiters: Iterable[Waiter], strays: str | None = None) -> CallWaite
     if len({(waiter.inflight.call.caller, waiter.inflight.call.session) for waiter in calls}) != 1:
         return None
     session = calls[0].inflight.call.session
-    if session == SOMEBODYS and (len(calls) > 1 or strays is not None):
+    if session == UNKNOWN_SESSION and (len(calls) > 1 or strays is not None):
         return None
     own = _callers_own(calls)
-    return _Lone(own) if own and strays in (None, session) else None
+    return _OneOfCalls(own) if own and strays in (None, session) else None
 
 
-class _Lone(CallWaiter):
+class _OneOfCalls(CallWaiter):
     """The latest of one program's calls, of which nobody can say which one a question is about: all wait for it."""
 
     __slots__ = ("_others",)
@@ -237,12 +334,12 @@ class _Lone(CallWaiter):
 
     def ask(self, question: Question, reply: OnReply) -> OpenQuestion | None:
         """Put it to the caller, while the clocks of all its calls stand still."""
-        return put(self.inflight, question, reply, self._others, lasts=_lasts(question))
+        return ask_caller(self.inflight, question, reply, self._others, lasts=_lasts(question))
 
 
 def _lasts(question: Question) -> bool:
     """Whether its server may answer all calls and still wait: roots are a client's, and a task outlives its call."""
-    return ASKED_OF[question.method] == "roots" or RELATED.encode() in bytes(question.params)
+    return CAPABILITY_NEEDED[question.method] == "roots" or RELATED.encode() in bytes(question.params)
 
 
 def lost(server: ServerName, detail: str, *, may_have_left: bool) -> Fault:
@@ -253,3 +350,70 @@ def lost(server: ServerName, detail: str, *, may_have_left: bool) -> Fault:
 def turned_away(server: ServerName, detail: str, status: int | None = None, login: str | None = None) -> Fault:
     """The fault for a request that the server provably did not run."""
     return NotConnected(server, detail, status=status, login=login)
+
+
+CANCEL = "tasks/cancel"
+
+
+def waiter_for(inflight: InFlight) -> CallWaiter:
+    """Who waits for the answer to a call that is about to be sent to an earlier server; the call may ask for more then.
+
+    What asks for a task in its caller's name, or is about one, is left as it is.
+    """
+    call = inflight.call
+    if call.kind != "tool" or not call.comes_back or TASK in call.extra or not _is_task(inflight.target.feature):
+        return CallWaiter(inflight)
+    inflight.call = msgspec.structs.replace(call, extra={**call.extra, TASK: msgspec.Raw(b"{}")})
+    return _TaskStart(inflight)
+
+
+def is_hidden_task(inflight: InFlight) -> bool:
+    """Whether a call waits for the result of a task that its caller knows nothing of."""
+    return inflight.call.kind == "task_result" and _is_task(inflight.target.feature)
+
+
+def _is_task(tool: Feature) -> bool:
+    execution = tool.definition.get("execution")
+    return execution is not None and is_task_required(execution)
+
+
+class _TaskStart(CallWaiter):
+    """Waits for the task, and then asks for its result on the same link."""
+
+    __slots__ = ()
+
+    def result(self, payload: msgspec.Raw) -> None:
+        """The server answered: with a task, or with the result after all."""
+        inflight, link = self.inflight, self.inflight.link
+        state = read_state(payload)
+        inflight.call = call = msgspec.structs.replace(inflight.call, extra={})
+        if state is None or link is None:
+            super().result(payload)
+            return
+        inflight.rounds += 1  # it runs, whatever comes of the next request
+        inflight.call = msgspec.structs.replace(call, kind="task_result")
+        inflight.name = state.id
+        link.send(inflight)
+
+
+class IgnoredResponse:
+    """Waits for nothing: the answer is no matter."""
+
+    def result(self, payload: msgspec.Raw) -> None:
+        """See `Waiter`."""
+
+    def error(self, reply: ErrorReply) -> None:
+        """See `Waiter`."""
+
+    def fail(self, fault: Fault) -> None:
+        """See `Waiter`."""
+
+    def progress(self, params: Members) -> None:
+        """See `Waiter`."""
+
+    def log(self, line: LogMessage) -> None:
+        """See `Waiter`."""
+
+    def ask(self, question: Question, reply: OnReply) -> None:
+        """See `Waiter`."""
+        reply(NOT_ASKED)

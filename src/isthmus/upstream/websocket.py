@@ -7,10 +7,10 @@ from isthmus.core.ports.credentials import Credentials
 from isthmus.core.settings import Limits
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import SOCKET_SCHEMES, DialFailed, Egress, EgressRefused, parse_url
-from isthmus.transport.websocket import DialledSocket, Endpoint, HandshakeFailed
+from isthmus.transport.websocket import DialledSocket, HandshakeFailed, WebSocketAddress
 from isthmus.upstream.corked import CorkedLink
+from isthmus.upstream.http_shared import ADVICE
 from isthmus.upstream.link import ConnectFailed
-from isthmus.upstream.replies import ADVICE
 from isthmus.wire.mcp.messages import Implementation
 
 SUBPROTOCOL = "mcp"
@@ -68,7 +68,7 @@ class SocketLink(CorkedLink):
             # A token stands under this name, in lower case, whatever else is configured.
             proof = signer.proof_for("GET", self._url, headers.get("authorization", ""))
             headers |= {} if proof is None else {"dpop": proof}
-        endpoint = Endpoint(self._origin, self._target, (SUBPROTOCOL,), self.limits.reply_bytes, headers)
+        endpoint = WebSocketAddress(self._origin, self._target, (SUBPROTOCOL,), self.limits.reply_bytes, headers)
         within = self.limits.connect_seconds
         return await DialledSocket.connect(self._egress, endpoint, self, is_configured=True, within=within)
 

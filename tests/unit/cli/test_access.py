@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from isthmus.cli.access import Asked, callers_of, places_of, show_access
-from isthmus.cli.access_diff import OPERATOR, TARGETS, show_difference
+from isthmus.cli.access import OPERATOR, TARGETS, AccessQuery, callers_of, places_of, show_access, show_difference
 from isthmus.cli.commands import access as commands
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.main import main
-from isthmus.cli.sources import Own, Running, configuration_of
+from isthmus.cli.config import configuration_of
+from isthmus.cli.hub import LocalSource, RemoteSource
 from isthmus.model.callers import FACES, Face
-from isthmus.storage.definitions import FILE, Definitions, Seen
+from isthmus.storage.definitions import FILE, DefinitionStore, SeenDefinition
 from isthmus.upstream.settings import HttpSettings
 from tests.hubs import PATIENT, serving, write_config
 from tests.security.permitted import key_of, server
@@ -45,7 +45,7 @@ def config(folder: Path, servers: dict[str, Any] | None = None, **tables: Any) -
 async def told(
     file: Path, name: str, capsys: pytest.CaptureFixture[str], face: Face | None = None, *, is_json: bool = False
 ) -> str:
-    assert await show_access(Own(file), file, Asked(name, face, is_json), wait=20) == Exit.WELL
+    assert await show_access(LocalSource(file), file, AccessQuery(name, face, is_json), wait=20) == Exit.SUCCESS
     said = capsys.readouterr()
     assert said.err == ""
     return said.out
@@ -148,7 +148,7 @@ async def test_servers_that_did_not_come_are_named_beside_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = config(tmp_path, {"gone": {"command": "/no/such/program"}})
-    await show_access(Own(file), file, Asked("root", None, is_json=False), wait=20)
+    await show_access(LocalSource(file), file, AccessQuery("root", None, is_json=False), wait=20)
     said = capsys.readouterr()
     assert "builtin.echo       * in callers.root.allow" in said.out
     assert said.err.startswith("gone is retrying: '/no/such/program'")
@@ -158,7 +158,7 @@ async def test_servers_that_did_not_come_are_named_beside_it(
 async def test_an_unknown_caller_is_told_who_there_is(tmp_path: Path) -> None:
     file = config(tmp_path)
     with pytest.raises(CommandFailed) as failed:
-        await show_access(Own(file), file, Asked("plannner", None, is_json=False), wait=20)
+        await show_access(LocalSource(file), file, AccessQuery("plannner", None, is_json=False), wait=20)
     assert failed.value.exit == Exit.USAGE
     assert (failed.value.message, failed.value.advice) == (
         "there is no caller 'plannner'",
@@ -171,7 +171,7 @@ async def test_without_callers_it_is_whoever_is_at_this_machine(
 ) -> None:
     file = config(tmp_path, {}, callers={}, tenants={})
     with pytest.raises(CommandFailed) as failed:
-        await show_access(Own(file), file, Asked("me", None, is_json=False), wait=20)
+        await show_access(LocalSource(file), file, AccessQuery("me", None, is_json=False), wait=20)
     assert failed.value.advice == ("No callers are configured: whoever is at this machine comes in, as local.",)
     assert "builtin.echo       * in callers.local.allow" in await told(file, "local", capsys)
 
@@ -182,8 +182,8 @@ async def test_a_running_hub_says_what_there_is_and_the_file_who_may(
     file = config(tmp_path / "here")
     (tmp_path / "there").mkdir()
     async with serving(tmp_path / "there", SERVERS, callers=CALLERS, tenants=TENANTS, limits=PATIENT) as hub:
-        source = Running(HttpSettings(hub.url, {"Authorization": f"Bearer {key_of('root')}"}), has_key=True)
-        assert await show_access(source, file, Asked("planner", None, is_json=False), wait=20) == Exit.WELL
+        source = RemoteSource(HttpSettings(hub.url, {"Authorization": f"Bearer {key_of('root')}"}), has_key=True)
+        assert await show_access(source, file, AccessQuery("planner", None, is_json=False), wait=20) == Exit.SUCCESS
     lines = capsys.readouterr().out.splitlines()
     assert lines[3:6] == [
         "  alpha.look  alpha.* in callers.planner.allow",
@@ -306,7 +306,7 @@ async def test_without_a_difference_nothing_is_printed_and_a_script_is_told_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = config(tmp_path)
-    assert await show_difference(file, file, wait=20, is_json=False) == Exit.WELL
+    assert await show_difference(file, file, wait=20, is_json=False) == Exit.SUCCESS
     said = capsys.readouterr()
     assert (said.out, said.err) == ("", "Nobody would notice a difference.\n")
 
@@ -333,7 +333,7 @@ async def test_what_a_new_configuration_leaves_out_for_a_mistake_is_named(
     assert "  - alpha.look\n" in said.out
     assert ["callers.planner" in said.err, "tenants.acme" in said.err] == [True, True]
     with pytest.raises(CommandFailed) as failed:
-        await show_access(Own(new), new, Asked("planner", None, is_json=False), wait=20)
+        await show_access(LocalSource(new), new, AccessQuery("planner", None, is_json=False), wait=20)
     assert failed.value.advice == ("The configuration has it, and leaves it out: `isthmus config check` says why.",)
 
 
@@ -344,13 +344,13 @@ async def test_what_waits_to_be_approved_is_reached_by_nobody_and_nothing_is_not
     file = config(tmp_path, {"alpha": ALPHA}, hub={"pin": "strict", "state": str(state)})
     assert "  alpha.look  " in await told(file, "root", capsys)
     assert not (state / FILE).exists()
-    with closing(Definitions(state)) as kept:
-        kept.keep([(Seen("alpha", "", "look", b"another", b"{}", 0.0), False)])
-    await show_access(Own(file), file, Asked("root", None, is_json=False), wait=20)
+    with closing(DefinitionStore(state)) as kept:
+        kept.keep([(SeenDefinition("alpha", "", "look", b"another", b"{}", 0.0), False)])
+    await show_access(LocalSource(file), file, AccessQuery("root", None, is_json=False), wait=20)
     said = capsys.readouterr()
     assert ["alpha.look" in said.out, "alpha.drop" in said.out] == [False, True]
     assert said.err == "alpha.look is withheld from everybody: isthmus approve alpha.look\n"
-    with closing(Definitions(state)) as kept:
+    with closing(DefinitionStore(state)) as kept:
         assert [row[2] for row in kept.known()] == ["look"]
 
 

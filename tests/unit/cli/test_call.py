@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.cli.call import Wanted, call_tool, read_resource, read_text, write_prompt
+from isthmus.cli.call import FeatureRequest, call_tool, read_resource, read_text, write_prompt
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.sources import Own, Running
+from isthmus.cli.hub import LocalSource, RemoteSource
 from isthmus.upstream.settings import HttpSettings
 from tests.conftest import Ledger
 from tests.hubs import PATIENT, serving, stdio, write_config
@@ -39,38 +39,38 @@ for line in sys.stdin:
 
 
 @pytest.fixture
-def config(tmp_path: Path, ledger: Ledger) -> Own:
+def config(tmp_path: Path, ledger: Ledger) -> LocalSource:
     servers = {
         "raw": stdio(command("raw_server", "--ledger", str(ledger.path))),
         "failing": stdio([sys.executable, "-c", FAILING]),
     }
-    return Own(write_config(tmp_path, servers))
+    return LocalSource(write_config(tmp_path, servers))
 
 
-def wanted(name: str, *words: str, is_json: bool = False) -> Wanted:
-    return Wanted(name, words, None, is_json)
+def wanted(name: str, *words: str, is_json: bool = False) -> FeatureRequest:
+    return FeatureRequest(name, words, None, is_json)
 
 
-async def test_text_is_printed_and_progress_shown_beside_it(config: Own, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_text_is_printed_and_progress_shown_beside_it(config: LocalSource, capsys: pytest.CaptureFixture[str]) -> None:
     call = wanted("raw.echo", "text=hello", "mode=progress:2")
-    assert await call_tool(config, call, wait=20) == Exit.WELL
+    assert await call_tool(config, call, wait=20) == Exit.SUCCESS
     told = capsys.readouterr()
     assert told.out == "hello\n"
     assert told.err == "progress: 1/2\nprogress: 2/2\n"
 
 
-async def test_json_is_the_result_as_the_server_gave_it(config: Own, capsys: pytest.CaptureFixture[str]) -> None:
-    assert await call_tool(config, wanted("raw.echo", "text=a", is_json=True), wait=20) == Exit.WELL
+async def test_json_is_the_result_as_the_server_gave_it(config: LocalSource, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await call_tool(config, wanted("raw.echo", "text=a", is_json=True), wait=20) == Exit.SUCCESS
     assert json.loads(capsys.readouterr().out)["content"] == [{"type": "text", "text": "a"}]
 
 
-async def test_a_result_without_content_prints_nothing(config: Own, capsys: pytest.CaptureFixture[str]) -> None:
-    assert await call_tool(config, wanted("failing.quiet"), wait=20) == Exit.WELL
+async def test_a_result_without_content_prints_nothing(config: LocalSource, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await call_tool(config, wanted("failing.quiet"), wait=20) == Exit.SUCCESS
     assert capsys.readouterr().out == ""
 
 
 async def test_a_tool_that_says_no_ends_with_1_and_its_words_on_stderr(
-    config: Own, capsys: pytest.CaptureFixture[str]
+    config: LocalSource, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(CommandFailed) as failed:
         await call_tool(config, wanted("failing.fail"), wait=20)
@@ -81,7 +81,7 @@ async def test_a_tool_that_says_no_ends_with_1_and_its_words_on_stderr(
     assert json.loads(capsys.readouterr().out)["isError"] is True
 
 
-async def test_a_fault_says_whether_the_tool_ran(config: Own, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_fault_says_whether_the_tool_ran(config: LocalSource, capsys: pytest.CaptureFixture[str]) -> None:
     call = wanted("raw.pay", "nonce=1", "mode=die_after_ledger", is_json=True)
     with pytest.raises(CommandFailed) as failed:
         await call_tool(config, call, wait=20)
@@ -92,14 +92,14 @@ async def test_a_fault_says_whether_the_tool_ran(config: Own, capsys: pytest.Cap
 
 async def test_a_running_hubs_fault_is_told_in_its_own_words(tmp_path: Path) -> None:
     async with serving(tmp_path, {"raw": stdio(command("raw_server"))}, limits=PATIENT) as served:
-        source = Running(HttpSettings(served.url), has_key=False)
+        source = RemoteSource(HttpSettings(served.url), has_key=False)
         with pytest.raises(CommandFailed) as failed:
             await call_tool(source, wanted("raw.pay", "nonce=1", "mode=die_after_ledger"), wait=20)
         assert failed.value.message.startswith("Lost server raw during the call")
         assert failed.value.advice[0].startswith("executed: unknown")
 
 
-async def test_whoever_stops_waiting_withdraws_the_call_at_the_server(config: Own, ledger: Ledger) -> None:
+async def test_whoever_stops_waiting_withdraws_the_call_at_the_server(config: LocalSource, ledger: Ledger) -> None:
     calling = asyncio.ensure_future(call_tool(config, wanted("raw.pay", "nonce=1", "mode=sleep:60"), wait=20))
     async with asyncio.timeout(20):
         while not ledger.lines():  # noqa: ASYNC110 - another process writes it
@@ -118,10 +118,10 @@ def test_arguments_are_read_from_files_and_from_standard_input(tmp_path: Path, m
 
 
 async def test_a_prompt_is_written_out_and_a_resource_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = Own(write_config(tmp_path, {"shelf": stdio(command("full_sdk2"))}))
-    assert await write_prompt(source, wanted("greet", "name=Ada"), wait=30) == Exit.WELL
+    source = LocalSource(write_config(tmp_path, {"shelf": stdio(command("full_sdk2"))}))
+    assert await write_prompt(source, wanted("greet", "name=Ada"), wait=30) == Exit.SUCCESS
     assert capsys.readouterr().out == f"user: {content.greeting('Ada', 'warm')}\n"
-    assert await read_resource(source, content.UNLISTED_URI, wait=30, is_json=False) == Exit.WELL
+    assert await read_resource(source, content.UNLISTED_URI, wait=30, is_json=False) == Exit.SUCCESS
     assert capsys.readouterr().out == f"{content.UNLISTED}\n"
     with pytest.raises(CommandFailed) as failed:
         await read_resource(source, "memo://shelf/none", wait=30, is_json=True)

@@ -10,48 +10,48 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.cli import diagnosis as module
-from isthmus.cli.diagnosis import (
+from isthmus.cli import doctor as module
+from isthmus.cli.doctor import (
     CODES,
     SLOW_SECONDS,
-    Entry,
-    Patient,
+    ConfiguredServer,
+    ServerReport,
     of_arguments,
     of_names,
     of_schemas,
     of_server,
     of_uris,
 )
-from isthmus.cli.documents import Offer
+from isthmus.cli.documents import ListedFeature
 from isthmus.config import codes
 from isthmus.core.settings import Limits
 from isthmus.model.names import ServerName
 from isthmus.upstream.settings import (
     AgentSettings,
     HttpSettings,
+    JsonRpcSettings,
     PythonSettings,
     Reach,
-    RpcSettings,
     ServerSettings,
-    SocketSettings,
     StdioSettings,
+    WebSocketSettings,
 )
 
-RPC = RpcSettings("http://x/rpc")
+RPC = JsonRpcSettings("http://x/rpc")
 AGENT = AgentSettings("http://x")
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "operating.md"
 
 
-def entry(reach: Reach, secrets: frozenset[str] = frozenset()) -> Entry:
-    return Entry(ServerSettings(ServerName("a"), reach, secrets=secrets), "servers.a of x.toml")
+def entry(reach: Reach, secrets: frozenset[str] = frozenset()) -> ConfiguredServer:
+    return ConfiguredServer(ServerSettings(ServerName("a"), reach, secrets=secrets), "servers.a of x.toml")
 
 
-def offer(name: str, **definition: Any) -> Offer:
+def offer(name: str, **definition: Any) -> ListedFeature:
     raws = {key: msgspec.Raw(json.dumps(value).encode()) for key, value in definition.items()}
-    return Offer(name, name.partition(".")[0], raws)
+    return ListedFeature(name, name.partition(".")[0], raws)
 
 
-def told(patient: Patient, of: Entry | None = None) -> list[tuple[str, str]]:
+def told(patient: ServerReport, of: ConfiguredServer | None = None) -> list[tuple[str, str]]:
     return [(found.code.number, found.mend) for found in of_server(patient, of)]
 
 
@@ -69,11 +69,11 @@ def test_every_code_is_in_the_document_as_it_is() -> None:
 
 
 def test_of_a_server_that_is_well_there_is_nothing_to_say() -> None:
-    assert of_server(Patient("a", "ready", seconds=SLOW_SECONDS), entry(StdioSettings("run"))) == []
+    assert of_server(ServerReport("a", "ready", seconds=SLOW_SECONDS), entry(StdioSettings("run"))) == []
 
 
 def test_a_process_that_died_is_told_with_its_last_words_and_its_command_without_secrets() -> None:
-    patient = Patient("a", "retrying", "exited with code 3", said="Traceback\n  ValueError: boom\n")
+    patient = ServerReport("a", "retrying", "exited with code 3", said="Traceback\n  ValueError: boom\n")
     (found,) = of_server(patient, entry(StdioSettings("run", ("--key", "hunter2")), frozenset({"hunter2"})))
     assert (found.code, found.message) == (module.DIED, "exited with code 3; it said: ValueError: boom")
     assert found.mend == "see what it says when run by hand: run --key ***"
@@ -88,7 +88,7 @@ def test_a_process_that_died_is_told_with_its_last_words_and_its_command_without
         ("connection refused by 127.0.0.1:9", HttpSettings("http://x"), "ISD-103", "in servers.a of x.toml, start the"),
         ("it answered HTTP 401; check", HttpSettings("http://x"), "ISD-104", "valid credential"),
         ("it answered a POST of MCP with HTTP 405", HttpSettings("http://x"), "ISD-105", "take type out"),
-        ("it answered HTTP 404 instead of opening a WebSocket", SocketSettings("ws://x"), "ISD-105", "no WebSocket"),
+        ("it answered HTTP 404 instead of opening a WebSocket", WebSocketSettings("ws://x"), "ISD-105", "no WebSocket"),
         (
             "it answered a POST of MCP with HTTP 404; it gives no event stream: it answered HTTP 404",
             HttpSettings("http://x"),
@@ -101,7 +101,7 @@ def test_a_process_that_died_is_told_with_its_last_words_and_its_command_without
         ("it has no tools/list: declare", RPC, "ISD-111", "each as [servers.a.tools.TOOL]"),
         ("it has no tools/list (Missing session ID): declare", RPC, "ISD-105", "write url in the place of rpc"),
         ("it answered HTTP 406", RPC, "ISD-105", "write url in the place of rpc"),
-        ("it has no tools/list (no): declare", RpcSettings("http://x/mcp"), "ISD-105", "write url in the place of rpc"),
+        ("it has no tools/list (no): declare", JsonRpcSettings("http://x/mcp"), "ISD-105", "write url in the place of rpc"),
         ("HTTP 404 without a usable JSON-RPC answer", RPC, "ISD-106", "correct rpc"),
         ("it answered HTTP 404 where its card should be", AGENT, "ISD-106", "correct agent: there is no card"),
         ("https://b is not where its card is; if it is", AGENT, "ISD-114", "add to origins what the card names"),
@@ -127,30 +127,30 @@ def test_a_process_that_died_is_told_with_its_last_words_and_its_command_without
     ],
 )
 def test_each_reason_has_its_code_and_what_mends_it(reason: str | None, reach: Reach, code: str, mend: str) -> None:
-    ((number, advice),) = told(Patient("a", "retrying", reason), entry(reach))
+    ((number, advice),) = told(ServerReport("a", "retrying", reason), entry(reach))
     assert number == code
     assert mend.replace("its own log", "own log") in advice
 
 
 def test_of_a_running_hub_only_general_advice_can_be_given() -> None:
-    assert told(Patient("a", "retrying", "exited with code 1")) == [("ISD-101", module.DIED.mend)]
-    assert told(Patient("a", "starting", "it has not answered yet")) == [("ISD-109", module.NO_ANSWER.mend)]
-    assert told(Patient("a", "away", "exited with code 1")) == [("ISD-115", module.AWAY.mend)]
+    assert told(ServerReport("a", "retrying", "exited with code 1")) == [("ISD-101", module.DIED.mend)]
+    assert told(ServerReport("a", "starting", "it has not answered yet")) == [("ISD-109", module.NO_ANSWER.mend)]
+    assert told(ServerReport("a", "away", "exited with code 1")) == [("ISD-115", module.AWAY.mend)]
 
 
 @pytest.mark.parametrize(
     ("command", "mend"), [("/usr/bin/npx", "install the server beforehand: npx"), ("run", "nothing, unless")]
 )
 def test_a_slow_start_is_odd_and_not_grave(command: str, mend: str) -> None:
-    (found,) = of_server(Patient("a", "ready", seconds=SLOW_SECONDS + 1), entry(StdioSettings(command)))
+    (found,) = of_server(ServerReport("a", "ready", seconds=SLOW_SECONDS + 1), entry(StdioSettings(command)))
     assert (found.code, found.is_grave) == (module.SLOW, False)
     assert found.mend.startswith(mend)
 
 
 def test_a_disabled_server_and_notes_are_told() -> None:
     notes = ("'x' is listed twice; the first is used", "its list of tools has over 1000 entries and was cut")
-    assert [number for number, _ in told(Patient("a", "ready", notes=notes))] == ["ISD-401", "ISD-402"]
-    assert told(Patient("a", "disabled"), entry(StdioSettings("x"))) == [
+    assert [number for number, _ in told(ServerReport("a", "ready", notes=notes))] == ["ISD-401", "ISD-402"]
+    assert told(ServerReport("a", "disabled"), entry(StdioSettings("x"))) == [
         ("ISD-501", "in servers.a of x.toml, take disabled out to use it")
     ]
 

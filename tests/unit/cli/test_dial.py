@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.cli.dial import Wanted, as_name, name_of_command, name_of_url, plan_of
+from isthmus.cli.dial import DialOptions, as_name, name_of_command, name_of_url, plan_of
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.upstream.settings import HttpSettings, StdioSettings
 
@@ -23,18 +23,18 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def ids(wanted: Wanted, **environment: str) -> list[tuple[str, str]]:
+def ids(wanted: DialOptions, **environment: str) -> list[tuple[str, str]]:
     return [(offer.name, offer.server_id) for offer in plan_of(wanted, environment).offers]
 
 
-def refusal(wanted: Wanted, **environment: str) -> tuple[Exit, str]:
+def refusal(wanted: DialOptions, **environment: str) -> tuple[Exit, str]:
     with pytest.raises(CommandFailed) as failed:
         plan_of(wanted, environment)
     return failed.value.exit, failed.value.message
 
 
 def test_a_command_is_one_server_called_by_what_it_starts() -> None:
-    plan = plan_of(Wanted((URL, "python", "-u", "tools/calculator.py", "--fast")), {})
+    plan = plan_of(DialOptions((URL, "python", "-u", "tools/calculator.py", "--fast")), {})
     assert [(offer.name, offer.server_id) for offer in plan.offers] == [("calculator", "calculator")]
     assert plan.configuration.servers[0].reach == StdioSettings("python", ("-u", "tools/calculator.py", "--fast"))
     assert str(plan.address) == "ws://hub.example/mcp_endpoint/mcp/"
@@ -42,29 +42,29 @@ def test_a_command_is_one_server_called_by_what_it_starts() -> None:
 
 
 def test_an_address_is_one_server() -> None:
-    plan = plan_of(Wanted((URL,), url="http://127.0.0.1:8000/mcp"), {})
+    plan = plan_of(DialOptions((URL,), url="http://127.0.0.1:8000/mcp"), {})
     assert plan.offers[0].server_id == "http-8000"
     assert plan.configuration.servers[0].reach == HttpSettings("http://127.0.0.1:8000/mcp")
 
 
 def test_an_id_is_taken_as_it_is_given_on_the_command_line_or_in_the_address() -> None:
-    assert ids(Wanted((URL, "calc"), server_id="计算 1")) == [("1-ec341f", "计算 1")]
-    assert ids(Wanted((f"{URL}&server_id=calc-7", "python", "x.py"))) == [("calc-7", "calc-7")]
-    assert ids(Wanted((f"{URL}&server_id=old", "python", "x.py"), server_id="new")) == [("new", "new")]
+    assert ids(DialOptions((URL, "calc"), server_id="计算 1")) == [("1-ec341f", "计算 1")]
+    assert ids(DialOptions((f"{URL}&server_id=calc-7", "python", "x.py"))) == [("calc-7", "calc-7")]
+    assert ids(DialOptions((f"{URL}&server_id=old", "python", "x.py"), server_id="new")) == [("new", "new")]
 
 
 def test_a_file_gives_all_its_servers_but_those_that_are_disabled(file: Path) -> None:
-    assert ids(Wanted((URL,), config=file)) == [("files", "files"), ("web", "web")]
-    assert ids(Wanted((URL,), config=file, only=("web",))) == [("web", "web")]
-    assert ids(Wanted((URL,), config=file, only=("web",), server_id="search")) == [("web", "search")]
+    assert ids(DialOptions((URL,), config=file)) == [("files", "files"), ("web", "web")]
+    assert ids(DialOptions((URL,), config=file, only=("web",))) == [("web", "web")]
+    assert ids(DialOptions((URL,), config=file, only=("web",), server_id="search")) == [("web", "search")]
 
 
 def test_what_was_set_for_the_pipe_goes_on_working(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ids(Wanted(("calc",)), MCP_ENDPOINT=URL) == [("calc", "calc")]
-    assert ids(Wanted(()), MCP_ENDPOINT=URL, MCP_CONFIG=str(file)) == [("files", "files"), ("web", "web")]
+    assert ids(DialOptions(("calc",)), MCP_ENDPOINT=URL) == [("calc", "calc")]
+    assert ids(DialOptions(()), MCP_ENDPOINT=URL, MCP_CONFIG=str(file)) == [("files", "files"), ("web", "web")]
     monkeypatch.chdir(tmp_path)
     file.rename(tmp_path / "mcp_config.json")
-    assert ids(Wanted(()), MCP_ENDPOINT=URL) == [("files", "files"), ("web", "web")]
+    assert ids(DialOptions(()), MCP_ENDPOINT=URL) == [("files", "files"), ("web", "web")]
 
 
 def test_what_the_pipe_found_in_its_env_file_is_found_there(
@@ -72,12 +72,12 @@ def test_what_the_pipe_found_in_its_env_file_is_found_there(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".env").write_text(f"MCP_ENDPOINT='{URL}'\nMCP_CONFIG={file}\nISTHMUS_RELAY_TOKEN=from-the-file\n")
-    assert ids(Wanted(())) == [("files", "files"), ("web", "web")]
-    assert plan_of(Wanted(()), {}).address.token == "from-the-file"
-    plan = plan_of(Wanted(()), {"MCP_ENDPOINT": "ws://elsewhere", "ISTHMUS_RELAY_TOKEN": "mine"})
+    assert ids(DialOptions(())) == [("files", "files"), ("web", "web")]
+    assert plan_of(DialOptions(()), {}).address.token == "from-the-file"
+    plan = plan_of(DialOptions(()), {"MCP_ENDPOINT": "ws://elsewhere", "ISTHMUS_RELAY_TOKEN": "mine"})
     assert (plan.address.origin.host, plan.address.token) == ("elsewhere", "mine"), "the environment wins"
     (tmp_path / ".env").write_text("MCP_ENDPOINT = 'ws://without an end\n")
-    exit, told = refusal(Wanted(("calc",)))
+    exit, told = refusal(DialOptions(("calc",)))
     assert exit == Exit.USAGE
     assert "line 1 is not NAME=value and is left out" in told
 
@@ -88,9 +88,9 @@ def test_a_script_alone_is_run_as_the_pipe_ran_it(tmp_path: Path, monkeypatch: p
     (tmp_path / "calculator.py").write_text("")
 
     def reach(*words: str) -> object:
-        return plan_of(Wanted((URL, *words)), {}).configuration.servers[0].reach
+        return plan_of(DialOptions((URL, *words)), {}).configuration.servers[0].reach
 
-    assert ids(Wanted(("calculator.py",)), MCP_ENDPOINT=URL) == [("calculator", "calculator")]
+    assert ids(DialOptions(("calculator.py",)), MCP_ENDPOINT=URL) == [("calculator", "calculator")]
     assert reach("calculator.py") == StdioSettings("python3", ("calculator.py",))
     assert reach("missing.py") == StdioSettings("missing.py")
     assert reach("calculator.py", "--fast") == StdioSettings("calculator.py", ("--fast",))
@@ -103,7 +103,7 @@ def test_a_script_alone_is_run_as_the_pipe_ran_it(tmp_path: Path, monkeypatch: p
 def test_each_unusable_address_has_advice_of_its_own() -> None:
     def advice(url: str) -> str:
         with pytest.raises(CommandFailed) as failed:
-            plan_of(Wanted((url, "calc")), {})
+            plan_of(DialOptions((url, "calc")), {})
         return " ".join(failed.value.advice)
 
     assert advice("ws://hub") == "A token may be part of the address, or come by ISTHMUS_RELAY_TOKEN or --token-file."
@@ -116,40 +116,40 @@ def test_where_the_token_comes_from(tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
 
     def token(url: str, given: Path | None = None, **environment: str) -> str:
-        return plan_of(Wanted((url, "calc"), token_file=given), environment).address.token
+        return plan_of(DialOptions((url, "calc"), token_file=given), environment).address.token
 
     assert token(URL) == "abc"
     assert token("http://hub", ISTHMUS_RELAY_TOKEN="by-name") == "by-name"
     assert token(URL, tmp_path / "token", ISTHMUS_RELAY_TOKEN="by-name") == "from-a-file"
     for name in ("nowhere", "bytes"):
-        exit, told = refusal(Wanted((URL, "calc"), token_file=tmp_path / name))
+        exit, told = refusal(DialOptions((URL, "calc"), token_file=tmp_path / name))
         assert exit == Exit.CONFIGURATION
         assert str(tmp_path / name) in told
 
 
 def test_what_makes_no_sense_is_told(file: Path, tmp_path: Path) -> None:
-    assert refusal(Wanted(("calc",))) == (
+    assert refusal(DialOptions(("calc",))) == (
         Exit.USAGE,
         "no hub to dial: name its address first, or set MCP_ENDPOINT, also in ./.env",
     )
-    exclusive = refusal(Wanted((URL, "calc"), config=file, url="http://x"))
+    exclusive = refusal(DialOptions((URL, "calc"), config=file, url="http://x"))
     assert exclusive == (
         Exit.USAGE,
         "a command and --url and --config exclude each other: name servers in one way",
     )
-    assert refusal(Wanted((URL,), config=file, only=("mail",))) == (
+    assert refusal(DialOptions((URL,), config=file, only=("mail",))) == (
         Exit.USAGE,
         "there is no server 'mail' to bring; there is files, web",
     )
-    assert refusal(Wanted((URL,), config=file, server_id="x")) == (
+    assert refusal(DialOptions((URL,), config=file, server_id="x")) == (
         Exit.USAGE,
         "--server-id names one server, and there are several: files, web",
     )
-    assert refusal(Wanted((URL, "calc"), server_id="a\nb"))[0] == Exit.USAGE
-    assert refusal(Wanted((URL,), url="http://[bad"))[0] == Exit.USAGE
-    assert refusal(Wanted(("ws://hub", "calc")))[0] == Exit.USAGE
+    assert refusal(DialOptions((URL, "calc"), server_id="a\nb"))[0] == Exit.USAGE
+    assert refusal(DialOptions((URL,), url="http://[bad"))[0] == Exit.USAGE
+    assert refusal(DialOptions(("ws://hub", "calc")))[0] == Exit.USAGE
     (tmp_path / "empty.json").write_text('{"mcpServers": {}}')
-    exit, told = refusal(Wanted((URL,), config=tmp_path / "empty.json"))
+    exit, told = refusal(DialOptions((URL,), config=tmp_path / "empty.json"))
     assert (exit, told) == (Exit.CONFIGURATION, f"no server to bring to the hub in {tmp_path / 'empty.json'}")
 
 

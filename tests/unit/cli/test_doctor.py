@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from isthmus.cli.diagnosis import CODES, NOT_STARTED
-from isthmus.cli.doctor import examine, show_codes
+from isthmus.cli.doctor import CODES, NOT_STARTED, examine, show_codes
 from isthmus.cli.exits import Exit
-from isthmus.cli.sources import Own, Running
+from isthmus.cli.hub import LocalSource, RemoteSource
 from isthmus.config import codes
 from isthmus.upstream.settings import HttpSettings
 from tests.hubs import PATIENT, serving, stdio, write_config
@@ -22,13 +21,13 @@ RAW = command("raw_server")
 DEAD = {"command": "/no/such/program", "args": ["--token", "s3cret-of-mine"]}
 
 
-def config(folder: Path, servers: dict[str, Any], **tables: Any) -> Own:
-    return Own(write_config(folder, servers, **tables))
+def config(folder: Path, servers: dict[str, Any], **tables: Any) -> LocalSource:
+    return LocalSource(write_config(folder, servers, **tables))
 
 
 async def test_all_well_ends_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     servers = {"raw": stdio(RAW), "off": {"command": "x", "disabled": True}}
-    assert await examine(config(tmp_path, servers), wait=20, is_json=False) == Exit.WELL
+    assert await examine(config(tmp_path, servers), wait=20, is_json=False) == Exit.SUCCESS
     out = capsys.readouterr().out
     assert out.startswith(f"configuration: {tmp_path / 'isthmus.json'}\n")
     assert "✓  raw      ready     4 tools" in out
@@ -102,7 +101,7 @@ async def test_without_a_file_there_are_the_built_in_tools(
     monkeypatch.delenv("ISTHMUS_CONFIG", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    assert await examine(Own(None), wait=20, is_json=False) == Exit.WELL
+    assert await examine(LocalSource(None), wait=20, is_json=False) == Exit.SUCCESS
     said = capsys.readouterr().out
     assert said.startswith("configuration: no file found, so there are only the built-in tools\n")
     assert "access: open: every program on this machine may call everything" in said
@@ -115,13 +114,13 @@ async def test_without_a_file_the_servers_of_the_environment_are_named(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("MCP_SERVER_MAP", f'{{"files": "http://127.0.0.1:{deaf_port}"}}')
     monkeypatch.chdir(tmp_path)
-    await examine(Own(None), wait=5, is_json=False)
+    await examine(LocalSource(None), wait=5, is_json=False)
     assert capsys.readouterr().out.startswith("configuration: no file found; servers are those of MCP_SERVER_MAP\n")
 
 
 async def test_a_running_hub_is_examined_by_what_it_lists(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with serving(tmp_path, {"raw": stdio(RAW), "dead": DEAD}, limits=PATIENT) as served:
-        source = Running(HttpSettings(served.url), has_key=False)
+        source = RemoteSource(HttpSettings(served.url), has_key=False)
         assert await examine(source, wait=20, is_json=False) == Exit.CALL_FAILED
         out = capsys.readouterr().out
         assert out.startswith(f"hub: {served.url}, reached in ")
@@ -135,7 +134,7 @@ async def test_a_running_hub_is_examined_by_what_it_lists(tmp_path: Path, capsys
 
 @pytest.mark.parametrize("is_json", [True, False])
 def test_every_kind_of_finding_can_be_listed(capsys: pytest.CaptureFixture[str], *, is_json: bool) -> None:
-    assert show_codes(is_json=is_json) == Exit.WELL
+    assert show_codes(is_json=is_json) == Exit.SUCCESS
     out = capsys.readouterr().out
     assert all(code.number in out and code.name in out for code in (*CODES, *codes.CODES))
     assert not is_json or len(json.loads(out)["codes"]) == len(CODES) + len(codes.CODES)

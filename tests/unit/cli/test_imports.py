@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.imports import Wanted, import_servers, transport_of
+from isthmus.cli.imports import ImportOptions, import_servers, transport_of
 from isthmus.cli.main import main
 from isthmus.config.dialects.clients import CLIENTS
 from isthmus.upstream.settings import (
     AgentSettings,
     HttpSettings,
+    JsonRpcSettings,
     PythonSettings,
     Reach,
-    RpcSettings,
-    SocketSettings,
     StdioSettings,
+    WebSocketSettings,
 )
 
 OWN = "# mine\n[hub]\nport = 9000  # kept\n"
@@ -65,7 +65,7 @@ def test_a_client_s_servers_are_merged_and_the_rest_stays_byte_for_byte(
     file = folder / "isthmus.toml"
     file.write_text(OWN)
     file.chmod(0o640)
-    assert import_servers(Wanted(["cursor"])) == Exit.WELL
+    assert import_servers(ImportOptions(["cursor"])) == Exit.SUCCESS
     assert file.read_text().startswith(OWN)
     assert servers_in(file) == ENTRIES
     assert (folder / "isthmus.toml.bak").read_text() == OWN
@@ -81,10 +81,10 @@ def test_a_client_s_servers_are_merged_and_the_rest_stays_byte_for_byte(
 
 def test_a_second_time_there_is_nothing_new(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written(folder / ".cursor/mcp.json", ENTRIES)
-    import_servers(Wanted(["cursor"]))
+    import_servers(ImportOptions(["cursor"]))
     before = (folder / "isthmus.toml").stat()  # when it was last read is of no concern
     capsys.readouterr()
-    assert import_servers(Wanted(["cursor"])) == Exit.WELL
+    assert import_servers(ImportOptions(["cursor"])) == Exit.SUCCESS
     shown = capsys.readouterr()
     assert shown.out.count("already there") == 2
     assert "Nothing new" in shown.err
@@ -96,19 +96,19 @@ def test_what_differs_is_kept_unless_told_otherwise(folder: Path, capsys: pytest
     written(folder / ".cursor/mcp.json", ENTRIES)
     file = folder / "isthmus.toml"
     file.write_text(OWN + '\n[servers.files]\ncommand = "mine"\n')
-    assert import_servers(Wanted(["cursor"])) == Exit.WELL
+    assert import_servers(ImportOptions(["cursor"])) == Exit.SUCCESS
     assert servers_in(file)["files"] == {"command": "mine"}
     shown = capsys.readouterr()
     assert "differs, kept as it was" in shown.out
     assert "--replace" in shown.err
-    assert import_servers(Wanted(["cursor"], may_replace=True)) == Exit.WELL
+    assert import_servers(ImportOptions(["cursor"], may_replace=True)) == Exit.SUCCESS
     assert servers_in(file) == ENTRIES
     assert file.read_text().startswith(OWN)
 
 
 def test_a_dry_run_only_shows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written(folder / ".cursor/mcp.json", ENTRIES)
-    assert import_servers(Wanted(["cursor"], is_dry=True)) == Exit.WELL
+    assert import_servers(ImportOptions(["cursor"], is_dry=True)) == Exit.SUCCESS
     assert not (folder / "isthmus.toml").exists()
     assert "Would write 2 servers" in capsys.readouterr().err
 
@@ -118,7 +118,7 @@ def test_a_file_with_secrets_is_for_its_owner_alone(folder: Path, capsys: pytest
     file = folder / "isthmus.toml"
     file.write_text(OWN)
     file.chmod(0o644)
-    assert import_servers(Wanted(["cursor"])) == Exit.WELL
+    assert import_servers(ImportOptions(["cursor"])) == Exit.SUCCESS
     assert servers_in(file)["a"]["env"] == {"API_KEY": "hunter22"}
     assert (mode_of(file), mode_of(folder / "isthmus.toml.bak")) == (0o600, 0o600)
     shown = capsys.readouterr()
@@ -131,7 +131,7 @@ def test_a_new_file_is_for_its_owner_alone_and_what_it_hides_is_told(
 ) -> None:
     written(folder / "mcp.json", ENTRIES)
     written(folder / ".cursor/mcp.json", {"a": {"command": "x"}})
-    assert import_servers(Wanted(["cursor"])) == Exit.WELL
+    assert import_servers(ImportOptions(["cursor"])) == Exit.SUCCESS
     assert mode_of(folder / "isthmus.toml") == 0o600
     assert "mcp.json is no longer read by itself" in capsys.readouterr().err
 
@@ -140,7 +140,7 @@ def test_a_file_that_was_just_imported_need_not_be_imported_too(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written(folder / "mcp.json", ENTRIES)
-    assert import_servers(Wanted(["./mcp.json"])) == Exit.WELL
+    assert import_servers(ImportOptions(["./mcp.json"])) == Exit.SUCCESS
     assert "import it too" not in capsys.readouterr().err
 
 
@@ -149,7 +149,7 @@ def test_two_clients_that_differ_do_not_take_turns(folder: Path, capsys: pytest.
     written(folder / ".roo/mcp.json", {"a": {"command": "two"}})
     texts = []
     for _ in range(3):
-        assert import_servers(Wanted(["all"], may_replace=True)) == Exit.WELL
+        assert import_servers(ImportOptions(["all"], may_replace=True)) == Exit.SUCCESS
         texts.append((folder / "isthmus.toml").read_text())
     assert texts[0] == texts[1] == texts[2]
     assert capsys.readouterr().out.count("already there") == 2
@@ -160,7 +160,7 @@ def test_a_link_stays_a_link(folder: Path) -> None:
     real = folder.parent / "real.toml"
     real.write_text(OWN)
     (folder / "isthmus.toml").symlink_to(real)
-    assert import_servers(Wanted(["cursor"])) == Exit.WELL
+    assert import_servers(ImportOptions(["cursor"])) == Exit.SUCCESS
     assert (folder / "isthmus.toml").is_symlink()
     assert servers_in(real) == ENTRIES
 
@@ -170,19 +170,19 @@ def test_the_file_in_use_is_the_one_that_is_written(folder: Path, monkeypatch: p
     used = folder.parent / "used.toml"
     used.write_text(OWN)
     monkeypatch.setenv("ISTHMUS_CONFIG", str(used))
-    assert import_servers(Wanted(["cursor"])) == Exit.WELL
+    assert import_servers(ImportOptions(["cursor"])) == Exit.SUCCESS
     assert servers_in(used) == ENTRIES
 
 
 def test_a_file_is_read_in_the_dialect_that_is_said(folder: Path) -> None:
     file = written(folder / "some.json", {"a": {"url": "https://a.example/x", "timeout": 45}})
-    assert import_servers(Wanted([str(file)], dialect="cline", into=Path("other.toml"))) == Exit.WELL
+    assert import_servers(ImportOptions([str(file)], dialect="cline", into=Path("other.toml"))) == Exit.SUCCESS
     assert servers_in(folder / "other.toml") == {"a": {"url": "https://a.example/x", "type": "sse", "timeout": 45}}
 
 
 def test_findings_for_programs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = written(folder / ".cursor/mcp.json", {"a b": {"command": "${RUN_GONE}"}, "bad": {}})
-    assert import_servers(Wanted(["cursor", "gone.json"], is_json=True)) == Exit.WELL
+    assert import_servers(ImportOptions(["cursor", "gone.json"], is_json=True)) == Exit.SUCCESS
     told = json.loads(capsys.readouterr().out)
     assert told["files"] == [{"file": str(file), "client": "cursor"}]
     assert [(server["name"], server["transport"], server["outcome"]) for server in told["servers"]] == [
@@ -196,11 +196,11 @@ def test_findings_for_programs(folder: Path, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("wanted", "code", "message"),
     [
-        (Wanted(["cursor"], dialect="cursr"), Exit.USAGE, "there is no dialect 'cursr'"),
-        (Wanted(["cursor"], into=Path("x.json")), Exit.USAGE, "written as TOML"),
+        (ImportOptions(["cursor"], dialect="cursr"), Exit.USAGE, "there is no dialect 'cursr'"),
+        (ImportOptions(["cursor"], into=Path("x.json")), Exit.USAGE, "written as TOML"),
     ],
 )
-def test_wrong_usage_is_told_apart(wanted: Wanted, code: Exit, message: str) -> None:
+def test_wrong_usage_is_told_apart(wanted: ImportOptions, code: Exit, message: str) -> None:
     with pytest.raises(CommandFailed, match=message) as failed:
         import_servers(wanted)
     assert failed.value.exit == code
@@ -218,7 +218,7 @@ def test_a_file_that_cannot_be_added_to_is_left_alone(folder: Path, text: str, m
     written(folder / ".cursor/mcp.json", ENTRIES)
     (folder / "isthmus.toml").write_text(text)
     with pytest.raises(CommandFailed, match=message) as failed:
-        import_servers(Wanted(["cursor"]))
+        import_servers(ImportOptions(["cursor"]))
     assert failed.value.exit == Exit.CONFIGURATION
     assert (folder / "isthmus.toml").read_text() == text
     assert sorted(path.name for path in folder.iterdir()) == [".cursor", "isthmus.toml"]
@@ -239,12 +239,12 @@ def test_of_a_client_without_a_file_it_is_told_where_that_was_looked_for(
 def test_the_command_takes_all_its_options(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = written(folder / "x.json", ENTRIES)
     words = ["import", str(file), "--dialect", "cursor", "--into", "y.toml", "--dry-run", "--replace", "--json"]
-    assert main(words) == Exit.WELL
+    assert main(words) == Exit.SUCCESS
     assert json.loads(capsys.readouterr().out)["into"] == str(folder / "y.toml")
 
 
 def test_the_help_names_every_client(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["import", "--help"]) == Exit.WELL
+    assert main(["import", "--help"]) == Exit.SUCCESS
     shown = capsys.readouterr().out
     assert [name for name in CLIENTS if name not in shown] == []
 
@@ -256,7 +256,7 @@ def test_a_terminal_gets_a_table_by_client(
     written(folder / ".roo/mcp.json", {"files": {"command": "other"}})
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "200")
-    assert import_servers(Wanted(["cursor", "roo"], is_dry=True)) == Exit.WELL
+    assert import_servers(ImportOptions(["cursor", "roo"], is_dry=True)) == Exit.SUCCESS
     shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
     lines = [line.split() for line in shown.splitlines()]
     assert lines == [
@@ -272,7 +272,7 @@ def test_a_terminal_gets_a_table_by_client(
 def test_a_configuration_that_is_named_and_missing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ISTHMUS_CONFIG", "gone.toml")
     with pytest.raises(CommandFailed, match=r"gone\.toml does not exist"):
-        import_servers(Wanted(["cursor"]))
+        import_servers(ImportOptions(["cursor"]))
 
 
 def test_a_folder_that_cannot_be_written_to_changes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,7 +285,7 @@ def test_a_folder_that_cannot_be_written_to_changes_nothing(folder: Path, monkey
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(CommandFailed, match="cannot be written: No space left on device") as failed:
-        import_servers(Wanted(["cursor"]))
+        import_servers(ImportOptions(["cursor"]))
     assert failed.value.exit == Exit.CONFIGURATION
     assert file.read_text() == OWN
     assert sorted(path.name for path in folder.iterdir()) == [".cursor", "isthmus.toml", "isthmus.toml.bak"]
@@ -294,7 +294,7 @@ def test_a_folder_that_cannot_be_written_to_changes_nothing(folder: Path, monkey
 def test_our_own_file_is_not_imported_into_itself(folder: Path) -> None:
     file = folder / "isthmus.toml"
     file.write_text('[servers.a]\ncommand = "x"\n')
-    assert import_servers(Wanted(["isthmus.toml"])) == Exit.CONFIGURATION
+    assert import_servers(ImportOptions(["isthmus.toml"])) == Exit.CONFIGURATION
     assert file.read_text() == '[servers.a]\ncommand = "x"\n'
 
 
@@ -304,8 +304,8 @@ def test_our_own_file_is_not_imported_into_itself(folder: Path) -> None:
         (StdioSettings("x"), "stdio"),
         (HttpSettings("http://a"), "http or sse"),
         (HttpSettings("http://a", carrier="sse"), "sse"),
-        (SocketSettings("ws://a"), "ws"),
-        (RpcSettings("http://a"), "rpc"),
+        (WebSocketSettings("ws://a"), "ws"),
+        (JsonRpcSettings("http://a"), "rpc"),
         (AgentSettings("http://a"), "agent"),
         (PythonSettings("a"), "python"),
     ],

@@ -10,7 +10,7 @@ import pytest
 
 from isthmus.cli.exits import Exit
 from isthmus.cli.lists import list_features
-from isthmus.cli.sources import Own, Running
+from isthmus.cli.hub import LocalSource, RemoteSource
 from isthmus.upstream.settings import HttpSettings
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListShape
 from tests.hubs import PATIENT, serving, stdio, write_config
@@ -19,13 +19,13 @@ from tests.peers.launch import command
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Own:
+def config(tmp_path: Path) -> LocalSource:
     servers = {"raw": stdio(command("raw_server")), "dead": {"command": "/no/such/program"}}
-    return Own(write_config(tmp_path, servers))
+    return LocalSource(write_config(tmp_path, servers))
 
 
-async def test_a_pipe_gets_a_line_a_tool_and_nothing_else(config: Own, capsys: pytest.CaptureFixture[str]) -> None:
-    assert await list_features(config, TOOLS, wait=20, is_json=False) == Exit.WELL
+async def test_a_pipe_gets_a_line_a_tool_and_nothing_else(config: LocalSource, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await list_features(config, TOOLS, wait=20, is_json=False) == Exit.SUCCESS
     told = capsys.readouterr()
     lines = told.out.splitlines()
     assert [line.split()[0] for line in lines] == [
@@ -37,20 +37,20 @@ async def test_a_pipe_gets_a_line_a_tool_and_nothing_else(config: Own, capsys: p
 
 
 async def test_a_terminal_gets_tools_under_their_servers(
-    config: Own, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    config: LocalSource, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    assert await list_features(config, TOOLS, wait=20, is_json=False) == Exit.WELL
+    assert await list_features(config, TOOLS, wait=20, is_json=False) == Exit.SUCCESS
     told = capsys.readouterr()
     assert "\x1b[1mraw\x1b[0m" in told.out
     assert "\x1b[1mmissing\x1b[0m" in told.err
 
 
 async def test_programs_get_whole_definitions_under_the_names_to_call(
-    config: Own, capsys: pytest.CaptureFixture[str]
+    config: LocalSource, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert await list_features(config, TOOLS, wait=20, is_json=True) == Exit.WELL
+    assert await list_features(config, TOOLS, wait=20, is_json=True) == Exit.SUCCESS
     told = json.loads(capsys.readouterr().out)
     echo = next(tool for tool in told["tools"] if tool["name"] == "raw.echo")
     assert echo["inputSchema"]["properties"]["text"] == {"type": "string"}
@@ -60,8 +60,8 @@ async def test_programs_get_whole_definitions_under_the_names_to_call(
 async def test_a_caller_without_any_tool_is_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     key = "k3y-of-mine-0123456789"
     async with serving(tmp_path, callers={"me": {"key": key, "allow": ["files.*"]}}) as served:
-        source = Running(HttpSettings(served.url, {"Authorization": f"Bearer {key}"}), has_key=True)
-        assert await list_features(source, TOOLS, wait=20, is_json=False) == Exit.WELL
+        source = RemoteSource(HttpSettings(served.url, {"Authorization": f"Bearer {key}"}), has_key=True)
+        assert await list_features(source, TOOLS, wait=20, is_json=False) == Exit.SUCCESS
     told = capsys.readouterr()
     assert (told.out, told.err) == ("", "There are no tools.\n")
 
@@ -83,7 +83,7 @@ def check_shown(told: tuple[str, str], names: set[str]) -> None:
 async def test_every_list_is_shown_by_a_hub_of_ones_own(
     shape: ListShape, names: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = Own(write_config(tmp_path, {"shelf": stdio(command("full_sdk2"))}))
+    own = LocalSource(write_config(tmp_path, {"shelf": stdio(command("full_sdk2"))}))
     await list_features(own, shape, wait=20, is_json=False)
     check_shown(capsys.readouterr(), names)
 
@@ -91,5 +91,5 @@ async def test_every_list_is_shown_by_a_hub_of_ones_own(
 async def test_every_list_is_shown_by_a_running_hub(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with serving(tmp_path, {"shelf": stdio(command("full_sdk2"))}, limits=PATIENT) as served:
         for shape, names in LISTS:
-            await list_features(Running(HttpSettings(served.url), has_key=False), shape, wait=20, is_json=False)
+            await list_features(RemoteSource(HttpSettings(served.url), has_key=False), shape, wait=20, is_json=False)
             check_shown(capsys.readouterr(), names)

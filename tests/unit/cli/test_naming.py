@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.cli.documents import Absence, Listing, Offer
+from isthmus.cli.call import choose, servers_for
+from isthmus.cli.documents import FeatureList, ListedFeature, UnavailableServer
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.naming import choose, servers_for
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.model.names import ServerName
 from isthmus.upstream.settings import ServerSettings, StdioSettings
 from isthmus.wire.mcp.lists import PROMPTS
 
 
-def offer(name: str) -> Offer:
-    return Offer(name, name.partition(".")[0], {})
+def offer(name: str) -> ListedFeature:
+    return ListedFeature(name, name.partition(".")[0], {})
 
 
 OFFERS = [offer(name) for name in ("builtin.echo", "files.read", "files.a.b", "web.echo", "web.read", "mcp_web_get")]
-GONE = {"search": Absence("retrying", "connection refused", is_listed=False)}
+GONE = {"search": UnavailableServer("retrying", "connection refused", is_listed=False)}
 
 
 @pytest.mark.parametrize(
@@ -33,12 +33,12 @@ GONE = {"search": Absence("retrying", "connection refused", is_listed=False)}
     ],
 )
 def test_full_short_and_mcp_names_are_found(name: str, meant: str) -> None:
-    assert choose(name, Listing(OFFERS, {})).name == meant
+    assert choose(name, FeatureList(OFFERS, {})).name == meant
 
 
-def failure(name: str, absences: dict[str, Absence] | None = None) -> CommandFailed:
+def failure(name: str, absences: dict[str, UnavailableServer] | None = None) -> CommandFailed:
     with pytest.raises(CommandFailed) as failed:
-        choose(name, Listing(OFFERS, absences or {}))
+        choose(name, FeatureList(OFFERS, absences or {}))
     return failed.value
 
 
@@ -70,7 +70,7 @@ def test_a_tool_of_a_missing_server_tells_why_it_is_missing() -> None:
     assert failed.message == "cannot call search.query: server search is not connected: connection refused"
     assert "executed: no" in failed.advice[0]
     assert failure("mcp_search_query", GONE).message.startswith("cannot call mcp_search_query: server search is not")
-    starting = {"search": Absence("starting", None, is_listed=False)}
+    starting = {"search": UnavailableServer("starting", None, is_listed=False)}
     assert failure("search.query", starting).message.endswith("it is starting")
 
 
@@ -98,6 +98,6 @@ def test_a_prompt_has_no_built_in_namesake() -> None:
 
 def test_words_about_prompts_speak_of_prompts() -> None:
     with pytest.raises(CommandFailed) as failed:
-        choose("zzz", Listing([], {}), PROMPTS)
+        choose("zzz", FeatureList([], {}), PROMPTS)
     assert failed.value.message == "there is no prompt 'zzz'"
     assert failed.value.advice == ("`isthmus prompts` lists what there is.",)

@@ -10,13 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from isthmus.cli import remote
+from isthmus.cli import hub
 from isthmus.cli.documents import read_listing, read_servers
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.faults import Told
-from isthmus.cli.reached import Asked
-from isthmus.cli.remote import RemoteHub
-from isthmus.cli.sources import Running
+from isthmus.cli.hub import CallFailure, HubCall, RemoteHub
+from isthmus.cli.hub import RemoteSource
 from isthmus.model.events import Event, Progress
 from isthmus.model.outcomes import Result
 from isthmus.upstream.settings import HttpSettings
@@ -26,14 +24,14 @@ from tests.peers import content
 from tests.peers.launch import command
 
 KEY = "k3y-of-mine-0123456789"
-CALL = Asked("tool", "files.a/b", msgspec.Raw(b'{"n":1}'))
+CALL = HubCall("tool", "files.a/b", msgspec.Raw(b'{"n":1}'))
 OK = b"HTTP/1.1 200 OK\r\n"
 STREAM = OK + b"content-type: text/event-stream\r\n\r\n"
 
 
-def running(url: str, key: str | None = None) -> Running:
+def running(url: str, key: str | None = None) -> RemoteSource:
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    return Running(HttpSettings(url, headers), has_key=key is not None)
+    return RemoteSource(HttpSettings(url, headers), has_key=key is not None)
 
 
 @asynccontextmanager
@@ -87,19 +85,19 @@ async def test_a_running_hub_is_listed_called_and_read(tmp_path: Path, no_leftov
         }
         assert listing.absences.keys() == {"dead"}
         assert [server.name for server in read_servers(await hub.servers())] == ["builtin", "dead", "shelf"]
-        slow = Asked("tool", "shelf.slow", msgspec.Raw(b'{"seconds":0.01,"steps":2}'))
+        slow = HubCall("tool", "shelf.slow", msgspec.Raw(b'{"seconds":0.01,"steps":2}'))
         result = await hub.perform(slow, events.append)
         assert isinstance(result, Result)
         assert b"2 steps" in bytes(result.payload)
         assert seen(events) == [b"1", b"2"]
-        prompt = await hub.perform(Asked("prompt", "shelf.plain", msgspec.Raw(b"{}")), events.append)
+        prompt = await hub.perform(HubCall("prompt", "shelf.plain", msgspec.Raw(b"{}")), events.append)
         assert isinstance(prompt, Result)
         assert content.PLAIN.encode() in bytes(prompt.payload)
-        resource = await hub.perform(Asked("resource", content.UNLISTED_URI, msgspec.Raw(b"{}")), events.append)
+        resource = await hub.perform(HubCall("resource", content.UNLISTED_URI, msgspec.Raw(b"{}")), events.append)
         assert isinstance(resource, Result)
         assert content.UNLISTED.encode() in bytes(resource.payload)
-        unknown = await hub.perform(Asked("tool", "shelf.x/y z", msgspec.Raw(b"{}")), events.append)
-        assert unknown == Told("Unknown tool: shelf.x/y z", "no", "unknown_tool")
+        unknown = await hub.perform(HubCall("tool", "shelf.x/y z", msgspec.Raw(b"{}")), events.append)
+        assert unknown == CallFailure("Unknown tool: shelf.x/y z", "no", "unknown_tool")
 
 
 @pytest.mark.parametrize("key", [None, "not-the-right-key-at-all"])
@@ -173,7 +171,7 @@ async def test_a_hub_is_asked_where_it_is(base: str, target: bytes) -> None:
 async def test_an_answer_that_is_none_leaves_open_whether_the_tool_ran(answer: bytes, told: str) -> None:
     async with pretending(answer) as (url, _), reached(url) as hub:
         outcome = await hub.perform(CALL, lambda _: None)
-        assert isinstance(outcome, Told)
+        assert isinstance(outcome, CallFailure)
         assert outcome.message.startswith(told)
         assert outcome.executed == "unknown"
 
@@ -181,20 +179,20 @@ async def test_an_answer_that_is_none_leaves_open_whether_the_tool_ran(answer: b
 async def test_an_error_at_the_end_of_a_stream_is_told_in_the_hubs_words() -> None:
     problem = b'{"detail":"Lost server raw","executed":"unknown","reason":"lost","server":"raw"}'
     async with pretending(STREAM + b"event: error\ndata: %b\n\n" % problem) as (url, _), reached(url) as hub:
-        assert await hub.perform(CALL, print) == Told("Lost server raw", "unknown", "lost", "raw")
+        assert await hub.perform(CALL, print) == CallFailure("Lost server raw", "unknown", "lost", "raw")
 
 
 async def test_an_endless_answer_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "REPLY_BYTES", 100)
+    monkeypatch.setattr(hub, "REPLY_BYTES", 100)
     for answer in (OK + b"content-length: 200\r\n\r\n" + b"x" * 200, STREAM + b"data: " + b"x" * 200):
         async with pretending(answer, stays=True) as (url, _), reached(url) as hub:
             outcome = await hub.perform(CALL, print)
-            assert isinstance(outcome, Told)
+            assert isinstance(outcome, CallFailure)
             assert "longer than 100 bytes" in outcome.message
 
 
 async def test_a_hub_that_says_nothing_at_all_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "SILENCE_SECONDS", 0.1)
+    monkeypatch.setattr(hub, "SILENCE_SECONDS", 0.1)
     async with pretending(b"", stays=True) as (url, _), reached(url) as hub:
         with pytest.raises(CommandFailed) as failed:
             await hub.list(TOOLS)

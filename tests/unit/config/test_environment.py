@@ -11,7 +11,7 @@ from isthmus.config.codes import SERVER_MAP
 from isthmus.config.environment import call_seconds, mapped_servers
 from isthmus.config.load import load
 from isthmus.config.settings import Configuration
-from isthmus.upstream.settings import HttpSettings, Reach, RpcSettings
+from isthmus.upstream.settings import HttpSettings, JsonRpcSettings, Reach
 
 
 def loaded(folder: Path, **environment: str) -> Configuration:
@@ -21,13 +21,13 @@ def loaded(folder: Path, **environment: str) -> Configuration:
 @pytest.mark.parametrize(
     ("url", "reach"),
     [
-        ("http://tools:8001", RpcSettings("http://tools:8001/rpc")),
-        ("http://tools:8001/", RpcSettings("http://tools:8001/rpc")),
-        ("http://tools:8001/rpc", RpcSettings("http://tools:8001/rpc")),
-        ("http://tools:8001/base", RpcSettings("http://tools:8001/base/rpc")),
-        ("http://tools:8001?team=a/b", RpcSettings("http://tools:8001/rpc?team=a/b")),
-        ("http://tools:8001/base/?k=v", RpcSettings("http://tools:8001/base/rpc?k=v")),
-        ("http://tools:8001/rpc?k=v", RpcSettings("http://tools:8001/rpc?k=v")),
+        ("http://tools:8001", JsonRpcSettings("http://tools:8001/rpc")),
+        ("http://tools:8001/", JsonRpcSettings("http://tools:8001/rpc")),
+        ("http://tools:8001/rpc", JsonRpcSettings("http://tools:8001/rpc")),
+        ("http://tools:8001/base", JsonRpcSettings("http://tools:8001/base/rpc")),
+        ("http://tools:8001?team=a/b", JsonRpcSettings("http://tools:8001/rpc?team=a/b")),
+        ("http://tools:8001/base/?k=v", JsonRpcSettings("http://tools:8001/base/rpc?k=v")),
+        ("http://tools:8001/rpc?k=v", JsonRpcSettings("http://tools:8001/rpc?k=v")),
         ("http://tools:8001/mcp", HttpSettings("http://tools:8001/mcp")),
         ("http://tools:8001/sse/", HttpSettings("http://tools:8001/sse/")),
     ],
@@ -43,8 +43,8 @@ def test_a_file_wins_over_the_map(tmp_path: Path) -> None:
     configuration = loaded(tmp_path, MCP_SERVER_MAP='{"a": "http://map", "b": "http://map"}')
     assert configuration.warnings == ()
     assert [server.reach for server in configuration.servers] == [
-        RpcSettings("http://file/rpc"),
-        RpcSettings("http://map/rpc"),
+        JsonRpcSettings("http://file/rpc"),
+        JsonRpcSettings("http://map/rpc"),
     ]
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from isthmus.config.dialects.clients import CLIENTS
-from isthmus.config.files import read
+from isthmus.config.files import read_document
 from isthmus.config.load import load
 from isthmus.config.settings import Configuration
-from isthmus.core.catalog.rules import NO_RULES, Rules
+from isthmus.core.catalog.rules import NO_TOOL_RULES, ToolRules
 from isthmus.core.settings import CALL_SECONDS
 from isthmus.model.names import ServerName
 from isthmus.upstream.settings import Carrier, HttpSettings, ServerSettings, StdioSettings
@@ -32,7 +32,7 @@ class Sample:
     carrier: Carrier = "http"
     seconds: float = 45.0
     can_switch_off: bool = True
-    rules: Rules = NO_RULES
+    rules: ToolRules = NO_TOOL_RULES
     extra: Mapping[str, Any] = field(default_factory=dict)
     """What is kept of `files` although nobody here reads it."""
 
@@ -44,32 +44,32 @@ CASES = {
     "vscode": Sample(
         "Code/User/mcp.json", "auto", CALL_SECONDS, can_switch_off=False, extra={"dev": {"watch": "src/**/*.ts"}}
     ),
-    "windsurf": Sample(".codeium/windsurf/mcp_config.json", "auto", CALL_SECONDS, rules=Rules(hidden=HIDDEN)),
+    "windsurf": Sample(".codeium/windsurf/mcp_config.json", "auto", CALL_SECONDS, rules=ToolRules(hidden=HIDDEN)),
     "cline": Sample("saoudrizwan.claude-dev/settings/cline_mcp_settings.json", extra={"autoApprove": ["read_file"]}),
     "roo": Sample(
         ".roo/mcp.json",
-        rules=Rules(hidden=HIDDEN),
+        rules=ToolRules(hidden=HIDDEN),
         extra={"alwaysAllow": ["read_file"], "watchPaths": ["build/index.js"]},
     ),
-    "gemini": Sample(".gemini/settings.json", rules=Rules(only=SHOWN, hidden=HIDDEN), extra={"trust": False}),
+    "gemini": Sample(".gemini/settings.json", rules=ToolRules(only=SHOWN, hidden=HIDDEN), extra={"trust": False}),
     "codex": Sample(
         ".codex/config.toml",
-        rules=Rules(only=SHOWN, hidden=HIDDEN),
+        rules=ToolRules(only=SHOWN, hidden=HIDDEN),
         extra={"startup_timeout_sec": 20, "tools": {"read_file": {"approval_mode": "approve"}}},
     ),
     "goose": Sample(
         "goose/config.yaml",
-        rules=Rules(only=SHOWN),
+        rules=ToolRules(only=SHOWN),
         extra={"name": "files", "description": "Files of the team", "bundled": None},
     ),
     "zed": Sample("zed/settings.json", "auto", extra={"source": "custom"}),
-    "kiro": Sample(".kiro/settings/mcp.json", "auto", rules=Rules(hidden=HIDDEN), extra={"autoApprove": ["read_file"]}),
-    "copilot": Sample(".copilot/mcp-config.json", seconds=CALL_SECONDS, can_switch_off=False, rules=Rules(only=SHOWN)),
+    "kiro": Sample(".kiro/settings/mcp.json", "auto", rules=ToolRules(hidden=HIDDEN), extra={"autoApprove": ["read_file"]}),
+    "copilot": Sample(".copilot/mcp-config.json", seconds=CALL_SECONDS, can_switch_off=False, rules=ToolRules(only=SHOWN)),
     "opencode": Sample("opencode.jsonc", "auto"),
     "mcpproxy": Sample(
         ".mcpproxy/mcp_config.json",
         seconds=CALL_SECONDS,
-        rules=Rules(only=SHOWN),
+        rules=ToolRules(only=SHOWN),
         extra={"quarantined": False, "isolation": {"enabled": False}},
     ),
     "fastmcp": Sample(
@@ -102,7 +102,7 @@ def test_there_is_a_sample_of_every_client() -> None:
 
 @pytest.mark.parametrize("client", CASES)
 def test_a_file_is_known_by_where_it_lies(client: str) -> None:
-    assert read(file_of(client)).dialect is CLIENTS[client]
+    assert read_document(file_of(client)).dialect is CLIENTS[client]
 
 
 @pytest.mark.parametrize("client", CASES)

@@ -11,25 +11,24 @@ import trustme
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from isthmus.config.dialects.clients import CODEX
-from isthmus.config.dialects.dialect import OWN, STANDARD
+from isthmus.config.dialects.clients import CODEX, OWN, STANDARD
 from isthmus.config.entries import entries_of, entry_of
 from isthmus.config.files import Document
 from isthmus.config.findings import ConfigError, Place
-from isthmus.config.servers import Reading, Roster, look_alikes, read_server
+from isthmus.config.servers import EntryContext, LoadedServers, look_alikes, read_server
 from isthmus.config.variables import Variables
-from isthmus.core.catalog.rules import Rules
+from isthmus.core.catalog.rules import ToolRules
 from isthmus.core.settings import Limits
 from isthmus.upstream.settings import (
     AgentSettings,
     DeclaredTool,
     HttpSettings,
+    JsonRpcSettings,
     PythonSettings,
     Reach,
-    RpcSettings,
     ServerSettings,
-    SocketSettings,
     StdioSettings,
+    WebSocketSettings,
 )
 
 HOME = Path("/home/me")
@@ -40,8 +39,8 @@ URL = "https://search.example/mcp"
 FOLDER = Path("/etc/hub")
 
 
-def reading(limits: Limits | None = None) -> Reading:
-    return Reading(Variables(VALUES, FOLDER, HOME), FOLDER, HOME, limits or Limits())
+def reading(limits: Limits | None = None) -> EntryContext:
+    return EntryContext(Variables(VALUES, FOLDER, HOME), FOLDER, HOME, limits or Limits())
 
 
 def one(
@@ -53,8 +52,8 @@ def one(
     return server, [str(finding) for finding in findings]
 
 
-def several(table: dict[str, Any]) -> Roster:
-    roster = Roster()
+def several(table: dict[str, Any]) -> LoadedServers:
+    roster = LoadedServers()
     entries, _ = entries_of(Document(FOLDER / "isthmus.toml", table, OWN), HOME)
     roster.add(entries, reading())
     return roster
@@ -194,7 +193,7 @@ def test_keys_of_the_other_transport_are_told_of_only_in_our_own_file() -> None:
     assert one(fields, is_own=False)[1] == []
 
 
-@pytest.mark.parametrize(("word", "reach"), [("stdio", StdioSettings), ("sse", HttpSettings), ("ws", SocketSettings)])
+@pytest.mark.parametrize(("word", "reach"), [("stdio", StdioSettings), ("sse", HttpSettings), ("ws", WebSocketSettings)])
 def test_of_a_command_and_an_address_the_word_for_the_transport_says_which(word: str, reach: type[Reach]) -> None:
     server, findings = one({"command": "a", "url": "ws://a" if word == "ws" else URL, "type": word}, is_own=True)
     assert server is not None
@@ -325,15 +324,15 @@ def reach_of(fields: dict[str, object], *, is_own: bool = True) -> Reach | None:
         ({"url": URL, "type": "auto"}, HttpSettings(URL)),
         ({"url": URL, "type": "remote"}, HttpSettings(URL)),
         ({"url": URL, "type": ""}, HttpSettings(URL)),
-        ({"url": "wss://a/ws"}, SocketSettings("wss://a/ws")),
-        ({"url": "ws://a", "type": "websocket", "headers": {"A": "b"}}, SocketSettings("ws://a", {"A": "b"})),
-        ({"rpc": URL, "headers": {"A": "b"}}, RpcSettings(URL, {"A": "b"})),
+        ({"url": "wss://a/ws"}, WebSocketSettings("wss://a/ws")),
+        ({"url": "ws://a", "type": "websocket", "headers": {"A": "b"}}, WebSocketSettings("ws://a", {"A": "b"})),
+        ({"rpc": URL, "headers": {"A": "b"}}, JsonRpcSettings(URL, {"A": "b"})),
         ({"url": URL, "user_headers": ["X-User-Id"]}, HttpSettings(URL, user_headers=("X-User-Id",))),
-        ({"rpc": URL, "user_headers": ["X-User-Id"]}, RpcSettings(URL, user_headers=("X-User-Id",))),
-        ({"url": URL, "type": "rpc", "user_headers": ["X-User"]}, RpcSettings(URL, user_headers=("X-User",))),
+        ({"rpc": URL, "user_headers": ["X-User-Id"]}, JsonRpcSettings(URL, user_headers=("X-User-Id",))),
+        ({"url": URL, "type": "rpc", "user_headers": ["X-User"]}, JsonRpcSettings(URL, user_headers=("X-User",))),
         ({"agent": URL, "headers": {"A": "b"}}, AgentSettings(URL, {"A": "b"})),
         ({"agent": URL, "type": "a2a", "origins": ["https://b"]}, AgentSettings(URL, origins=("https://b",))),
-        ({"url": URL, "type": "rpc"}, RpcSettings(URL)),
+        ({"url": URL, "type": "rpc"}, JsonRpcSettings(URL)),
         ({"python": "tools.maths:add"}, PythonSettings("tools.maths:add")),
         ({"python": "tools", "path": "lib"}, PythonSettings("tools", "/etc/hub/lib")),
     ],
@@ -364,7 +363,7 @@ def test_user_headers_that_cannot_be_sent_are_told_of(fields: dict[str, Any], be
 
 def test_tools_of_a_plain_server_are_declared() -> None:
     tools = {"read": {"description": "Read.", "input_schema": {"type": "object", "required": ["${x}"]}}, "list": {}}
-    assert reach_of({"rpc": URL, "tools": tools}) == RpcSettings(
+    assert reach_of({"rpc": URL, "tools": tools}) == JsonRpcSettings(
         URL,
         tools=(
             DeclaredTool("read", "Read.", {"type": "object", "required": ["${x}"]}),
@@ -385,7 +384,7 @@ def test_what_the_operator_says_of_tools_becomes_rules() -> None:
     assert findings == []
     assert server is not None
     assert server.isolation == "caller"
-    assert server.rules == Rules(
+    assert server.rules == ToolRules(
         only=("read", "list"),
         hidden=("list",),
         defaults={"read": {"key": "hunter22", "depth": {"max": 3}}},
@@ -407,7 +406,7 @@ def test_what_the_operator_thinks_of_a_server_becomes_rules(tags: object, said: 
     server, findings = one({"command": "a", "trusted": True, "tags": tags})
     assert findings == []
     assert server is not None
-    assert server.rules == Rules(is_trusted=True, tags=said)
+    assert server.rules == ToolRules(is_trusted=True, tags=said)
     assert server.rules.changes_nothing
 
 
@@ -416,7 +415,7 @@ def test_in_another_clients_file_a_server_is_not_called_trusted() -> None:
     entry = entry_of("a", fields, Place(FOLDER / "config.toml", "mcp_servers").at("a"), CODEX)
     server, _ = read_server(entry, reading())
     assert server is not None
-    assert server.rules == Rules()
+    assert server.rules == ToolRules()
 
 
 @pytest.mark.parametrize(

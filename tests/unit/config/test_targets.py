@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.config.dialects.clients import CODEX
-from isthmus.config.dialects.dialect import OWN
+from isthmus.config.dialects.clients import CODEX, OWN
 from isthmus.config.files import Document
 from isthmus.config.findings import ConfigError
-from isthmus.config.targets import read_targets
+from isthmus.config.tables import read_targets
 from isthmus.upstream.targets.settings import TargetSettings
 
 FILE = Path("/etc/hub/isthmus.toml")

@@ -12,18 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.config import values
-from isthmus.config.dialects.clients import CURSOR
-from isthmus.config.dialects.dialect import OWN, Dialect
+from isthmus.config.dialects.clients import CURSOR, OWN, Dialect
 from isthmus.config.entries import Entry, entry_of
 from isthmus.config.findings import Place
-from isthmus.config.servers import Reading, read_server
+from isthmus.config.importing import CannotMerge, merge_tables, own_fields, toml_table
+from isthmus.config.servers import EntryContext, read_server
 from isthmus.config.variables import Variables
-from isthmus.config.writing import CannotMerge, merged, own_fields, toml_table
 from isthmus.core.settings import Limits
 from isthmus.upstream.settings import ServerSettings
 
 FOLDER = Path("/etc/hub")
-READING = Reading(Variables({"TOKEN": "hunter22"}, FOLDER, Path("/home/me")), FOLDER, Path("/home/me"), Limits())
+READING = EntryContext(Variables({"TOKEN": "hunter22"}, FOLDER, Path("/home/me")), FOLDER, Path("/home/me"), Limits())
 
 
 def made(fields: dict[str, Any], dialect: Dialect) -> tuple[Entry, ServerSettings]:
@@ -97,7 +96,7 @@ def test_kept_keys_that_are_no_json_are_told_of() -> None:
 
 
 def test_a_number_that_is_an_argument_is_written_in_its_letters() -> None:
-    entry, server = made({"command": "x", "args": [values.spelt("1.10", 1.1), 5], "timeout": 5.0}, CURSOR)
+    entry, server = made({"command": "x", "args": [values.keep_written("1.10", 1.1), 5], "timeout": 5.0}, CURSOR)
     text = toml_table("a", own_fields(entry, server))
     assert text == '[servers.a]\ncommand = "x"\nargs = ["1.10", 5]\ntimeout = 5\n'
 
@@ -152,24 +151,24 @@ depth = 9
 
 
 def test_tables_are_added_below_and_the_rest_stays_byte_for_byte() -> None:
-    text = merged(FILE, {"new": toml_table("new", {"command": "x"})})
+    text = merge_tables(FILE, {"new": toml_table("new", {"command": "x"})})
     assert text == FILE + '\n[servers.new]\ncommand = "x"\n'
 
 
 @pytest.mark.parametrize("text", ["", "[hub]", "a = 1", "# nothing"])
 def test_a_file_without_a_last_line_end_or_without_anything_can_be_added_to(text: str) -> None:
-    made = merged(text, {"new": toml_table("new", {"command": "x"})})
+    made = merge_tables(text, {"new": toml_table("new", {"command": "x"})})
     assert tomllib.loads(made)["servers"] == {"new": {"command": "x"}}
     assert made.startswith(text)
 
 
 def test_line_ends_stay_what_they_are() -> None:
-    text = merged("[hub]\r\nport = 1\r\n", {"a": toml_table("a", {"command": "x"})})
+    text = merge_tables("[hub]\r\nport = 1\r\n", {"a": toml_table("a", {"command": "x"})})
     assert text == '[hub]\r\nport = 1\r\n\r\n[servers.a]\r\ncommand = "x"\r\n'
 
 
 def test_a_replaced_server_goes_with_its_tables_and_nothing_else() -> None:
-    text = merged(FILE, {"files": toml_table("files", {"command": "y"})}, ["files"])
+    text = merge_tables(FILE, {"files": toml_table("files", {"command": "y"})}, ["files"])
     assert text == (
         "# my hub\n[hub]\nport = 9000 # mine\n\n# files\n"
         "\n# and this is about limits\n[limits]\ndepth = 9\n"
@@ -189,15 +188,15 @@ def test_a_replaced_server_goes_with_its_tables_and_nothing_else() -> None:
 def test_a_file_that_would_change_otherwise_is_left_alone(text: str, replaced: list[str], why: str) -> None:
     name = replaced[0] if replaced else "new"
     with pytest.raises(CannotMerge, match=why):
-        merged(text, {name: toml_table(name, {"command": "y"})}, replaced)
+        merge_tables(text, {name: toml_table(name, {"command": "y"})}, replaced)
 
 
 def test_lines_that_only_look_like_headers_are_no_hindrance() -> None:
     text = 'x = """\n[hm, well]\n"""\n[servers.b]\ncommand = "z"\n[[list]]\ny = 1\n'
-    made = merged(text, {"b": toml_table("b", {"command": "y"})}, ["b"])
+    made = merge_tables(text, {"b": toml_table("b", {"command": "y"})}, ["b"])
     assert tomllib.loads(made) == {"x": "[hm, well]\n", "list": [{"y": 1}], "servers": {"b": {"command": "y"}}}
 
 
 def test_a_server_under_the_other_root_is_replaced_too() -> None:
-    text = merged('[mcpServers.a]\ncommand = "x"\n', {"a": toml_table("a", {"command": "y"})}, ["a"])
+    text = merge_tables('[mcpServers.a]\ncommand = "x"\n', {"a": toml_table("a", {"command": "y"})}, ["a"])
     assert tomllib.loads(text) == {"servers": {"a": {"command": "y"}}}

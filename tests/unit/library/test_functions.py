@@ -31,8 +31,8 @@ from isthmus.library import (
     tool,
 )
 from isthmus.library.functions import ToolFunction
-from isthmus.upstream.registered import REGISTRY
-from isthmus.upstream.signatures import BadArgument
+from isthmus.upstream.python.registry import REGISTRY
+from isthmus.upstream.python.signatures import BadArgument
 
 
 class Counter:

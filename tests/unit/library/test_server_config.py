@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from isthmus.core.catalog.rules import Rules
+from isthmus.core.catalog.rules import ToolRules
 from isthmus.library.errors import ConfigurationError
-from isthmus.library.servers import MCPServerConfig
+from isthmus.library.server_config import MCPServerConfig
 from isthmus.model.names import ServerName
 from isthmus.upstream.settings import HttpSettings, Reach, ServerSettings, StdioSettings
 
@@ -23,7 +23,7 @@ def test_a_server_is_trusted_if_the_program_or_the_file_says_so(
     known = (
         None
         if base is None
-        else ServerSettings(ServerName("docs"), StdioSettings("x"), rules=Rules(("read",), is_trusted=base))
+        else ServerSettings(ServerName("docs"), StdioSettings("x"), rules=ToolRules(("read",), is_trusted=base))
     )
     settings = MCPServerConfig("docs", command="x", trusted=said, base=known).settings()
     assert settings.rules.is_trusted is is_trusted

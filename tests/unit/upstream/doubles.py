@@ -10,7 +10,7 @@ from isthmus.core.calls.inflight import InFlight
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Call
-from isthmus.model.events import Log
+from isthmus.model.events import LogMessage
 from isthmus.model.outcomes import Result
 from isthmus.upstream.link import BaseLink
 from isthmus.wire.mcp.messages import Implementation
@@ -80,7 +80,7 @@ class Scene:
 
     def __init__(self, link: BaseLink, limits: Limits | None = None) -> None:
         self.told: list[str] = []
-        self.logs: list[Log] = []
+        self.logs: list[LogMessage] = []
         self._stage = Stage(tool("read"), tool("echo"), tool("pay"), tool("slow"), limits=limits)
         self.watch(link)
 

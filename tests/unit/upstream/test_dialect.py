@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from isthmus.model.calls import Call, Kind
-from isthmus.upstream.dialect import Dialect, LegacyDialect, ModernDialect
+from isthmus.upstream.dialect import LegacyDialect, McpDialect, ModernDialect
 from isthmus.wire.mcp.messages import Implementation
 from tests.unit.core.doubles import call, raw
 
@@ -23,7 +23,7 @@ LEGACY = LegacyDialect()
 MODERN = ModernDialect(Implementation("isthmus", "1"))
 
 
-def written(dialect: Dialect, asked: Call, name: str = "own") -> Any:
+def written(dialect: McpDialect, asked: Call, name: str = "own") -> Any:
     return json.loads(dialect.call_params(asked, name, 7))
 
 

@@ -20,10 +20,10 @@ from isthmus.core.settings import Limits
 from isthmus.model.calls import Surface
 from isthmus.model.faults import Cancelled, Lost, ServerError
 from isthmus.model.questions import UNSURE, Answered, OnReply
-from isthmus.upstream import duplex, link, watching
+from isthmus.upstream import duplex, link, subscriptions
 from isthmus.upstream.corked import HOLD_ABOVE_BYTES, CorkedLink
 from isthmus.upstream.dialect import ModernDialect
-from isthmus.wire.mcp.capabilities import Capabilities
+from isthmus.wire.mcp.capabilities import ServerCapabilities
 from tests.unit.core.doubles import DONE, SERVER, Listener, Stage, call, raw
 from tests.unit.upstream.doubles import ME, Scene, answer, message, text_of
 
@@ -86,7 +86,7 @@ def modern(pipe: Pipe) -> Line:
     line = Line(pipe)
     line.dialect = ModernDialect(ME)
     told = {"tools": {"listChanged": True}, "resources": {"subscribe": True}}
-    line.capabilities = msgspec.convert(told, Capabilities)
+    line.capabilities = msgspec.convert(told, ServerCapabilities)
     return line
 
 
@@ -493,7 +493,7 @@ async def test_the_subscription_before_the_newest_ends_when_that_is_acknowledged
 
 
 async def test_a_server_that_never_acknowledges_keeps_few_subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "HEARING_SECONDS", 0.0)
+    monkeypatch.setattr(subscriptions, "HEARING_SECONDS", 0.0)
     line = modern(pipe := Pipe())
     async with asyncio.timeout(10):
         for n in range(50):

@@ -2,9 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import ClassVar
+
+import msgspec
 import pytest
 
-from isthmus.upstream.replies import URL_LENGTH_MAX, login_place, media_type
+from isthmus.core.background import BackgroundTasks
+from isthmus.core.calls.inflight import InFlight
+from isthmus.model.faults import BadArguments
+from isthmus.transport.egress import Egress, HttpOrigin
+from isthmus.transport.http import HttpClient, ResponseSink, Ticket, request_head
+from isthmus.upstream import http_shared as module
+from isthmus.upstream.http_shared import (
+    HEADERS_BYTES_MAX,
+    URL_LENGTH_MAX,
+    CallerHeaders,
+    OneWayPosts,
+    login_url,
+    media_type,
+    same_origin_target,
+)
+from isthmus.upstream.link import ConnectFailed
+from tests.unit.core.doubles import Listener, Stage, call, tool
+from tests.unit.transport.doubles import Recorder, Server
+from tests.unit.upstream.doubles import ACCEPTED
 
 PLACE = "https://bank.example/.well-known/oauth-protected-resource"
 
@@ -19,7 +41,7 @@ PLACE = "https://bank.example/.well-known/oauth-protected-resource"
     ],
 )
 def test_a_challenge_says_where_to_prove_who_one_is(challenge: str) -> None:
-    assert login_place(401, {"www-authenticate": challenge}) == PLACE
+    assert login_url(401, {"www-authenticate": challenge}) == PLACE
 
 
 @pytest.mark.parametrize(
@@ -36,14 +58,299 @@ def test_a_challenge_says_where_to_prove_who_one_is(challenge: str) -> None:
     ],
 )
 def test_what_is_no_address_of_a_page_is_none(challenge: str) -> None:
-    assert login_place(401, {"www-authenticate": challenge}) is None
+    assert login_url(401, {"www-authenticate": challenge}) is None
 
 
 def test_only_who_is_not_known_is_told() -> None:
-    assert login_place(401, {}) is None
-    assert login_place(403, {"www-authenticate": f'Bearer resource_metadata="{PLACE}"'}) is None
+    assert login_url(401, {}) is None
+    assert login_url(403, {"www-authenticate": f'Bearer resource_metadata="{PLACE}"'}) is None
 
 
 def test_a_media_type_is_what_stands_before_its_parameters() -> None:
     assert media_type({"content-type": "Text/Event-Stream; charset=utf-8"}) == "text/event-stream"
     assert media_type({}) == ""
+
+
+ORIGIN = HttpOrigin("https", "tools.example", 443)
+
+
+@pytest.mark.parametrize(
+    ("reference", "target"),
+    [
+        ("/messages?s=1", "/messages?s=1"),
+        ("messages", "/v1/messages"),
+        ("?s=1", "/v1/sse?s=1"),
+        ("", "/v1/sse"),
+        ("https://tools.example/x", "/x"),
+        ("https://TOOLS.example:443/x", "/x"),
+        ("//tools.example/x", "/x"),
+        ("../../../x", "/x"),
+        ("/x#part", "/x"),
+    ],
+)
+def test_within_the_origin_it_is_followed(reference: str, target: str) -> None:
+    assert same_origin_target(ORIGIN, "/v1/sse", reference, "redirects to") == target
+
+
+@pytest.mark.parametrize(
+    "reference",
+    ["https://other.example/x", "http://tools.example/x", "https://tools.example:8443/x", "//tools.example.evil.io/x"],
+)
+def test_elsewhere_it_is_not_and_both_places_are_named(reference: str) -> None:
+    with pytest.raises(ConnectFailed, match=r"^it redirects to http.*, which is not https://tools.example; configure"):
+        same_origin_target(ORIGIN, "/v1/sse", reference, "redirects to")
+
+
+@pytest.mark.parametrize(
+    "reference", ["javascript:alert(1)", "/a b", "/a\r\nb", "https://u:p@tools.example/x", "https://[::1", "/a\\b"]
+)
+def test_what_is_no_address_is_refused(reference: str) -> None:
+    with pytest.raises(ConnectFailed, match="no address"):
+        same_origin_target(ORIGIN, "/v1/sse", reference, "redirects to")
+
+
+@pytest.mark.parametrize("reference", ["/v1/sse/", "/v1/sse", "https://tools.example/v1/sse/"])
+def test_who_must_stay_may_be_sent_to_the_same_place_behind_a_slash(reference: str) -> None:
+    assert same_origin_target(ORIGIN, "/v1/sse", reference, "redirects to", stays=True).rstrip("/") == "/v1/sse"
+
+
+@pytest.mark.parametrize("reference", ["/v1/other", "/", "/v1/sse/x", "/v1/sse?x=1", "/V1/sse"])
+def test_who_must_stay_is_sent_nowhere_else(reference: str) -> None:
+    with pytest.raises(ConnectFailed, match="another path"):
+        same_origin_target(ORIGIN, "/v1/sse", reference, "redirects to", stays=True)
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+async def test_quiet_comes_when_all_were_taken_or_lost(*, is_taken: bool) -> None:
+    background = BackgroundTasks("test")
+    async with Server() as server:
+        client = HttpClient(server.origin, Egress(), background, is_configured=True)
+        notices = OneWayPosts(client)
+        await notices.quiet()  # nothing is under way
+        notices.send(request_head("POST", "/", server.origin, {}), b"{}")
+        quiet = asyncio.ensure_future(notices.quiet())
+        peer = await server.accept()
+        assert (await peer.request()).endswith(b"\r\n\r\n{}")
+        assert not quiet.done()
+        if is_taken:
+            await peer.say(ACCEPTED)
+        else:
+            peer.reset()
+        async with asyncio.timeout(10):
+            await quiet
+        await client.aclose()
+    await background.aclose()
+
+
+async def test_one_that_is_never_acknowledged_gives_its_connection_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "NOTICE_SECONDS", 0.05)
+    background = BackgroundTasks("test")
+    async with Server() as server:
+        client = HttpClient(server.origin, Egress(), background, is_configured=True)
+        notices = OneWayPosts(client)
+        notices.send(request_head("POST", "/", server.origin, {}), b"{}")
+        async with asyncio.timeout(10):
+            await notices.quiet()
+        await (await server.accept()).rest()
+        await client.aclose()
+    await background.aclose()
+
+
+async def test_beyond_the_limit_none_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "NOTICES_MAX", 2)
+    background = BackgroundTasks("test")
+    async with Server() as server:
+        client = HttpClient(server.origin, Egress(), background, is_configured=True)
+        notices = OneWayPosts(client)
+        head = request_head("POST", "/", server.origin, {})
+        for number in (b"1", b"2", b"3"):
+            notices.send(head, number)
+        assert not notices.has_room()
+        seen = []
+        for _ in range(2):
+            peer = await server.accept()
+            seen.append((await peer.request())[-1:])
+            await peer.say(ACCEPTED)
+        async with asyncio.timeout(10):
+            await notices.quiet()
+        assert sorted(seen) == [b"1", b"2"]
+        assert server.accepted == 2
+        await client.aclose()
+    await background.aclose()
+
+
+async def test_answers_are_sent_however_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "NOTICES_MAX", 2)
+    background = BackgroundTasks("test")
+    async with Server() as server:
+        client = HttpClient(server.origin, Egress(), background, is_configured=True, limit=1)
+        notices = OneWayPosts(client)
+        numbers = [b"%d" % number for number in range(9)]
+        for number in numbers:
+            notices.answer(request_head("POST", "/", server.origin, {}), number)
+        assert notices.has_room()  # they do not count
+        seen = []
+        for _ in numbers:
+            peer = await server.accept()
+            seen.append((await peer.request())[-1:])
+            await peer.say(ACCEPTED)
+        assert seen == numbers
+        await client.aclose()
+    await background.aclose()
+
+
+async def test_an_answers_time_begins_when_a_connection_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "NOTICE_SECONDS", 0.01)
+    background = BackgroundTasks("test")
+    async with Server() as server:
+        client = HttpClient(server.origin, Egress(), background, is_configured=True, limit=1)
+        notices = OneWayPosts(client)
+        head = request_head("POST", "/", server.origin, {})
+        client.send(head, b"a call", Recorder())
+        first = await server.accept()
+        notices.answer(head, b"an answer")
+        notices.send(head, b"a notice")
+        async with asyncio.timeout(10):
+            await notices.quiet()  # its time was over before there was a connection for it
+        monkeypatch.setattr(module, "NOTICE_SECONDS", 30.0)
+        await first.request()
+        await first.say(ACCEPTED)
+        second = await server.accept()
+        assert (await second.request()).endswith(b"an answer")
+        await client.aclose()
+    await background.aclose()
+
+
+async def test_an_answer_that_is_never_acknowledged_gives_its_connection_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "NOTICE_SECONDS", 0.01)
+    background = BackgroundTasks("test")
+    async with Server() as server:
+        client = HttpClient(server.origin, Egress(), background, is_configured=True)
+        OneWayPosts(client).answer(request_head("POST", "/", server.origin, {}), b"{}")
+        await (await server.accept()).rest()
+        await client.aclose()
+    await background.aclose()
+
+
+async def test_an_answer_does_not_wait_for_a_connection_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "NOTICE_SECONDS", 0.01)
+    monkeypatch.setattr(module, "ANSWER_SECONDS", 0.01)
+    background = BackgroundTasks("test")
+    async with Server() as server:
+        client = HttpClient(server.origin, Egress(), background, is_configured=True, limit=1)
+        notices = OneWayPosts(client)
+        head = request_head("POST", "/", server.origin, {})
+        client.send(head, b"a call", Recorder())
+        first = await server.accept()
+        notices.answer(head, b"an answer")
+        notices.send(head, b"a notice")
+        async with asyncio.timeout(10):
+            await notices.quiet()
+        monkeypatch.setattr(module, "NOTICE_SECONDS", 30.0)
+        later = Recorder()
+        client.send(head, b"another call", later)
+        await first.request()
+        await first.say(ACCEPTED)
+        assert (await (await server.accept()).request()).endswith(b"another call")
+        await client.aclose()
+    await background.aclose()
+
+
+async def test_an_answer_that_provably_did_not_leave_is_sent_once_more_and_no_more() -> None:
+    class Counting(HttpClient):
+        """A client that remembers what it was given."""
+
+        sent: ClassVar[list[bytes | None]] = []
+
+        def send(self, head: bytes, body: bytes | None, sink: ResponseSink) -> Ticket:
+            self.sent.append(body)
+            return super().send(head, body, sink)
+
+    background = BackgroundTasks("test")
+    async with Server() as server:
+        client = Counting(server.origin, Egress(), background)
+        await client.aclose()
+        OneWayPosts(client).answer(request_head("POST", "/", server.origin, {}), b"an answer")
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert client.sent == [b"an answer", b"an answer"]
+    await background.aclose()
+
+
+class Writing:
+    """A link that writes a call's headers and does no more."""
+
+    def __init__(self, *names: str) -> None:
+        self._headers = CallerHeaders(names)
+        self.lines: list[bytes | None] = []
+
+    def send(self, inflight: InFlight) -> None:
+        self.lines.append(self._headers.lines_for(inflight))
+
+    def may_have_run(self, inflight: InFlight) -> bool:
+        return False
+
+    def withdraw(self, inflight: InFlight, reason: str) -> None: ...
+
+
+def sent(headers: dict[str, str], *names: str) -> tuple[bytes | None, Listener]:
+    """What a server that receives these names is sent, and what the caller hears."""
+    stage, link = Stage(tool("read")), Writing(*names)
+    stage.server_queue.attach(link)
+    _, listener = stage.start(msgspec.structs.replace(call(), headers=headers))
+    (lines,) = link.lines
+    return lines, listener
+
+
+async def test_only_what_the_server_receives_is_written_in_the_operators_spelling() -> None:
+    lines, listener = sent({"x-user-id": "ann", "Authorization": "Bearer t", "X-Other": "1"}, "X-User-Id", "X-Absent")
+    assert lines == b"X-User-Id: ann\r\n"
+    assert not listener.ends
+
+
+async def test_a_header_that_differs_only_in_case_is_written_once() -> None:
+    lines, _ = sent({"x-user-id": "ann", "X-USER-ID": "bob"}, "X-User-Id")
+    assert lines == b"X-User-Id: bob\r\n"
+
+
+async def test_latin_letters_are_written_as_http_has_them() -> None:
+    assert sent({"X-Name": "Zoë"}, "X-Name")[0] == b"X-Name: Zo\xeb\r\n"
+
+
+@pytest.mark.parametrize("value", ["ann\r\nX-Admin: yes", "a\nb", "a\rb", "a\0b", "アン", "\ud800"])
+async def test_what_no_header_can_say_ends_the_call_before_anything_is_sent(value: str) -> None:
+    lines, listener = sent({"X-User-Id": value}, "X-User-Id")
+    assert lines is None
+    (fault,) = listener.ends
+    assert isinstance(fault, BadArguments)
+    assert fault.executed == "no"
+    assert "'X-User-Id'" in fault.message
+    assert value not in fault.message
+
+
+async def test_what_is_not_sent_may_say_anything() -> None:
+    lines, listener = sent({"X-Secret": "a\r\nb"}, "X-User-Id")
+    assert lines == b""
+    assert not listener.ends
+
+
+async def test_more_than_a_server_takes_ends_the_call_too() -> None:
+    lines, listener = sent({"X-User-Id": "u" * HEADERS_BYTES_MAX}, "X-User-Id")
+    assert lines is None
+    (fault,) = listener.ends
+    assert isinstance(fault, BadArguments)
+    assert str(HEADERS_BYTES_MAX) in fault.message
+
+
+async def test_a_refused_header_says_nothing_of_the_server() -> None:
+    stage = Stage(tool("read"))
+    stage.server_queue.attach(Writing("X-User-Id"))
+    stage.start(msgspec.structs.replace(call(), headers={"X-User-Id": "a\nb"}))
+    assert stage.server_queue.answered == 0
+    assert stage.server_queue.running == 0
+
+
+def test_a_call_that_is_printed_keeps_its_headers_to_itself() -> None:
+    asked = msgspec.structs.replace(call(), headers={"Authorization": "hunter22"})
+    assert "files.read" in repr(asked)
+    assert "hunter22" not in repr(asked)

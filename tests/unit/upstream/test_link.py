@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from isthmus.core.calls.inflight import InFlight
-from isthmus.upstream import elsewhere as module
-from isthmus.upstream.elsewhere import Elsewhere
+from isthmus.upstream import link as module
+from isthmus.upstream.link import UrlElicitations
 from tests.unit.core.doubles import DONE, Listener, Stage, call, raw
 
 
@@ -36,7 +36,7 @@ def started(exchange: Listener) -> InFlight:
 
 
 async def test_a_caller_is_told_once_while_its_call_runs() -> None:
-    told, elsewhere = list[str](), Elsewhere()
+    told, elsewhere = list[str](), UrlElicitations()
     inflight = started(Sent(told))
     elsewhere.sent(raw("e1"), inflight)
     for id in ("e2", "e1", "e1"):
@@ -46,7 +46,7 @@ async def test_a_caller_is_told_once_while_its_call_runs() -> None:
 
 @pytest.mark.parametrize(("is_reached", "heard"), [(True, ['later "e1"']), (False, [])])
 async def test_after_its_call_a_caller_is_told_beside_its_calls(*, is_reached: bool, heard: list[str]) -> None:
-    told, elsewhere = list[str](), Elsewhere()
+    told, elsewhere = list[str](), UrlElicitations()
     inflight = started(Sent(told, is_reached=is_reached))
     elsewhere.sent(raw("e1"), inflight)
     inflight.finish(DONE)
@@ -55,7 +55,7 @@ async def test_after_its_call_a_caller_is_told_beside_its_calls(*, is_reached: b
 
 
 async def test_a_call_that_is_over_is_not_kept() -> None:
-    told, elsewhere = list[str](), Elsewhere()
+    told, elsewhere = list[str](), UrlElicitations()
     inflight = started(Sent(told))
     elsewhere.sent(raw("e1"), inflight)
     inflight.finish(DONE)
@@ -68,7 +68,7 @@ async def test_a_call_that_is_over_is_not_kept() -> None:
 
 
 async def test_who_cannot_be_told_is_not() -> None:
-    elsewhere = Elsewhere()
+    elsewhere = UrlElicitations()
     inflight = started(listener := Listener())
     elsewhere.sent(raw("e1"), inflight)
     elsewhere.done(raw("e1"))
@@ -80,7 +80,7 @@ async def test_an_exchange_that_breaks_costs_nobody_anything() -> None:
         def done(self, id: msgspec.Raw) -> None:
             raise RuntimeError("a defect of a face")
 
-    elsewhere = Elsewhere()
+    elsewhere = UrlElicitations()
     inflight = started(Broken([]))
     elsewhere.sent(raw("e1"), inflight)
     elsewhere.done(raw("e1"))
@@ -89,10 +89,10 @@ async def test_an_exchange_that_breaks_costs_nobody_anything() -> None:
 
 async def test_only_so_much_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "IDS_MAX", 2)
-    told, elsewhere = list[str](), Elsewhere()
+    told, elsewhere = list[str](), UrlElicitations()
     inflight = started(Sent(told))
-    for id in ("x" * module.ID_LENGTH_MAX, "e1", "e2", "e3"):
+    for id in ("x" * module.ELICITATION_ID_LENGTH_MAX, "e1", "e2", "e3"):
         elsewhere.sent(raw(id), inflight)
-    for id in ("x" * module.ID_LENGTH_MAX, "e1", "e2", "e3"):
+    for id in ("x" * module.ELICITATION_ID_LENGTH_MAX, "e1", "e2", "e3"):
         elsewhere.done(raw(id))
     assert told == ['now "e2"', 'now "e3"']

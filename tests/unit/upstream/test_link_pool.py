@@ -10,18 +10,18 @@ import pytest
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.ports.announcer import Follower
-from isthmus.core.tasks.draft import Draft
-from isthmus.core.tasks.engine import Engine
+from isthmus.core.ports.announcer import Subscriber
+from isthmus.core.tasks.draft import NewTask
+from isthmus.core.tasks.engine import TaskEngine
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.credentials import NO_CREDENTIALS, OwnCredentials, ServerCredentials, Subject
-from isthmus.model.events import Log
+from isthmus.model.events import LogMessage
 from isthmus.model.faults import Cancelled, Fault, Lost, NotConnected, Overloaded, UnknownTool
 from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
-from isthmus.upstream import pool as module
-from isthmus.upstream.following import Following
+from isthmus.upstream import link_pool as module
 from isthmus.upstream.link import BaseLink, ConnectFailed
-from isthmus.upstream.pool import Pool
+from isthmus.upstream.link_pool import LinkPool
+from isthmus.upstream.link_sync import SubscriptionSync
 from isthmus.upstream.settings import REASON_LENGTH_MAX
 from tests.unit.core.doubles import ANYONE, DONE, Listener, Stage, call, raw
 from tests.unit.core.tasks.doubles import HeldJournal
@@ -42,13 +42,13 @@ class Pooled:
         self.links: list[Scripted] = []
         self.all_client_caps: list[ClientCapabilities] = []
         """What each link was made for."""
-        self.lines: list[Log] = []
+        self.lines: list[LogMessage] = []
         self.opened = asyncio.Event()
         self.opened.set()
         self.refusal: BaseException | None = None
         made = settings(isolation=isolation, max_calls=max_calls, credentials=credentials or NO_CREDENTIALS)
-        self.following = Following(self.stage.hub, self.background, NAME)
-        self.pool = Pool(made, self.background, self._connect, self.lines.append, self.following)
+        self.following = SubscriptionSync(self.stage.hub, self.background, NAME)
+        self.pool = LinkPool(made, self.background, self._connect, self.lines.append, self.following)
         self.stage.server_queue.attach(self.pool)
         self.stage.server_queue.pool = self.pool
 
@@ -126,7 +126,7 @@ async def test_every_call_can_have_a_link_of_its_own_which_ends_with_it() -> Non
 
 async def test_what_a_link_logs_goes_where_all_of_it_goes(pooled: Pooled) -> None:
     link = pooled.carrier_of(await pooled.sent())
-    line = Log("info", {"data": raw("x")})
+    line = LogMessage("info", {"data": raw("x")})
     link.on_log(line)
     assert pooled.lines == [line]
 
@@ -961,8 +961,8 @@ class Followed(Pooled):
         self.links.append(self.kind())
         return self.links[-1]
 
-    async def follow(self, session: str = "a", uri: str = PAGE, caller: Caller = ANYONE) -> Follower:
-        follower = Follower(caller, ABLE, session)
+    async def follow(self, session: str = "a", uri: str = PAGE, caller: Caller = ANYONE) -> Subscriber:
+        follower = Subscriber(caller, ABLE, session)
         assert await self.subscriptions.add((NAME, uri), lambda: self.told.append(f"{session} {uri}"), follower) is None
         return follower
 
@@ -1114,7 +1114,7 @@ async def test_a_link_on_which_something_is_followed_is_not_idle(
 ) -> None:
     monkeypatch.setattr(module, "CONVERSATION_SECONDS", 0.0)
     told: list[str] = []
-    await followed.subscriptions.add((NAME, PAGE), (tell := lambda: told.append(PAGE)), Follower(ANYONE, ABLE, "a"))
+    await followed.subscriptions.add((NAME, PAGE), (tell := lambda: told.append(PAGE)), Subscriber(ANYONE, ABLE, "a"))
     link = await followed.called("a")
     await later(0.01)
     assert not link.is_closed
@@ -1171,8 +1171,8 @@ async def test_who_cannot_be_asked_has_a_link_of_its_own_where_every_caller_has(
 ) -> None:
     followed = Followed(isolation)
     await followed.sent()
-    assert len(followed.pool.own(Follower(ANYONE, client_caps))) == links
-    assert followed.pool.own(Follower(OTHER, client_caps)) == []
+    assert len(followed.pool.own(Subscriber(ANYONE, client_caps))) == links
+    assert followed.pool.own(Subscriber(OTHER, client_caps)) == []
     await followed.pool.aclose()
 
 
@@ -1180,7 +1180,7 @@ async def test_where_each_call_has_its_own_link_nothing_is_followed_there() -> N
     followed = Followed("call")
     await followed.follow("a")
     inflight = await followed.sent(client_caps=ABLE)
-    assert (subscribed(followed.links[0]), followed.pool.own(Follower(ANYONE, ABLE, "a"))) == ([], [])
+    assert (subscribed(followed.links[0]), followed.pool.own(Subscriber(ANYONE, ABLE, "a"))) == ([], [])
     inflight.finish(DONE)
     await followed.until_quiet()
     assert followed.links[0].is_closed
@@ -1221,12 +1221,12 @@ def pooled_call(followed: Followed) -> InFlight:
 
 async def test_where_a_call_is_answered_is_its_own_links_to_say(pooled: Pooled) -> None:
     one, two = await pooled.sent(), await pooled.sent(OTHER)
-    assert [pooled.pool.place_of(inflight) for inflight in (one, two)] == [link.place for link in pooled.links]
+    assert [pooled.pool.link_session_of(inflight) for inflight in (one, two)] == [link.place for link in pooled.links]
     pooled.opened.clear()
     waiting, _ = pooled.start(NAMESAKE)
-    assert pooled.pool.place_of(waiting) is None
+    assert pooled.pool.link_session_of(waiting) is None
     one.finish(DONE)
-    assert pooled.pool.place_of(one) is None
+    assert pooled.pool.link_session_of(one) is None
 
 
 async def test_a_callers_link_is_listened_to_where_its_server_may_tell_of_tasks(pooled: Pooled) -> None:
@@ -1367,9 +1367,9 @@ async def test_a_call_that_may_not_go_on_a_link_is_that_of_no_tool(pooled: Poole
 async def test_a_task_is_kept_as_not_sent_until_there_is_a_link_for_its_call(pooled: Pooled) -> None:
     journal = HeldJournal()
     journal.is_held = False
-    engine = Engine(pooled.stage.hub, journal, lambda: 5.0)
+    engine = TaskEngine(pooled.stage.hub, journal, lambda: 5.0)
     pooled.opened.clear()
-    live = await engine.begin(Draft(ANYONE, "talk", "1.0", (), call=call()))
+    live = await engine.begin(NewTask(ANYONE, "talk", "1.0", (), call=call()))
     assert (live.record.state, live.record.phase) == ("submitted", "waiting")
     journal.is_held = True
     pooled.opened.set()
@@ -1379,14 +1379,14 @@ async def test_a_task_is_kept_as_not_sent_until_there_is_a_link_for_its_call(poo
     journal.let_go()
     assert len(pooled.links[0].sent) == 1
     pooled.links[0].sent[0].finish(DONE)
-    await engine.until_idle()
+    await engine.wait_idle()
 
 
 async def test_a_task_whose_link_is_lost_before_its_call_is_sent_has_another(pooled: Pooled) -> None:
     journal = HeldJournal()
-    engine = Engine(pooled.stage.hub, journal, lambda: 5.0)
+    engine = TaskEngine(pooled.stage.hub, journal, lambda: 5.0)
     await pooled.sent()
-    beginning = asyncio.ensure_future(engine.begin(Draft(ANYONE, "talk", "1.0", (), call=call())))
+    beginning = asyncio.ensure_future(engine.begin(NewTask(ANYONE, "talk", "1.0", (), call=call())))
     async with asyncio.timeout(SECONDS):
         while not journal.waiting:  # noqa: ASYNC110 - a journal tells nobody
             await asyncio.sleep(0)
@@ -1396,4 +1396,4 @@ async def test_a_task_whose_link_is_lost_before_its_call_is_sent_has_another(poo
     await pooled.until_quiet()
     assert (len(pooled.links[1].sent), live.record.phase) == (1, "sent")
     pooled.links[1].sent[0].finish(DONE)
-    await engine.until_idle()
+    await engine.wait_idle()

@@ -10,19 +10,19 @@ from structlog.testing import capture_logs
 
 from isthmus.model.features import Ability
 from isthmus.model.names import ServerName
-from isthmus.storage.lists import FILES_MAX, ListFiles
-from isthmus.upstream import known_lists
-from isthmus.upstream.known_lists import Known, KnownLists
+from isthmus.storage.server_lists import FILES_MAX, ServerListFiles
+from isthmus.upstream import list_cache
+from isthmus.upstream.list_cache import CachedLists, ListCache
 from isthmus.upstream.listing import Listing
 from isthmus.upstream.settings import (
     AgentSettings,
     HttpSettings,
+    JsonRpcSettings,
     PythonSettings,
     Reach,
-    RpcSettings,
     ServerSettings,
-    SocketSettings,
     StdioSettings,
+    WebSocketSettings,
 )
 from tests.unit.core.doubles import prompt, tool
 
@@ -34,8 +34,8 @@ SETTINGS = ServerSettings(NAME, StdioSettings("npx", ("-y", "files"), {"TOKEN": 
 REACHES: list[Reach] = [
     StdioSettings("npx", ("-y", "files"), {"TOKEN": "a"}),
     HttpSettings("http://localhost/mcp", {"X-Key": "a"}),
-    SocketSettings("ws://localhost/mcp"),
-    RpcSettings("http://localhost/rpc"),
+    WebSocketSettings("ws://localhost/mcp"),
+    JsonRpcSettings("http://localhost/rpc"),
     AgentSettings("http://localhost/", {}, ()),
 ]
 
@@ -58,8 +58,8 @@ class Store:
 @pytest.mark.parametrize("reach", REACHES, ids=lambda reach: type(reach).__name__)
 async def test_a_list_is_remembered_however_its_server_is_reached(reach: Reach) -> None:
     store, settings = Store(), ServerSettings(NAME, reach)
-    KnownLists(store).keep(settings, LISTING, ABLE)
-    assert await KnownLists(store).recall(settings) == Known(LISTING, ABLE)
+    ListCache(store).keep(settings, LISTING, ABLE)
+    assert await ListCache(store).recall(settings) == CachedLists(LISTING, ABLE)
 
 
 @pytest.mark.parametrize(
@@ -74,29 +74,29 @@ async def test_a_list_is_remembered_however_its_server_is_reached(reach: Reach) 
 )
 async def test_nothing_is_known_of_an_entry_that_was_edited(edited: ServerSettings) -> None:
     store = Store()
-    KnownLists(store).keep(SETTINGS, LISTING, ABLE)
-    assert await KnownLists(store).recall(edited) is None
-    assert await KnownLists(store, frozenset({"sampling"})).recall(SETTINGS) is None
-    assert await KnownLists(store).recall(replace(SETTINGS, timeout=7.0)) is not None
+    ListCache(store).keep(SETTINGS, LISTING, ABLE)
+    assert await ListCache(store).recall(edited) is None
+    assert await ListCache(store, frozenset({"sampling"})).recall(SETTINGS) is None
+    assert await ListCache(store).recall(replace(SETTINGS, timeout=7.0)) is not None
 
 
 async def test_a_list_is_written_when_it_has_changed_and_not_else() -> None:
     store = Store()
-    lists = KnownLists(store)
+    lists = ListCache(store)
     for listing in (LISTING, LISTING, Listing()):
         lists.keep(SETTINGS, listing, ABLE)
     assert store.writes == 2
-    again = KnownLists(store)
-    assert await again.recall(SETTINGS) == Known(Listing(), ABLE)
+    again = ListCache(store)
+    assert await again.recall(SETTINGS) == CachedLists(Listing(), ABLE)
     again.keep(SETTINGS, Listing(), ABLE)
     assert store.writes == 2
 
 
 async def test_a_list_that_is_too_long_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store()
-    lists = KnownLists(store)
+    lists = ListCache(store)
     lists.keep(SETTINGS, LISTING, ABLE)
-    monkeypatch.setattr(known_lists, "LISTS_BYTES_MAX", 100)
+    monkeypatch.setattr(list_cache, "LISTS_BYTES_MAX", 100)
     lists.keep(SETTINGS, Listing((tool("read", description="x" * 200),)), ABLE)
     assert await lists.recall(SETTINGS) is None
 
@@ -104,16 +104,16 @@ async def test_a_list_that_is_too_long_is_forgotten(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("damage", [b"{", b"[]", b'{"server":"files","abilities":[],"tools":7}', b'{"server":"x"}'])
 async def test_a_damaged_list_costs_a_warning(damage: bytes) -> None:
     store = Store()
-    KnownLists(store).keep(SETTINGS, LISTING, ABLE)
+    ListCache(store).keep(SETTINGS, LISTING, ABLE)
     store.bodies = dict.fromkeys(store.bodies, damage)
     with capture_logs() as logs:
-        assert await KnownLists(store).recall(SETTINGS) is None
+        assert await ListCache(store).recall(SETTINGS) is None
     assert [line["event"] for line in logs] == ["what a server listed last is damaged"]
 
 
 async def test_functions_of_this_process_are_not_remembered() -> None:
     store, settings = Store(), ServerSettings(NAME, PythonSettings("module"))
-    lists = KnownLists(store)
+    lists = ListCache(store)
     lists.keep(settings, LISTING, ABLE)
     assert (store.writes, await lists.recall(settings)) == (0, None)
 
@@ -122,7 +122,7 @@ async def test_functions_of_this_process_are_not_remembered() -> None:
 
 
 async def test_files_are_the_owners_and_outlast_the_hub(tmp_path: Path) -> None:
-    files = ListFiles(tmp_path / "state")
+    files = ServerListFiles(tmp_path / "state")
     assert await files.read("a") is None
     files.write("a", b"one")
     files.write("a", b"two")
@@ -130,7 +130,7 @@ async def test_files_are_the_owners_and_outlast_the_hub(tmp_path: Path) -> None:
     files.write("a", b"too late")
     (kept,) = (tmp_path / "state" / "lists").iterdir()
     assert (kept.read_bytes(), kept.stat().st_mode & 0o777) == (b"two", 0o600)
-    assert await ListFiles(tmp_path / "state").read("a") == b"two"
+    assert await ServerListFiles(tmp_path / "state").read("a") == b"two"
 
 
 async def test_what_is_no_small_file_is_not_read(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ async def test_what_is_no_small_file_is_not_read(tmp_path: Path) -> None:
     (folder / "link.json").symlink_to(folder / "folder.json")
     with (folder / "long.json").open("wb") as file:
         file.truncate(1 << 30)
-    files = ListFiles(tmp_path)
+    files = ServerListFiles(tmp_path)
     with capture_logs() as logs:
         assert [await files.read(key) for key in ("folder", "link", "long")] == [None, None, None]
     assert len(logs) == 3
@@ -148,7 +148,7 @@ async def test_what_is_no_small_file_is_not_read(tmp_path: Path) -> None:
 
 async def test_a_folder_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
     (tmp_path / "lists").write_text("in the way")
-    files = ListFiles(tmp_path)
+    files = ServerListFiles(tmp_path)
     with capture_logs() as logs:
         files.write("a", b"one")
         files.write("b", b"two")
@@ -158,8 +158,8 @@ async def test_a_folder_that_cannot_be_written_is_told_once(tmp_path: Path) -> N
 
 async def test_of_too_many_files_the_oldest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert FILES_MAX >= 1000
-    monkeypatch.setattr("isthmus.storage.lists.FILES_MAX", 2)
-    files = ListFiles(tmp_path)
+    monkeypatch.setattr("isthmus.storage.server_lists.FILES_MAX", 2)
+    files = ServerListFiles(tmp_path)
     for key in "abc":
         files.write(key, b"x")
     await files.aclose()

@@ -11,11 +11,12 @@ import pytest
 
 from isthmus.core.settings import Limits
 from isthmus.model.faults import BadReply, ServerError
+from isthmus.model.features import TOPICS
 from isthmus.model.names import ServerName
 from isthmus.upstream import listing as module
-from isthmus.upstream.dialect import Dialect, LegacyDialect
-from isthmus.upstream.listing import NOTES_MAX, PAGES_MAX, Listing, read_topic, sharing
-from isthmus.wire.mcp.missing import MISSING_KEY, MISSING_MAX
+from isthmus.upstream.dialect import LegacyDialect, McpDialect
+from isthmus.upstream.listing import NOTES_MAX, PAGES_MAX, RELIST_SECONDS, Listing, RelistSchedule, read_topic, sharing
+from isthmus.wire.mcp.hub_meta import MISSING_KEY, MISSING_MAX
 
 FILES = ServerName("files")
 Answer = Callable[[str, str | None], Any]
@@ -27,7 +28,7 @@ class Lister:
     def __init__(self, answer: Answer, **limits: Any) -> None:
         self.server = FILES
         self.limits = Limits(**limits)
-        self.dialect: Dialect = LegacyDialect()
+        self.dialect: McpDialect = LegacyDialect()
         self.asked: list[tuple[str, str | None]] = []
         self._answer = answer
 
@@ -242,3 +243,59 @@ async def test_what_two_listings_have_in_common_is_kept_once() -> None:
     shared = sharing(more, base)
     assert shared == more
     assert (shared.tools[0] is base.tools[1], shared.tools[2] is base.tools[0]) == (True, True)
+
+
+def test_what_is_fresh_is_not_read() -> None:
+    pace = RelistSchedule()
+    assert not pace
+    assert pace.wait(5.0) is None
+    assert pace.take(5.0) == {}
+
+
+def test_the_first_announcement_is_followed_at_once_and_the_next_in_a_second() -> None:
+    pace = RelistSchedule()
+    assert pace.announce(["tools"])
+    assert pace.wait(5.0) == 0.0
+    assert pace.take(5.0) == {"tools": True}
+    pace.rest(["tools"], 5.25)
+    assert pace.announce(["tools"])
+    assert pace.take(5.5) == {}
+    assert pace.wait(5.5) == RELIST_SECONDS - 0.25
+    assert pace.take(6.25) == {"tools": True}
+
+
+def test_saying_it_again_is_no_news() -> None:
+    pace = RelistSchedule()
+    assert pace.announce(["tools"])
+    assert not pace.announce(["tools"])
+    assert pace.announce(["tools", "prompts"])
+    assert pace.take(5.0) == {"tools": True, "prompts": True}
+    assert pace.announce(["tools"])
+
+
+def test_a_list_does_not_wait_for_another() -> None:
+    pace = RelistSchedule()
+    pace.rest(["tools"], 5.0)
+    pace.announce(["tools", "prompts"])
+    assert pace.wait(5.5) == 0.0
+    assert pace.take(5.5) == {"prompts": True}
+    assert pace.wait(5.5) == RELIST_SECONDS - 0.5
+    assert pace
+
+
+def test_a_doubt_takes_nothing_from_an_announcement() -> None:
+    pace = RelistSchedule()
+    pace.announce(["tools"])
+    pace.doubt(TOPICS)
+    assert pace.announce(["prompts"])
+    assert pace.take(5.0) == {"tools": True, "prompts": True, "resources": False}
+
+
+def test_after_everything_was_read_the_next_announcement_is_the_first() -> None:
+    pace = RelistSchedule()
+    pace.rest(["tools"], 5.0)
+    pace.announce(["tools"])
+    pace.clear()
+    assert not pace
+    pace.announce(["tools"])
+    assert pace.wait(5.0) == 0.0

@@ -11,10 +11,10 @@ from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING
 from isthmus.model.faults import BadReply
 from isthmus.model.questions import ClientCapabilities
-from isthmus.upstream import pace as paces
-from isthmus.upstream import pool as pools
+from isthmus.upstream import link_pool as pools
+from isthmus.upstream import listing as paces
+from isthmus.upstream import lists_by_capability as module
 from isthmus.upstream import reconnector as reconnectors
-from isthmus.upstream import variants as module
 from tests.unit.core.doubles import ANYONE, call
 from tests.unit.upstream.scripted import NAME, SECONDS, Kept, Scripted, finish, settings
 from tests.unit.upstream.test_supervisor import OTHER

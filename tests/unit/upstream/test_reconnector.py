@@ -9,23 +9,26 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.core.ports.announcer import Follower
-from isthmus.model.events import Log
+from isthmus.core.catalog.pins import Pinning, Pins
+from isthmus.core.catalog.review import Review
+from isthmus.core.ports.announcer import Subscriber
+from isthmus.model.events import LogMessage
 from isthmus.model.faults import BadReply, Lost, NotConnected, ServerError
-from isthmus.upstream import pace as paces
+from isthmus.upstream import listing as paces
 from isthmus.upstream import reconnector as module
-from isthmus.upstream.known_lists import KnownLists
 from isthmus.upstream.link import BaseLink, ConnectFailed, WrongCarrier
+from isthmus.upstream.link_pool import LinkPool
+from isthmus.upstream.list_cache import ListCache
 from isthmus.upstream.listing import Listing
-from isthmus.upstream.pool import Pool
-from isthmus.upstream.settings import HttpSettings, NamedSettings, StdioSettings
+from isthmus.upstream.reconnector import ToolGuard
+from isthmus.upstream.settings import HttpSettings, StdioSettings, TargetHttpSettings
 from isthmus.upstream.supervisor import Supervisor
-from isthmus.wire.mcp.capabilities import Capabilities
-from tests.unit.core.doubles import ANYONE, call, raw, tool
+from isthmus.wire.mcp.capabilities import ServerCapabilities
+from tests.unit.core.doubles import ANYONE, Stage, call, prompt, raw, ready, tool
 from tests.unit.upstream.scripted import NAME, Kept, Scripted, finish, settings
 
 ADDRESS = HttpSettings("http://localhost/mcp")
-ANNOUNCING = msgspec.convert({"tools": {"listChanged": True}}, Capabilities)
+ANNOUNCING = msgspec.convert({"tools": {"listChanged": True}}, ServerCapabilities)
 
 
 @pytest.fixture
@@ -276,7 +279,7 @@ async def test_a_defect_in_a_keeper_is_shown_and_costs_only_its_server(kept: Kep
 
 async def test_calls_do_not_wait_for_a_server_whose_keeper_has_a_defect(kept: Kept) -> None:
     """They waited because its list is known from an earlier run."""
-    lists = KnownLists(MemoryLists())
+    lists = ListCache(MemoryLists())
     lists.keep(settings(), Listing((tool("read"),)), frozenset({"tools"}))
     connecting = asyncio.Event()
 
@@ -364,7 +367,9 @@ async def test_a_configured_carrier_is_the_only_one_tried(kept: Kept, carrier: s
     assert {made.by for made in kept.links} == {carrier}
 
 
-NAMED = NamedSettings("http://h/mcp", ways=(("http", "http://h/mcp"), ("sse", "http://h/sse"), ("rpc", "http://h/m")))
+NAMED = TargetHttpSettings(
+    "http://h/mcp", ways=(("http", "http://h/mcp"), ("sse", "http://h/sse"), ("rpc", "http://h/m"))
+)
 
 
 @pytest.mark.parametrize(
@@ -583,7 +588,7 @@ async def test_an_update_is_told_and_makes_the_hub_forget_what_it_kept(kept: Kep
 async def test_a_line_that_is_no_callers_is_the_operators_without_secrets_and_not_for_ever(kept: Kept) -> None:
     link = await kept.ready()
     for number in range(150):
-        link.on_log(Log("error", {"data": raw(f"{number} hunter22 " + "x" * 1000)}))
+        link.on_log(LogMessage("error", {"data": raw(f"{number} hunter22 " + "x" * 1000)}))
     heard = kept.hub.server_queues[NAME].heard
     assert len(heard) == 100
     assert heard[-1].level == "error"
@@ -644,7 +649,7 @@ async def test_calls_on_single_callers_links_end_for_the_pool_though_the_server_
     after, _ = kept.start(asked)
     finish(before)
     pool = kept.hub.server_queues[NAME].pool
-    assert isinstance(pool, Pool)
+    assert isinstance(pool, LinkPool)
     assert (kept.links[3].sent, pool._of) == ([after], {})
     finish(after)
 
@@ -695,7 +700,9 @@ async def test_a_server_that_forgot_what_it_was_asked_is_asked_again_and_who_fol
 async def test_who_has_a_link_of_its_own_hears_from_it_also_while_the_keeper_has_none(kept: Kept) -> None:
     common = await kept.ready(isolation="caller")
     told: list[str] = []
-    assert await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: told.append("told"), Follower(ANYONE)) is None
+    assert (
+        await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: told.append("told"), Subscriber(ANYONE)) is None
+    )
     inflight, _ = kept.start()
     await kept.until(lambda: len(kept.links) == 2 and kept.links[1].sent == [inflight])
     assert kept.links[1]._jointly.wanted == {"file:///x"}
@@ -711,7 +718,7 @@ async def test_who_has_a_link_of_its_own_hears_from_it_also_while_the_keeper_has
 async def test_after_a_change_of_the_server_who_follows_hears_from_the_new_links(kept: Kept) -> None:
     await kept.ready(isolation="shared")
     told: list[str] = []
-    await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: told.append("told"), Follower(ANYONE))
+    await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: told.append("told"), Subscriber(ANYONE))
     kept.supervisor.change(settings(isolation="caller"))
     await kept.until(lambda: told == ["told"])  # what it knew may be out of date
     inflight, _ = kept.start()
@@ -798,3 +805,25 @@ async def test_a_hub_is_looked_at_before_it_is_listed_again_and_given_up_if_it_h
     await kept.until(lambda: link.is_closed)
     assert (kept.server_status.tools, kept.server_status.hubs, kept.server_status.abilities) == ((), {}, frozenset())
     assert len(link.listings) == 1
+
+
+def vetted(link: Scripted, mode: Pinning) -> ToolGuard:
+    return ToolGuard(link, Review(Pins({}, lambda _: mode, lambda _: None)), Listing)
+
+
+async def test_a_tool_that_is_withheld_there_is_not_called_and_all_else_is() -> None:
+    stage = Stage.of(ready(tool("read"), tool("write"), prompts=[prompt("read")]))
+    asked = (call("files.read"), call("files.write"), call("files.read", kind="prompt"))
+    calls = [stage.start(each)[0] for each in asked]
+    link = Scripted()
+    looked = vetted(link, "approve")
+    await looked.look()
+    assert [looked.may_send(each) for each in calls] == [False, True, True], "it lists no write, and that is its affair"
+
+
+async def test_where_nothing_is_withheld_it_is_not_even_asked() -> None:
+    link = Scripted()
+    looked = vetted(link, "warn")
+    await looked.look()
+    assert link.listings == []
+    assert looked.may_send(Stage().start()[0])

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from isthmus.upstream.hiding import (
-    HIDDEN,
-    HIDDEN_RESULT,
+from isthmus.upstream.redaction import (
+    REDACTED,
+    REDACTED_RESULT,
     RESULT_LENGTH_MIN,
     STRINGS_MAX,
-    hide_error,
-    hide_in,
-    hide_in_result,
+    redact_error,
+    redact_json,
+    redact_result,
 )
 from isthmus.wire.jsonrpc import ErrorReply
 
@@ -28,7 +28,7 @@ def hide(text: str) -> str:
 
 
 def hidden(payload: bytes, shortest: int = 0) -> bytes:
-    return bytes(hide_in(msgspec.Raw(payload), hide, shortest))
+    return bytes(redact_json(msgspec.Raw(payload), hide, shortest))
 
 
 @pytest.mark.parametrize("is_ascii", [True, False])
@@ -51,8 +51,8 @@ def test_all_else_stays_byte_for_byte() -> None:
     assert hidden(odd) == odd.replace(b'"a text"', b'"a ***"')
     assert hidden(b'{"text":1}') == b'{"text":1}'
     bare = msgspec.Raw(b'{"a":"b"}')
-    assert hide_in(bare, hide) is bare
-    assert hide_in(msgspec.Raw(odd), str) == msgspec.Raw(odd)
+    assert redact_json(bare, hide) is bare
+    assert redact_json(msgspec.Raw(odd), str) == msgspec.Raw(odd)
 
 
 def test_a_result_keeps_the_words_of_the_protocol() -> None:
@@ -62,24 +62,24 @@ def test_a_result_keeps_the_words_of_the_protocol() -> None:
 
 def test_an_error_is_told_without_it() -> None:
     reply = ErrorReply(msgspec.Raw(b"1"), -1, f"no: {SECRET}", msgspec.Raw(json.dumps([SECRET]).encode()))
-    assert hide_error(reply, hide) == ErrorReply(msgspec.Raw(b"1"), -1, "no: ***", msgspec.Raw(b'["***"]'))
-    assert hide_error(reply, str) is reply
-    assert hide_error(ErrorReply(None, -1, "no", None), hide) == ErrorReply(None, -1, "no", None)
+    assert redact_error(reply, hide) == ErrorReply(msgspec.Raw(b"1"), -1, "no: ***", msgspec.Raw(b'["***"]'))
+    assert redact_error(reply, str) is reply
+    assert redact_error(ErrorReply(None, -1, "no", None), hide) == ErrorReply(None, -1, "no", None)
 
 
 def test_what_would_take_too_long_is_left_out_if_a_secret_is_in_it() -> None:
     crowd = [b'"x\\n"'] * (STRINGS_MAX + 1)
     harmless = msgspec.Raw(b"[" + b",".join(crowd) + b"]")
     telling = msgspec.Raw(b"[" + b",".join([*crowd, b'"a text"']) + b"]")
-    assert hide_in(harmless, hide) is harmless
-    assert hide_in(telling, hide) == HIDDEN
+    assert redact_json(harmless, hide) is harmless
+    assert redact_json(telling, hide) == REDACTED
     few = [*crowd[2:], b'"a text"']
-    assert hide_in(msgspec.Raw(b"[" + b",".join(few) + b"]"), hide) != HIDDEN
-    assert hide_in_result(telling, hide) == HIDDEN_RESULT
-    assert json.loads(bytes(HIDDEN_RESULT))["isError"] is True
+    assert redact_json(msgspec.Raw(b"[" + b",".join(few) + b"]"), hide) != REDACTED
+    assert redact_result(telling, hide) == REDACTED_RESULT
+    assert json.loads(bytes(REDACTED_RESULT))["isError"] is True
 
 
 @given(some.recursive(some.text() | some.integers() | some.booleans(), lambda each: some.lists(each, max_size=4)))
 def test_what_holds_no_secret_is_not_changed(value: object) -> None:
     text = json.dumps(value).encode()
-    assert bytes(hide_in(msgspec.Raw(text), lambda said: said.replace("a-secret-0123456789", "***"))) == text
+    assert bytes(redact_json(msgspec.Raw(text), lambda said: said.replace("a-secret-0123456789", "***"))) == text

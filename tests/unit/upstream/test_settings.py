@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from isthmus.model.names import ServerName
-from isthmus.upstream.settings import HttpSettings, RpcSettings, ServerSettings, StdioSettings
+from isthmus.upstream.settings import HttpSettings, JsonRpcSettings, ServerSettings, StdioSettings
 
 NAME = ServerName("search")
 REACH = StdioSettings("npx")
@@ -63,7 +63,7 @@ ADDRESS = "https://search.example/mcp"
             "user_headers.0 must be none that the hub writes itself, not 'MCP-Session-Id'",
         ),
         (
-            lambda: RpcSettings(ADDRESS, user_headers=("Mcp-Param-Region",)),
+            lambda: JsonRpcSettings(ADDRESS, user_headers=("Mcp-Param-Region",)),
             "user_headers.0 must be none that the hub writes itself, not 'Mcp-Param-Region'",
         ),
         (

@@ -12,15 +12,15 @@ import pytest_asyncio
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
-from isthmus.credentials.memory import StaticCredentials
-from isthmus.model.events import Log
+from isthmus.credentials.logins import StaticCredentials
+from isthmus.model.events import LogMessage
 from isthmus.model.faults import BadArguments, BadReply, Lost, NotConnected
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress
 from isthmus.upstream import duplex
+from isthmus.upstream.http_shared import CallerHeaders
 from isthmus.upstream.link import ConnectFailed, WrongCarrier
 from isthmus.upstream.sse import SseLink
-from isthmus.upstream.user_headers import UserHeaders
 from tests.conftest import Ledger, Spawn
 from tests.faults.watching import eventually
 from tests.unit.core.doubles import SERVER, Listener, call
@@ -363,7 +363,7 @@ async def test_a_withdrawn_call_is_cancelled_in_words(held: Held) -> None:
 
 
 async def test_a_users_headers_go_with_the_call_and_its_cancellation_and_with_nothing_else(held: Held) -> None:
-    held.link.user_headers = UserHeaders(["X-User-Id"])
+    held.link.user_headers = CallerHeaders(["X-User-Id"])
     await held.greeted()
     inflight, _ = held.put(msgspec.structs.replace(call(), headers={"x-user-id": "ann", "X-Other": "1"}))
     post = await held.server.accept()
@@ -379,7 +379,7 @@ async def test_a_users_headers_go_with_the_call_and_its_cancellation_and_with_no
 
 
 async def test_a_users_header_that_cannot_be_written_ends_the_call_unsent(held: Held) -> None:
-    held.link.user_headers = UserHeaders(["X-User-Id"])
+    held.link.user_headers = CallerHeaders(["X-User-Id"])
     stream = await held.greeted()
     _, listener = held.put(msgspec.structs.replace(call(), headers={"X-User-Id": "a\r\nb"}))
     assert isinstance(listener.fault, BadArguments)
@@ -485,7 +485,7 @@ async def test_a_log_is_the_callers_who_is_alone_and_else_the_operators(held: He
     await stream.say(line + event(answer(2)) + event(answer(3)))
     await over(mine)
     await over(theirs)
-    assert [type(seen) for seen in mine.events] == [Log]
+    assert [type(seen) for seen in mine.events] == [LogMessage]
     assert theirs.events == []
     assert len(held.logs) == 1
 

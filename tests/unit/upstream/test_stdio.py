@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from isthmus.core.settings import Limits
-from isthmus.model.events import Log
+from isthmus.model.events import LogMessage
 from isthmus.model.faults import Lost
 from isthmus.upstream import duplex
 from isthmus.upstream.link import ConnectFailed
@@ -151,6 +151,6 @@ async def test_progress_finds_its_call_and_a_log_its_caller_who_is_alone(echo: S
     _, theirs = echo.start(caller=SOMEBODY)
     echo.link.read(line)
     assert len(mine.events) == 2
-    assert isinstance(mine.events[1], Log)
+    assert isinstance(mine.events[1], LogMessage)
     assert theirs.events == []
     assert len(echo.logs) == 1

@@ -10,9 +10,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from isthmus.model.faults import BadReply, Fault, ServerError, TooManySubscriptions
-from isthmus.upstream import watching
-from isthmus.upstream.waiters import Inquiry, Waiter
-from isthmus.upstream.watching import Jointly, Singly
+from isthmus.upstream import subscriptions
+from isthmus.upstream.subscriptions import LegacySubscriptions, ModernSubscriptions
+from isthmus.upstream.waiters import HubRequest, Waiter
 from tests.unit.core.doubles import SERVER
 
 REFUSED = ServerError(SERVER, -32602, "unknown resource")
@@ -40,13 +40,13 @@ class Earlier:
 
     def __init__(self) -> None:
         self.said: list[str] = []
-        self.open: list[Inquiry] = []
+        self.open: list[HubRequest] = []
         self.forgotten: list[Waiter] = []
-        self.watching = Singly(SERVER, self.ask, self.forgotten.append)
+        self.watching = LegacySubscriptions(SERVER, self.ask, self.forgotten.append)
 
-    def ask(self, method: str, uri: str) -> Inquiry:
+    def ask(self, method: str, uri: str) -> HubRequest:
         self.said.append(f"{method.removeprefix('resources/')} {uri}")
-        self.open.append(Inquiry(SERVER))
+        self.open.append(HubRequest(SERVER))
         return self.open[-1]
 
     def want(self, uri: str) -> asyncio.Future[None]:
@@ -137,11 +137,11 @@ async def test_a_server_that_has_forgotten_is_asked_again(earlier: Earlier) -> N
 
 
 async def test_a_server_that_does_not_answer_is_given_up(earlier: Earlier, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "LEAVE_SECONDS", 0.0)
+    monkeypatch.setattr(subscriptions, "LEAVE_SECONDS", 0.0)
     wanting = earlier.want("a")
     await turn()
     await earlier.answer()
-    monkeypatch.setattr(watching, "AGREE_SECONDS", 0.0)
+    monkeypatch.setattr(subscriptions, "AGREE_SECONDS", 0.0)
     earlier.watching.drop("a")
     again = earlier.want("a")  # goes as soon as nobody waits for the last word any more
     (_, refusal) = await ended(wanting, again)
@@ -164,7 +164,7 @@ class Modern:
         self.refusal = REFUSED
         self.told: list[str] | None = None
         """What it acknowledged last."""
-        self.watching = Jointly(SERVER, self.ask)
+        self.watching = ModernSubscriptions(SERVER, self.ask)
 
     def ask(self, uris: Collection[str]) -> None:
         self.said.append([*uris])
@@ -249,7 +249,7 @@ async def test_a_server_that_knows_no_such_request_is_not_asked_for_each_resourc
 
 
 async def test_there_is_an_end_to_the_search_for_what_a_server_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "REFUSALS_MAX", 5)
+    monkeypatch.setattr(subscriptions, "REFUSALS_MAX", 5)
     names = [f"{n:03}" for n in range(100)]
     server = Modern(names)
     assert await ended(*server.want(*names)) == [REFUSED] * 100
@@ -334,7 +334,7 @@ async def test_a_request_that_breaks_off_is_made_again_with_all_that_was_in_it()
 
 
 async def test_a_silent_server_is_believed_after_a_while_and_may_refuse_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "HEARING_SECONDS", 0.0)
+    monkeypatch.setattr(subscriptions, "HEARING_SECONDS", 0.0)
     server = Modern(is_silent=True)
     assert await ended(*server.want("a")) == [None]
     assert await ended(*server.want("b")) == [None]
@@ -347,7 +347,7 @@ async def test_a_silent_server_is_believed_after_a_while_and_may_refuse_later(mo
 
 
 async def test_there_is_an_end_to_what_one_server_is_asked_to_tell_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "WATCHED_BYTES_MAX", 100)
+    monkeypatch.setattr(subscriptions, "WATCHED_BYTES_MAX", 100)
     server = Modern()
     long = "x" * 90
     assert await ended(*server.want(long)) == [None]

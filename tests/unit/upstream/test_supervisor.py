@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from isthmus.core.catalog.rules import Rules
+from isthmus.core.catalog.rules import ToolRules
 from isthmus.core.settings import Limits
 from isthmus.model.faults import Lost, NotConnected, UnknownTool
 from isthmus.upstream import supervisor as module
@@ -58,7 +58,7 @@ async def test_what_needs_no_new_link_is_taken_in_place(kept: Kept) -> None:
     link = await kept.ready()
     running, _ = kept.start()
     server_queue = kept.hub.server_queues[NAME]
-    kept.supervisor.change(settings(timeout=7.0, max_calls=1, max_queued=0, rules=Rules(hidden=("read",))))
+    kept.supervisor.change(settings(timeout=7.0, max_calls=1, max_queued=0, rules=ToolRules(hidden=("read",))))
     assert (server_queue.timeout, server_queue.max_calls, server_queue.max_queued) == (7.0, 1, 0)
     assert kept.hub.server_queues[NAME] is server_queue
     assert isinstance(kept.start()[1].fault, UnknownTool)
@@ -159,7 +159,7 @@ async def test_a_server_can_be_disabled_and_enabled_again(kept: Kept) -> None:
 
 
 async def test_what_the_old_server_said_is_not_given_again(kept: Kept) -> None:
-    rules = Rules(cached=("read",))
+    rules = ToolRules(cached=("read",))
     await kept.ready(rules=rules)
     finish(kept.start()[0])
     assert kept.start()[0].outcome is not None

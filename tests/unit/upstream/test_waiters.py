@@ -3,21 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from typing import Any
 
 import msgspec
 import pytest
 
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.ports.exchange import Aside
+from isthmus.core.ports.exchange import HubExchange, ReportProgress
+from isthmus.core.watch.tasks import LinkSession, ServerTask
 from isthmus.model.callers import Caller, Grants
-from isthmus.model.calls import Surface
-from isthmus.model.events import Log, Progress
-from isthmus.model.faults import BadReply, Fault, Lost, NotConnected, Overloaded, ServerError
+from isthmus.model.calls import Call, Kind, Surface
+from isthmus.model.events import LogMessage, Progress
+from isthmus.model.faults import BadReply, Fault, Lost, NotConnected, Overloaded, ServerError, Unanswered
+from isthmus.model.features import Ability
+from isthmus.model.names import ServerName
 from isthmus.model.outcomes import Result
-from isthmus.model.questions import NO_CAPABILITIES, NOT_ASKED, TOO_LATE, Answered, ClientCapabilities, Question, Reply
+from isthmus.model.questions import (
+    NO_CAPABILITIES,
+    NOT_ASKED,
+    TOO_LATE,
+    Answered,
+    ClientCapabilities,
+    Declined,
+    Question,
+    Reply,
+)
+from isthmus.model.tasks import ServerTaskState
+from isthmus.upstream.dialect import ModernDialect
 from isthmus.upstream.waiters import (
+    ROUNDS_MAX,
     CallWaiter,
-    Inquiry,
+    HubRequest,
+    InputRound,
     Waiter,
     log_alone,
     lone_call,
@@ -25,8 +43,11 @@ from isthmus.upstream.waiters import (
     turned_away,
 )
 from isthmus.wire.jsonrpc import ErrorReply
-from isthmus.wire.mcp.tasks import KNOWN
-from tests.unit.core.doubles import ANYONE, DONE, SERVER, Listener, Stage, call, raw, ready, resource
+from isthmus.wire.mcp.input_requests import InputRequests
+from isthmus.wire.mcp.messages import Implementation
+from isthmus.wire.mcp.tasks import STATUS_NOTIFICATION, TASKS_CAPABILITY
+from tests.unit.core.doubles import ANYONE, DONE, SERVER, HeldLink, Listener, Stage, call, raw, ready, resource, tool
+from tests.unit.upstream.scripted import NAME, Scripted
 
 REFUSED = ErrorReply(msgspec.Raw(b"1"), -32000, "no", raw({"hint": 1}))
 
@@ -72,7 +93,7 @@ async def test_a_result_with_more_members_than_anybody_means_is_no_answer(count:
 
 async def test_a_task_is_a_result_for_who_knows_what_it_is() -> None:
     stage = Stage()
-    asked = msgspec.structs.replace(call(), client_caps=frozenset({KNOWN}))
+    asked = msgspec.structs.replace(call(), client_caps=frozenset({TASKS_CAPABILITY}))
     inflight, listener = stage.start(asked)
     CallWaiter(inflight).result(raw({"resultType": "task", "taskId": "t1"}))
     (outcome,) = listener.ends
@@ -159,7 +180,7 @@ async def test_a_result_that_asks_badly_is_no_answer(wrong: dict[str, object], *
 
 async def test_the_hub_itself_cannot_be_asked() -> None:
     answers = list[Reply]()
-    Inquiry(SERVER).ask(Question("roots/list", raw({})), answers.append)
+    HubRequest(SERVER).ask(Question("roots/list", raw({})), answers.append)
     assert answers == [NOT_ASKED]
 
 
@@ -195,7 +216,7 @@ def waiters_of(*sessions: str, caller: Caller = ANYONE) -> list[CallWaiter]:
 async def test_a_question_among_calls_of_several_callers_is_nobodys() -> None:
     others = Caller("other", "default", Grants(("*",)))
     assert lone_call([*waiters_of("one"), *waiters_of("one", caller=others)]) is None
-    assert lone_call([Inquiry(SERVER)]) is None
+    assert lone_call([HubRequest(SERVER)]) is None
 
 
 @pytest.mark.parametrize(
@@ -287,7 +308,7 @@ async def test_progress_is_passed_on_without_the_token_of_this_hop() -> None:
 
 
 async def test_an_inquiry_hands_its_answer_to_who_awaits_it() -> None:
-    inquiry = Inquiry(SERVER)
+    inquiry = HubRequest(SERVER)
     inquiry.progress({})
     inquiry.result(raw({"tools": []}))
     inquiry.result(raw("again"))
@@ -296,7 +317,7 @@ async def test_an_inquiry_hands_its_answer_to_who_awaits_it() -> None:
 
 
 async def test_an_inquiry_raises_the_servers_error_where_it_is_awaited() -> None:
-    inquiry = Inquiry(SERVER)
+    inquiry = HubRequest(SERVER)
     inquiry.error(REFUSED)
     inquiry.result(raw("too late"))
     with pytest.raises(ServerError, match="no"):
@@ -347,7 +368,7 @@ async def test_a_tool_says_nothing_of_the_kind() -> None:
 # -- logs ----------------------------------------------------------------------------------------------------------
 
 
-LINE = Log("info", {"level": raw("info"), "data": raw("x")})
+LINE = LogMessage("info", {"level": raw("info"), "data": raw("x")})
 OTHER = Caller("other", "default", Grants(("*",)))
 
 
@@ -360,7 +381,7 @@ async def test_a_line_reaches_the_call_it_was_logged_for() -> None:
 async def test_a_line_that_names_no_call_is_the_latest_of_the_only_caller() -> None:
     stage = Stage()
     (one, first), (two, latest) = stage.start(), stage.start()
-    assert log_alone(LINE, [Inquiry(SERVER), CallWaiter(one), CallWaiter(two)])
+    assert log_alone(LINE, [HubRequest(SERVER), CallWaiter(one), CallWaiter(two)])
     assert (first.events, latest.events) == ([], [LINE])
 
 
@@ -368,12 +389,12 @@ async def test_a_line_that_names_no_call_is_nobodys_where_several_callers_have_c
     stage = Stage()
     (one, first), (two, second) = stage.start(), stage.start(call(caller=OTHER))
     assert not log_alone(LINE, [CallWaiter(one), CallWaiter(two)])
-    assert not log_alone(LINE, [Inquiry(SERVER)])
+    assert not log_alone(LINE, [HubRequest(SERVER)])
     assert (first.events, second.events) == ([], [])
 
 
 async def test_who_is_not_heard_says_nothing() -> None:
-    waiters: list[Waiter] = [Inquiry(SERVER)]
+    waiters: list[Waiter] = [HubRequest(SERVER)]
     for waiter in waiters:
         waiter.progress({})
         waiter.log(LINE)
@@ -383,12 +404,12 @@ async def test_who_is_not_heard_says_nothing() -> None:
     unheard.fail(lost(SERVER, "gone", may_have_left=True))
 
 
-class Glance(Listener, Aside):
+class Glance(Listener, HubExchange):
     """What the hub asks in a caller's name."""
 
 
 async def test_what_the_hub_asks_in_a_callers_name_is_asked_and_told_nothing() -> None:
-    stage, line = Stage(), Log("info", {"data": raw("x"), "_meta": raw({})})
+    stage, line = Stage(), LogMessage("info", {"data": raw("x"), "_meta": raw({})})
     own, listener = stage.start()
     glance = Glance()
     waiters = [CallWaiter(own), CallWaiter(stage.hub.start(call(), glance))]
@@ -419,3 +440,263 @@ async def test_a_method_ends_in_whatever_object_its_server_gives() -> None:
         CallWaiter(inflight).result(payload)
         (outcome,) = listener.ends
         assert outcome == Result(odd) if is_result else isinstance(outcome, BadReply)
+
+
+ABLE = frozenset({"elicitation", "roots", "sampling"})
+ROOTS = Question("roots/list", raw({}))
+FORM = Question("elicitation/create", raw({"message": "who?"}))
+
+
+class Asked:
+    """A call whose server asks by its results."""
+
+    def __init__(self, client_caps: frozenset[str] = ABLE, **extra: Any) -> None:
+        self.stage = Stage()
+        made = msgspec.structs.replace(
+            call(client_caps=client_caps), extra={key: raw(value) for key, value in extra.items()}
+        )
+        self.inflight, self.listener = self.stage.start(made)
+
+    def require(self, state: str | None = None, **questions: Question) -> None:
+        InputRound(self.inflight, InputRequests(questions, None if state is None else raw(state))).ask()
+
+    def answer(self, value: object) -> None:
+        """Answer the question that has waited longest."""
+        self.listener.asked.pop(0)[1](Answered(raw(value)))
+
+    @property
+    def sent(self) -> list[InFlight]:
+        return self.stage.link.sent
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """What the call carries beside its arguments now."""
+        return {key: json.loads(bytes(value)) for key, value in self.inflight.call.extra.items()}
+
+
+async def test_the_call_is_sent_again_with_the_answers_and_the_servers_state() -> None:
+    asked = Asked(own=1)
+    asked.require("s1", roots=ROOTS)
+    assert asked.sent == [asked.inflight]
+    asked.answer({"roots": []})
+    assert asked.sent == [asked.inflight] * 2
+    assert asked.extra == {"own": 1, "inputResponses": {"roots": {"roots": []}}, "requestState": "s1"}
+    assert asked.stage.server_queue.running == 1
+
+
+async def test_each_question_that_sends_the_user_elsewhere_has_an_id_of_its_own() -> None:
+    asked = Asked()
+    login = Question("elicitation/create", raw({"mode": "url", "url": "https://login.example/"}))
+    asked.require(one=login, other=login)
+    ids = {json.loads(bytes(question.params))["elicitationId"] for question, _ in asked.listener.asked}
+    assert len(ids) == 2
+
+
+async def test_several_questions_are_asked_at_once_and_sent_back_together() -> None:
+    asked = Asked()
+    asked.require("s", roots=ROOTS, name=FORM)
+    assert [question for question, _ in asked.listener.asked] == [ROOTS, FORM]
+    asked.answer("first")
+    assert len(asked.sent) == 1
+    asked.answer("second")
+    assert len(asked.sent) == 2
+    assert asked.extra["inputResponses"] == {"roots": "first", "name": "second"}
+
+
+async def test_a_later_round_carries_its_own_answers_and_state_alone() -> None:
+    asked = Asked()
+    asked.require("s1", roots=ROOTS)
+    asked.answer("first")
+    asked.require(None, name=FORM)
+    asked.answer("second")
+    assert asked.extra == {"inputResponses": {"name": "second"}}
+
+
+async def test_a_server_that_only_wants_its_state_back_gets_it_at_once() -> None:
+    asked = Asked()
+    asked.require("s1")
+    assert len(asked.sent) == 2
+    assert asked.extra == {"inputResponses": {}, "requestState": "s1"}
+
+
+async def test_a_server_that_asks_for_ever_gets_nowhere() -> None:
+    asked = Asked()
+    for _ in range(ROUNDS_MAX):
+        asked.require("s", roots=ROOTS)
+        asked.answer({})
+    assert len(asked.sent) == 1 + ROUNDS_MAX
+    asked.require("s", roots=ROOTS)
+    assert (len(asked.sent), asked.listener.asked) == (1 + ROUNDS_MAX, [])
+    assert isinstance(asked.listener.fault, Unanswered)
+    assert asked.listener.fault.why == f"it went on asking after {ROUNDS_MAX} rounds"
+
+
+async def test_a_declined_question_ends_the_call_and_the_other_answers_are_nobodys() -> None:
+    asked = Asked()
+    asked.require("s", roots=ROOTS, name=FORM)
+    asked.listener.asked.pop(0)[1](Declined(-1, "not now"))
+    asked.answer("too late")
+    assert isinstance(asked.listener.fault, Unanswered)
+    assert (asked.listener.fault.why, asked.listener.fault.server, len(asked.sent)) == ("not now", SERVER, 1)
+
+
+@pytest.mark.parametrize("client_caps", [frozenset[str](), frozenset({"roots"}), frozenset({"elicitation.form"})])
+async def test_a_caller_is_not_asked_what_it_never_said_it_can_answer(client_caps: frozenset[str]) -> None:
+    asked = Asked(client_caps)
+    asked.require("s", name=FORM)
+    assert asked.listener.asked == []
+    assert isinstance(asked.listener.fault, Unanswered)
+    assert asked.listener.fault.why == NOT_ASKED.message
+
+
+async def test_an_answer_after_the_end_of_the_call_sends_nothing() -> None:
+    asked = Asked()
+    asked.require("s", roots=ROOTS)
+    asked.inflight.finish(DONE)
+    asked.answer({})
+    assert (len(asked.sent), asked.listener.ends) == (1, [DONE])
+
+
+TASK_ABLE: frozenset[Ability] = frozenset({"tools", "tasks", "task_handles"})
+
+
+class PlacedLink(HeldLink):
+    """A link that says where its calls were answered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = LinkSession()
+
+    def link_session_of(self, inflight: InFlight) -> LinkSession | None:
+        return self.place
+
+
+class Carrying:
+    """What a link keeps of a request."""
+
+    def __init__(self, id: object) -> None:
+        self.id = id
+
+
+def staged() -> Stage:
+    stage = Stage.of(ready(tool(), abilities=TASK_ABLE))
+    stage.link = PlacedLink()
+    stage.server_queue.attach(stage.link)
+    return stage
+
+
+def answer(stage: Stage, asked: Call, result: object) -> list[ServerTask]:
+    """Have a call answered; returns what is known afterwards."""
+    inflight, listener = stage.start(asked)
+    CallWaiter(inflight).result(raw(result))
+    assert len(listener.ends) == 1
+    return stage.hub.tasks.of(ANYONE)
+
+
+def about(id: str, kind: Kind = "task") -> Call:
+    return call(id, kind=kind, surface=Surface("own", SERVER))
+
+
+ASKING = msgspec.structs.replace(call(), extra={"task": raw({})}, session="s")
+STATE = {"taskId": "t", "status": "working", "ttl": 60_000}
+
+
+async def test_a_task_that_was_asked_for_is_noted_with_where_it_was_made() -> None:
+    stage = staged()
+    (task,) = answer(stage, ASKING, {"task": STATE})
+    assert isinstance(stage.link, PlacedLink)
+    assert (task.server, task.state.id, task.place, task.session) == (SERVER, "t", stage.link.place, "s")
+
+
+async def test_a_task_that_its_server_decided_on_is_noted() -> None:
+    knows = call(client_caps=frozenset({TASKS_CAPABILITY}))
+    (task,) = answer(staged(), knows, {"resultType": "task", "taskId": "t", "status": "working", "ttlMs": 5000})
+    assert (task.state.id, task.state.ttl_seconds) == ("t", 5.0)
+
+
+async def test_a_link_that_does_not_say_where_notes_a_task_that_nobody_can_be_told_of() -> None:
+    (task,) = answer(Stage.of(ready(tool(), abilities=TASK_ABLE)), ASKING, {"task": STATE})
+    assert task.place is None
+
+
+@pytest.mark.parametrize("result", [{"content": []}, {"task": {"taskId": "t"}}, {"task": 1}, {"task": {"status": "x"}}])
+async def test_what_names_no_task_is_no_task(result: object) -> None:
+    assert answer(staged(), ASKING, result) == []
+
+
+async def test_what_is_answered_about_a_task_is_noted() -> None:
+    stage = staged()
+    answer(stage, ASKING, {"task": STATE})
+    (task,) = answer(stage, about("t"), {**STATE, "status": "input_required"})
+    assert task.state.status == "input_required"
+    (task,) = answer(stage, about("t"), {**STATE, "taskId": "other", "status": "failed"})
+    assert task.state.status == "input_required"
+    (task,) = answer(stage, about("t", "task_cancel"), {**STATE, "status": "cancelled"})
+    assert task.state.status == "cancelled"
+
+
+async def test_a_server_without_a_lane_of_the_hubs_notes_nothing() -> None:
+    stage = staged()
+    stage.server_queue.tasks = None
+    assert answer(stage, ASKING, {"task": STATE}) == []
+
+
+class Reporting(Listener):
+    """An exchange whose caller hears of progress afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.later: list[Progress] = []
+
+    def reporter(self) -> ReportProgress:
+        return self.later.append
+
+
+@pytest.mark.parametrize(("carriage", "reports"), [(7, 1), (Carrying(7), 1), (Carrying("7"), 0), (None, 0)])
+async def test_progress_that_comes_after_the_answer_is_its_requests(carriage: object, reports: int) -> None:
+    stage, exchange = staged(), Reporting()
+    inflight = stage.hub.start(ASKING, exchange)
+    inflight.carriage = carriage
+    assert isinstance(stage.link, PlacedLink)
+    CallWaiter(inflight).result(raw({"task": STATE}))
+    stage.hub.tasks.progressed(stage.link.place, 7, lambda: Progress({}))
+    assert len(exchange.later) == reports
+
+
+# -- what links are told -------------------------------------------------------------------------------------------
+
+
+async def test_a_link_passes_on_how_a_task_stands_and_where_that_was_said() -> None:
+    link, heard = Scripted(), list[tuple[ServerName, LinkSession, ServerTaskState]]()
+    link.on_task = lambda server, place, state: heard.append((server, place, state))
+    link.noted(STATUS_NOTIFICATION, {key: raw(value) for key, value in STATE.items()})
+    link.noted(STATUS_NOTIFICATION, {"taskId": raw("t")})
+    ((server, place, state),) = heard
+    assert (server, place, state.id, state.status) == (NAME, link.place, "t", "working")
+    assert (link.place.is_process, link.place.is_lost) == (False, False)
+
+
+async def test_a_modern_server_that_was_not_asked_to_tell_is_not_heard() -> None:
+    link, heard = Scripted(), list[str]()
+    link.dialect = ModernDialect(Implementation("isthmus", "1"))
+    link.on_task = lambda _server, _place, state: heard.append(state.id)
+    link.noted(STATUS_NOTIFICATION, {key: raw(value) for key, value in STATE.items()})
+    assert heard == []
+
+
+async def test_a_link_passes_on_progress_of_what_nobody_waits_for() -> None:
+    link, heard = Scripted(), list[tuple[LinkSession, int, Progress]]()
+    link.on_progress = lambda place, request, event: heard.append((place, request, event()))
+    link._progressed({"progressToken": raw(7), "progress": raw(1), "_meta": raw({})})
+    assert heard == [(link.place, 7, Progress({"progress": raw(1), "_meta": raw({})}, NAME))]
+
+
+async def test_what_the_hub_gave_up_asking_by_itself_asks_nothing_later() -> None:
+    class Glance(Listener, HubExchange):
+        """What the hub asks in a caller's name."""
+
+    stage, link = staged(), Scripted()
+    link._stray(stage.hub.start(about("t"), Glance()))
+    assert link.strays is None
+    link._stray(stage.hub.start(about("t"), Listener()))
+    assert link.strays == ""

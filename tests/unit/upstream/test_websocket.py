@@ -16,8 +16,8 @@ from websockets.exceptions import ConnectionClosed
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
 from isthmus.credentials.dpop import ProofKey, Prover
-from isthmus.credentials.memory import StaticCredentials
-from isthmus.model.events import Log
+from isthmus.credentials.logins import StaticCredentials
+from isthmus.model.events import LogMessage
 from isthmus.model.faults import Lost, ServerError
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress
@@ -284,7 +284,7 @@ async def test_a_log_is_the_callers_who_is_alone_and_else_the_operators(
     await server.say(line)
     await server.say(answer(first))
     await over(mine)
-    assert [type(seen) for seen in mine.events] == [Log]
+    assert [type(seen) for seen in mine.events] == [LogMessage]
     assert len(scene.logs) == 1
     assert second == first + 1
     await scene.link.aclose()

@@ -7,8 +7,10 @@ beside them, and the task or the conversation that it is to go on with. Called b
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import re
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Raw
@@ -16,8 +18,17 @@ from msgspec import Raw
 from isthmus.core.settings import Limits
 from isthmus.model.features import Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
+from isthmus.transport.egress import HttpOrigin, parse_url
 from isthmus.upstream.listing import NOTES_MAX, Listing
-from isthmus.wire.a2a.cards import Card, Skill
+from isthmus.wire.a2a.cards import JSONRPC, AgentCard, AgentInterface, AgentSkill
+from isthmus.wire.a2a.client import (
+    ClientBinding,
+    ClientV10,
+    RestClientBinding,
+    RestClientV03,
+    RpcClientBinding,
+    client_of,
+)
 from isthmus.wire.jsonrpc import object_members
 from isthmus.wire.mcp.messages import read_string
 
@@ -50,7 +61,7 @@ WORDS_SCHEMA = Raw(
 """What a skill takes that does not say what it takes."""
 
 
-class Offered(msgspec.Struct, frozen=True):
+class SkillTool(msgspec.Struct, frozen=True):
     """A tool, and the skill that it stands for."""
 
     tool: Tool
@@ -60,13 +71,13 @@ class Offered(msgspec.Struct, frozen=True):
     """It takes words, and not the arguments of a schema of its own."""
 
 
-def offers_of(card: Card, server: ServerName) -> dict[str, Offered]:
+def tools_of(card: AgentCard, server: ServerName) -> dict[str, SkillTool]:
     """The tools that a card stands for, by their names."""
-    skills = card.skills or (Skill("", card.name, card.description),)
+    skills = card.skills or (AgentSkill("", card.name, card.description),)
     return {offered.tool.name: offered for offered in _offers(skills, server)}
 
 
-def _offers(skills: Iterable[Skill], server: ServerName) -> Iterator[Offered]:
+def _offers(skills: Iterable[AgentSkill], server: ServerName) -> Iterator[SkillTool]:
     taken: set[str] = set()
     for skill in skills:
         name = _name(skill.id, taken)
@@ -79,7 +90,7 @@ def _offers(skills: Iterable[Skill], server: ServerName) -> Iterator[Offered]:
             "inputSchema": own or WORDS_SCHEMA,
             **({"outputSchema": skill.output_schema} if own and _is_of_object(skill.output_schema) else {}),
         }
-        yield Offered(Tool.of(server, FeatureName(name), definition), skill.id, not own)
+        yield SkillTool(Tool.of(server, FeatureName(name), definition), skill.id, not own)
 
 
 def _name(id: str, taken: set[str]) -> str:
@@ -91,7 +102,7 @@ def _name(id: str, taken: set[str]) -> str:
     return f"{name[: NAME_LENGTH_MAX - 7]}_{digits}"
 
 
-def _description(skill: Skill) -> str:
+def _description(skill: AgentSkill) -> str:
     examples = [f"- {example}" for example in skill.examples[:EXAMPLES_MAX]]
     paragraphs = (
         skill.description,
@@ -101,7 +112,7 @@ def _description(skill: Skill) -> str:
     return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
 
 
-def _own_schema(skill: Skill) -> Raw:
+def _own_schema(skill: AgentSkill) -> Raw:
     return skill.input_schema if _is_of_object(skill.input_schema) else Raw()
 
 
@@ -112,7 +123,7 @@ def _is_of_object(schema: Raw) -> bool:
 
 
 def listing_of(
-    offers: Iterable[Offered], limits: Limits, ttl_seconds: float | None, known: Iterable[str] = ()
+    offers: Iterable[SkillTool], limits: Limits, ttl_seconds: float | None, known: Iterable[str] = ()
 ) -> Listing:
     """What the tools are listed as, within bounds; `known` is what there is to say of the list besides."""
     kept: list[Tool] = []
@@ -127,3 +138,82 @@ def listing_of(
             kept.append(tool)
     holds: dict[Topic, float] = {} if ttl_seconds is None else {"tools": ttl_seconds}
     return Listing(tuple(kept), notes={"tools": tuple(notes[:NOTES_MAX])}, ttl_seconds=holds)
+
+
+CARDS = ("/.well-known/agent-card.json", "/.well-known/agent.json")
+"""Where a card is below an agent's address, since 0.3 and before."""
+
+PLAIN = "HTTP+JSON"
+
+
+class AgentEndpoint(NamedTuple):
+    """Where an agent is spoken to, and how."""
+
+    origin: HttpOrigin
+    path: str
+    query: str
+    binding: ClientBinding
+
+    def target(self, path: str) -> str:
+        """The request target of a path behind the place's own."""
+        query = f"?{self.query}" if self.query and "?" not in path else ""
+        return f"{self.path.rstrip('/')}{path}{query}" if path else f"{self.path}{query}"
+
+
+def card_targets(target: str) -> tuple[str, ...]:
+    """The targets at which the card of an address may be: the address itself if it is a document's."""
+    path = target.partition("?")[0].rstrip("/")
+    return (target,) if path.endswith(".json") else tuple(path + known for known in CARDS)
+
+
+def choose_endpoint(card: AgentCard, home: HttpOrigin, allowed: Iterable[str], max_depth: int) -> AgentEndpoint | str:
+    """The place of a card to speak to, or why there is none, in words that say what can be done."""
+    trusted = {home, *(parse_url(origin)[0] for origin in allowed)}
+    refusals: list[str] = []
+    for interface in card.interfaces:
+        contact = _contact(interface, home, trusted, max_depth)
+        if isinstance(contact, AgentEndpoint):
+            return contact
+        refusals.append(contact)
+    return "its card names no place that can be spoken to: " + "; ".join(dict.fromkeys(refusals))
+
+
+def _contact(interface: AgentInterface, home: HttpOrigin, trusted: set[HttpOrigin], max_depth: int) -> AgentEndpoint | str:
+    binding = _binding(interface, max_depth)
+    if binding is None:
+        return f"{interface.binding[:40]} {interface.version[:20]} is not spoken"
+    try:
+        origin, target = parse_url(interface.url)
+    except ValueError as error:
+        return str(error)
+    if origin not in trusted and not _is_near(origin, home):
+        return f"{origin} is not where its card is; if it is to be trusted with the same headers, add it to origins"
+    path, _, query = target.partition("?")
+    return AgentEndpoint(origin, path, query, binding)
+
+
+def _binding(interface: AgentInterface, max_depth: int) -> ClientBinding | None:
+    client = client_of(interface.version)
+    kind = interface.binding.upper()
+    if client is None or kind not in (JSONRPC, PLAIN):
+        return None
+    if kind == JSONRPC:
+        return RpcClientBinding(client, interface.tenant, max_depth)
+    plain = client if isinstance(client, ClientV10) else RestClientV03()
+    return RestClientBinding(plain, interface.tenant, max_depth)
+
+
+def _is_near(origin: HttpOrigin, home: HttpOrigin) -> bool:
+    """Whether it is the same host, and nobody can listen in on the way who could not before."""
+    is_same = origin.host == home.host or (_is_local(origin.host) and _is_local(home.host))
+    return is_same and (origin.is_secure or not home.is_secure)
+
+
+def _is_local(host: str) -> bool:
+    """Whether it is this machine: programs that were only tried out name it in any of these ways in their cards."""
+    if host in ("localhost", "0.0.0.0", "::"):  # noqa: S104 - compared, not bound
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -6,6 +6,7 @@ the call behind it, and sends nothing again. Made by the link.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -13,17 +14,42 @@ from isthmus.core.settings import Limits
 from isthmus.model.conversation import Update
 from isthmus.model.faults import BadReply, Fault, Lost, ServerError
 from isthmus.model.names import ServerName
-from isthmus.transport.http import Lost as LostReply
+from isthmus.transport.http import ConnectionLost as LostReply
 from isthmus.transport.http import Ticket
-from isthmus.upstream.agent.lingering import Lingering
-from isthmus.upstream.hiding import Hide
-from isthmus.upstream.replies import ADVICE, EVENT_STREAM, OK, UNAUTHORIZED, login_place, media_type
+from isthmus.upstream.http_shared import ADVICE, EVENT_STREAM, OK, UNAUTHORIZED, login_url, media_type
+from isthmus.upstream.redaction import Redact
 from isthmus.upstream.waiters import lost, turned_away
-from isthmus.wire.a2a.client import Asked
-from isthmus.wire.a2a.client_bindings import ClientBinding, code_of
-from isthmus.wire.a2a.operations import Problem, Send
-from isthmus.wire.oversized import Oversized
+from isthmus.wire.a2a.client import ClientBinding, ClientOperation, code_of
+from isthmus.wire.a2a.operations import A2aProblem, SendMessage
+from isthmus.wire.lines import Oversized
 from isthmus.wire.sse import SseDecoder
+
+LINGERING_MAX = 2
+"""Enough to use the connections of most agents again; each is one more that the link has to have to spare."""
+
+
+class LingeringConnections:
+    """Whoever lingers is stopped after a while, and the oldest at once where one too many does."""
+
+    def __init__(self) -> None:
+        self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
+
+    def add(self, stop: Callable[[], None], seconds: float) -> None:
+        """Have `stop` called after so long, unless it is dropped before."""
+        self._timers[stop] = asyncio.get_running_loop().call_later(seconds, self._stop, stop)
+        if len(self._timers) > LINGERING_MAX:
+            self._stop(next(iter(self._timers)))
+
+    def drop(self, stop: Callable[[], None]) -> None:
+        """It has ended by itself, or does not linger at all."""
+        timer = self._timers.pop(stop, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _stop(self, stop: Callable[[], None]) -> None:
+        self.drop(stop)
+        stop()
+
 
 TURNED_AWAY = (307, 308, 401, 403, 405, 406, 415)
 """Statuses with which an agent says that it did not take the request up; the same as with servers of MCP."""
@@ -41,7 +67,7 @@ LINGER_SECONDS = 1.0
 _ADVICE = {**ADVICE, 405: "; check that its card names the right place"}
 
 
-class VisitOwner(Protocol):
+class ExchangeOwner(Protocol):
     """Whom a visit is for."""
 
     def heard(self, update: Update, *, is_whole: bool) -> None:
@@ -54,18 +80,18 @@ class VisitOwner(Protocol):
         """There is no answer, or no more of it."""
 
 
-class VisitLink(Protocol):
+class ExchangeLink(Protocol):
     """What a visit needs of the link that it travels on."""
 
     server: ServerName
     limits: Limits
-    lingering: Lingering
-    hide: Hide
+    lingering: LingeringConnections
+    hide: Redact
     on_doubt: Callable[[], None]
     on_shut_out: Callable[[], None]
 
 
-class Visit:
+class HttpExchange:
     """One request and its reply."""
 
     __slots__ = (
@@ -84,7 +110,9 @@ class Visit:
         "ticket",
     )
 
-    def __init__(self, link: VisitLink, binding: ClientBinding, id: int, asked: Asked, owner: VisitOwner) -> None:
+    def __init__(
+        self, link: ExchangeLink, binding: ClientBinding, id: int, asked: ClientOperation, owner: ExchangeOwner
+    ) -> None:
         self._link = link
         self._binding = binding
         self.id = id
@@ -122,7 +150,7 @@ class Visit:
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
         """Take the status and choose how to read what follows."""
         self._status = status
-        self._login = login_place(status, headers)
+        self._login = login_url(status, headers)
         if status == OK and media_type(headers) == EVENT_STREAM:
             self._decoder = SseDecoder(self._link.limits.reply_bytes)
 
@@ -169,7 +197,7 @@ class Visit:
             self._owner.failed(turned_away(self._link.server, detail, self._status, self._login))
             return
         answer = self._binding.read(self.id, self.asked, self._status, body)
-        if isinstance(answer, Problem):
+        if isinstance(answer, A2aProblem):
             self._owner.failed(self._passing() or self._fault(answer))
         else:
             self._owner.heard(answer, is_whole=True)
@@ -186,8 +214,8 @@ class Visit:
             elif event.data:
                 self._tell(self._binding.read_event(self.id, event))
 
-    def _tell(self, update: Update | Problem) -> None:
-        if isinstance(update, Problem):
+    def _tell(self, update: Update | A2aProblem) -> None:
+        if isinstance(update, A2aProblem):
             fault = self._fault(update)
             self.abandon()
             self._owner.failed(fault)
@@ -197,11 +225,11 @@ class Visit:
     def _passing(self) -> Fault | None:
         """The fault of a question that can be asked again, where the agent says that it may do better then."""
         is_passing = self._status in PASSING or self._status >= SERVER_TROUBLE
-        if isinstance(self.asked, Send) or not is_passing:
+        if isinstance(self.asked, SendMessage) or not is_passing:
             return None
         return Lost(self._link.server, f"it answered HTTP {self._status}", executed="unknown")
 
-    def _fault(self, problem: Problem) -> Fault:
+    def _fault(self, problem: A2aProblem) -> Fault:
         code = code_of(problem)
         if code is None:
             return BadReply(self._link.server, self._link.hide(problem.message))

@@ -8,43 +8,191 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Set
+from collections.abc import Callable, Mapping, Set
+from typing import NamedTuple
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.ports.credentials import Credentials
 from isthmus.core.settings import Limits
+from isthmus.model.callers import Caller
 from isthmus.model.calls import Call
-from isthmus.model.faults import BadArguments, BadReply, NotConnected
+from isthmus.model.conversation import Update
+from isthmus.model.faults import BadArguments, BadReply, Fault, NotConnected
 from isthmus.model.features import TOPICS, Ability, Topic
 from isthmus.model.names import ServerName
 from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
-from isthmus.transport.egress import Egress, Origin, parse_url
-from isthmus.transport.http import HttpClient, Ticket, client_for, request_head
-from isthmus.upstream.agent.commission import Commission
-from isthmus.upstream.agent.contacts import Contact, card_targets, choose
-from isthmus.upstream.agent.farewell import Farewell
-from isthmus.upstream.agent.fetch import Fetch, Fetched
-from isthmus.upstream.agent.given import GivenTasks
-from isthmus.upstream.agent.lingering import LINGERING_MAX, Lingering
-from isthmus.upstream.agent.messages import Told, told_by
-from isthmus.upstream.agent.skills import Offered, listing_of, offers_of
-from isthmus.upstream.agent.visit import Visit, VisitOwner
+from isthmus.transport.egress import Egress, HttpOrigin, parse_url
+from isthmus.transport.http import ConnectionLost, HttpClient, Ticket, client_for, request_head
+from isthmus.upstream.a2a.agent_card import (
+    AgentEndpoint,
+    SkillTool,
+    card_targets,
+    choose_endpoint,
+    listing_of,
+    tools_of,
+)
+from isthmus.upstream.a2a.http_exchange import LINGERING_MAX, ExchangeOwner, HttpExchange, LingeringConnections
+from isthmus.upstream.a2a.messages import TaskMessage, message_for
+from isthmus.upstream.a2a.remote_task import RemoteTask
 from isthmus.upstream.dialect import LegacyDialect
+from isthmus.upstream.http_shared import ADVICE, OK, login_url
 from isthmus.upstream.link import ASK_SECONDS, BaseLink, ConnectFailed
 from isthmus.upstream.listing import PAGE_BYTES_MAX, TTL_SECONDS_MIN, Listing
-from isthmus.upstream.replies import ADVICE, OK, login_place
 from isthmus.upstream.settings import AgentSettings, Era
 from isthmus.upstream.waiters import Waiter
-from isthmus.wire.a2a.cards import HUBS, SCHEMAS, Card
-from isthmus.wire.a2a.client import Asked
-from isthmus.wire.a2a.client_bindings import Outgoing
-from isthmus.wire.a2a.negotiate import PARAMETER
-from isthmus.wire.a2a.operations import Cancel, Problem, Send, Subscribe
+from isthmus.wire.a2a.cards import HUBS, SCHEMAS, AgentCard
+from isthmus.wire.a2a.client import ClientOperation, ClientRequest
+from isthmus.wire.a2a.negotiate import VERSION_PARAMETER
+from isthmus.wire.a2a.operations import A2aProblem, CancelTask, SendMessage, SubscribeToTask
 from isthmus.wire.a2a.read_cards import read_card
 from isthmus.wire.jsonrpc import Payload
-from isthmus.wire.mcp.hubs import read_hubs
+from isthmus.wire.mcp.hub_meta import read_hubs
 from isthmus.wire.mcp.messages import Implementation
+
+CANCEL_SECONDS = 10.0
+"""How long an agent may take to hear it."""
+
+
+class CancelRequest:
+    """Waits until an agent has heard that a task is given up, or long enough."""
+
+    def __init__(self, on_done: Callable[[CancelRequest], None]) -> None:
+        self._on_done = on_done
+        self._visit: HttpExchange | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def begin(self, visit: HttpExchange) -> None:
+        """Wait for the answer."""
+        self._visit = visit
+        self._timer = asyncio.get_running_loop().call_later(CANCEL_SECONDS, self.end)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the agent may have heard it."""
+        return self._visit is not None and self._visit.may_have_left
+
+    def heard(self, update: Update, *, is_whole: bool) -> None:
+        """See `VisitOwner`."""
+        self.end()
+
+    def ended(self) -> None:
+        """See `VisitOwner`."""
+        self.end()
+
+    def failed(self, fault: Fault) -> None:
+        """See `VisitOwner`; it may have ended by itself."""
+        self.end()
+
+    def end(self) -> None:
+        """Wait no longer."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._visit is not None:
+            self._visit.abandon()
+        if not self.done.done():
+            self.done.set_result(None)
+        self._on_done(self)
+
+
+class CardReply(NamedTuple):
+    """A whole reply."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class CardFetch:
+    """A reply that is collected; `done` is awaited by whoever asked, and raises `Fault`."""
+
+    def __init__(self, server: ServerName, limit_bytes: int) -> None:
+        self._server = server
+        self._limit_bytes = limit_bytes
+        self._status = 0
+        self._headers: Mapping[str, str] = {}
+        self._body = bytearray()
+        self.ticket: Ticket | None = None
+        self.done: asyncio.Future[CardReply] = asyncio.get_running_loop().create_future()
+
+    def on_head(self, status: int, headers: Mapping[str, str]) -> None:
+        """Take the status and the headers."""
+        self._status, self._headers = status, headers
+
+    def on_body(self, chunk: bytes) -> None:
+        """Take a part of the document."""
+        self._body += chunk
+        if len(self._body) > self._limit_bytes:
+            self._fail(BadReply(self._server, f"a document of over {self._limit_bytes} bytes"))
+            if self.ticket is not None:
+                self.ticket.abort()
+
+    def on_end(self) -> None:
+        """The document is whole."""
+        if not self.done.done():
+            self.done.set_result(CardReply(self._status, self._headers, bytes(self._body)))
+
+    def on_lost(self, lost: ConnectionLost) -> None:
+        """The document never became whole."""
+        self._fail(NotConnected(self._server, lost.reason))
+
+    def _fail(self, fault: BadReply | NotConnected) -> None:
+        if not self.done.done():
+            self.done.set_exception(fault)
+
+
+TASKS_OF_CALLER_MAX = 1_000
+TASKS_MAX = 10_000
+"""Of all callers together; the oldest are forgotten first."""
+
+
+class _Owner(NamedTuple):
+    tenant: str
+    name: str
+
+
+class _OwnedTask(NamedTuple):
+    owner: _Owner
+    server: ServerName
+    id: str
+
+
+class TaskOwners:
+    """The tasks that callers were given, the oldest first."""
+
+    def __init__(self) -> None:
+        self._all: dict[_OwnedTask, None] = {}
+        self._of: dict[_Owner, dict[_OwnedTask, None]] = {}
+
+    def add(self, caller: Caller, server: ServerName, id: str) -> None:
+        """A caller was given a task, or has just gone on with it."""
+        task = _owned_task(caller, server, id)
+        self._forget(task)
+        own = self._of.setdefault(task.owner, {})
+        self._all[task] = own[task] = None
+        if len(own) > TASKS_OF_CALLER_MAX:
+            self._forget(next(iter(own)))
+        elif len(self._all) > TASKS_MAX:
+            self._forget(next(iter(self._all)))
+
+    def has(self, caller: Caller, server: ServerName, id: str) -> bool:
+        """Whether it is a task of this caller's."""
+        return _owned_task(caller, server, id) in self._all
+
+    def _forget(self, task: _OwnedTask) -> None:
+        if task not in self._all:
+            return
+        del self._all[task]
+        own = self._of[task.owner]
+        del own[task]
+        if not own:
+            del self._of[task.owner]
+
+
+def _owned_task(caller: Caller, server: ServerName, id: str) -> _OwnedTask:
+    return _OwnedTask(_Owner(caller.tenant, caller.name), server, id)
+
 
 FAREWELLS_MAX = 2
 """Tasks given up of which the agent was told and may still answer, after a moment in which it is any number."""
@@ -99,19 +247,19 @@ class AgentLink(BaseLink):
         self._home, target = parse_url(reach.url)
         self._card_targets = card_targets(target)
         self._credentials = credentials
-        self._clients: dict[Origin, HttpClient] = {}
-        self._card: Card | None = None
+        self._clients: dict[HttpOrigin, HttpClient] = {}
+        self._card: AgentCard | None = None
         self._tag = ""
         self._ttl_seconds: float | None = None
-        self._contact: Contact | None = None
+        self._contact: AgentEndpoint | None = None
         self._notes: tuple[str, ...] = ()
         """What is odd about the card."""
-        self._offers: dict[str, Offered] = {}
-        self.given = GivenTasks()
+        self._offers: dict[str, SkillTool] = {}
+        self.given = TaskOwners()
         """Who may go on with which task; the links of a hub share one, which whoever makes them sets."""
-        self.lingering = Lingering()
-        self._commissions: set[Commission] = set()
-        self._farewells: dict[Farewell, None] = {}  # the oldest first
+        self.lingering = LingeringConnections()
+        self._commissions: set[RemoteTask] = set()
+        self._farewells: dict[CancelRequest, None] = {}  # the oldest first
 
     @property
     def _headers(self) -> dict[str, str]:
@@ -160,7 +308,7 @@ class AgentLink(BaseLink):
         card = read_card(fetched.body)
         if isinstance(card, str):
             raise ConnectFailed(card)
-        contact = choose(card, self._home, self._origins, self.limits.depth)
+        contact = choose_endpoint(card, self._home, self._origins, self.limits.depth)
         if isinstance(contact, str):
             raise ConnectFailed(contact)
         self._settle(*await self._extended(card, contact, within))
@@ -168,7 +316,9 @@ class AgentLink(BaseLink):
         tag = fetched.headers.get("etag", "")
         self._tag = tag if _TAG.fullmatch(tag) and not card.has_extended else ""
 
-    async def _extended(self, card: Card, contact: Contact, within: float) -> tuple[Card, Contact]:
+    async def _extended(
+        self, card: AgentCard, contact: AgentEndpoint, within: float
+    ) -> tuple[AgentCard, AgentEndpoint]:
         """The card for those who prove who they are, if there is one that can be used; else this one."""
         self._notes = _required(card)
         if not card.has_extended or not self._headers:
@@ -177,17 +327,17 @@ class AgentLink(BaseLink):
         if isinstance(more, str):
             self._notes = (*self._notes, f"it does not give the card that it promises: {more}")
             return card, contact
-        other = choose(more, self._home, self._origins, self.limits.depth)
+        other = choose_endpoint(more, self._home, self._origins, self.limits.depth)
         return more, contact if isinstance(other, str) else other
 
-    async def _fetch_extended(self, contact: Contact, within: float) -> Card | str:
+    async def _fetch_extended(self, contact: AgentEndpoint, within: float) -> AgentCard | str:
         id = self.next_id()
         try:
             fetched = await self._get(contact.origin, self._head(contact, contact.binding.write_card(id)), within)
         except (NotConnected, BadReply) as failed:
             return failed.why
         body = contact.binding.read_card(id, fetched.status, fetched.body)
-        return body.message if isinstance(body, Problem) else read_card(body)
+        return body.message if isinstance(body, A2aProblem) else read_card(body)
 
     async def _read_again(self) -> None:
         """A card that cannot be had or used any more is a bad answer: the calls that the agent works on go on."""
@@ -200,16 +350,16 @@ class AgentLink(BaseLink):
                 raise
             raise BadReply(self.server, refused.why) from refused
 
-    def _settle(self, card: Card, contact: Contact) -> None:
+    def _settle(self, card: AgentCard, contact: AgentEndpoint) -> None:
         hubs = next((each.params for each in card.extensions if each.uri == HUBS), b"")
         self.hubs = read_hubs(hubs)
         self._card, self._contact = card, contact
-        self._offers = offers_of(card, self.server)
+        self._offers = tools_of(card, self.server)
         self.dialect = LegacyDialect(f"A2A {contact.binding.version}")
 
-    async def _fetch_card(self, within: float) -> Fetched:
+    async def _fetch_card(self, within: float) -> CardReply:
         """Ask for the card where it may be; where it is found, it is looked for first from then on."""
-        fetched = Fetched(0, {}, b"")
+        fetched = CardReply(0, {}, b"")
         for target in self._card_targets:
             fetched = await self._fetch(target, within)
             if fetched.status == OK or (fetched.status == NOT_MODIFIED and self._tag):
@@ -220,18 +370,18 @@ class AgentLink(BaseLink):
             self._tag = ""  # what is elsewhere is another document
         raise self._no_card(fetched)
 
-    def _no_card(self, fetched: Fetched) -> NotConnected:
+    def _no_card(self, fetched: CardReply) -> NotConnected:
         status = fetched.status
         detail = f"it answered HTTP {status} where its card should be{ADVICE.get(status, '')}"
-        return NotConnected(self.server, detail, status=status, login=login_place(status, fetched.headers))
+        return NotConnected(self.server, detail, status=status, login=login_url(status, fetched.headers))
 
-    async def _fetch(self, target: str, within: float) -> Fetched:
+    async def _fetch(self, target: str, within: float) -> CardReply:
         known = {"if-none-match": self._tag} if self._tag else {}
         head = request_head("GET", target, self._home, {**self._headers, **known, "accept": CARD_ACCEPT})
         return await self._get(self._home, (head, None), within)
 
-    async def _get(self, origin: Origin, request: tuple[bytes, bytes | None], within: float) -> Fetched:
-        fetch = Fetch(self.server, PAGE_BYTES_MAX)
+    async def _get(self, origin: HttpOrigin, request: tuple[bytes, bytes | None], within: float) -> CardReply:
+        fetch = CardFetch(self.server, PAGE_BYTES_MAX)
         fetch.ticket = self._client(origin).send(*request, fetch)
         try:
             async with asyncio.timeout(within):
@@ -274,40 +424,40 @@ class AgentLink(BaseLink):
         if isinstance(told, str):
             inflight.finish(BadArguments(inflight.call.name, told))
             return
-        commission = inflight.carriage = Commission(self, inflight, told)
+        commission = inflight.carriage = RemoteTask(self, inflight, told)
         self._commissions.add(commission)
         commission.begin()
 
-    def _told(self, offered: Offered, call: Call) -> Told | str:
-        told = told_by(offered, call.arguments)
+    def _told(self, offered: SkillTool, call: Call) -> TaskMessage | str:
+        told = message_for(offered, call.arguments)
         if isinstance(told, str) or not told.task or self.given.has(call.caller, self.server, told.task):
             return told
         return f"task_id {told.task[:100]!r} is no task that you were given here; leave it out to begin a new one"
 
-    def visit(self, asked: Asked, owner: VisitOwner) -> Visit:
+    def visit(self, asked: ClientOperation, owner: ExchangeOwner) -> HttpExchange:
         """Send a request to the place where the agent is spoken to."""
         contact = self._contact
         assert contact is not None, "the card was read before anything was sent"
-        visit = Visit(self, contact.binding, self.next_id(), asked, owner)
+        visit = HttpExchange(self, contact.binding, self.next_id(), asked, owner)
         visit.ticket = self._dial(contact, visit)
         return visit
 
-    def _dial(self, contact: Contact, visit: Visit) -> Ticket:
+    def _dial(self, contact: AgentEndpoint, visit: HttpExchange) -> Ticket:
         asked = visit.asked
-        is_stream = isinstance(asked, Subscribe) or (isinstance(asked, Send) and asked.is_stream)
+        is_stream = isinstance(asked, SubscribeToTask) or (isinstance(asked, SendMessage) and asked.is_stream)
         accept = "text/event-stream, application/json" if is_stream else JSON
         head, body = self._head(contact, contact.binding.write(visit.id, asked), accept)
         return self._client(contact.origin).send(head, body, visit)
 
-    def _head(self, contact: Contact, outgoing: Outgoing, accept: str = JSON) -> tuple[bytes, bytes | None]:
+    def _head(self, contact: AgentEndpoint, outgoing: ClientRequest, accept: str = JSON) -> tuple[bytes, bytes | None]:
         """A request as it is sent: its head, and its body."""
-        own = {"accept": accept, PARAMETER.lower(): contact.binding.version}
+        own = {"accept": accept, VERSION_PARAMETER.lower(): contact.binding.version}
         if outgoing.body is not None:
             own["content-type"] = JSON
         headers = {**self._headers, **own}
         return request_head(outgoing.verb, contact.target(outgoing.path), contact.origin, headers), outgoing.body
 
-    def over(self, commission: Commission) -> None:
+    def over(self, commission: RemoteTask) -> None:
         """See `CommissionOwner`."""
         self._commissions.discard(commission)
 
@@ -318,12 +468,12 @@ class AgentLink(BaseLink):
     def give_up_task(self, task: str) -> None:
         """Tell the agent that nobody waits for a task; what it answers is of no interest."""
         if not self.is_lost:
-            farewell = Farewell(self._ended)
+            farewell = CancelRequest(self._ended)
             self._farewells[farewell] = None
-            farewell.begin(self.visit(Cancel(task), farewell))
+            farewell.begin(self.visit(CancelTask(task), farewell))
             asyncio.get_running_loop().call_later(TOLD_SECONDS, self._end_farewells)
 
-    def _ended(self, farewell: Farewell) -> None:
+    def _ended(self, farewell: CancelRequest) -> None:
         self._farewells.pop(farewell, None)
 
     def _end_farewells(self) -> None:
@@ -333,11 +483,11 @@ class AgentLink(BaseLink):
 
     def may_have_run(self, inflight: InFlight) -> bool:
         """What waits for a connection has not left."""
-        return not isinstance(inflight.carriage, Commission) or inflight.carriage.may_have_run
+        return not isinstance(inflight.carriage, RemoteTask) or inflight.carriage.may_have_run
 
     def withdraw(self, inflight: InFlight, reason: str) -> None:
         """Give the task up over there."""
-        if isinstance(inflight.carriage, Commission):
+        if isinstance(inflight.carriage, RemoteTask):
             inflight.carriage.give_up()
 
     async def aclose(self) -> None:
@@ -357,7 +507,7 @@ class AgentLink(BaseLink):
         if pending:
             await asyncio.wait(pending, timeout=CLOSE_SECONDS)
 
-    def _client(self, origin: Origin) -> HttpClient:
+    def _client(self, origin: HttpOrigin) -> HttpClient:
         if origin not in self._clients:
             self._clients[origin] = client_for(
                 self._credentials.signer,
@@ -385,7 +535,7 @@ class AgentLink(BaseLink):
         """An agent tells nothing beside its tasks."""
 
 
-def _required(card: Card) -> tuple[str, ...]:
+def _required(card: AgentCard) -> tuple[str, ...]:
     """What an agent wants its clients to know that the hub does not; it may refuse every message for that."""
     unknown = [extension.uri for extension in card.extensions if extension.is_required and extension.uri not in KNOWN]
     return tuple(f"it requires the extension {uri[:200]!r}, which is not known here" for uri in unknown)

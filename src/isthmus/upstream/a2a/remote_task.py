@@ -17,33 +17,35 @@ from isthmus.core.settings import Limits
 from isthmus.model.conversation import (
     ENDED,
     WAITING,
-    ArtifactUpdate,
     Message,
     Part,
-    Status,
-    StatusUpdate,
     Task,
-    Text,
+    TaskArtifactUpdate,
+    TaskStatus,
+    TaskStatusUpdate,
+    TextPart,
     Update,
 )
 from isthmus.model.faults import BadReply, Fault, Lost, NotConnected, ServerError, Unanswered
 from isthmus.model.names import ServerName
 from isthmus.model.outcomes import Outcome, Result
 from isthmus.model.questions import Answered, Reply
-from isthmus.upstream.agent.contents import About, Gathered, result_of
-from isthmus.upstream.agent.failures import fault_in
-from isthmus.upstream.agent.lingering import Lingering
-from isthmus.upstream.agent.messages import Told
-from isthmus.upstream.agent.questions import Asking, answer_of, asking_of
-from isthmus.upstream.agent.reports import Reports
-from isthmus.upstream.agent.visit import Visit, VisitOwner
-from isthmus.upstream.hiding import Hide, hide_in_result
-from isthmus.upstream.rounds import ROUNDS_MAX, put
-from isthmus.upstream.waiters import lost
-from isthmus.wire.a2a.client import Asked
-from isthmus.wire.a2a.operations import Get, Send, Subscribe
+from isthmus.upstream.a2a.http_exchange import ExchangeOwner, HttpExchange, LingeringConnections
+from isthmus.upstream.a2a.messages import (
+    AgentQuestion,
+    ProgressReports,
+    TaskMessage,
+    answer_parts,
+    fault_in,
+    question_in,
+)
+from isthmus.upstream.a2a.results import ArtifactBuffer, TaskRef, result_of
+from isthmus.upstream.redaction import Redact, redact_result
+from isthmus.upstream.waiters import ROUNDS_MAX, ask_caller, lost
+from isthmus.wire.a2a.client import ClientOperation
+from isthmus.wire.a2a.operations import GetTask, SendMessage, SubscribeToTask
 from isthmus.wire.jsonrpc import render
-from isthmus.wire.mcp.inputs import ASKED_OF
+from isthmus.wire.mcp.input_requests import CAPABILITY_NEEDED
 
 LOOK_SECONDS = 0.2
 """The pause before the first look at a task of which nothing is heard by itself."""
@@ -73,13 +75,13 @@ HISTORY_LENGTH = 2
 """Messages that a look asks for: an agent may have put its answer nowhere else."""
 
 
-class CommissionOwner(Protocol):
+class RemoteTaskLink(Protocol):
     """What a commission needs of the link that it is run on."""
 
     server: ServerName
     limits: Limits
-    lingering: Lingering
-    hide: Hide
+    lingering: LingeringConnections
+    hide: Redact
 
     @property
     def can_stream(self) -> bool:
@@ -93,7 +95,7 @@ class CommissionOwner(Protocol):
     def is_lost(self) -> bool:
         """Whether nothing more can be sent."""
 
-    def visit(self, asked: Asked, owner: VisitOwner) -> Visit:
+    def visit(self, asked: ClientOperation, owner: ExchangeOwner) -> HttpExchange:
         """Send a request."""
 
     def took_up(self, inflight: InFlight, task: str) -> None:
@@ -102,22 +104,22 @@ class CommissionOwner(Protocol):
     def give_up_task(self, task: str) -> None:
         """Tell the agent that nobody waits for a task."""
 
-    def over(self, commission: Commission) -> None:
+    def over(self, commission: RemoteTask) -> None:
         """A commission has ended, one way or the other."""
 
 
-class Commission:
+class RemoteTask:
     """One call, from its message to its outcome."""
 
-    def __init__(self, link: CommissionOwner, inflight: InFlight, told: Told) -> None:
+    def __init__(self, link: RemoteTaskLink, inflight: InFlight, told: TaskMessage) -> None:
         self._link = link
         self._inflight = inflight
         self._told = told
         self._task = told.task
         self._context = told.context
-        self._gathered = Gathered(link.limits.reply_bytes, is_hub=link.is_hub)
-        self._reports = Reports(inflight)
-        self._visit: Visit | None = None
+        self._gathered = ArtifactBuffer(link.limits.reply_bytes, is_hub=link.is_hub)
+        self._reports = ProgressReports(inflight)
+        self._visit: HttpExchange | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._has_left = False
         self._is_known = False
@@ -126,9 +128,9 @@ class Commission:
         """Whether something of the task may have been told that nobody heard."""
         self._is_whole = False
         """Whether what was gathered is all there is, by the agent's own word."""
-        self._final: Status | None = None
+        self._final: TaskStatus | None = None
         """How the task ended, while what it brought forth is asked for once more."""
-        self._question: Status | None = None
+        self._question: TaskStatus | None = None
         """What the agent last asked."""
         self._looked_at: tuple[object, ...] = ()
         """What the last look showed."""
@@ -147,9 +149,9 @@ class Commission:
     def _say(self, parts: tuple[Part, ...]) -> None:
         message = Message(token_hex(16), "user", parts, self._told.metadata)
         context = self._context or None
-        self._go(Send(message, self._task or None, context, waits=False, is_stream=self._link.can_stream))
+        self._go(SendMessage(message, self._task or None, context, waits=False, is_stream=self._link.can_stream))
 
-    def _go(self, asked: Asked) -> None:
+    def _go(self, asked: ClientOperation) -> None:
         self._visit = self._link.visit(asked, self)
 
     @property
@@ -158,13 +160,13 @@ class Commission:
         return self._has_left or self._is_known or (self._visit is not None and self._visit.may_have_left)
 
     @property
-    def _about(self) -> About:
-        return About(self._task, self._context)
+    def _about(self) -> TaskRef:
+        return TaskRef(self._task, self._context)
 
     # -- what the agent says ---------------------------------------------------------------------------------------
 
     def heard(self, update: Update, *, is_whole: bool) -> None:
-        """See `VisitOwner`."""
+        """See `ExchangeOwner`."""
         self._failures = 0
         if isinstance(update, Message):
             self._context = update.context or self._context
@@ -178,7 +180,7 @@ class Commission:
         else:
             self._take(update, is_whole=is_whole)
 
-    def _introduce(self, update: Task | StatusUpdate | ArtifactUpdate) -> str | None:
+    def _introduce(self, update: Task | TaskStatusUpdate | TaskArtifactUpdate) -> str | None:
         """Learn which task it is; what is wrong if it is another than before."""
         task, context = (update.id, update.context) if isinstance(update, Task) else (update.task, update.context)
         if not task or max(len(task), len(context)) > ID_LENGTH_MAX:
@@ -191,7 +193,7 @@ class Commission:
         self._context = context or self._context
         return None
 
-    def _take(self, update: Task | StatusUpdate | ArtifactUpdate, *, is_whole: bool) -> None:
+    def _take(self, update: Task | TaskStatusUpdate | TaskArtifactUpdate, *, is_whole: bool) -> None:
         if not is_whole or self._has_changed(update):
             self._inflight.heartbeat()
         wrong: str | None = None
@@ -199,23 +201,23 @@ class Commission:
             case Task():
                 self._is_whole = True
                 wrong = self._gathered.replace(update.artifacts)
-            case ArtifactUpdate():
+            case TaskArtifactUpdate():
                 wrong = self._gathered.add(update)
-            case StatusUpdate():
+            case TaskStatusUpdate():
                 self._is_whole = False
         if wrong is not None:
             self._spoil(wrong)
-        elif not isinstance(update, ArtifactUpdate):
+        elif not isinstance(update, TaskArtifactUpdate):
             self._stand(update.status, update if isinstance(update, Task) else None, is_whole=is_whole)
 
-    def _has_changed(self, update: Task | StatusUpdate | ArtifactUpdate) -> bool:
+    def _has_changed(self, update: Task | TaskStatusUpdate | TaskArtifactUpdate) -> bool:
         """Whether a look shows something new: that an agent answers is no sign that it works on the task."""
         if not isinstance(update, Task):
             return True
         before, self._looked_at = self._looked_at, (update.status.state, update.status.message, update.artifacts)
         return self._looked_at != before
 
-    def _stand(self, status: Status, task: Task | None, *, is_whole: bool) -> None:
+    def _stand(self, status: TaskStatus, task: Task | None, *, is_whole: bool) -> None:
         if status.state in ENDED:
             self._end(status, task)
         elif status.state in WAITING and not self._is_answered(status):
@@ -225,7 +227,7 @@ class Commission:
             if is_whole:
                 self._go_on_unless_lost(status)
 
-    def _end(self, status: Status, task: Task | None) -> None:
+    def _end(self, status: TaskStatus, task: Task | None) -> None:
         if self._has_gap and not self._is_whole:
             self._has_gap = False  # what this look does not bring, nothing does
             self._final = status
@@ -243,22 +245,22 @@ class Commission:
         if status.state == "completed":
             self._finish(self._result(parts))
         else:
-            parts = parts or (Text(_WORDS[status.state]),)
+            parts = parts or (TextPart(_NO_REASON[status.state]),)
             self._finish(self._result(parts, is_error=True))
 
-    def _fault_in(self, status: Status) -> ServerError | None:
+    def _fault_in(self, status: TaskStatus) -> ServerError | None:
         return fault_in(status, self._link.server, self._link.hide)
 
     def _result(self, parts: tuple[Part, ...], *, is_error: bool = False) -> Result:
         result = result_of(parts, self._about, is_error=is_error, is_hub=self._link.is_hub)
         if not is_error:
             return result
-        return msgspec.structs.replace(result, payload=hide_in_result(result.payload, self._link.hide))
+        return msgspec.structs.replace(result, payload=redact_result(result.payload, self._link.hide))
 
     # -- how it goes on --------------------------------------------------------------------------------------------
 
     def ended(self) -> None:
-        """See `VisitOwner`: the stream is over, and the task is not."""
+        """See `ExchangeOwner`: the stream is over, and the task is not."""
         if self._is_given_up:
             self._stop()
         elif not self._is_known:
@@ -267,7 +269,7 @@ class Commission:
             self._has_gap = True
             self._look_later()
 
-    def _go_on_unless_lost(self, status: Status) -> None:
+    def _go_on_unless_lost(self, status: TaskStatus) -> None:
         if not self._doubts or status.state not in WAITING or not self._is_answered(status):
             self._doubts = 0  # it works: whatever it was told has arrived
             self._go_on()
@@ -281,10 +283,10 @@ class Commission:
 
     def _go_on(self) -> None:
         """The task works, and nothing of it will be heard unless it is asked for: listen, or look again in a while."""
-        is_looking = self._visit is not None and isinstance(self._visit.asked, Get)
+        is_looking = self._visit is not None and isinstance(self._visit.asked, GetTask)
         if is_looking and self._link.can_stream and self._follows < FOLLOWS_MAX:
             self._follows += 1
-            self._go(Subscribe(self._task))
+            self._go(SubscribeToTask(self._task))
         else:
             self._look_later()
 
@@ -297,19 +299,19 @@ class Commission:
         self._stop_timer()
         if self._visit is not None:
             self._visit.leave()
-        self._go(Get(self._task, HISTORY_LENGTH))
+        self._go(GetTask(self._task, HISTORY_LENGTH))
 
     def failed(self, fault: Fault) -> None:
-        """See `VisitOwner`: what was sent is never sent again, but how its task stands can be asked."""
+        """See `ExchangeOwner`: what was sent is never sent again, but how its task stands can be asked."""
         visit, self._visit = self._visit, None
         self._has_left = self.may_have_run or (visit is not None and visit.may_have_left)
         if self._is_given_up:
             self._stop()
         elif self._final is not None:
             self._end(self._final, None)
-        elif visit is None or isinstance(visit.asked, Send):
+        elif visit is None or isinstance(visit.asked, SendMessage):
             self._failed_to_say(fault)
-        elif isinstance(visit.asked, Subscribe) and not isinstance(fault, Lost):
+        elif isinstance(visit.asked, SubscribeToTask) and not isinstance(fault, Lost):
             # It may have ended just now, or the agent cannot do what its card says: it is looked at from now on.
             self._follows = FOLLOWS_MAX
             self._look_later()
@@ -356,32 +358,32 @@ class Commission:
 
     # -- what it asks ----------------------------------------------------------------------------------------------
 
-    def _wait(self, status: Status) -> None:
+    def _wait(self, status: TaskStatus) -> None:
         """The agent waits for the caller: for an answer, or for a login."""
         if self._visit is not None:
             self._visit.leave()
             self._visit = None
         said = () if status.message is None else status.message.parts
-        asking = asking_of(said)
+        asking = question_in(said)
         is_asked = asking.is_passed_on and LOGIN in self._inflight.call.client_caps
         if status.state == "auth_required" and not is_asked:
             self._finish(_refused(said, self._gathered.parts(), self._about))
-        elif ASKED_OF[asking.question.method] in self._inflight.call.client_caps:
+        elif CAPABILITY_NEEDED[asking.question.method] in self._inflight.call.client_caps:
             self._question, self._doubts = status, 0
             self._ask(asking)
         else:
             self._leave_open(said)
 
-    def _ask(self, asking: Asking) -> None:
+    def _ask(self, asking: AgentQuestion) -> None:
         """Put what the agent needs to know to the caller, whose answer is the task's next message."""
         self._inflight.rounds += 1
         if self._inflight.rounds > ROUNDS_MAX:
             self._link.give_up_task(self._task)
             self._finish(Unanswered(self._link.server, f"it went on asking after {ROUNDS_MAX} rounds"))
         else:
-            put(self._inflight, asking.question, lambda reply: self._answered(asking, reply))
+            ask_caller(self._inflight, asking.question, lambda reply: self._answered(asking, reply))
 
-    def _is_answered(self, status: Status) -> bool:
+    def _is_answered(self, status: TaskStatus) -> bool:
         """Whether it is a question that has been answered: agents show it until they have looked at the answer.
 
         The official ones show it without its words by then.
@@ -400,17 +402,17 @@ class Commission:
             self._link.give_up_task(self._task)
             self._finish(Unanswered(self._link.server, "its caller cannot be asked"))
             return
-        advice = Text(
+        advice = TextPart(
             "The agent needs an answer before it goes on. Call this tool again with the answer as message, "
             f"task_id {self._task!r} and context_id {self._context!r}."
         )
         members = {"state": b'"input-required"', **self._about.members()}
         self._finish(result_of((*self._gathered.parts(), *said, advice), self._about, structured=render(members)))
 
-    def _answered(self, asking: Asking, reply: Reply) -> None:
+    def _answered(self, asking: AgentQuestion, reply: Reply) -> None:
         if self._inflight.outcome is not None:
             return
-        parts = answer_of(asking, reply.result) if isinstance(reply, Answered) else None
+        parts = answer_parts(asking, reply.result) if isinstance(reply, Answered) else None
         if self._link.is_lost:
             self._finish(Lost(self._link.server, "the link was lost meanwhile", executed="unknown"))
         elif parts is not None:
@@ -475,7 +477,7 @@ class Commission:
             self._inflight.fail(outcome)
 
 
-_WORDS = {
+_NO_REASON = {
     "failed": "The agent failed, and does not say why.",
     "rejected": "The agent rejected the task, and does not say why.",
     "canceled": "The agent gave the task up by itself.",
@@ -488,7 +490,7 @@ def _last_said(task: Task) -> tuple[Part, ...]:
     return said[-1] if said else ()
 
 
-def _refused(said: tuple[Part, ...], made: tuple[Part, ...], about: About) -> Result:
+def _refused(said: tuple[Part, ...], made: tuple[Part, ...], about: TaskRef) -> Result:
     """The agent needs a login somewhere, which its message tells where; then the task can go on."""
-    words = Text(f"The agent needs a login before it goes on with task {about.task!r}.")
+    words = TextPart(f"The agent needs a login before it goes on with task {about.task!r}.")
     return result_of((words, *said, *made), about, is_error=True)

@@ -16,9 +16,9 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
-from isthmus.model.conversation import Artifact, ArtifactUpdate, Data, File, Part, Text
+from isthmus.model.conversation import Artifact, DataPart, FilePart, Part, TaskArtifactUpdate, TextPart
 from isthmus.model.outcomes import Result
-from isthmus.wire.a2a.parts import is_object
+from isthmus.wire.a2a.fields import is_object
 from isthmus.wire.jsonrpc import Payload, compact, object_members, render
 
 PIECE = "isthmus/piece"
@@ -50,7 +50,7 @@ class _Growing:
     __slots__ = ("part", "size", "texts")
 
     def __init__(self, part: Part) -> None:
-        kept = {"metadata": part.metadata.copy()} | ({"data": part.data.copy()} if isinstance(part, Data) else {})
+        kept = {"metadata": part.metadata.copy()} | ({"data": part.data.copy()} if isinstance(part, DataPart) else {})
         self.part = part = replace(part, **kept)  # a copy: a part of a message keeps the whole of it in memory
         self.size = _size_of(part)
         self.texts = [_text_of(part)]
@@ -64,15 +64,15 @@ class _Growing:
     def whole(self) -> Part:
         """The part with all that was put to it."""
         part = self.part
-        if isinstance(part, Text):
+        if isinstance(part, TextPart):
             return replace(part, text="".join(self.texts))
-        return replace(part, content=_joined(self.texts)) if isinstance(part, File) and part.content else part
+        return replace(part, content=_joined(self.texts)) if isinstance(part, FilePart) and part.content else part
 
 
 def _text_of(part: Part) -> str:
-    if isinstance(part, Text):
+    if isinstance(part, TextPart):
         return part.text
-    return part.content or "" if isinstance(part, File) else ""
+    return part.content or "" if isinstance(part, FilePart) else ""
 
 
 def _size_of(part: Part) -> int:
@@ -81,7 +81,7 @@ def _size_of(part: Part) -> int:
 
 
 def _own_size_of(part: Part) -> int:
-    return len(part.data) if isinstance(part, Data) else len(_text_of(part)) + len(getattr(part, "url", "") or "")
+    return len(part.data) if isinstance(part, DataPart) else len(_text_of(part)) + len(getattr(part, "url", "") or "")
 
 
 def _joined(texts: Sequence[str]) -> str:
@@ -94,7 +94,7 @@ def _joined(texts: Sequence[str]) -> str:
         return "".join(texts)
 
 
-class Gathered:
+class ArtifactBuffer:
     """The artifacts of a task as far as they were told; `limit_bytes` are all that they may have together."""
 
     def __init__(self, limit_bytes: int, *, is_hub: bool) -> None:
@@ -111,7 +111,7 @@ class Gathered:
         complaints = [self._put(artifact, is_more=False) for artifact in artifacts]
         return next((complaint for complaint in complaints if complaint), None)
 
-    def add(self, update: ArtifactUpdate) -> str | None:
+    def add(self, update: TaskArtifactUpdate) -> str | None:
         """Take one more artifact, or a piece of one; what is wrong with it, if something is."""
         return self._put(update.artifact, is_more=update.is_more)
 
@@ -133,8 +133,8 @@ class Gathered:
     def _continues(self, part: Part, before: Part, *, is_first: bool) -> bool:
         """Whether a part is more of the one before: a hub says so, and others are read so where text follows text."""
         if _is_later_piece(part):
-            return type(part) is type(before) and not isinstance(part, Data)
-        return is_first and not self._is_hub and isinstance(part, Text) and isinstance(before, Text)
+            return type(part) is type(before) and not isinstance(part, DataPart)
+        return is_first and not self._is_hub and isinstance(part, TextPart) and isinstance(before, TextPart)
 
     def _complaint(self) -> str | None:
         if self._size > self._limit_bytes:
@@ -161,7 +161,7 @@ def _is_later_piece(part: Part) -> bool:
 # -- a result ----------------------------------------------------------------------------------------------------------
 
 
-class About(NamedTuple):
+class TaskRef(NamedTuple):
     """Whose result it is: the task, and the conversation; empty where there is none."""
 
     task: str = ""
@@ -175,7 +175,7 @@ class About(NamedTuple):
 
 def result_of(
     parts: Sequence[Part],
-    about: About,
+    about: TaskRef,
     *,
     is_error: bool = False,
     structured: Payload = b"",
@@ -204,40 +204,40 @@ def _array(blocks: Iterable[bytes]) -> bytes:
 
 def _structured(parts: Sequence[Part], *, is_hub: bool) -> Payload:
     """One object; a hub tells it first, and other data may follow."""
-    data = [part.data for part in parts if isinstance(part, Data)]
-    is_one = len(data) == 1 or (is_hub and bool(data) and isinstance(parts[0], Data))
+    data = [part.data for part in parts if isinstance(part, DataPart)]
+    is_one = len(data) == 1 or (is_hub and bool(data) and isinstance(parts[0], DataPart))
     return data[0] if is_one and is_object(data[0]) else b""
 
 
 def _is_repeated(part: Part, structured: Payload, parts: Sequence[Part]) -> bool:
     """Whether a hub's data need not be told as text too: the server has put it into words itself."""
-    is_first = isinstance(part, Data) and part.data is structured
-    return is_first and any(isinstance(other, Text) for other in parts)
+    is_first = isinstance(part, DataPart) and part.data is structured
+    return is_first and any(isinstance(other, TextPart) for other in parts)
 
 
 def _bare(parts: Sequence[Part]) -> dict[str, Payload] | None:
     """The result of a server that returned no content, which a hub tells as it is."""
     only = parts[0] if len(parts) == 1 else None
-    members = object_members(only.data) if isinstance(only, Data) else None
+    members = object_members(only.data) if isinstance(only, DataPart) else None
     return dict(members) if members is not None and bytes(members.get("content", b"")) == b"[]" else None
 
 
 def _block(part: Part, number: int, *, is_hub: bool) -> bytes:
     said = (object_members(part.metadata) or {}) if is_hub and part.metadata else {}
     match part:
-        case Text(text=text) if "uri" in said:
+        case TextPart(text=text) if "uri" in said:
             return _embedded(said, b'"text":%b' % _encode(text))
-        case Text(text=text):
+        case TextPart(text=text):
             return _described(_text(text), said)
-        case Data(data=data):
+        case DataPart(data=data):
             # Also where it is the structured content, for those who know nothing else.
             return _text(compact(data).decode())
-        case File(content=None):
+        case FilePart(content=None):
             return _described(_linked(part, number), said)
-        case File() if "uri" in said:
+        case FilePart() if "uri" in said:
             named = {} if part.media_type is None else {"mimeType": Raw(_encode(part.media_type))}
             return _embedded({**named, **said}, b'"blob":%b' % _encode(part.content))
-        case File():
+        case FilePart():
             return _described(_file(part, number), said)
 
 
@@ -258,12 +258,12 @@ def _text(text: str) -> bytes:
     return b'{"type":"text","text":%b}' % _encode(text)
 
 
-def _linked(file: File, number: int) -> bytes:
+def _linked(file: FilePart, number: int) -> bytes:
     named = {"uri": file.url or "", "name": file.name or file.url or f"file {number + 1}", "mimeType": file.media_type}
     return _encode({"type": "resource_link", **{key: value for key, value in named.items() if value is not None}})
 
 
-def _file(file: File, number: int) -> bytes:
+def _file(file: FilePart, number: int) -> bytes:
     kind = (file.media_type or "").partition("/")[0].lower()
     if kind in ("image", "audio"):
         return _encode({"type": kind, "data": file.content, "mimeType": file.media_type})

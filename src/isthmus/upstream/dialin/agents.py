@@ -1,24 +1,133 @@
 """One agent and the servers that dialled in under it: who is here, who is away, who is just coming.
 
-`upstream.dialin.book` has one of these for each agent; faces see it as `core.ports.relay.Roster`.
+`upstream.dialin.registry` has one of these for each agent; faces see it as `core.ports.relay.AgentServers`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence, Set
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from itertools import dropwhile, islice
 
 import msgspec
 import structlog
 
-from isthmus.core.ports.relay import Arrival
+from isthmus.core.ports.relay import ConnectingServer
 from isthmus.model.names import ServerName
-from isthmus.model.relay import DialledServer
+from isthmus.model.relay import AgentRules, DialledServer
 from isthmus.upstream.dialin.link import DialInLink
-from isthmus.upstream.dialin.naming import twin_id
 from isthmus.upstream.dialin.reconnector import DialInReconnector
-from isthmus.upstream.dialin.remembered import Record
+from isthmus.upstream.dialin.registry_store import ServerRecord
 from isthmus.upstream.listing import Listing
+
+LENGTH_MAX = 50
+"""What a server's name may have."""
+
+DEFAULT_ID = "default"
+"""A server that says nothing of itself."""
+
+ID_LENGTH_MAX = 64
+"""What is kept of the name that a server gives itself."""
+
+LOOKED_AT_MAX = 100
+"""Names among which that is looked for which a server had before."""
+
+_ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
+
+
+class NameClaim(msgspec.Struct, frozen=True):
+    """One server, and how good its right to a name is."""
+
+    agent: str
+    """The agent's key."""
+    server_id: str
+    prefix: str
+    """What its agent's servers are called, before they are made legal."""
+    is_configured: bool
+    """Whether its agent is."""
+    is_barred: bool
+    """Its plain name begins as those of an agent that is configured, and it is not that agent's."""
+
+    @property
+    def plain(self) -> ServerName:
+        """`{agent}_{server_id}` made legal, however long."""
+        return ServerName(_legal(f"{self.prefix}_{self.server_id}"))
+
+    @property
+    def strength(self) -> tuple[bool, bool, int, bool, str, str]:
+        """The greater has the name. No two servers have the same.
+
+        What is configured first, then who has the name as it is and not only once it was made legal, then the longer
+        agent: that is what a token proves, where a server calls itself what it likes. The rest is the same every time.
+        """
+        is_exact = self.plain == f"{self.prefix}_{self.server_id}"
+        rank = self.is_configured, self.is_configured or is_exact, len(self.prefix), is_exact
+        return *rank, self.agent, self.server_id
+
+    def names(self) -> Iterator[ServerName]:
+        """What it could be called, the best first: its plain name if that may be, else with digits of the pair.
+
+        They never end: who knows the digits beforehand could have all of a few.
+        """
+        plain = self.plain
+        if len(plain) <= LENGTH_MAX and not self.is_barred:
+            yield plain
+        text = f"{self.agent}\0{self.server_id}"
+        while True:
+            text = hashlib.blake2b(text.encode("utf-8", "surrogatepass")).hexdigest()
+            for start in range(0, len(text) - 6, 6):
+                yield ServerName(f"{plain[: LENGTH_MAX - 7]}_{text[start : start + 6]}")
+
+    def names_from(self, last: ServerName) -> Iterator[ServerName]:
+        """What it could be called that had this name before: no better one, which may have been another's meanwhile."""
+        if last not in islice(self.names(), LOOKED_AT_MAX):
+            return self.names()
+        return dropwhile(lambda name: name != last, self.names())
+
+
+class NameRules:
+    """Bids, given what is configured of agents: names that begin as theirs are theirs, also before they come."""
+
+    def __init__(self, agents: Mapping[str, AgentRules]) -> None:
+        self._prefixes = {key: rules.name or key for key, rules in agents.items()}
+        self._kept = {_legal(prefix) for prefix in self._prefixes.values()}
+
+    def __eq__(self, other: object) -> bool:
+        """Whether everybody is called the same by both."""
+        return isinstance(other, NameRules) and self._prefixes == other._prefixes
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def bid(self, agent: str, server_id: str) -> NameClaim:
+        """An agent's server."""
+        prefix = self._prefixes.get(agent, agent)
+        is_configured = agent in self._prefixes
+        reconnector = self._reconnector(_legal(f"{prefix}_{server_id}"))
+        is_barred = reconnector is not None and not (is_configured and reconnector == _legal(prefix))
+        return NameClaim(agent, server_id, prefix, is_configured, is_barred)
+
+    def _reconnector(self, plain: str) -> str | None:
+        """With what the names begin among which this one is kept; the longest, if there are several."""
+        ends = (at for at in range(len(plain) - 1, 0, -1) if plain[at] == "_")
+        return next((plain[:at] for at in ends if plain[:at] in self._kept), None)
+
+
+def _legal(text: str) -> str:
+    return _ILLEGAL.sub("_", text)
+
+
+def own_id(name: str | None) -> str:
+    """What a server is called under its agent that only gave itself a name."""
+    text = "".join(character for character in name or "" if character.isprintable()).strip()
+    return text[:ID_LENGTH_MAX].strip() or DEFAULT_ID
+
+
+def twin_id(server_id: str, number: int) -> str:
+    """What the so many-th of those with one name is called; the first just so."""
+    return server_id if number == 1 else f"{server_id}_{number}"
+
 
 log = structlog.get_logger(__name__)
 
@@ -26,7 +135,7 @@ LEFT_OUT = " (max_tools)"
 """How the note ends that tools found no room."""
 
 
-class Seat:
+class AgentServer:
     """One server of an agent. It outlives its connections."""
 
     __slots__ = (
@@ -43,7 +152,7 @@ class Seat:
         "welcome",
     )
 
-    def __init__(self, agent: Agent, server_id: str, reconnector: DialInReconnector, came: float) -> None:
+    def __init__(self, agent: DialInAgent, server_id: str, reconnector: DialInReconnector, came: float) -> None:
         self.agent = agent
         self.server_id = server_id
         self.reconnector = reconnector
@@ -61,7 +170,7 @@ class Seat:
         self.title: str | None = None
         """What it calls itself."""
         self.welcome = b""
-        """See `core.ports.relay.Seat`."""
+        """See `core.ports.relay.AgentServer`."""
 
     @property
     def server(self) -> ServerName:
@@ -134,10 +243,10 @@ class Seat:
             reconnector.server_queue.running + reconnector.server_queue.queued,
         )
 
-    def record(self, now: float) -> Record:
+    def record(self, now: float) -> ServerRecord:
         """What is remembered of it."""
         reconnector = self.reconnector
-        return Record(
+        return ServerRecord(
             self.agent.key,
             self.server_id,
             self.server,
@@ -151,7 +260,7 @@ class Seat:
         )
 
 
-class Agent:
+class DialInAgent:
     """The servers of one agent, in the order in which they first came."""
 
     __slots__ = (
@@ -172,32 +281,32 @@ class Agent:
         """Of all its servers together."""
         self.connections = 0
         """Sockets of its servers."""
-        self._seats: dict[str, Seat] = {}
-        self._list: tuple[Seat, ...] = ()
-        self._arriving: dict[DialInLink, Arrival] = {}
+        self._seats: dict[str, AgentServer] = {}
+        self._list: tuple[AgentServer, ...] = ()
+        self._arriving: dict[DialInLink, ConnectingServer] = {}
         self._watchers: dict[Callable[[], None], None] = {}
         self._is_to_make_room = False
 
     @property
     def agent(self) -> str:
-        """See `core.ports.relay.Roster`."""
+        """See `core.ports.relay.AgentServers`."""
         return self.key
 
-    def seats(self) -> Sequence[Seat]:
-        """See `core.ports.relay.Roster`."""
+    def seats(self) -> Sequence[AgentServer]:
+        """See `core.ports.relay.AgentServers`."""
         return self._list
 
-    def seat(self, server_id: str) -> Seat | None:
+    def seat(self, server_id: str) -> AgentServer | None:
         """The server of this name."""
         return self._seats.get(server_id)
 
-    def add(self, seat: Seat) -> None:
+    def add(self, seat: AgentServer) -> None:
         """One more, unless it is one of them already."""
         if seat.server_id not in self._seats:
             self._seats[seat.server_id] = seat
             self.changed()
 
-    def remove(self, seat: Seat) -> None:
+    def remove(self, seat: AgentServer) -> None:
         """One less."""
         if self._seats.get(seat.server_id) is seat:
             del self._seats[seat.server_id]
@@ -214,7 +323,7 @@ class Agent:
         Of those of this name that are not here, the one whose tools are most like these, for many programs have one
         name; if all are here, it is new. Who is more like it, or before it and as much so, may only seem to be here.
         """
-        seats: list[Seat] = []
+        seats: list[AgentServer] = []
         while (seat := self._seats.get(twin_id(name, len(seats) + 1))) is not None:
             seats.append(seat)
         fit = {seat: (seat.likeness(tools), -number) for number, seat in enumerate(seats)}
@@ -223,17 +332,17 @@ class Agent:
         place = twin_id(name, len(seats) + 1) if best is None else best.server_id
         return place, [link for link in unsure if link is not None and link not in alive]
 
-    def longest_away(self) -> Seat | None:
+    def longest_away(self) -> AgentServer | None:
         """Who makes room first."""
         return min((seat for seat in self._list if not seat.is_here), key=lambda seat: seat.since, default=None)
 
     # -- tools -----------------------------------------------------------------------------------------------------
 
-    def tools_here(self, beside: Seat) -> int:
+    def tools_here(self, beside: AgentServer) -> int:
         """Tools of all others that are here."""
         return sum(len(seat.reconnector.listing.tools) for seat in self._list if seat.is_here and seat is not beside)
 
-    def fit(self, beside: Seat | None = None, tools: int = 0) -> None:
+    def fit(self, beside: AgentServer | None = None, tools: int = 0) -> None:
         """Keep to the limit, given that the server `beside` has so many tools: who is away longest loses some first."""
         others = [seat for seat in self._list if seat is not beside]
         excess = tools + sum(len(seat.reconnector.listing.tools) for seat in others) - self.max_tools
@@ -263,7 +372,7 @@ class Agent:
         self._is_to_make_room = False
         self.look_at_trimmed()
 
-    def look_at_trimmed(self, beside: Seat | None = None) -> None:
+    def look_at_trimmed(self, beside: AgentServer | None = None) -> None:
         """There may be room for more tools of others."""
         for seat in self._list:
             if seat.is_trimmed and seat is not beside:
@@ -273,7 +382,7 @@ class Agent:
 
     def expect(self, link: DialInLink, label: str, *, is_named: bool) -> None:
         """A server is connected and not listed yet."""
-        self._arriving[link] = Arrival(label, is_named, asyncio.get_running_loop().create_future())
+        self._arriving[link] = ConnectingServer(label, is_named, asyncio.get_running_loop().create_future())
 
     def has_come(self, link: DialInLink) -> None:
         """It is listed now, or gone."""
@@ -284,8 +393,8 @@ class Agent:
         else:
             arrival.ended.set_result(None)
 
-    def arriving(self) -> Sequence[Arrival]:
-        """See `core.ports.relay.Roster`."""
+    def arriving(self) -> Sequence[ConnectingServer]:
+        """See `core.ports.relay.AgentServers`."""
         return tuple(self._arriving.values()) if self._arriving else ()
 
     def arrivals(self) -> tuple[tuple[DialInLink, str], ...]:
@@ -295,7 +404,7 @@ class Agent:
     # -- telling ---------------------------------------------------------------------------------------------------
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """See `core.ports.relay.Roster`."""
+        """See `core.ports.relay.AgentServers`."""
         self._watchers[callback] = None
         return lambda: self._unwatch(callback)
 

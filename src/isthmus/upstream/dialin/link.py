@@ -1,27 +1,29 @@
 """A link to a server that dialled in: one channel, one MCP session, shared by every caller.
 
-It is greeted and listed before anybody keeps it (`upstream.dialin.book`), because only then is it known whose it is.
+It is greeted and listed before anybody keeps it (`upstream.dialin.registry`), because only then is it known whose it is.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import secrets
 from collections.abc import Callable, Set
 from contextlib import suppress
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.settings import Limits
+from isthmus.model.calls import Call
 from isthmus.model.faults import BadArguments, Fault, ServerError
 from isthmus.model.features import TOPICS, Topic
 from isthmus.model.names import ServerName
 from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 from isthmus.model.relay import Claim
-from isthmus.upstream.corked import CorkedLink, Held
-from isthmus.upstream.dialin.channel import Offered
-from isthmus.upstream.dialin.marks import MarkingDialect
+from isthmus.upstream.corked import CorkedLink, HeldRequest
+from isthmus.upstream.dialect import ModernDialect
 from isthmus.upstream.dialin.mux import read_error
 from isthmus.upstream.link import PROBE_SECONDS, ConnectFailed
 from isthmus.upstream.listing import Listing
@@ -30,7 +32,82 @@ from isthmus.upstream.waiters import CallWaiter, Waiter
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Payload, Request
 from isthmus.wire.mcp import legacy, modern
+from isthmus.wire.mcp.hub_meta import CONVERSATION_KEY, ConversationMark
 from isthmus.wire.mcp.messages import Implementation
+
+_KEY = secrets.token_bytes(32)
+"""Whoever reads a mark learns nothing from it, and two agents cannot compare theirs."""
+
+MARK_BYTES = 16
+
+
+class CallerMarkDialect(ModernDialect):
+    """The modern dialect, with a mark on each call."""
+
+    def __init__(self, me: Implementation, agent: str) -> None:
+        super().__init__(me)
+        self._agent = agent
+
+    def call_params(self, call: Call, name: str, token: int) -> bytes:
+        """See `Dialect`."""
+        meta = {**call.meta, CONVERSATION_KEY: msgspec.Raw(msgspec.json.encode(mark_of(self._agent, call)))}
+        return super().call_params(msgspec.structs.replace(call, meta=meta), name, token)
+
+    def _envelope(self, client_caps: ClientCapabilities) -> bytes:
+        # A caller's folders are on its own machine, where the server is not.
+        return super()._envelope(frozenset(each for each in client_caps if each.partition(".")[0] != "roots"))
+
+
+def mark_of(agent: str, call: Call) -> ConversationMark:
+    """The marks of a call's caller and conversation."""
+    tenant, name = call.caller.tenant, call.caller.name
+    session = _hashed(agent, tenant, name, call.session) if call.session else ""
+    return ConversationMark(_hashed(agent, tenant, name), session, call.shares_link)
+
+
+def _hashed(*parts: str) -> str:
+    return hashlib.blake2b(msgspec.json.encode(parts), digest_size=MARK_BYTES, key=_KEY).hexdigest()
+
+
+class DialInChannel(Protocol):
+    """An open channel, whose owner closes it."""
+
+    @property
+    def client(self) -> str | None:
+        """The address that it was dialled from."""
+
+    def frame(self, message: bytes) -> bytes:
+        """One message, ready to be written."""
+
+    def write(self, data: bytes) -> int:
+        """Send frames; return the offset of their end in all that was ever written."""
+
+    def has_left(self, offset: int) -> bool:
+        """Whether the byte before `offset` may have reached the server."""
+
+    def buffered_bytes(self) -> int:
+        """How much the server has not taken yet."""
+
+    async def is_alive(self, within: float) -> bool:
+        """Whether the peer gives a sign of life when it is asked for one."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+    def close(self, code: int, reason: str) -> None:
+        """Say goodbye; nothing is heard afterwards, and nobody need wait."""
+
+    async def aclose(self, code: int = 1000, reason: str = "") -> None:
+        """Say goodbye and wait a moment for the peer's."""
+
+
+@runtime_checkable
+class NamedChannel(Protocol):
+    """A channel whose peer wants to know what its server is called in the hub."""
+
+    def named(self, server: str, grace: float) -> None:
+        """Tell it, and for how long calls wait in the hub while the server is away."""
+
 
 EVERYTHING: ClientCapabilities = frozenset({"elicitation", "roots", "sampling"})
 """What is said to be answered when the server is greeted: there is one link, and somebody may be able to."""
@@ -107,7 +184,7 @@ class DialInLink(CorkedLink):
         server: ServerName,
         me: Implementation,
         limits: Limits,
-        channel: Offered,
+        channel: DialInChannel,
         claim: Claim,
         number: int = 0,
         *,
@@ -115,7 +192,7 @@ class DialInLink(CorkedLink):
     ) -> None:
         """`number` is larger than that of every link that came before."""
         super().__init__(server, me, limits)
-        self._offered: Offered = channel
+        self._offered: DialInChannel = channel
         self._channel = channel
         self.claim = claim
         self.number = number
@@ -144,7 +221,7 @@ class DialInLink(CorkedLink):
         return self._offered.client
 
     @property
-    def channel(self) -> Offered:
+    def channel(self) -> DialInChannel:
         """What carries it."""
         return self._offered
 
@@ -198,14 +275,14 @@ class DialInLink(CorkedLink):
     def _changed_early(self, topic: Topic) -> None:
         self.early |= {topic}
 
-    def _welcomed(self, answer: Payload, welcome: legacy.Welcome) -> None:
+    def _welcomed(self, answer: Payload, welcome: legacy.InitializeResult) -> None:
         self.who = legacy.read_server_info(welcome.serverInfo)
         self.welcome = bytes(answer) if len(memoryview(answer)) <= WELCOME_BYTES_MAX else b""
 
-    def _discovered(self, discovery: modern.Discovery) -> None:
+    def _discovered(self, discovery: modern.DiscoverResult) -> None:
         super()._discovered(discovery)
         if self.is_muxed:
-            self.dialect = MarkingDialect(self._me, self.claim.key)
+            self.dialect = CallerMarkDialect(self._me, self.claim.key)
         self.who = legacy.read_server_info((jsonrpc.object_members(discovery.meta) or {}).get(modern.SERVER_KEY))
         if self.who is not None:  # as it would have greeted a device, which knows no other way
             self.welcome = legacy.initialize_result(legacy.LATEST, self.who, self.abilities(), None)
@@ -295,7 +372,7 @@ class DialInLink(CorkedLink):
         if id == self._told_id and not self.lost.done() and self._can_reply():
             self._say(jsonrpc.request(int(id), self.dialect.probe, self.dialect.params()))
 
-    def _answered(self, id: Payload | None) -> Held | None:
+    def _answered(self, id: Payload | None) -> HeldRequest | None:
         sent = super()._answered(id)
         if id is not None and self._unread:
             self._has_read(id)

@@ -32,7 +32,7 @@ NEVER = 2**62
 """The offset of what was never written, behind everything that was."""
 
 
-class Carrier(Protocol):
+class MuxSocket(Protocol):
     """What a host needs of its socket; `transport.websocket.AcceptedSocket` fits."""
 
     @property
@@ -58,15 +58,15 @@ class Carrier(Protocol):
         """Say goodbye; nothing is heard afterwards."""
 
 
-class Accepting(Protocol):
-    """Who takes channels; `upstream.dialin.book.DialIns` fits."""
+class ChannelAcceptor(Protocol):
+    """Who takes channels; `upstream.dialin.registry.DialInRegistry` fits."""
 
     def accept_channel(self, channel: MuxChannel, claim: Claim, server_id: str | None, *, is_muxed: bool) -> Hearer:
         """Use an open channel as one server's, from now on its owner. It may close the channel at once."""
 
 
 @runtime_checkable
-class Leaver(Protocol):
+class LeaveListener(Protocol):
     """Who hears what is said on a channel, and wants to know when its client is about to close it."""
 
     def leaves(self) -> None:
@@ -91,11 +91,11 @@ class MuxChannel:
     def named(self, server: str, grace: float) -> None:
         """Tell who dialled in what its server is called here, and how long calls wait for one that is away."""
         if self.is_open:
-            self._host.say(mux.opened(mux.Opened(self.number, server, grace=grace)))
+            self._host.say(mux.write_opened(mux.ChannelOpened(self.number, server, grace=grace)))
 
     def frame(self, message: bytes) -> bytes:
         """One message, ready to be written."""
-        return self._host.socket.frame(mux.said(self.number, message))
+        return self._host.socket.frame(mux.write_message(self.number, message))
 
     def write(self, data: bytes) -> int:
         """Send frames; after the channel's end they go nowhere, and have not left."""
@@ -131,9 +131,9 @@ class MuxHost:
 
     def __init__(
         self,
-        socket: Carrier,
+        socket: MuxSocket,
         claim: Claim,
-        dialins: Accepting,
+        dialins: ChannelAcceptor,
         on_ended: Callable[[MuxHost], None] = lambda _host: None,
         limit_bytes: int | None = None,
     ) -> None:
@@ -162,19 +162,19 @@ class MuxHost:
         """Take one frame."""
         frame = mux.read(text)
         match frame:
-            case mux.Said(channel=number, message=message):
+            case mux.ChannelMessage(channel=number, message=message):
                 # What comes on a channel that was just closed was on its way already.
                 if (hearer := self._hearers.get(number)) is not None:
                     hearer.read(message)
-            case mux.Open():
+            case mux.OpenChannel():
                 self._open(frame)
-            case mux.Leaving(channel=number):
+            case mux.ChannelLeaving(channel=number):
                 self._leaves(number)
-            case mux.Closed(channel=number):
+            case mux.ChannelClosed(channel=number):
                 self._closed(number, _in_words(frame))
-            case mux.Bad(reason=reason):
+            case mux.BadFrame(reason=reason):
                 self.close(REFUSED, reason)
-            case mux.Opened() | mux.Ignored():
+            case mux.ChannelOpened() | mux.IgnoredControl():
                 pass
 
     def flush(self) -> None:
@@ -215,11 +215,11 @@ class MuxHost:
         channel.is_open = False
         del self._channels[channel.number]
         self._hearers.pop(channel.number, None)
-        self.say(mux.closed(mux.Closed(channel.number, code, reason)))
+        self.say(mux.write_closed(mux.ChannelClosed(channel.number, code, reason)))
 
     # -- channels --------------------------------------------------------------------------------------------------
 
-    def _open(self, wanted: mux.Open) -> None:
+    def _open(self, wanted: mux.OpenChannel) -> None:
         number = wanted.channel
         if number in self._channels:
             self.close(REFUSED, f"channel {number} is open already")
@@ -227,17 +227,17 @@ class MuxHost:
         channel = MuxChannel(self, number)
         if len(self._channels) >= mux.CHANNELS_MAX:
             reason = f"a connection may have {mux.CHANNELS_MAX} channels at most"
-            self.say(mux.closed(mux.Closed(number, TOO_MANY, reason)))
+            self.say(mux.write_closed(mux.ChannelClosed(number, TOO_MANY, reason)))
             return
         self._channels[number] = channel
-        self.say(mux.opened(mux.Opened(number, limit=self._limit)))
+        self.say(mux.write_opened(mux.ChannelOpened(number, limit=self._limit)))
         hearer = self._dialins.accept_channel(channel, self.claim, wanted.server_id, is_muxed=True)
         if channel.is_open:
             self._hearers[number] = hearer
 
     def _leaves(self, number: int) -> None:
         hearer: object = self._hearers.get(number)
-        if isinstance(hearer, Leaver):
+        if isinstance(hearer, LeaveListener):
             hearer.leaves()
 
     def _closed(self, number: int, reason: str) -> None:
@@ -248,7 +248,7 @@ class MuxHost:
             hearer.ended(reason)
 
 
-def _in_words(closed: mux.Closed) -> str:
+def _in_words(closed: mux.ChannelClosed) -> str:
     if closed.reason:
         return f"it closed its channel with code {closed.code}: {closed.reason!r}"
     return f"it closed its channel with code {closed.code}"
@@ -257,7 +257,7 @@ def _in_words(closed: mux.Closed) -> str:
 # -- what our own client says of its servers -----------------------------------------------------------------------
 
 
-class _Told(msgspec.Struct):
+class _HubError(msgspec.Struct):
     executed: Executed
     reason: str
 
@@ -272,7 +272,7 @@ def read_error(server: ServerName, reply: ErrorReply) -> Fault | ErrorReply:
     if members is None or not members.keys() >= HUBS_OWN:
         return reply
     try:
-        told = msgspec.json.decode(jsonrpc.render(members), type=_Told)
+        told = msgspec.json.decode(jsonrpc.render(members), type=_HubError)
     except msgspec.MsgspecError:
         return reply
     if told.executed == "yes":

@@ -18,7 +18,7 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.view import ServerState
-from isthmus.core.ports.learner import Learning
+from isthmus.core.ports.learner import ListLoad
 from isthmus.model.callers import Caller
 from isthmus.model.credentials import Subject
 from isthmus.model.features import TOPICS, Ability
@@ -28,7 +28,7 @@ from isthmus.upstream.dialin.link import FAILED, NORMAL, DialInLink, renamed
 from isthmus.upstream.link import BaseLink, ConnectFailed
 from isthmus.upstream.listing import Listing
 from isthmus.upstream.reconnector import Reconnector
-from isthmus.upstream.settings import Carrier, DialledInSettings, ServerSettings
+from isthmus.upstream.settings import Carrier, DialInServerSettings, ServerSettings
 
 log = structlog.get_logger(__name__)
 
@@ -41,7 +41,7 @@ SPREAD = 0.2
 REPLACED = "新连接替换"
 """What the original relay says to a socket whose place another one takes."""
 
-_REACH = DialledInSettings()
+_REACH = DialInServerSettings()
 
 
 class DialInReconnector(Reconnector):
@@ -141,8 +141,8 @@ class DialInReconnector(Reconnector):
             self.show()
             self._on_stand()
 
-    def learn(self, caller: Caller, client_caps: ClientCapabilities) -> Learning | None:
-        """See `core.ports.learner.Learner`: only a modern server is told of each caller what it can be asked."""
+    def learn(self, caller: Caller, client_caps: ClientCapabilities) -> ListLoad | None:
+        """See `core.ports.learner.ListLoader`: only a modern server is told of each caller what it can be asked."""
         return None if self._link is None else super().learn(caller, client_caps)
 
     # -- work ------------------------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ class DialInReconnector(Reconnector):
         if not self.is_hidden:
             self.is_hidden = True
             self._hub.subscriptions.detach(self.settings.name)
-            self._hub.close_lane(self.settings.name)
+            self._hub.close_server_queue(self.settings.name)
         self._variants.end()
         self._on_stand = _unheard
         if self._unwatch is not None:

@@ -21,16 +21,14 @@ from isthmus.model.faults import Fault
 from isthmus.model.names import ServerName
 from isthmus.model.relay import Claim, DialledServer, Forgetting
 from isthmus.transport.websocket import AcceptedSocket, Hearer
-from isthmus.upstream.circles import circle_in
-from isthmus.upstream.dialin.agents import Agent, Seat
-from isthmus.upstream.dialin.channel import Naming, Offered
-from isthmus.upstream.dialin.link import FAILED, NORMAL, REFUSED, DialInLink
+from isthmus.upstream.dialin.agents import AgentServer, DialInAgent, NameClaim, NameRules, own_id
+from isthmus.upstream.dialin.link import FAILED, NORMAL, REFUSED, DialInChannel, DialInLink, NamedChannel
 from isthmus.upstream.dialin.mux import MuxHost
-from isthmus.upstream.dialin.naming import Bid, Names, own_id
 from isthmus.upstream.dialin.reconnector import REPLACED, DialInReconnector
-from isthmus.upstream.dialin.remembered import Record, Remembered
+from isthmus.upstream.dialin.registry_store import RegistryStore, ServerRecord
 from isthmus.upstream.dialin.settings import DialInSettings
 from isthmus.upstream.link import ConnectFailed
+from isthmus.upstream.loop_detection import find_loop
 from isthmus.upstream.settings import REASON_LENGTH_MAX
 from isthmus.wire.mcp.messages import Implementation
 
@@ -51,7 +49,7 @@ RESTARTING = 1012
 TRY_LATER = 1013
 
 
-class DialIns:
+class DialInRegistry:
     """Everybody who dials in. See `faces.relay.ports.DialIns`."""
 
     def __init__(
@@ -68,33 +66,33 @@ class DialIns:
         self._background = background
         self._me = me
         self._settings = settings
-        self._names = Names(settings.agents)
+        self._names = NameRules(settings.agents)
         self._now = now
-        self._agents: WeakValueDictionary[str, Agent] = WeakValueDictionary()
+        self._agents: WeakValueDictionary[str, DialInAgent] = WeakValueDictionary()
         """Those somebody holds: a seat, a socket, or a device."""
-        self._seats: dict[ServerName, Seat] = {}
-        self._links: dict[DialInLink, Agent] = {}
+        self._seats: dict[ServerName, AgentServer] = {}
+        self._links: dict[DialInLink, DialInAgent] = {}
         """Every server that is connected."""
-        self._hosts: dict[MuxHost, Agent] = {}
+        self._hosts: dict[MuxHost, DialInAgent] = {}
         """Sockets that several servers share."""
         self._connections = 0
         self._came = 0
         """Counts links."""
         self.on_come: Callable[[], None] = _unheard
         """Hears of each server that comes, before it is greeted."""
-        self._away: dict[Seat, float] = {}
+        self._away: dict[AgentServer, float] = {}
         """When each went, the first to be forgotten first."""
         self._forgetting: asyncio.TimerHandle | None = None
         self._is_closing = False
-        self._remembered = None if journal is None else Remembered(journal, background, now)
+        self._remembered = None if journal is None else RegistryStore(journal, background, now)
 
     # -- what the face asks ----------------------------------------------------------------------------------------
 
-    def roster(self, agent: str) -> Agent:
+    def roster(self, agent: str) -> DialInAgent:
         """See `faces.relay.ports.DialIns`."""
         found = self._agents.get(agent)
         if found is None:
-            found = self._agents[agent] = Agent(agent, self._settings.max_tools)
+            found = self._agents[agent] = DialInAgent(agent, self._settings.max_tools)
         return found
 
     def servers(self) -> tuple[DialledServer, ...]:
@@ -140,7 +138,7 @@ class DialIns:
             host.close(RESTARTING, "the hub is shutting down")
         return host
 
-    def accept_channel(self, channel: Offered, claim: Claim, server_id: str | None, *, is_muxed: bool) -> Hearer:
+    def accept_channel(self, channel: DialInChannel, claim: Claim, server_id: str | None, *, is_muxed: bool) -> Hearer:
         """Use an open channel as one server's, from now on its owner; it may be closed at once."""
         agent = self.roster(claim.key)
         if not is_muxed:
@@ -166,12 +164,12 @@ class DialIns:
         self._background.spawn(f"arrival at {agent.key}", arrival, on_crash=partial(_failed, link))
         return link
 
-    async def _receive(self, agent: Agent, link: DialInLink, server_id: str | None) -> None:
+    async def _receive(self, agent: DialInAgent, link: DialInLink, server_id: str | None) -> None:
         """Greet a server, list it and give it its seat, or close its channel and say why."""
         try:
             async with asyncio.timeout(ARRIVE_SECONDS):
                 await link.greet("auto" if link.is_muxed else "legacy")
-                if (why := circle_in(link.hubs, self._hub.id)) is not None:
+                if (why := find_loop(link.hubs, self._hub.id)) is not None:
                     raise ConnectFailed(why)
                 await link.hear()
                 link.listing = await link.list_features()
@@ -186,7 +184,7 @@ class DialIns:
         finally:
             agent.has_come(link)
 
-    async def _place(self, agent: Agent, link: DialInLink) -> str:
+    async def _place(self, agent: DialInAgent, link: DialInLink) -> str:
         """What a server is called under its agent that does not say so: by its name, unless another has that."""
         name = own_id(None if link.who is None else link.who.name)
         tools = frozenset(tool.name for tool in link.listing.tools)
@@ -202,7 +200,7 @@ class DialIns:
                 else:
                     other.end(REFUSED, "it gives no sign of life", "it gave no sign of life, and another came for it")
 
-    def _seat(self, agent: Agent, link: DialInLink, server_id: str, *, is_named: bool) -> None:
+    def _seat(self, agent: DialInAgent, link: DialInLink, server_id: str, *, is_named: bool) -> None:
         """Raises `ConnectFailed` if there is no seat for it."""
         if link.lost.done() or link.is_leaving or self._is_closing:
             return
@@ -218,7 +216,7 @@ class DialIns:
         agent.add(seat)
         _tell_name(seat, link)
 
-    def _make_place(self, agent: Agent) -> None:
+    def _make_place(self, agent: DialInAgent) -> None:
         most = self._settings.max_servers
         while len(agent.seats()) >= most:
             oldest = agent.longest_away()
@@ -226,16 +224,16 @@ class DialIns:
                 raise ConnectFailed(f"its agent has {most} servers, as many as it may have (max_servers)")
             self._drop(oldest, "another server of its agent took its place")
 
-    def _new_seat(self, agent: Agent, server_id: str, came: float, last: ServerName | None = None) -> Seat:
+    def _new_seat(self, agent: DialInAgent, server_id: str, came: float, last: ServerName | None = None) -> AgentServer:
         """`last` is what it was called before the hub was started."""
         bid = self._names.bid(agent.key, server_id)
         name = self._claim(bid, bid.names() if last is None else bid.names_from(last))
         reconnector = DialInReconnector(self._hub, self._background, name, agent.key, lambda: self._stood(seat))
         reconnector.server_queue.grace = self._settings.grace_of(agent.key)
-        seat = self._seats[name] = Seat(agent, server_id, reconnector, came)
+        seat = self._seats[name] = AgentServer(agent, server_id, reconnector, came)
         return seat
 
-    def _claim(self, bid: Bid, names: Iterable[ServerName], beside: Collection[ServerName] = ()) -> ServerName:
+    def _claim(self, bid: NameClaim, names: Iterable[ServerName], beside: Collection[ServerName] = ()) -> ServerName:
         """The best of a server's names; a weaker one that has it is given another, on the connection that it has."""
         name = next(name for name in names if name not in beside and self._may_have(bid, name))
         holder = self._seats.get(name)
@@ -243,11 +241,11 @@ class DialIns:
             self._rename(holder, {*beside, name})
         return name
 
-    def _may_have(self, bid: Bid, name: ServerName) -> bool:
+    def _may_have(self, bid: NameClaim, name: ServerName) -> bool:
         holder = self._seats.get(name)
         return name not in self._hub.server_queues if holder is None else bid.strength >= self._bid(holder).strength
 
-    def _bid(self, seat: Seat) -> Bid:
+    def _bid(self, seat: AgentServer) -> NameClaim:
         return self._names.bid(seat.agent.key, seat.server_id)
 
     # -- going -----------------------------------------------------------------------------------------------------
@@ -262,11 +260,11 @@ class DialIns:
     def _host_ended(self, host: MuxHost) -> None:
         self._count(self._hosts.pop(host), -1)
 
-    def _count(self, agent: Agent, step: int) -> None:
+    def _count(self, agent: DialInAgent, step: int) -> None:
         self._connections += step
         agent.connections += step
 
-    def _stood(self, seat: Seat) -> None:
+    def _stood(self, seat: AgentServer) -> None:
         """A server's standing changed."""
         if seat.is_here == (seat in self._away):
             seat.since = self._now()
@@ -298,7 +296,7 @@ class DialIns:
         self._plan_forgetting()
 
     def forget(self, server: ServerName) -> Forgetting:
-        """See `core.ports.relay.RelayBook`."""
+        """See `core.ports.relay.RelayAdmin`."""
         seat = self._seats.get(server)
         if seat is None:
             return "unknown"
@@ -307,7 +305,7 @@ class DialIns:
         self._drop(seat, "the operator had it forgotten")
         return "forgotten"
 
-    def _drop(self, seat: Seat, why: str) -> None:
+    def _drop(self, seat: AgentServer, why: str) -> None:
         """Forget a server."""
         self._away.pop(seat, None)
         self._seats.pop(seat.server, None)
@@ -321,7 +319,7 @@ class DialIns:
 
     def change(self, settings: DialInSettings) -> None:
         """Take other settings, and the hub's limits; how many servers there may be holds for who comes from now on."""
-        names, self._names = self._names, Names(settings.agents)
+        names, self._names = self._names, NameRules(settings.agents)
         self._settings = settings
         if names != self._names:  # the strongest first: those after it find free what it leaves
             for seat in sorted(self._seats.values(), key=lambda seat: self._bid(seat).strength, reverse=True):
@@ -345,7 +343,7 @@ class DialIns:
         for name in wanted & self._seats.keys():
             self._rename(self._seats[name], wanted)
 
-    def _rename(self, seat: Seat, beside: Collection[ServerName] = ()) -> None:
+    def _rename(self, seat: AgentServer, beside: Collection[ServerName] = ()) -> None:
         """Give a server the best name that there is for it, on the connection that it has."""
         before, old, bid = seat.reconnector, seat.server, self._bid(seat)
         name = self._claim(bid, bid.names(), beside)
@@ -378,7 +376,7 @@ class DialIns:
 
     # -- remembering -----------------------------------------------------------------------------------------------
 
-    def _keep(self, seat: Seat) -> None:
+    def _keep(self, seat: AgentServer) -> None:
         if self._remembered is not None and not self._is_closing:
             self._remembered.keep(seat.record(self._now()))
 
@@ -392,7 +390,7 @@ class DialIns:
         self._away = dict(sorted(self._away.items(), key=lambda entry: entry[1]))
         self._plan_forgetting()
 
-    def _recall(self, record: Record) -> None:
+    def _recall(self, record: ServerRecord) -> None:
         agent = self.roster(record.agent)
         if self._is_closing or agent.seat(record.server_id) is not None:
             return  # it is here already
@@ -446,8 +444,8 @@ def _checked_once(is_valid: Callable[[Claim], bool]) -> Callable[[Claim], bool]:
     return is_good
 
 
-def _tell_name(seat: Seat, link: DialInLink) -> None:
-    if isinstance(link.channel, Naming):
+def _tell_name(seat: AgentServer, link: DialInLink) -> None:
+    if isinstance(link.channel, NamedChannel):
         link.channel.named(seat.server, seat.reconnector.server_queue.grace)
 
 

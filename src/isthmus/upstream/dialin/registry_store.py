@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.ports.journal import Document, Journal, Verdict
+from isthmus.core.ports.journal import Document, Journal, WriteResult
 from isthmus.model.features import Ability
 from isthmus.model.names import ServerName, parse_server_name
 from isthmus.upstream.listing import Listing, read_lists, written_lists
@@ -52,7 +52,7 @@ Key: TypeAlias = tuple[str, str]
 """An agent's key, and what the server is called under it."""
 
 
-class Record(msgspec.Struct, frozen=True):
+class ServerRecord(msgspec.Struct, frozen=True):
     """What is remembered of one server. Times are in seconds since the epoch."""
 
     agent: str
@@ -75,7 +75,7 @@ class Record(msgspec.Struct, frozen=True):
         return self.agent, self.server_id
 
 
-class _Head(msgspec.Struct):
+class _RecordHead(msgspec.Struct):
     """What a document says beside its lists, which are written as their servers do."""
 
     name: str
@@ -85,7 +85,7 @@ class _Head(msgspec.Struct):
     title: str | None = None
 
 
-class _Known(msgspec.Struct, frozen=True):
+class _StoredRecord(msgspec.Struct, frozen=True):
     """The document that the journal has, as far as is known."""
 
     version: int
@@ -93,28 +93,28 @@ class _Known(msgspec.Struct, frozen=True):
     mark: bytes
 
 
-class Remembered:
+class RegistryStore:
     """Keeps records up to date in the journal; `now` tells the time in seconds since the epoch."""
 
     def __init__(self, journal: Journal, background: BackgroundTasks, now: Callable[[], float]) -> None:
         self._journal = journal
         self._background = background
         self._now = now
-        self._known: dict[Key, _Known] = {}
+        self._known: dict[Key, _StoredRecord] = {}
         self._bytes = 0
         self._bytes_of: Counter[str] = Counter()
         """Those of each agent."""
         self._promised = 0, 0
         """Bytes and documents that are being written, which have no room elsewhere."""
         self._promised_to: Counter[str] = Counter()
-        self._due: dict[Key, Record | None] = {}
+        self._due: dict[Key, ServerRecord | None] = {}
         """What is to be written, or with None taken away."""
         self._work: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
 
     # -- what is told ----------------------------------------------------------------------------------------------
 
-    def keep(self, record: Record) -> None:
+    def keep(self, record: ServerRecord) -> None:
         """Remember a server as it is now, in a while."""
         self._put(record.key, record)
 
@@ -122,7 +122,7 @@ class Remembered:
         """Remember a server no more."""
         self._put((agent, server_id), None)
 
-    def _put(self, key: Key, record: Record | None) -> None:
+    def _put(self, key: Key, record: ServerRecord | None) -> None:
         self._due[key] = record
         if self._work is None:
             self._work = self._background.spawn("remembering what dialled in", self._write_all())
@@ -152,7 +152,7 @@ class Remembered:
         except TimeoutError:
             return
 
-    def _document(self, key: Key, record: Record | None) -> Document | None:
+    def _document(self, key: Key, record: ServerRecord | None) -> Document | None:
         """What is to be written; None if there is nothing to change."""
         known = self._known.get(key)
         body = None if record is None else _write(record)
@@ -166,7 +166,7 @@ class Remembered:
             return None
         return Document(KIND, *key, 1 if known is None else known.version + 1, record.seen, body, state=state)
 
-    def _take_room(self, agent: str, known: _Known | None, size_bytes: int) -> bool:
+    def _take_room(self, agent: str, known: _StoredRecord | None, size_bytes: int) -> bool:
         """Whether there is room for a document, which it has from now on."""
         more_bytes, more = (size_bytes, 1) if known is None else (size_bytes - known.size_bytes, 0)
         bytes_taken, taken = self._promised
@@ -181,14 +181,14 @@ class Remembered:
             self._promised_to[agent] += more_bytes
         return has_room
 
-    async def _write(self, due: dict[Key, Record | None]) -> None:
+    async def _write(self, due: dict[Key, ServerRecord | None]) -> None:
         self._promised = 0, 0
         self._promised_to.clear()
         documents = [document for key, record in due.items() if (document := self._document(key, record)) is not None]
         loop = asyncio.get_running_loop()
-        waits: dict[asyncio.Future[Verdict], Document] = {}
+        waits: dict[asyncio.Future[WriteResult], Document] = {}
         for document in documents:
-            wait: asyncio.Future[Verdict] = loop.create_future()
+            wait: asyncio.Future[WriteResult] = loop.create_future()
             waits[wait] = document
             self._journal.write((document,), partial(_settle, wait))
         if not waits:
@@ -203,7 +203,7 @@ class Remembered:
             unsure = [document for wait, document in waits.items() if wait.result() in ("conflict", "unknown")]
             await self._look_again(unsure, due)
 
-    async def _look_again(self, documents: Sequence[Document], due: dict[Key, Record | None]) -> None:
+    async def _look_again(self, documents: Sequence[Document], due: dict[Key, ServerRecord | None]) -> None:
         """See what the journal has of what was not written as it should have been, and write that once more."""
         try:
             for document in documents:
@@ -222,7 +222,7 @@ class Remembered:
         self._forget(key)
         if document.body is not None:
             size_bytes = len(document.body)
-            self._known[key] = _Known(document.version, size_bytes, _mark(document.state, document.body))
+            self._known[key] = _StoredRecord(document.version, size_bytes, _mark(document.state, document.body))
             self._weigh(key, size_bytes)
 
     def _forget(self, key: Key) -> None:
@@ -237,9 +237,9 @@ class Remembered:
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
-    async def load(self) -> list[Record]:
+    async def load(self) -> list[ServerRecord]:
         """Everything that is remembered, in the order in which it came; what is too much of it is forgotten."""
-        records: OrderedDict[Key, Record] = OrderedDict()
+        records: OrderedDict[Key, ServerRecord] = OrderedDict()
         last: Document | None = None
         try:
             while found := await self._journal.all_in(KIND, (HERE, AWAY), limit=AT_ONCE, after=last):
@@ -253,7 +253,7 @@ class Remembered:
             log.warning("what dialled in before could not be read", error=str(error))
         return sorted(records.values(), key=lambda record: record.came)
 
-    def _drop_oldest(self, records: OrderedDict[Key, Record]) -> None:
+    def _drop_oldest(self, records: OrderedDict[Key, ServerRecord]) -> None:
         while records and (len(records) > RECORDS_MAX or self._bytes > RECORDS_BYTES_MAX):
             key, _ = records.popitem(last=False)
             self._weigh(key, -self._known[key].size_bytes)
@@ -261,7 +261,7 @@ class Remembered:
             self.forget(*key)
 
 
-def _settle(wait: asyncio.Future[Verdict], verdict: Verdict) -> None:
+def _settle(wait: asyncio.Future[WriteResult], verdict: WriteResult) -> None:
     if not wait.done():
         wait.set_result(verdict)
 
@@ -273,17 +273,17 @@ def _mark(state: str, body: bytes) -> bytes:
 # -- documents -------------------------------------------------------------------------------------------------------
 
 
-def _write(record: Record) -> bytes:
+def _write(record: ServerRecord) -> bytes:
     title = None if record.title is None else record.title[:TITLE_LENGTH_MAX]
-    head = _Head(record.name, record.came, sorted(record.abilities), record.is_named, title)
+    head = _RecordHead(record.name, record.came, sorted(record.abilities), record.is_named, title)
     return msgspec.json.encode(head)[:-1] + b"," + written_lists(record.listing) + b"}"
 
 
-def _read(document: Document, now: float) -> Record | None:
+def _read(document: Document, now: float) -> ServerRecord | None:
     """A record; None, and a warning, if the document is damaged."""
     body = document.body or b""
     try:
-        head = msgspec.json.decode(body, type=_Head)
+        head = msgspec.json.decode(body, type=_RecordHead)
         name = parse_server_name(head.name)
         listing = read_lists(name, body)
     except (ValueError, msgspec.MsgspecError, RecursionError) as error:
@@ -292,7 +292,7 @@ def _read(document: Document, now: float) -> Record | None:
         )
         return None
     is_here = document.state == HERE
-    return Record(
+    return ServerRecord(
         document.owner,
         document.id,
         name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from isthmus.model.relay import NO_RULES, AgentRules
+from isthmus.model.relay import NO_AGENT_RULES, AgentRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class DialInSettings:
 
     def rules_of(self, agent: str) -> AgentRules:
         """What is configured of an agent, by its key."""
-        return self.agents.get(agent, NO_RULES)
+        return self.agents.get(agent, NO_AGENT_RULES)
 
     def grace_of(self, agent: str) -> float:
         """How long calls wait for this agent's servers."""

@@ -1,7 +1,7 @@
 """What a function may know of the call that it serves, and tell or ask while it works on it.
 
 `Context` is for the authors of functions: a parameter annotated with it is not the caller's to give. A question
-travels as MCP's `elicitation/create`, whatever the caller speaks. Made by `upstream.runner` for each call.
+travels as MCP's `elicitation/create`, whatever the caller speaks. Made by `upstream.python.runner` for each call.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 
 from isthmus.core.calls.inflight import InFlight, OpenQuestion
-from isthmus.core.catalog.schema import Check, Unchecked, compile_check
-from isthmus.model.events import LOG_LEVELS, Event, Log, LogLevel, Progress
+from isthmus.core.catalog.schema import ArgumentCheck, UnusableSchema, compile_check
+from isthmus.model.events import LOG_LEVELS, Event, LogLevel, LogMessage, Progress
 from isthmus.model.questions import GIVEN_UP, Declined, Question, Reply
-from isthmus.upstream.rounds import put
-from isthmus.wire.mcp.inputs import ASKED_OF
+from isthmus.upstream.waiters import ask_caller
+from isthmus.wire.mcp.input_requests import CAPABILITY_NEEDED
 
 ELICIT = "elicitation/create"
 
@@ -35,7 +35,7 @@ class NoAnswerError(RuntimeError):
     """A question that has no answer: nobody can be asked, the call is over, or what came back does not fit."""
 
 
-class Asker:
+class QuestionSender:
     """Puts the questions of one call to its caller, from any thread."""
 
     __slots__ = ("_inflight", "_loop")
@@ -46,7 +46,7 @@ class Asker:
 
     def can_ask(self) -> bool:
         """Whether the caller said that it can be asked."""
-        return ASKED_OF[ELICIT] in self._inflight.call.client_caps
+        return CAPABILITY_NEEDED[ELICIT] in self._inflight.call.client_caps
 
     def is_over(self) -> bool:
         """Whether the call has ended."""
@@ -69,7 +69,7 @@ class Asker:
         return answer
 
     def _put(self, question: Question, answer: Future[Reply]) -> None:
-        asked = put(self._inflight, question, lambda reply: _give(answer, reply))
+        asked = ask_caller(self._inflight, question, lambda reply: _give(answer, reply))
         if asked is not None:
             answer.add_done_callback(lambda done: self._take_back(asked) if done.cancelled() else None)
 
@@ -89,7 +89,7 @@ class Context:
     __slots__ = ("_asker", "_emit", "caller", "session")
 
     def __init__(
-        self, caller: str, emit: Callable[[Event], None], session: str = "", asker: Asker | None = None
+        self, caller: str, emit: Callable[[Event], None], session: str = "", asker: QuestionSender | None = None
     ) -> None:
         self.caller = caller
         """Who calls, by the name in the configuration."""
@@ -118,7 +118,7 @@ class Context:
         """
         if level not in LOG_LEVELS:
             raise ValueError(f"the level of a line must be one of {', '.join(LOG_LEVELS)}, not {level!r}")
-        self._emit(Log(level, {"level": _raw(level), "data": _raw(text)}))
+        self._emit(LogMessage(level, {"level": _raw(level), "data": _raw(text)}))
 
     def tell(self, event: Event) -> None:
         """Tell the caller something of another kind."""
@@ -185,7 +185,7 @@ def _is_number(value: object) -> bool:
         return False
 
 
-def _check_of(schema: Mapping[str, Any] | None) -> Check | None:
+def _check_of(schema: Mapping[str, Any] | None) -> ArgumentCheck | None:
     """What checks an answer; raises ValueError if the schema is none."""
     if schema is None:
         return None
@@ -193,20 +193,20 @@ def _check_of(schema: Mapping[str, Any] | None) -> Check | None:
         raise ValueError("the schema of a question must be of an object: {'type': 'object', 'properties': {...}}")
     try:
         return compile_check(_raw(schema), limit_bytes=FORM_BYTES_MAX)
-    except Unchecked as unchecked:
+    except UnusableSchema as unchecked:
         raise ValueError(f"the question cannot be asked: {unchecked}") from unchecked
 
 
-class _Answer(msgspec.Struct):
+class _ElicitResult(msgspec.Struct):
     action: str
     content: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-_ANSWER = msgspec.json.Decoder(_Answer)
+_ANSWER = msgspec.json.Decoder(_ElicitResult)
 _CONTENT = msgspec.json.Decoder(dict[str, Any])
 
 
-def _read_answer(reply: Reply, check: Check | None) -> dict[str, Any] | None:
+def _read_answer(reply: Reply, check: ArgumentCheck | None) -> dict[str, Any] | None:
     """What a caller answered, who may answer anything."""
     if isinstance(reply, Declined):
         raise NoAnswerError(reply.message)

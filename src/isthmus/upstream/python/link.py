@@ -1,6 +1,6 @@
 """Python functions of the operator's own, run in the hub's process behind the same link as any server's.
 
-How they run is said in `upstream.runner`. The functions are trusted: they can do whatever the hub can. Their authors
+How they run is said in `upstream.python.runner`. The functions are trusted: they can do whatever the hub can. Their authors
 find `Context` here.
 """
 
@@ -17,16 +17,15 @@ from isthmus.model.faults import NotConnected
 from isthmus.model.features import TOPICS, Ability, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
-from isthmus.upstream.context import Context
 from isthmus.upstream.dialect import LegacyDialect
 from isthmus.upstream.link import BaseLink, ConnectFailed
 from isthmus.upstream.listing import Listing
-from isthmus.upstream.modules import begin_to_load
-from isthmus.upstream.runner import Runner
+from isthmus.upstream.python.context import Context
+from isthmus.upstream.python.modules import begin_to_load
+from isthmus.upstream.python.runner import Runner, redirect_prints
+from isthmus.upstream.python.signatures import Runnable
 from isthmus.upstream.settings import Era, PythonSettings
-from isthmus.upstream.signatures import Runnable
 from isthmus.upstream.waiters import Waiter, turned_away
-from isthmus.upstream.workers import divert_prints
 from isthmus.wire.jsonrpc import Payload
 from isthmus.wire.mcp.messages import Implementation
 
@@ -65,7 +64,7 @@ class PythonLink(BaseLink):
         Raises:
             ConnectFailed: it cannot be imported, or has nothing that can be a tool.
         """
-        divert_prints()
+        redirect_prints()
         try:
             async with asyncio.timeout(self.start_seconds):
                 loaded = await asyncio.wrap_future(begin_to_load(self._reach))

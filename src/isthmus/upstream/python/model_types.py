@@ -1,7 +1,7 @@
 """Types of parameters and results that are neither Python's own nor msgspec's: models of pydantic, and paths.
 
 Models are known by what they can do, so that nobody has to have pydantic who has none of them. These are the hooks that
-msgspec asks about a type it does not know. Called by `upstream.signatures` and `upstream.runner`.
+msgspec asks about a type it does not know. Called by `upstream.python.signatures` and `upstream.python.runner`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class SameName(ValueError):
     """Two types of one name in one signature."""
 
 
-def described(kind: type, parts: dict[str, Any]) -> dict[str, Any]:
+def schema_of(kind: type, parts: dict[str, Any]) -> dict[str, Any]:
     """The schema of a type; what it refers to is added to `parts`, by names that say whose they are.
 
     Raises:
@@ -52,12 +52,12 @@ def described(kind: type, parts: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def converted(kind: type, value: Any) -> Any:
+def decoded(kind: type, value: Any) -> Any:
     """A value of JSON as one of a type.
 
     Raises:
         ValueError: it is none; the message says of which of its fields that is so.
-        NotImplementedError: as `described`.
+        NotImplementedError: as `schema_of`.
     """
     if _is_model(kind):
         try:
@@ -72,7 +72,7 @@ def converted(kind: type, value: Any) -> Any:
     raise NotImplementedError
 
 
-def written(value: Any) -> Any:
+def encoded(value: Any) -> Any:
     """A value as one that JSON has.
 
     Raises:
@@ -91,7 +91,7 @@ def written(value: Any) -> Any:
     )
 
 
-def limited(annotation: Any) -> Any:
+def with_limits(annotation: Any) -> Any:
     """The same type with the limits that `Annotated` says in pydantic's words, or in those of annotated-types.
 
     Raises:
@@ -104,7 +104,7 @@ def limited(annotation: Any) -> Any:
     return Annotated[annotation, msgspec.Meta(**found)] if found else annotation
 
 
-def completed(value: Any) -> Any:
+def with_defaults(value: Any) -> Any:
     """The same value, where every dataclass has its defaults as fields of its own.
 
     msgspec leaves those that were not given to the class, where it does not look when it writes one: a function that
@@ -112,19 +112,19 @@ def completed(value: Any) -> Any:
     """
     if isinstance(value, dict):
         for part in value.values():
-            completed(part)
+            with_defaults(part)
     elif isinstance(value, list | tuple | set | frozenset):
         for part in value:
-            completed(part)
+            with_defaults(part)
     elif is_dataclass(value) and not isinstance(value, type):
         held = getattr(value, "__dict__", {})
         for field in fields(value):
             part = getattr(value, field.name)
             held.setdefault(field.name, part)
-            completed(part)
+            with_defaults(part)
     elif isinstance(value, msgspec.Struct):
         for name in value.__struct_fields__:
-            completed(getattr(value, name))
+            with_defaults(getattr(value, name))
     return value
 
 

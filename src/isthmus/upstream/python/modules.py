@@ -1,7 +1,7 @@
 """Importing the operator's Python: a module, or one function of it, as tools.
 
 A module may fail in any way while it is imported, ask to end the process, or never come back; every such ending is
-a sentence here, with the file and the line. Called by `upstream.functions`, and by `app.tools` for modules whose
+a sentence here, with the file and the line. Called by `upstream.python.link`, and by `app.hub` for modules whose
 functions are built-in tools.
 """
 
@@ -22,10 +22,10 @@ from typing import Any, NamedTuple, TypeAlias
 import structlog
 
 from isthmus.upstream.link import ConnectFailed
-from isthmus.upstream.registered import REGISTRY
+from isthmus.upstream.python.registry import REGISTRY
+from isthmus.upstream.python.runner import PRINTS_TO_STDERR
+from isthmus.upstream.python.signatures import Function, Runnable, Unusable
 from isthmus.upstream.settings import PythonSettings
-from isthmus.upstream.signatures import Function, Runnable, Unusable
-from isthmus.upstream.workers import ASIDE
 
 log = structlog.get_logger(__name__)
 
@@ -37,9 +37,9 @@ class Loaded(NamedTuple):
     notes: list[str]
 
 
-Work: TypeAlias = Callable[[PythonSettings], Loaded]
+LoadWork: TypeAlias = Callable[[PythonSettings], Loaded]
 
-_under_way: dict[tuple[Work, PythonSettings], Future[Loaded]] = {}
+_under_way: dict[tuple[LoadWork, PythonSettings], Future[Loaded]] = {}
 """Imports that have not ended. One that hangs is waited for again, and not begun again: its thread cannot be ended."""
 
 
@@ -53,7 +53,7 @@ def begin_to_import(reach: PythonSettings) -> Future[Loaded]:
     return _begin(import_marked, reach)
 
 
-def _begin(work: Work, reach: PythonSettings) -> Future[Loaded]:
+def _begin(work: LoadWork, reach: PythonSettings) -> Future[Loaded]:
     key = (work, reach)
     future = _under_way.get(key)
     if future is None:
@@ -63,8 +63,8 @@ def _begin(work: Work, reach: PythonSettings) -> Future[Loaded]:
     return future
 
 
-def _work_into(future: Future[Loaded], key: tuple[Work, PythonSettings]) -> None:
-    ASIDE.set(True)
+def _work_into(future: Future[Loaded], key: tuple[LoadWork, PythonSettings]) -> None:
+    PRINTS_TO_STDERR.set(True)
     work, reach = key
     try:
         loaded = work(reach)

@@ -1,8 +1,8 @@
 """The functions that a program made tools by `@tool`, for every hub of this process.
 
 A table and nothing else: no loop, no thread, no import of anybody's module. Any thread may change it, and whoever
-watches it hears so in that thread. Filled by `library.functions`, read by `upstream.hub_functions` for the server
-`builtin` and by `upstream.modules` for a module that is a server of its own.
+watches it hears so in that thread. Filled by `library.functions`, read by `upstream.python.builtin` for the server
+`builtin` and by `upstream.python.modules` for a module that is a server of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import MappingProxyType
 import msgspec
 
 from isthmus.core.catalog.names import BUILTIN
-from isthmus.upstream.signatures import Runnable
+from isthmus.upstream.python.signatures import Runnable
 
 RESERVED = frozenset({"echo", "timestamp", "chat_log"})
 """What every hub has already, under `builtin`."""
@@ -25,14 +25,14 @@ class NameTaken(ValueError):
     """A tool of this name is there already; the message says whose it is."""
 
 
-class Origin(msgspec.Struct, frozen=True):
+class FunctionOrigin(msgspec.Struct, frozen=True):
     """Where a function was written."""
 
     module: str
     qualname: str
     file: str = ""
 
-    def is_same(self, other: Origin) -> bool:
+    def is_same(self, other: FunctionOrigin) -> bool:
         """Whether this is the other's text, run once more: a cell, or a module that is also the program itself."""
         if self.qualname != other.qualname:
             return False
@@ -42,12 +42,12 @@ class Origin(msgspec.Struct, frozen=True):
         return f"{self.module}.{self.qualname}"
 
 
-class Registry:
+class FunctionRegistry:
     """Functions by name. Those of a claimed module are that module's own server's, and not built in."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: tuple[tuple[Origin, Runnable], ...] = ()
+        self._entries: tuple[tuple[FunctionOrigin, Runnable], ...] = ()
         self._claimed: frozenset[str] = frozenset()
         self._watchers: dict[Callable[[], None], None] = {}
         self.version = 0
@@ -55,7 +55,7 @@ class Registry:
 
     # -- changing --------------------------------------------------------------------------------------------------
 
-    def add(self, function: Runnable, origin: Origin) -> None:
+    def add(self, function: Runnable, origin: FunctionOrigin) -> None:
         """Take a function in, in place of what the same text made of itself before.
 
         Raises:
@@ -72,7 +72,7 @@ class Registry:
             self.version += 1
         self._tell()
 
-    def _check_free(self, name: str, origin: Origin) -> None:
+    def _check_free(self, name: str, origin: FunctionOrigin) -> None:
         is_own = origin.module in self._claimed
         if not is_own and name in RESERVED:
             raise NameTaken(f"{BUILTIN}.{name} is a tool that every hub has: give this one another name")
@@ -124,7 +124,7 @@ class Registry:
         """Those that every hub shows among its own, by name."""
         return MappingProxyType({known.name: known for where, known in self._entries if self._is_built_in(where)})
 
-    def _is_built_in(self, where: Origin) -> bool:
+    def _is_built_in(self, where: FunctionOrigin) -> bool:
         return where.module not in self._claimed
 
     def of_module(self, module: str) -> list[Runnable]:
@@ -159,7 +159,7 @@ class Registry:
         self._watchers = {}
 
 
-REGISTRY = Registry()
+REGISTRY = FunctionRegistry()
 """The one of this process."""
 
 if hasattr(os, "register_at_fork"):

@@ -8,12 +8,16 @@ its thread is taken until it returns, and what it returns is dropped. Used by th
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
+import sys
+import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, TextIO, TypeAlias, cast
 from weakref import ref
 
 import msgspec
@@ -26,12 +30,99 @@ from isthmus.model.events import Event, Progress
 from isthmus.model.faults import BadArguments, BadReply
 from isthmus.model.names import ServerName
 from isthmus.model.outcomes import Outcome, Result
-from isthmus.upstream.context import Asker, Context
-from isthmus.upstream.foreign import written
-from isthmus.upstream.signatures import BadArgument, Runnable
+from isthmus.upstream.python.context import Context, QuestionSender
+from isthmus.upstream.python.model_types import encoded
+from isthmus.upstream.python.signatures import BadArgument, Runnable
 from isthmus.upstream.waiters import lost
-from isthmus.upstream.workers import ASIDE, Workers, step_aside
-from isthmus.wire.mcp.results import failure, plain, result_of
+from isthmus.wire.mcp.calls import failed_tool_result, json_tool_result, tool_result
+
+Job: TypeAlias = Callable[[], Callable[[], None]]
+"""Runs in a thread and returns what is to be done with its result on the loop; it does not raise."""
+
+PRINTS_TO_STDERR: contextvars.ContextVar[bool] = contextvars.ContextVar("aside", default=False)
+"""Whether what is printed here goes to standard error: standard output may be a protocol's, or a command's result."""
+
+
+def enter_thread_context() -> None:
+    """In a thread, and in the context of somebody else: say of what is there that which is not so here."""
+    PRINTS_TO_STDERR.set(True)
+    if (sniffio := sys.modules.get("sniffio")) is not None:
+        # The caller may be of Trio, which is no reason not to run asyncio here.
+        sniffio.current_async_library_cvar.set(None)
+
+
+class WorkerThreads:
+    """The threads of one server."""
+
+    def __init__(self, name: str, size: int) -> None:
+        self._name = name
+        self._size = size
+        self._loop = asyncio.get_running_loop()
+        self._threads = 0
+        self._busy = 0
+        self._waiting: dict[Job, None] = {}
+        self._begun: SimpleQueue[Job | None] = SimpleQueue()
+
+    def run(self, job: Job) -> None:
+        """Begin the job, or let it wait for a thread."""
+        if self._busy < self._size:
+            self._begin(job)
+        else:
+            self._waiting[job] = None
+
+    def is_waiting(self, job: Job) -> bool:
+        """Whether it has not begun."""
+        return job in self._waiting
+
+    def take_back(self, job: Job) -> None:
+        """Never begin it, if it has not begun."""
+        self._waiting.pop(job, None)
+
+    def close(self) -> None:
+        """Let every thread end, each when it is done with what it does; whatever waits never begins."""
+        self._waiting.clear()
+        for _ in range(self._threads):
+            self._begun.put(None)
+
+    def _begin(self, job: Job) -> None:
+        self._busy += 1
+        if self._busy > self._threads:
+            self._threads += 1
+            threading.Thread(target=self._work, name=f"{self._name}/{self._threads}", daemon=True).start()
+        # Not now: a thread that wakes while the loop still works only waits for the interpreter's lock.
+        self._loop.call_soon(self._begun.put, job)
+
+    def _work(self) -> None:
+        PRINTS_TO_STDERR.set(True)
+        while (job := self._begun.get()) is not None:
+            conclude = job()
+            with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+                self._loop.call_soon_threadsafe(self._done, conclude)
+
+    def _done(self, conclude: Callable[[], None]) -> None:
+        self._busy -= 1
+        if self._waiting:
+            job = next(iter(self._waiting))
+            del self._waiting[job]
+            self._begin(job)
+        conclude()
+
+
+class _Stdout:
+    """Standard output, which is standard error for those who run aside."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stderr if PRINTS_TO_STDERR.get() else self._stream, name)
+
+
+def redirect_prints() -> None:
+    """From now on, whatever runs aside prints to standard error; everybody else does not notice."""
+    if not isinstance(sys.stdout, _Stdout):
+        sys.stdout = cast("TextIO", _Stdout(sys.stdout))
+
 
 log = structlog.get_logger(__name__)
 
@@ -41,7 +132,7 @@ EVENTS_MAX = 256
 WORDS_LENGTH_MAX = 2_000
 """An exception's text may quote anything; a caller needs its beginning."""
 
-_encode = msgspec.json.Encoder(enc_hook=written).encode
+_encode = msgspec.json.Encoder(enc_hook=encoded).encode
 
 
 SERVING: ContextVar[ref[InFlight] | None] = ContextVar("serving", default=None)
@@ -56,8 +147,8 @@ class Runner:
         self.limits = limits
         self.loop = asyncio.get_running_loop()
         self._background = background
-        self._workers = Workers(str(server), max_calls)
-        self._works: set[Work] = set()
+        self._workers = WorkerThreads(str(server), max_calls)
+        self._works: set[FunctionRun] = set()
 
     def start(self, inflight: InFlight, function: Runnable) -> None:
         """Run a function for a call, which it ends."""
@@ -66,7 +157,7 @@ class Runner:
         except BadArgument as bad:
             inflight.finish(BadArguments(inflight.call.name, str(bad)))
             return
-        work = Work(self, inflight, function, arguments)
+        work = FunctionRun(self, inflight, function, arguments)
         if function.is_inline:
             inflight.finish(inflight.context.run(work.run_here))
             return
@@ -77,18 +168,18 @@ class Runner:
         else:
             self._workers.run(work.run_in_thread)
 
-    def _spawn(self, work: Work, rest: Awaitable[Any] | None = None) -> None:
+    def _spawn(self, work: FunctionRun, rest: Awaitable[Any] | None = None) -> None:
         spawn, name = self._background.spawn, f"function {work.function.name}"
         work.task = work.inflight.context.run(spawn, name, work.run_on_loop(rest))
 
-    def go_on(self, work: Work, rest: Awaitable[Any]) -> None:
+    def go_on(self, work: FunctionRun, rest: Awaitable[Any]) -> None:
         """Await what a plain function returned, unless nobody waits for it any more."""
         if work in self._works:
             self._spawn(work, rest)
         elif inspect.iscoroutine(rest):
             rest.close()
 
-    def ended(self, work: Work, outcome: Outcome) -> None:
+    def ended(self, work: FunctionRun, outcome: Outcome) -> None:
         """A function is done; its call may have ended before."""
         self._works.discard(work)
         work.inflight.carriage = None
@@ -97,15 +188,15 @@ class Runner:
     def may_have_run(self, inflight: InFlight) -> bool:
         """What has not begun is taken back by `withdraw`, before the loop gets to beginning it."""
         work = inflight.carriage
-        return not isinstance(work, Work) or self._has_begun(work)
+        return not isinstance(work, FunctionRun) or self._has_begun(work)
 
-    def _has_begun(self, work: Work) -> bool:
+    def _has_begun(self, work: FunctionRun) -> bool:
         return work.has_begun if work.function.is_async else not self._workers.is_waiting(work.run_in_thread)
 
     def withdraw(self, inflight: InFlight) -> None:
         """Cancel what runs on the loop, take back what has not begun; a thread goes on."""
         work = inflight.carriage
-        if isinstance(work, Work):
+        if isinstance(work, FunctionRun):
             self._works.discard(work)
             self._workers.take_back(work.run_in_thread)
             if work.task is not None:
@@ -121,7 +212,7 @@ class Runner:
         self._workers.close()
 
 
-class Work:
+class FunctionRun:
     """One call of one function."""
 
     __slots__ = ("_arguments", "_runner", "function", "has_begun", "inflight", "task")
@@ -144,7 +235,7 @@ class Work:
     async def run_on_loop(self, rest: Awaitable[Any] | None = None) -> None:
         """Await the function, or the rest of it; whatever it raises ends only its call, but for our cancellation."""
         self.has_begun = True
-        ASIDE.set(True)
+        PRINTS_TO_STDERR.set(True)
         SERVING.set(ref(self.inflight))
         try:
             value = self.function.call(self._arguments, self._context(self._emit)) if rest is None else rest
@@ -161,10 +252,10 @@ class Work:
         return self.inflight.context.run(self._run_aside)
 
     def _run_aside(self) -> Callable[[], None]:
-        step_aside()
+        enter_thread_context()
         SERVING.set(ref(self.inflight))
         try:
-            value = self.function.call(self._arguments, self._context(Outbox(self._runner.loop, self._emit).put))
+            value = self.function.call(self._arguments, self._context(EventOutbox(self._runner.loop, self._emit).put))
             if inspect.isawaitable(value):  # an asynchronous function, behind a decorator that does not say so
                 return lambda: self._runner.go_on(self, value)
             outcome = self._outcome_of(value)
@@ -174,7 +265,7 @@ class Work:
 
     def _context(self, emit: Callable[[Event], None]) -> Context:
         call = self.inflight.call
-        return Context(call.caller.name, emit, call.session, Asker(self.inflight, self._runner.loop))
+        return Context(call.caller.name, emit, call.session, QuestionSender(self.inflight, self._runner.loop))
 
     def _emit(self, event: Event) -> None:
         if self.inflight.call.wants_progress or not isinstance(event, Progress):
@@ -186,11 +277,11 @@ class Work:
             return BadReply(self._runner.server, f"a result of over {self._runner.limits.reply_bytes} bytes")
         if isinstance(value, Result):
             return value
-        return result_of(text) if isinstance(value, dict) else plain(text)
+        return tool_result(text) if isinstance(value, dict) else json_tool_result(text)
 
     def _failed(self, error: BaseException) -> Outcome:
         log.warning("a function failed", server=self._runner.server, function=self.function.name, exc_info=error)
-        return failure(f"{type(error).__name__}: {_words_of(error)}".removesuffix(": ")[:WORDS_LENGTH_MAX])
+        return failed_tool_result(f"{type(error).__name__}: {_words_of(error)}".removesuffix(": ")[:WORDS_LENGTH_MAX])
 
 
 def _words_of(error: BaseException) -> str:
@@ -204,7 +295,7 @@ def _words_of(error: BaseException) -> str:
         return ""
 
 
-class Outbox:
+class EventOutbox:
     """Takes events from a thread to the loop, in order: however many there are, one wake-up at a time."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, emit: Callable[[Event], None]) -> None:

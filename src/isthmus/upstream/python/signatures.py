@@ -1,15 +1,16 @@
 """A Python function as a tool: its schema read from its signature, its arguments checked and converted.
 
-Decides and describes; it starts no thread and no task, which is for `upstream.runner`. A parameter annotated with
+Decides and describes; it starts no thread and no task, which is for `upstream.python.runner`. A parameter annotated with
 `Context` is not the caller's to give.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import UnionType
 from typing import Annotated, Any, Protocol, Union, get_args, get_origin, get_type_hints
@@ -17,10 +18,108 @@ from typing import Annotated, Any, Protocol, Union, get_args, get_origin, get_ty
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from isthmus.upstream import foreign
-from isthmus.upstream.context import Context
-from isthmus.upstream.docstrings import read_docstring
+from isthmus.upstream.python import model_types
+from isthmus.upstream.python.context import Context
 from isthmus.wire.jsonrpc import Payload
+
+_HEADING = re.compile(r"(args|arguments|parameters|params)(:|)\s*", re.IGNORECASE)
+_RULE = re.compile(r"-{3,}\s*")
+_GOOGLE = re.compile(r"\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)")
+_NUMPY = re.compile(r"\*{0,2}(\w+(?:\s*,\s*\w+)*)\s*(?::.*)?")
+_SPHINX = re.compile(r":param\s+(?:[^:\s]+\s+)*?\*{0,2}(\w+):\s*(.*)")
+
+
+@dataclass(slots=True)
+class Docstring:
+    """The prose without the parameters, and the parameters' own words."""
+
+    text: str = ""
+    parameters: dict[str, str] = field(default_factory=dict)
+
+
+def read_docstring(docstring: str | None) -> Docstring:
+    """Read a docstring as `inspect.getdoc` gives it."""
+    lines = inspect.cleandoc(docstring or "").splitlines()
+    parameters: dict[str, str] = {}
+    rest: list[str] = []
+    position = 0
+    while position < len(lines):
+        end = _sphinx(lines, position, parameters) or _section(lines, position, parameters)
+        if end is None:
+            rest.append(lines[position])
+        position = end or position + 1
+    return Docstring(re.sub(r"\n{3,}", "\n\n", "\n".join(rest)).strip(), parameters)
+
+
+def _section(lines: list[str], start: int, parameters: dict[str, str]) -> int | None:
+    """Read a section of parameters that starts here; return where it ends, None if there is none."""
+    heading = _HEADING.fullmatch(lines[start])
+    if heading is None:
+        return None
+    if not heading[2]:
+        is_ruled = start + 1 < len(lines) and _RULE.fullmatch(lines[start + 1]) is not None
+        return _numpy(lines, start + 2, parameters) if is_ruled else None
+    return _google(lines, start + 1, parameters)
+
+
+def _google(lines: list[str], start: int, parameters: dict[str, str]) -> int:
+    """`name (type): words`, indented; what is indented further goes on with the words."""
+    margin = _indent(lines[start]) if start < len(lines) else 0
+    position, name = start, ""
+    while position < len(lines) and (not lines[position].strip() or _indent(lines[position]) >= margin > 0):
+        line = lines[position]
+        entry = _GOOGLE.fullmatch(line.strip()) if _indent(line) == margin else None
+        if entry is not None:
+            name = entry[1]
+            parameters[name] = entry[2].strip()
+        elif name:
+            _go_on(name, line, parameters)
+        position += 1
+    return position
+
+
+def _numpy(lines: list[str], start: int, parameters: dict[str, str]) -> int:
+    """`name : type`, then the words, indented, until the next heading."""
+    position, names = start, [""]
+    while position < len(lines) and not _is_ruled(lines, position):
+        line = lines[position]
+        if line.strip() and _indent(line) == 0:
+            entry = _NUMPY.fullmatch(line.strip())
+            if entry is None:
+                break
+            names = [name.strip() for name in entry[1].split(",")]
+            parameters.update(dict.fromkeys(names, ""))
+        else:
+            for name in filter(None, names):
+                _go_on(name, line, parameters)
+        position += 1
+    return position
+
+
+def _sphinx(lines: list[str], start: int, parameters: dict[str, str]) -> int | None:
+    """`:param type name: words`, and what is indented below; return where it ends, None if there is none."""
+    entry = _SPHINX.fullmatch(lines[start])
+    if entry is None:
+        return None
+    parameters[entry[1]] = entry[2].strip()
+    position = start + 1
+    while position < len(lines) and lines[position].strip() and _indent(lines[position]) > 0:
+        _go_on(entry[1], lines[position], parameters)
+        position += 1
+    return position
+
+
+def _is_ruled(lines: list[str], position: int) -> bool:
+    return position + 1 < len(lines) and bool(lines[position].strip()) and bool(_RULE.fullmatch(lines[position + 1]))
+
+
+def _go_on(name: str, line: str, parameters: dict[str, str]) -> None:
+    parameters[name] = f"{parameters[name]} {line.strip()}".strip()
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
 
 _NO_DEFAULT = inspect.Parameter.empty
 _POSITIONAL = inspect.Parameter.POSITIONAL_ONLY
@@ -109,9 +208,9 @@ class Function:
         self._has_objects = "$defs" in self.input_schema
         fields = [parameter.field() for parameter in self._given]
         shape = msgspec.defstruct("Arguments", fields, forbid_unknown_fields=self._rest is None, kw_only=True)
-        self._arguments = msgspec.json.Decoder(shape, dec_hook=foreign.converted)
+        self._arguments = msgspec.json.Decoder(shape, dec_hook=model_types.decoded)
         rest = Any if self._rest is None else self._rest.type
-        self._rest_value = msgspec.json.Decoder(rest, dec_hook=foreign.converted)
+        self._rest_value = msgspec.json.Decoder(rest, dec_hook=model_types.decoded)
 
     @property
     def takes_context(self) -> bool:
@@ -141,7 +240,7 @@ class Function:
             found = {p.name: value for p in self._given if (value := getattr(values, p.name)) is not UNSET}
             if self._rest is not None:
                 found |= self._read_rest(arguments)
-            return foreign.completed(found) if self._has_objects else found
+            return model_types.with_defaults(found) if self._has_objects else found
         except msgspec.MsgspecError as error:
             raise BadArgument(str(error)) from error
 
@@ -168,7 +267,7 @@ class Function:
         types = [parameter.type for parameter in described]
         try:
             schemas, components = _schemas_of(types)
-        except foreign.SameName as error:
+        except model_types.SameName as error:
             raise Unusable(str(error)) from error
         schema: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
         for parameter, one in zip(described, schemas, strict=True):
@@ -183,8 +282,8 @@ class Function:
 
 def _schemas_of(types: list[Any]) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
     parts: dict[str, Any] = {}
-    hook = partial(foreign.described, parts=parts)
-    schemas, components = msgspec.json.schema_components(types, schema_hook=hook, ref_template=foreign.REF + "{name}")
+    hook = partial(model_types.schema_of, parts=parts)
+    schemas, components = msgspec.json.schema_components(types, schema_hook=hook, ref_template=model_types.REF + "{name}")
     return schemas, {**components, **parts}
 
 
@@ -243,7 +342,7 @@ class _Parameter:
         described = {**schema, "description": words} if words and "description" not in schema else dict(schema)
         if self.default is not _NO_DEFAULT:
             with suppress(TypeError, ValueError):  # a sentinel, which says nothing to a caller
-                described["default"] = msgspec.to_builtins(self.default, enc_hook=foreign.written)
+                described["default"] = msgspec.to_builtins(self.default, enc_hook=model_types.encoded)
         return described
 
 
@@ -261,13 +360,13 @@ def _read_parameters(function: Callable[..., Any]) -> list[_Parameter]:
 def _read_parameter(parameter: inspect.Parameter, annotation: Any) -> _Parameter:
     if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
         raise Unusable(f"it takes *{parameter.name}, and arguments of a tool have names")
-    if foreign.is_field(parameter.default):
+    if model_types.is_field(parameter.default):
         raise Unusable(
             f"the default of its parameter {parameter.name} is a Field, which Python would give to it as it is: "
             f"write {parameter.name}: Annotated[..., Field(...)], with a plain default or none"
         )
     try:
-        read = _Parameter(parameter, foreign.limited(annotation))
+        read = _Parameter(parameter, model_types.with_limits(annotation))
     except TypeError as error:
         raise Unusable(f"the limits of its parameter {parameter.name} cannot be described: {error}") from error
     if not read.is_context:
@@ -278,7 +377,7 @@ def _read_parameter(parameter: inspect.Parameter, annotation: Any) -> _Parameter
 def _check_type(parameter: _Parameter) -> None:
     try:
         _schemas_of([parameter.type])
-        msgspec.json.Decoder(parameter.type, dec_hook=foreign.converted)
+        msgspec.json.Decoder(parameter.type, dec_hook=model_types.decoded)
     except TypeError as error:
         reason = str(error).strip().splitlines()[-1]
         raise Unusable(f"the type of its parameter {parameter.name} cannot be described: {reason}") from error

@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from functools import partial
+from typing import Literal, Protocol
 
 import structlog
 
@@ -17,35 +18,152 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.ports.credentials import Credentials
 from isthmus.core.settings import Limits
-from isthmus.core.watch.tasks import Place
+from isthmus.core.watch.tasks import LinkSession
 from isthmus.model.calls import Call
-from isthmus.model.events import Log
-from isthmus.model.faults import BadReply, Fault, NotConnected, UnknownTool
+from isthmus.model.events import LogMessage
+from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError, UnknownTool
 from isthmus.model.features import TOPICS, Feature, Topic
 from isthmus.model.names import ServerName
 from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 from isthmus.transport.egress import Egress, parse_url
 from isthmus.transport.http import client_for, header_lines, request_head
-from isthmus.transport.http_connection import Lost
-from isthmus.upstream.address import target_within
+from isthmus.transport.http_connection import ConnectionLost, Ticket
+from isthmus.upstream.http_shared import EVENT_STREAM, OK, CallerHeaders, OneWayPosts, media_type, same_origin_target
 from isthmus.upstream.link import BaseLink, ConnectFailed, WrongCarrier
 from isthmus.upstream.listing import Listing, leave_out
-from isthmus.upstream.notices import Notices
-from isthmus.upstream.replies import EVENT_STREAM
+from isthmus.upstream.redaction import Redact, redact_error
 from isthmus.upstream.settings import Era
-from isthmus.upstream.streamable.changes import Changes
-from isthmus.upstream.streamable.post import LINGER_SECONDS, Post
-from isthmus.upstream.task_runs import waiter_for
-from isthmus.upstream.user_headers import UserHeaders
-from isthmus.upstream.waiters import CallWaiter, Waiter, log_alone, lost, turned_away
+from isthmus.upstream.streamable_http.post import LINGER_SECONDS, Post
+from isthmus.upstream.waiters import CallWaiter, Waiter, log_alone, lost, turned_away, waiter_for
 from isthmus.wire import jsonrpc
-from isthmus.wire.jsonrpc import Payload, Request
+from isthmus.wire.jsonrpc import ErrorReply, Notification, Payload, Request
+from isthmus.wire.lines import Oversized
 from isthmus.wire.mcp import legacy, modern
-from isthmus.wire.mcp.inputs import QUESTIONS
+from isthmus.wire.mcp.calls import METHODS
+from isthmus.wire.mcp.header_params import HeaderParams, annotated_params, is_annotation_valid, param_headers
+from isthmus.wire.mcp.input_requests import QUESTIONS
 from isthmus.wire.mcp.lists import TOOLS
 from isthmus.wire.mcp.messages import CANCELLED, PROGRESS, Implementation, Members, cancelled_params, token_of
-from isthmus.wire.mcp.params import Places, annotated, is_well_marked, param_headers
-from isthmus.wire.mcp.requests import METHODS
+from isthmus.wire.sse import SseDecoder
+
+SERVER_TROUBLE = 500
+"""From here on a status tells of a passing trouble, and the stream is tried again."""
+
+PASSING = (408, 409, 425, 429)
+"""So do these: above all a server that allows one stream, and has not noticed that the last one broke (409)."""
+
+
+REFUSAL_BYTES = 64 * 1024
+"""How much of a refusal is read for the server's own words."""
+
+
+class ChangesOwner(Protocol):
+    """What the stream needs of its link."""
+
+    server: ServerName
+    limits: Limits
+    hide: Redact
+
+    def heard(self, changes: NotificationStream, honoured: Collection[str] | None = None) -> None:
+        """The server tells on the stream from now on; of resources only these, if it says which."""
+
+    def unheard(self, changes: NotificationStream, refusal: Fault) -> None:
+        """The server gives no such stream."""
+
+    def deaf(self, changes: NotificationStream) -> None:
+        """The stream has ended and may be opened again."""
+
+    def noted(self, method: str, params: Members) -> None:
+        """The server tells something."""
+
+    def asked(self, request: Request, waiter: None = None) -> None:
+        """The server asks something of its own."""
+
+
+class NotificationStream:
+    """The stream on which a server announces changes.
+
+    In the earlier era it is open with its head; a modern server says in its first message that it tells now.
+    """
+
+    def __init__(self, link: ChangesOwner, era: Literal["legacy", "modern"]) -> None:
+        self._link = link
+        self._is_modern = era == "modern"
+        self._decoder = SseDecoder(link.limits.notification_bytes)
+        self._words = b""
+        self._status = 0
+        self._is_stream = False
+        self._refusal: Fault | None = None
+        self.ticket: Ticket | None = None
+        self.is_resumed = False
+        """Whether it was asked for from an event on."""
+
+    @property
+    def event_id(self) -> str | None:
+        """The last event."""
+        return self._decoder.last_event_id
+
+    @property
+    def retry(self) -> float | None:
+        """How many seconds the server wants to be left alone after the stream's end, if it says so."""
+        return None if self._decoder.retry is None else self._decoder.retry / 1000
+
+    def close(self) -> None:
+        """Hear nothing more."""
+        if self.ticket is not None:
+            self.ticket.abort()
+
+    def on_head(self, status: int, headers: Mapping[str, str]) -> None:
+        """A server without such a stream says so by its status; it is not asked again."""
+        self._status = status
+        self._is_stream = status == OK and media_type(headers) == EVENT_STREAM
+        if self._is_stream and not self._is_modern:
+            self._link.heard(self)
+
+    def on_body(self, chunk: bytes) -> None:
+        """Look for announcements."""
+        if not self._is_stream:
+            self._words += chunk[: REFUSAL_BYTES - len(self._words)]
+            return
+        for event in self._decoder.feed(chunk):
+            if not isinstance(event, Oversized) and event.data:
+                self._read(event.data)
+
+    def _read(self, data: bytes) -> None:
+        match jsonrpc.decode(data, max_depth=self._link.limits.depth, max_values=None):
+            case Notification(method=method, params=params):
+                self._link.heard(self, modern.read_honoured(params) if method == modern.ACKNOWLEDGED else None)
+                self._link.noted(method, params)
+            case Request() as request:
+                self._link.asked(request)
+            case ErrorReply() as refused:
+                reply = redact_error(refused, self._link.hide)
+                self._refusal = ServerError(self._link.server, reply.code, reply.message, reply.data)
+            case _:
+                pass
+
+    def on_end(self) -> None:
+        """The server ended the stream, or gave none."""
+        if (refusal := self._refusal or self._refused()) is not None:
+            self._link.unheard(self, refusal)
+        else:
+            self._link.deaf(self)
+
+    def on_lost(self, lost_: ConnectionLost) -> None:
+        """The stream broke, or could not be asked for."""
+        self.on_end()
+
+    def _refused(self) -> Fault | None:
+        """Why there is no stream and never will be; None if there was one, or may be another time."""
+        if self._is_stream or not self._status or self._status >= SERVER_TROUBLE or self._status in PASSING:
+            return None
+        match jsonrpc.decode(self._words):
+            case ErrorReply() as refused:
+                reply = redact_error(refused, self._link.hide)
+                return ServerError(self._link.server, reply.code, reply.message, reply.data)
+            case _:
+                return BadReply(self._link.server, f"HTTP {self._status} instead of a stream of changes")
+
 
 log = structlog.get_logger(__name__)
 
@@ -109,19 +227,19 @@ class StreamableLink(BaseLink):
         self._location: str | None = None
         self.stays = False
         """Whether it must be found where it was said to be: of a redirect, only to the same with or without a slash."""
-        self.user_headers = UserHeaders()
+        self.user_headers = CallerHeaders()
         self._heads: dict[tuple[str, str | None], bytes] = {}
         self._generation = credentials.generation
         """Of what is shown in these."""
         self._posts: dict[int, Post] = {}
-        self._places: dict[bytes, Places] = {}
-        self._notices = Notices(self._client)
+        self._places: dict[bytes, HeaderParams] = {}
+        self._notices = OneWayPosts(self._client)
         self._expired: list[Post] | None = None
         self._is_vetting = False
         """There is a new session, and it is looked at what is listed in it before anything else is sent."""
-        self._changes: Changes | None = None
+        self._changes: NotificationStream | None = None
         """The stream on which the server announces changes."""
-        self._next_changes: Changes | None = None
+        self._next_changes: NotificationStream | None = None
         """One that takes its place as soon as the server tells on it."""
         self._heard_last: str | None = None
         """The last event of a stream of changes that ended."""
@@ -181,7 +299,7 @@ class StreamableLink(BaseLink):
                     self._check_carrier()
                     raise
                 # Only within the origin: credentials must not reach another.
-                place = target_within(self._origin, self._target, self._location, "redirects to", stays=self.stays)
+                place = same_origin_target(self._origin, self._target, self._location, "redirects to", stays=self.stays)
                 self._target, self._location = place, None
             else:
                 self._is_greeted = True
@@ -256,13 +374,13 @@ class StreamableLink(BaseLink):
             params = self.dialect.call_params(call, name, post.id)
             post.body = jsonrpc.request_as(post.wire_id, post.method, params)
 
-    def _places_of(self, tool: Feature) -> Places:
+    def _places_of(self, tool: Feature) -> HeaderParams:
         """Which arguments of a tool are repeated in headers; found out once per description."""
         places = self._places.get(tool.digest)
         if places is None:
             if len(self._places) > self.limits.tools_per_server:
                 self._places.clear()
-            places = self._places[tool.digest] = annotated(tool.definition.get("inputSchema"))
+            places = self._places[tool.digest] = annotated_params(tool.definition.get("inputSchema"))
         return places
 
     def _dispatch(self, id: int, method: str, params: bytes, waiter: Waiter) -> None:
@@ -333,7 +451,7 @@ class StreamableLink(BaseLink):
         post = inflight.carriage
         return not isinstance(post, Post) or post.may_have_left
 
-    def place_of(self, inflight: InFlight) -> Place | None:
+    def link_session_of(self, inflight: InFlight) -> LinkSession | None:
         """Where a call was answered: an answer of a session that is gone says nothing of tasks of the present one."""
         post = inflight.carriage
         return self.place if isinstance(post, Post) and post.session == self._session else None
@@ -366,7 +484,7 @@ class StreamableLink(BaseLink):
         else:
             super().noted(method, params)
 
-    def _logged(self, line: Log) -> None:
+    def _logged(self, line: LogMessage) -> None:
         """A line that names no call is the caller's who alone has calls here; else it is the operator's."""
         if not log_alone(line, self._waiters()):
             self.on_log(line)
@@ -394,7 +512,7 @@ class StreamableLink(BaseLink):
         listing = await super().list_features(topics, known, client_caps)
         if self.dialect.era == "legacy":
             return listing
-        ill = {tool.name for tool in listing.tools if not is_well_marked(tool.definition.get("inputSchema"))}
+        ill = {tool.name for tool in listing.tools if not is_annotation_valid(tool.definition.get("inputSchema"))}
         return leave_out(listing, ill, "its x-mcp-header cannot be written") if ill else listing
 
     # -- sessions --------------------------------------------------------------------------------------------------
@@ -420,7 +538,7 @@ class StreamableLink(BaseLink):
     async def _renew(self) -> None:
         self._session = self._heard_last = None
         self.place.is_lost = True
-        self.place = Place()
+        self.place = LinkSession()
         self._heads.clear()
         try:
             await self._initialize()
@@ -474,16 +592,16 @@ class StreamableLink(BaseLink):
         body = jsonrpc.request(self.next_id(), modern.LISTEN, self._listen_params(uris))
         changes.ticket = self._client.send(self._head(modern.LISTEN), body, changes)
 
-    def _next_stream(self) -> Changes:
+    def _next_stream(self) -> NotificationStream:
         if self._changes is None:
             self._changes = self._next_changes  # it may tell soon, and the next one later
         elif self._next_changes is not None:
             self._next_changes.close()
         self._expect_hearing()
-        self._next_changes = Changes(self, self.dialect.era)
+        self._next_changes = NotificationStream(self, self.dialect.era)
         return self._next_changes
 
-    def heard(self, changes: Changes, honoured: Collection[str] | None = None) -> None:
+    def heard(self, changes: NotificationStream, honoured: Collection[str] | None = None) -> None:
         """The server tells on a stream of changes; only now is the one before it given up."""
         if changes is self._next_changes:
             before, self._changes, self._next_changes = self._changes, changes, None
@@ -496,7 +614,7 @@ class StreamableLink(BaseLink):
                 self._is_deaf = self._jointly.is_asking
                 self.on_gap()
 
-    def unheard(self, changes: Changes, refusal: Fault) -> None:
+    def unheard(self, changes: NotificationStream, refusal: Fault) -> None:
         """The server does not announce after all, or not this; what was open before stays so."""
         if changes.is_resumed:  # it may only have forgotten what was heard last
             self.deaf(changes)
@@ -508,7 +626,7 @@ class StreamableLink(BaseLink):
         elif changes is self._changes:
             self.deaf(changes)
 
-    def deaf(self, changes: Changes) -> None:
+    def deaf(self, changes: NotificationStream) -> None:
         """The stream of changes ended: open it again in a while, and look for what was missed."""
         if changes is self._changes:
             self._changes = None
@@ -573,5 +691,5 @@ class _Ended:
     def on_end(self) -> None:
         self.over.set_result(None)
 
-    def on_lost(self, lost_: Lost) -> None:
+    def on_lost(self, lost_: ConnectionLost) -> None:
         self.over.set_result(None)

@@ -14,14 +14,14 @@ import msgspec
 from isthmus.core.settings import Limits
 from isthmus.model.faults import BadReply, Fault
 from isthmus.model.names import ServerName
-from isthmus.transport.http_connection import Lost, Ticket
-from isthmus.upstream.replies import ADVICE, EVENT_STREAM, OK, UNAUTHORIZED, advice_on, login_place, media_type
+from isthmus.transport.http_connection import ConnectionLost, Ticket
+from isthmus.upstream.http_shared import ADVICE, EVENT_STREAM, OK, UNAUTHORIZED, advice_for, login_url, media_type
 from isthmus.upstream.waiters import CallWaiter, Waiter, lost, turned_away
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Notification, Request, Response
+from isthmus.wire.lines import Oversized
 from isthmus.wire.mcp import legacy
 from isthmus.wire.mcp.messages import LOGGED, PROGRESS, PROGRESS_TOKEN, Members, read_log
-from isthmus.wire.oversized import Oversized
 from isthmus.wire.sse import SseDecoder
 
 BAD_REQUEST = 400
@@ -195,9 +195,9 @@ class Post:
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
         """Take the status and choose how to read what follows."""
         self._status = status
-        self._login = login_place(status, headers)
+        self._login = login_url(status, headers)
         if status in ADVICE:
-            self._advice = advice_on(status, headers, self._link.server, can_log_in=self._link.can_log_in)
+            self._advice = advice_for(status, headers, self._link.server, can_log_in=self._link.can_log_in)
         if self.method == "initialize" and status == OK:
             self._link.welcomed(headers.get(legacy.SESSION_HEADER))
         if status in REDIRECTS:
@@ -229,7 +229,7 @@ class Post:
         else:
             self._read_whole(b"".join(self._chunks))
 
-    def on_lost(self, lost_: Lost) -> None:
+    def on_lost(self, lost_: ConnectionLost) -> None:
         """The reply never became whole; after its answer, that says nothing."""
         if self.is_over:
             return

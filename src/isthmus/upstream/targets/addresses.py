@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from isthmus.transport.egress import HTTP_SCHEMES, SOCKET_SCHEMES, Origin, parse_url
+from isthmus.transport.egress import HTTP_SCHEMES, SOCKET_SCHEMES, HttpOrigin, parse_url
 
 LENGTH_MAX = 2048
 """Of an address with its path."""
@@ -29,10 +29,10 @@ ANYBODY = "anybody.invalid"
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class TargetAddress:
     """Where a caller wants to go: whom to dial, and the path and the query there."""
 
-    origin: Origin
+    origin: HttpOrigin
     path: str = ""
     """Without one it is to be found out."""
     query: str = ""
@@ -43,7 +43,7 @@ class Address:
         return f"{self.origin}{self.path}{self.query}"
 
     @property
-    def place(self) -> tuple[Origin, tuple[str, ...]]:
+    def place(self) -> tuple[HttpOrigin, tuple[str, ...]]:
         """What addresses have in common that lead to the same server, whatever their queries are."""
         return self.origin, self.steps
 
@@ -53,7 +53,7 @@ class Address:
         return tuple(unquote(step) for step in self.path.split("/") if step)
 
 
-def read_address(url: str, path: str | None = None) -> Address:
+def read_address(url: str, path: str | None = None) -> TargetAddress:
     """The address that a URL names, joined with a path below it if there is one.
 
     Raises:
@@ -70,7 +70,7 @@ def read_address(url: str, path: str | None = None) -> Address:
     _check_host(origin.host)
     found, mark, query = target.partition("?")
     _check_path(found)
-    return Address(origin, "" if found == "/" and not path else found, mark + query)
+    return TargetAddress(origin, "" if found == "/" and not path else found, mark + query)
 
 
 def _joined(url: str, path: str) -> str:
@@ -103,14 +103,14 @@ def _is_ip(host: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
+class TargetPattern:
     """Addresses that may be named: those of one host, or of all below a domain, from a path on."""
 
-    address: Address
+    address: TargetAddress
     is_wild: bool = False
     """Any labels may stand left of the host; if that is `ANYBODY`, any host may stand in its place."""
 
-    def covers(self, address: Address) -> bool:
+    def covers(self, address: TargetAddress) -> bool:
         """Whether this address may be named."""
         own, other = self.address.origin, address.origin
         is_there = (own.scheme, own.port) == (other.scheme, other.port) and self._covers_host(other.host)
@@ -124,7 +124,7 @@ class Pattern:
 
 
 @functools.lru_cache(maxsize=256)
-def read_pattern(text: str) -> Pattern:
+def read_pattern(text: str) -> TargetPattern:
     """The pattern that a text is: `https://host:port/path`, where the host may begin with `*.` or be `*`.
 
     Raises:
@@ -140,7 +140,7 @@ def read_pattern(text: str) -> Pattern:
         raise ValueError(f"{_USE}: {error}") from error
     if star == "*." and _is_ip(address.origin.host):
         raise ValueError(f"{_USE}: no name stands left of a numeric address")
-    return Pattern(address, bool(star))
+    return TargetPattern(address, bool(star))
 
 
 _USE = "must be like https://host, https://*.domain or http://127.0.0.1:9000/path"

@@ -21,16 +21,16 @@ import structlog
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
-from isthmus.core.ports.targets import Named, Opened
+from isthmus.core.ports.targets import OpenTarget, TargetSpec
 from isthmus.model.callers import Caller
 from isthmus.model.calls import EVERYTHING
 from isthmus.model.faults import Bug, Cancelled, Draining, Fault, NotConnected, TargetRefused, TooManyTargets
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress
 from isthmus.upstream.reconnector import Reconnector
-from isthmus.upstream.settings import Carrier, NamedSettings, ServerSettings
+from isthmus.upstream.settings import Carrier, ServerSettings, TargetHttpSettings
 from isthmus.upstream.supervisor import Supervisor
-from isthmus.upstream.targets.addresses import Address, read_address
+from isthmus.upstream.targets.addresses import TargetAddress, read_address
 from isthmus.upstream.targets.settings import TargetSettings
 
 log = structlog.get_logger(__name__)
@@ -55,31 +55,31 @@ Ways: TypeAlias = tuple[tuple[Carrier, str], ...]
 Key: TypeAlias = tuple[str, str, bytes]
 """Whose a server is (tenant and name), and the digest of where it is and of the headers that go there."""
 
-OnOpened: TypeAlias = Callable[[Opened | Fault], None]
+OnOpened: TypeAlias = Callable[[OpenTarget | Fault], None]
 
 ConfiguredServers: TypeAlias = Callable[[], Iterable[ServerSettings]]
 
 
-class Aim(msgspec.Struct, frozen=True):
-    """An address that its caller may name; see `core.ports.targets.Aim`."""
+class NamedServer(msgspec.Struct, frozen=True):
+    """An address that its caller may name; see `core.ports.targets.TargetAddress`."""
 
-    owner: Targets
+    owner: NamedServers
     caller: Caller
-    address: Address
-    reach: NamedSettings
+    address: TargetAddress
+    reach: TargetHttpSettings
 
     def __repr__(self) -> str:
         return f"Aim({self.address.origin})"  # headers are secrets
 
     def open(self, then: OnOpened) -> Callable[[], None]:
-        """See `core.ports.targets.Aim`."""
+        """See `core.ports.targets.TargetAddress`."""
         return self.owner.open(self, then)
 
 
-class _Guest:
+class _KeptServer:
     """One server in use, or kept for the next time."""
 
-    def __init__(self, aim: Aim, reconnector: Reconnector, now: float) -> None:
+    def __init__(self, aim: NamedServer, reconnector: Reconnector, now: float) -> None:
         self.aim = aim
         self.reconnector = reconnector
         self.used_at = now
@@ -102,7 +102,7 @@ class _Guest:
         return self.reconnector.tried.done() and self.reconnector.server_status.state != "ready"
 
 
-class Targets:
+class NamedServers:
     """The servers that callers named. `settings` may be replaced at any time, by `change`."""
 
     def __init__(
@@ -123,7 +123,7 @@ class Targets:
         self._background = background
         self._egress = egress
         self._configured = configured
-        self._guests: OrderedDict[Key, _Guest] = OrderedDict()
+        self._guests: OrderedDict[Key, _KeptServer] = OrderedDict()
         """Those that were used longest ago first."""
         self._known: OrderedDict[Key, Carrier] = OrderedDict()
         self._ways: dict[asyncio.Task[None], OnOpened] = {}
@@ -136,8 +136,8 @@ class Targets:
 
     # -- who may name what -------------------------------------------------------------------------------------------
 
-    def find(self, caller: Caller, named: Named) -> ServerName | Aim | Fault:
-        """See `core.ports.targets.Targets`. Nothing is resolved or dialled."""
+    def find(self, caller: Caller, named: TargetSpec) -> ServerName | NamedServer | Fault:
+        """See `core.ports.targets.TargetResolver`. Nothing is resolved or dialled."""
         try:
             address = read_address(named.url, named.path)
         except ValueError as error:
@@ -155,10 +155,10 @@ class Targets:
             return TargetRefused(f"{address.origin} may not be named; [targets] allow would have to list it")
         return self._with_headers(caller, address, ways, named.headers)
 
-    def _allowed(self, address: Address) -> Ways:
+    def _allowed(self, address: TargetAddress) -> Ways:
         return tuple(way for way in ways_to(address) if self.settings.allows(read_address(way[1])))
 
-    def _with_headers(self, caller: Caller, address: Address, ways: Ways, headers: Mapping[str, str]) -> Aim | Fault:
+    def _with_headers(self, caller: Caller, address: TargetAddress, ways: Ways, headers: Mapping[str, str]) -> NamedServer | Fault:
         for name in headers:
             if not self.settings.passes(name):
                 return TargetRefused(
@@ -171,11 +171,11 @@ class Targets:
             )
         is_trusted = all(self.settings.trusts(read_address(url)) for _, url in ways)
         try:
-            return Aim(self, caller, address, NamedSettings(ways[0][1], given, ways=ways, is_trusted=is_trusted))
+            return NamedServer(self, caller, address, TargetHttpSettings(ways[0][1], given, ways=ways, is_trusted=is_trusted))
         except ValueError as error:
             return TargetRefused(f"mcp_{error}")  # it begins with the word `headers`, and quotes none of them
 
-    def _configured_at(self, address: Address) -> list[tuple[ServerName, str]]:
+    def _configured_at(self, address: TargetAddress) -> list[tuple[ServerName, str]]:
         """The servers that are configured at an address, or where one would be looked for; and their queries."""
         places = {address.place, *(read_address(url).place for _, url in ways_to(address))}
         known = [(server.name, _address_of(server)) for server in self._configured()]
@@ -189,8 +189,8 @@ class Targets:
 
     # -- reaching one ------------------------------------------------------------------------------------------------
 
-    def open(self, aim: Aim, then: OnOpened) -> Callable[[], None]:
-        """See `core.ports.targets.Aim`."""
+    def open(self, aim: NamedServer, then: OnOpened) -> Callable[[], None]:
+        """See `core.ports.targets.TargetAddress`."""
         whose = None if self._is_there(aim) else (aim.caller.tenant, aim.caller.name)
         if whose is not None and (others := self._in_the_way(whose)):
             return self._loop.call_soon(then, TooManyTargets(others)).cancel
@@ -203,7 +203,7 @@ class Targets:
         way.add_done_callback(lambda _: self._arrived(way, whose))
         return lambda: self._turn_back(way)
 
-    def _is_there(self, aim: Aim) -> bool:
+    def _is_there(self, aim: NamedServer) -> bool:
         guest = self._guests.get(self._key(aim))
         return guest is not None and guest.reconnector.server_status.state == "ready"
 
@@ -224,9 +224,9 @@ class Targets:
         self._ways.pop(way, None)
         way.cancel()
 
-    async def _open(self, aim: Aim, then: OnOpened) -> None:
+    async def _open(self, aim: NamedServer, then: OnOpened) -> None:
         try:
-            opened: Opened | Fault = await self._reach(aim)
+            opened: OpenTarget | Fault = await self._reach(aim)
         except Fault as fault:
             opened = fault
         then(opened)
@@ -242,7 +242,7 @@ class Targets:
             then(Cancelled(why, executed="no"))
         self.annex.cancel_all(why)
 
-    async def _reach(self, aim: Aim) -> Opened:
+    async def _reach(self, aim: NamedServer) -> OpenTarget:
         """Reach a server, or use the link there is.
 
         Raises:
@@ -267,7 +267,7 @@ class Targets:
             self._used(key, guest)
         return self._opened(key, guest)
 
-    async def _check(self, aim: Aim) -> None:
+    async def _check(self, aim: NamedServer) -> None:
         """Raises: TargetRefused if the address leads where it must not."""
         if aim.reach.is_trusted:
             return
@@ -276,15 +276,15 @@ class Targets:
             said = f"{aim.address.origin.host} may not be dialled: {why}"
             raise TargetRefused(f"{said}; [targets] allow would have to list this host literally")
 
-    def _admit(self, key: Key, aim: Aim) -> _Guest:
+    def _admit(self, key: Key, aim: NamedServer) -> _KeptServer:
         self._make_room(aim.caller)
         settings = self._settings_for(key, aim)
         self._supervisor.add(settings, is_awaited=False)
-        guest = self._guests[key] = _Guest(aim, self._supervisor.reconnectors[settings.name], self._loop.time())
+        guest = self._guests[key] = _KeptServer(aim, self._supervisor.reconnectors[settings.name], self._loop.time())
         log.info("a caller named a server", server=settings.name, caller=aim.caller.name)
         return guest
 
-    def _settings_for(self, key: Key, aim: Aim) -> ServerSettings:
+    def _settings_for(self, key: Key, aim: NamedServer) -> ServerSettings:
         # No configured server can have such a name: a caller that reads it sees whom it called.
         name = ServerName(f"{aim.address.origin.authority}#{next(self._numbers)}")
         known = self._known.get(key)
@@ -298,7 +298,7 @@ class Targets:
             secrets=_secrets_in(aim.reach.headers),
         )
 
-    def _opened(self, key: Key, guest: _Guest) -> Opened:
+    def _opened(self, key: Key, guest: _KeptServer) -> OpenTarget:
         reconnector, server_status = guest.reconnector, guest.reconnector.server_status
         is_kept = self._guests.get(key) is guest
         if server_status.state != "ready" or not is_kept:
@@ -310,7 +310,7 @@ class Targets:
             )
         self._remember(key, server_status.carrier)
         is_plain = server_status.carrier == "rpc"
-        return Opened(self.annex, guest.name, is_plain=is_plain, initialize_result=reconnector.initialize_result)
+        return OpenTarget(self.annex, guest.name, is_plain=is_plain, initialize_result=reconnector.initialize_result)
 
     def _remember(self, key: Key, carrier: str | None) -> None:
         self._known[key] = "sse" if carrier == "sse" else "rpc" if carrier == "rpc" else "http"
@@ -318,7 +318,7 @@ class Targets:
         if len(self._known) > KNOWN_MAX:
             self._known.popitem(last=False)
 
-    def _key(self, aim: Aim) -> Key:
+    def _key(self, aim: NamedServer) -> Key:
         whole = msgspec.json.encode([aim.reach.ways, sorted(aim.reach.headers.items())])
         digest = hashlib.blake2b(whole, key=self._salt, digest_size=16).digest()
         return aim.caller.tenant, aim.caller.name, digest
@@ -343,12 +343,12 @@ class Targets:
             raise TooManyTargets(len(keys))
         self._forget(idle)
 
-    def _used(self, key: Key, guest: _Guest) -> None:
+    def _used(self, key: Key, guest: _KeptServer) -> None:
         guest.used_at = self._loop.time()
         if guest.timer is None and self._guests.get(key) is guest:
             guest.timer = self._loop.call_later(self.settings.idle, self._look, key, guest)
 
-    def _look(self, key: Key, guest: _Guest) -> None:
+    def _look(self, key: Key, guest: _KeptServer) -> None:
         """Let a server go that nobody used for a while, or look again later."""
         guest.timer = None
         if guest.is_busy:
@@ -373,9 +373,9 @@ class Targets:
             if not self._is_allowed(guest.aim, callers):
                 self._forget(key)
 
-    def _is_allowed(self, aim: Aim, callers: Container[Caller]) -> bool:
-        found = self.find(aim.caller, Named(aim.address.url, None, aim.reach.headers))
-        return aim.caller in callers and isinstance(found, Aim) and found.reach == aim.reach
+    def _is_allowed(self, aim: NamedServer, callers: Container[Caller]) -> bool:
+        found = self.find(aim.caller, TargetSpec(aim.address.url, None, aim.reach.headers))
+        return aim.caller in callers and isinstance(found, NamedServer) and found.reach == aim.reach
 
     async def aclose(self) -> None:
         """Let all of them go, in good order."""
@@ -385,7 +385,7 @@ class Targets:
         await self._supervisor.aclose()
 
 
-def ways_to(address: Address) -> Ways:
+def ways_to(address: TargetAddress) -> Ways:
     """What may be spoken at an address, and where, in the order in which it is tried."""
     if not address.path:
         return tuple((carrier, f"{address.origin}{path}{address.query}") for carrier, path in USUAL)
@@ -404,13 +404,13 @@ def _blame(then: OnOpened, error: BaseException) -> None:
     then(Bug(incident))
 
 
-def _address_of(server: ServerSettings) -> Address | None:
+def _address_of(server: ServerSettings) -> TargetAddress | None:
     url = getattr(server.reach, "url", None)
     return None if url is None else _read(url)
 
 
 @lru_cache(maxsize=4096)
-def _read(url: str) -> Address | None:
+def _read(url: str) -> TargetAddress | None:
     """The address of a configured server, which is read for every one that is named."""
     try:
         return read_address(url)

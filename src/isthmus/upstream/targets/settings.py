@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from isthmus.upstream.settings import OWN_HEADERS
-from isthmus.upstream.targets.addresses import Address, read_address, read_pattern
+from isthmus.upstream.targets.addresses import TargetAddress, read_address, read_pattern
 
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
@@ -39,11 +39,11 @@ class TargetSettings:
         if self.max < 1:
             raise ValueError(f"max must be at least 1, not {self.max}")
 
-    def allows(self, address: Address) -> bool:
+    def allows(self, address: TargetAddress) -> bool:
         """Whether an address may be named."""
         return (self.open and not self.allow) or any(read_pattern(pattern).covers(address) for pattern in self.allow)
 
-    def trusts(self, address: Address) -> bool:
+    def trusts(self, address: TargetAddress) -> bool:
         """Whether it may lead into a private network: its host is listed literally, as if it were configured."""
         patterns = map(read_pattern, self.allow)
         return any(not pattern.is_wild and pattern.covers(address) for pattern in patterns)

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from isthmus.core.calls.inflight import InFlight
-from isthmus.frontends.mcp import task_pages as module
-from isthmus.frontends.mcp.task_pages import TaskPages
+from isthmus.frontends.mcp import methods as module
+from isthmus.frontends.mcp.methods import TaskList
 from isthmus.frontends.mcp.tasks import shown_id
 from isthmus.model.callers import Caller
 from isthmus.model.calls import EVERYTHING, Surface
@@ -19,7 +19,7 @@ from isthmus.model.faults import Overloaded, ServerError, TimedOut
 from isthmus.model.features import Ability
 from isthmus.model.outcomes import Outcome
 from isthmus.model.questions import NOT_ASKED, ClientCapabilities, Question, Reply
-from isthmus.model.tasks import TaskState
+from isthmus.model.tasks import ServerTaskState
 from isthmus.upstream.waiters import CallWaiter
 from tests.unit.core.doubles import ANYONE, SERVER, raw, ready, tool
 from tests.unit.frontends.mcp.doubles import SECONDS, Hosted, Talk
@@ -27,9 +27,9 @@ from tests.unit.frontends.mcp.doubles import SECONDS, Hosted, Talk
 ABLE: frozenset[Ability] = frozenset({"tools", "tasks"})
 
 
-def state(id: str, status: str = "working") -> TaskState:
+def state(id: str, status: str = "working") -> ServerTaskState:
     members = {"taskId": raw(id), "status": raw(status)}
-    return TaskState(id, status, status == "completed", None, members)
+    return ServerTaskState(id, status, status == "completed", None, members)
 
 
 def hosted(*ids: str) -> Hosted:
@@ -43,7 +43,7 @@ def hosted(*ids: str) -> Hosted:
 async def page(
     host: Hosted, cursor: str | None = None, client_caps: ClientCapabilities = frozenset(), session: str = ""
 ) -> Any:
-    pages = TaskPages(host.hub, ANYONE, EVERYTHING, client_caps=client_caps, session=session)
+    pages = TaskList(host.hub, ANYONE, EVERYTHING, client_caps=client_caps, session=session)
     view = host.hub.snapshot.view(ANYONE.grants, EVERYTHING, client_caps)
     async with asyncio.timeout(SECONDS):
         result = await pages.page(view, cursor)
@@ -57,7 +57,7 @@ async def test_anyone_is_listed_what_it_asked_for_in_the_same_conversation() -> 
         host.hub.tasks.made(anybody, SERVER, None, state(f"of {session}", "completed"), session=session)
     view = host.hub.snapshot.view(anybody.grants, EVERYTHING)
     for session, expected in (("one", [shown_id(anybody, SERVER, "of one")]), ("", [])):
-        result = await TaskPages(host.hub, anybody, EVERYTHING, session=session).page(view, None)
+        result = await TaskList(host.hub, anybody, EVERYTHING, session=session).page(view, None)
         assert [task["taskId"] for task in msgspec.json.decode(result or b"")["tasks"]] == expected
 
 

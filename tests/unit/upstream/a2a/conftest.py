@@ -7,16 +7,16 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from isthmus.upstream.agent import commission
-from tests.unit.upstream.agent.scene import Scene, opened
-from tests.unit.upstream.agent.scripted import KINDS
+from isthmus.upstream.a2a import remote_task
+from tests.unit.upstream.a2a.scene import Scene, opened
+from tests.unit.upstream.a2a.scripted import KINDS
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody has to wait for the agent's sake."""
-    monkeypatch.setattr(commission, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(commission, "LOOK_SECONDS_MAX", 0.02)
+    monkeypatch.setattr(remote_task, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(remote_task, "LOOK_SECONDS_MAX", 0.02)
 
 
 @pytest_asyncio.fixture(params=KINDS, ids=" ".join)

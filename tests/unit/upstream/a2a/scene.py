@@ -11,18 +11,17 @@ from typing import Any
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.settings import Limits
-from isthmus.credentials.memory import StaticCredentials
+from isthmus.credentials.logins import StaticCredentials
 from isthmus.model.calls import Call
 from isthmus.model.outcomes import Result
 from isthmus.model.questions import ClientCapabilities
 from isthmus.transport.egress import Egress
-from isthmus.upstream.agent.given import GivenTasks
-from isthmus.upstream.agent.link import AgentLink
+from isthmus.upstream.a2a.link import AgentLink, TaskOwners
 from isthmus.upstream.settings import AgentSettings
-from isthmus.wire.a2a.operations import Send
+from isthmus.wire.a2a.operations import SendMessage
 from isthmus.wire.mcp.messages import Implementation
 from tests.unit.core.doubles import ANYONE, SERVER, Listener, Stage, call
-from tests.unit.upstream.agent.scripted import LATEST, Kind, Script, ScriptedAgent
+from tests.unit.upstream.a2a.scripted import LATEST, Kind, Script, ScriptedAgent
 
 SECONDS = 20.0
 NAME = "files.research"
@@ -36,7 +35,7 @@ class Scene:
     def __init__(self, agent: ScriptedAgent, background: BackgroundTasks) -> None:
         self.agent = agent
         self._background = background
-        self.given = GivenTasks()
+        self.given = TaskOwners()
         self.link = self.dial(agent.origin)
 
     def dial(self, url: str, *origins: str) -> AgentLink:
@@ -74,7 +73,7 @@ class Scene:
 
     async def answered(self, script: Script, **more: Any) -> Listener:
         """A call whose message was answered so."""
-        self.agent.scripts[Send] = script
+        self.agent.scripts[SendMessage] = script
         return await self.outcome(**more)
 
 

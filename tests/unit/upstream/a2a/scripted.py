@@ -16,20 +16,29 @@ from msgspec import Raw
 from isthmus.model.conversation import (
     ABSENT,
     Artifact,
-    ArtifactUpdate,
     Message,
     Part,
-    Status,
-    StatusUpdate,
     Task,
+    TaskArtifactUpdate,
     TaskState,
-    Text,
+    TaskStatus,
+    TaskStatusUpdate,
+    TextPart,
     Update,
 )
 from isthmus.wire import jsonrpc
 from isthmus.wire.a2a import rest, v0_3, v1_0
-from isthmus.wire.a2a.operations import Cancel, Dialect, Get, Operation, Problem, ReadCard, Send, Subscribe
-from isthmus.wire.a2a.streams import RestStream, RpcStream, Stream
+from isthmus.wire.a2a.operations import (
+    A2aDialect,
+    A2aProblem,
+    CancelTask,
+    GetExtendedCard,
+    GetTask,
+    Operation,
+    SendMessage,
+    SubscribeToTask,
+)
+from isthmus.wire.a2a.streams import RestStream, RpcStream, UpdateStream
 from isthmus.wire.jsonrpc import Request
 
 EVENTS = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
@@ -55,13 +64,13 @@ KINDS = [Kind(version, binding) for version in ("1.0", "0.3") for binding in ("J
 class Out:
     """The answer to one request, as the test writes it."""
 
-    def __init__(self, writer: asyncio.StreamWriter, stream: Stream, dialect: Dialect, asked: Operation) -> None:
+    def __init__(self, writer: asyncio.StreamWriter, stream: UpdateStream, dialect: A2aDialect, asked: Operation) -> None:
         self._writer = writer
         self._stream = stream
         self._dialect = dialect
         self._asked = asked
         self.envelope: Callable[[bytes], bytes] = lambda body: body
-        self.refusal: Callable[[Problem], tuple[int, bytes]] = lambda problem: (500, b"")
+        self.refusal: Callable[[A2aProblem], tuple[int, bytes]] = lambda problem: (500, b"")
 
     def begin(self) -> None:
         """Begin a stream."""
@@ -87,10 +96,10 @@ class Out:
 
     def answer(self, said: Task | Message) -> None:
         """Answer in one body."""
-        write = self._dialect.write_sent if isinstance(self._asked, Send) else self._dialect.write_task
+        write = self._dialect.write_sent if isinstance(self._asked, SendMessage) else self._dialect.write_task
         self.body(self.envelope(bytes(write(said, None))))  # type: ignore[arg-type]
 
-    def refuse(self, problem: Problem) -> None:
+    def refuse(self, problem: A2aProblem) -> None:
         """Answer that it is not done."""
         status, body = self.refusal(problem)
         self.body(body, status)
@@ -126,7 +135,7 @@ class ScriptedAgent:
         self.extensions: list[dict[str, Any]] = []
         self.card_headers: dict[str, str] = {}
         self.tasks: dict[str, Task] = {}
-        self.scripts: dict[type, Script] = {Get: self._get, Cancel: self._cancel, Subscribe: self._hang}
+        self.scripts: dict[type, Script] = {GetTask: self._get, CancelTask: self._cancel, SubscribeToTask: self._hang}
         self.asked: list[Operation] = []
         self.heads: list[str] = []
         self.fetched: list[str] = []
@@ -137,9 +146,9 @@ class ScriptedAgent:
         """What a GET of a path is answered with in the place of the card."""
         self._conversations: set[asyncio.Task[None]] = set()
 
-    def sent(self) -> list[Send]:
+    def sent(self) -> list[SendMessage]:
         """The messages that were heard."""
-        return [asked for asked in self.asked if isinstance(asked, Send)]
+        return [asked for asked in self.asked if isinstance(asked, SendMessage)]
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._converse, "127.0.0.1", 0, limit=1 << 24)
@@ -193,7 +202,7 @@ class ScriptedAgent:
             return
         self.heads.append(head)
         out, asked = self._read(verb, target, body, writer)
-        if isinstance(asked, ReadCard):
+        if isinstance(asked, GetExtendedCard):
             await self._show_extended(out)
             return
         self.asked.append(asked)
@@ -204,7 +213,7 @@ class ScriptedAgent:
             return self._read_rpc(body, writer)
         path, _, query = target.removeprefix("/a2a").partition("?")
         binding, asked = rest.read(verb, path, query, body)
-        assert not isinstance(asked, Problem), asked
+        assert not isinstance(asked, A2aProblem), asked
         out = Out(writer, RestStream(binding), binding.dialect, asked)
         out.refusal = binding.write_problem
         return out, asked
@@ -212,9 +221,9 @@ class ScriptedAgent:
     def _read_rpc(self, body: bytes, writer: asyncio.StreamWriter) -> tuple[Out, Operation]:
         request = jsonrpc.decode(body)
         assert isinstance(request, Request), request
-        dialect: Dialect = v1_0 if self.kind.version == "1.0" else v0_3
+        dialect: A2aDialect = v1_0 if self.kind.version == "1.0" else v0_3
         asked = dialect.read(request.method, request.params)
-        assert not isinstance(asked, Problem), asked
+        assert not isinstance(asked, A2aProblem), asked
         out = Out(writer, RpcStream(dialect, request.id), dialect, asked)
         out.envelope = lambda answer: jsonrpc.result(request.id, answer)
         out.refusal = lambda problem: (200, jsonrpc.error(request.id, *dialect.write_problem(problem)))
@@ -222,17 +231,17 @@ class ScriptedAgent:
 
     async def _show_extended(self, out: Out) -> None:
         if self.more_skills is None:
-            out.refuse(Problem("card_not_configured", "there is none"))
+            out.refuse(A2aProblem("card_not_configured", "there is none"))
         else:
             out.body(out.envelope(json.dumps({**self.card(), "skills": self.more_skills}).encode()))
 
-    async def _get(self, asked: Get, out: Out) -> None:
+    async def _get(self, asked: GetTask, out: Out) -> None:
         if asked.task in self.tasks:
             out.answer(self.tasks[asked.task])
         else:
-            out.refuse(Problem("task_not_found", "there is no such task"))
+            out.refuse(A2aProblem("task_not_found", "there is no such task"))
 
-    async def _cancel(self, asked: Cancel, out: Out) -> None:
+    async def _cancel(self, asked: CancelTask, out: Out) -> None:
         out.answer(task("canceled"))
         self.cancelled.set()
 
@@ -248,25 +257,25 @@ def says(*parts: Part, id: str = "m") -> Message:
     return Message(id, "agent", parts)
 
 
-def stands(state: TaskState, *parts: Part, at: float = 1.0) -> StatusUpdate:
+def stands(state: TaskState, *parts: Part, at: float = 1.0) -> TaskStatusUpdate:
     """The task stands so."""
-    status = Status(state, at, says(*parts, id=f"m-{at}") if parts else None)
-    return StatusUpdate(TASK, CONTEXT, status, state not in ("submitted", "working"))
+    status = TaskStatus(state, at, says(*parts, id=f"m-{at}") if parts else None)
+    return TaskStatusUpdate(TASK, CONTEXT, status, state not in ("submitted", "working"))
 
 
 def task(state: TaskState, *artifacts: Artifact, message: Message | None = None, **more: Any) -> Task:
     """The whole task."""
-    return Task(TASK, CONTEXT, Status(state, 1.0, message), 1.0, artifacts, **more)
+    return Task(TASK, CONTEXT, TaskStatus(state, 1.0, message), 1.0, artifacts, **more)
 
 
-def made(*parts: Part, id: str = "a", is_more: bool = False, metadata: Raw = ABSENT) -> ArtifactUpdate:
+def made(*parts: Part, id: str = "a", is_more: bool = False, metadata: Raw = ABSENT) -> TaskArtifactUpdate:
     """An artifact, or more of one."""
-    return ArtifactUpdate(TASK, CONTEXT, Artifact(id, parts, metadata=metadata), is_more, is_complete=False)
+    return TaskArtifactUpdate(TASK, CONTEXT, Artifact(id, parts, metadata=metadata), is_more, is_complete=False)
 
 
 WORKING = task("working")
 DONE = stands("completed")
-HELLO = made(Text("hello"))
+HELLO = made(TextPart("hello"))
 
 
 def streaming(*updates: Update) -> Script:

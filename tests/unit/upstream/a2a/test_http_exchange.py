@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 from msgspec.structs import replace
 
-from isthmus.model.conversation import Text
+from isthmus.model.conversation import TextPart
 from isthmus.model.faults import (
     BadReply,
     NotConnected,
     ServerError,
 )
-from isthmus.upstream.agent import visit
-from isthmus.wire.a2a.operations import Cancel, Problem, Send
-from tests.unit.upstream.agent.scene import SECONDS, Scene, opened, texts
-from tests.unit.upstream.agent.scripted import (
+from isthmus.upstream.a2a import http_exchange
+from isthmus.upstream.a2a.http_exchange import LINGERING_MAX, LingeringConnections
+from isthmus.wire.a2a.operations import A2aProblem, CancelTask, SendMessage
+from tests.unit.upstream.a2a.scene import SECONDS, Scene, opened, texts
+from tests.unit.upstream.a2a.scripted import (
     DONE,
     HELLO,
     TASK,
@@ -32,8 +34,8 @@ from tests.unit.upstream.agent.scripted import (
 
 
 async def test_a_refusal_reaches_the_caller_with_its_code(every: Scene) -> None:
-    async def refuse(_: Send, out: Out) -> None:
-        out.refuse(Problem("invalid_params", "only text"))
+    async def refuse(_: SendMessage, out: Out) -> None:
+        out.refuse(A2aProblem("invalid_params", "only text"))
 
     fault = (await every.answered(refuse)).fault
     assert isinstance(fault, ServerError), fault
@@ -41,8 +43,8 @@ async def test_a_refusal_reaches_the_caller_with_its_code(every: Scene) -> None:
 
 
 async def test_a_refusal_is_told_without_what_the_agent_was_shown(every: Scene) -> None:
-    async def refuse(_: Send, out: Out) -> None:
-        out.refuse(Problem("invalid_params", "not with secret"))
+    async def refuse(_: SendMessage, out: Out) -> None:
+        out.refuse(A2aProblem("invalid_params", "not with secret"))
 
     every.link.hide = lambda text: text.replace("secret", "***")
     fault = (await every.answered(refuse)).fault
@@ -52,7 +54,7 @@ async def test_a_refusal_is_told_without_what_the_agent_was_shown(every: Scene) 
 
 @pytest.mark.parametrize("status", [401, 403])
 async def test_who_is_not_let_in_is_told_so(every: Scene, status: int) -> None:
-    async def refuse(_: Send, out: Out) -> None:
+    async def refuse(_: SendMessage, out: Out) -> None:
         out.body(b"", status)
 
     fault = (await every.answered(refuse)).fault
@@ -61,7 +63,7 @@ async def test_who_is_not_let_in_is_told_so(every: Scene, status: int) -> None:
 
 
 async def test_who_has_to_prove_who_it_is_is_told_where(every: Scene) -> None:
-    async def refuse(_: Send, out: Out) -> None:
+    async def refuse(_: SendMessage, out: Out) -> None:
         out.body(b"", 401, www_authenticate='Bearer resource_metadata="https://login.example/meta"')
 
     fault = (await every.answered(refuse)).fault
@@ -79,7 +81,7 @@ async def test_what_somebody_on_the_way_refuses_may_have_run(version: str, statu
 
 
 async def test_an_error_that_is_null_is_none(plain: Scene) -> None:
-    async def answer(_: Send, out: Out) -> None:
+    async def answer(_: SendMessage, out: Out) -> None:
         done = out.envelope(b'{"task":{"id":"t","status":{"state":"TASK_STATE_COMPLETED"}}}')
         out.body(done[:-1] + b',"error":null}')
 
@@ -87,7 +89,7 @@ async def test_an_error_that_is_null_is_none(plain: Scene) -> None:
 
 
 async def test_an_agent_may_leave_out_what_is_empty(scene: Scene) -> None:
-    async def say(_: Send, out: Out) -> None:
+    async def say(_: SendMessage, out: Out) -> None:
         out.begin()
         out.tell(WORKING, HELLO)
         out.raw(out.told(made(is_more=True)).replace(b',"parts":[]', b""))
@@ -106,18 +108,18 @@ MANY = 12
 async def test_streams_that_agents_do_not_end_leave_room_for_calls(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def stay(_: Send, out: Out) -> None:
+    async def stay(_: SendMessage, out: Out) -> None:
         out.begin()
         out.tell(WORKING, HELLO, DONE)
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(visit, "LINGER_SECONDS", 600)
+    monkeypatch.setattr(http_exchange, "LINGER_SECONDS", 600)
     for _ in range(MANY):
         assert texts(await scene.answered(stay)) == ["hello"]
 
 
 def _event(data: bytes) -> Script:
-    async def script(_: Send, out: Out) -> None:
+    async def script(_: SendMessage, out: Out) -> None:
         out.begin()
         out.raw(b"data: %b\n\n" % data)
         await asyncio.Event().wait()
@@ -126,11 +128,11 @@ def _event(data: bytes) -> Script:
 
 
 def _flood() -> Script:
-    async def script(_: Send, out: Out) -> None:
+    async def script(_: SendMessage, out: Out) -> None:
         out.begin()
         out.tell(WORKING)
         for _number in range(1000):
-            out.tell(made(Text("x" * 1024), is_more=True))
+            out.tell(made(TextPart("x" * 1024), is_more=True))
             await asyncio.sleep(0)
         await asyncio.Event().wait()
 
@@ -138,7 +140,7 @@ def _flood() -> Script:
 
 
 def _body(body: bytes, status: int = 200) -> Script:
-    async def script(_: Send, out: Out) -> None:
+    async def script(_: SendMessage, out: Out) -> None:
         out.body(body, status)
 
     return script
@@ -174,4 +176,28 @@ async def test_an_answer_about_another_task_is_not_taken(scene: Scene) -> None:
     assert "another task" in fault.message
     async with asyncio.timeout(SECONDS):
         await scene.agent.cancelled.wait()
-    assert scene.agent.asked[-1] == Cancel(TASK)
+    assert scene.agent.asked[-1] == CancelTask(TASK)
+
+
+async def test_the_oldest_goes_where_one_too_many_lingers() -> None:
+    lingering, stopped = LingeringConnections(), list[int]()
+    for number in range(LINGERING_MAX + 2):
+        lingering.add(partial(stopped.append, number), 600)
+    assert stopped == [0, 1]
+
+
+async def test_what_has_ended_by_itself_is_not_stopped_and_makes_room() -> None:
+    lingering, stopped = LingeringConnections(), list[int]()
+    stops = [partial(stopped.append, number) for number in range(LINGERING_MAX + 1)]
+    for stop in stops:
+        lingering.add(stop, 600)
+        lingering.drop(stop)
+        lingering.drop(stop)
+    assert stopped == []
+
+
+async def test_nothing_lingers_longer_than_it_may() -> None:
+    lingering, stopped = LingeringConnections(), asyncio.Event()
+    lingering.add(stopped.set, 0)
+    async with asyncio.timeout(5):
+        await stopped.wait()

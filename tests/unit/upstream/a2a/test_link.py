@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 
 import pytest
+from msgspec.structs import replace
 
 from isthmus.model.faults import (
     BadReply,
     NotConnected,
 )
+from isthmus.model.names import ServerName
+from isthmus.upstream.a2a import link
+from isthmus.upstream.a2a.link import TaskOwners
 from isthmus.upstream.link import ConnectFailed
-from tests.unit.upstream.agent.scene import SECONDS, Scene
+from tests.unit.core.doubles import ANYONE, SERVER
+from tests.unit.upstream.a2a.scene import SECONDS, Scene
 
 # -- cards -----------------------------------------------------------------------------------------------------------
 
@@ -200,3 +205,41 @@ async def test_a_tag_that_is_none_is_not_repeated(scene: Scene, tag: str) -> Non
     for _ in range(2):
         await scene.link.look_round()
     assert "if-none-match" not in scene.agent.fetched[-1]
+
+
+OTHER = replace(ANYONE, name="other")
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "TASKS_OF_CALLER_MAX", 2)
+    monkeypatch.setattr(link, "TASKS_MAX", 3)
+
+
+def test_a_task_is_its_callers_alone() -> None:
+    tasks = TaskOwners()
+    tasks.add(ANYONE, SERVER, "t")
+    assert tasks.has(ANYONE, SERVER, "t")
+    assert not tasks.has(OTHER, SERVER, "t")
+    assert not tasks.has(replace(ANYONE, tenant="other"), SERVER, "t")
+    assert not tasks.has(ANYONE, ServerName("other"), "t")
+    assert not tasks.has(ANYONE, SERVER, "u")
+
+
+@pytest.mark.usefixtures("few")
+def test_a_caller_forgets_its_own_oldest() -> None:
+    tasks = TaskOwners()
+    tasks.add(OTHER, SERVER, "first")
+    for id in ("a", "b", "a", "c"):
+        tasks.add(ANYONE, SERVER, id)
+    assert [tasks.has(ANYONE, SERVER, id) for id in "abc"] == [True, False, True]
+    assert tasks.has(OTHER, SERVER, "first")
+
+
+@pytest.mark.usefixtures("few")
+def test_all_together_forget_the_oldest() -> None:
+    tasks = TaskOwners()
+    callers = [replace(ANYONE, name=str(number)) for number in range(5)]
+    for caller in callers:
+        tasks.add(caller, SERVER, "t")
+    assert [tasks.has(caller, SERVER, "t") for caller in callers] == [False, False, True, True, True]

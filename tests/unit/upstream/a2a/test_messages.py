@@ -2,43 +2,240 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from msgspec import Raw
+from msgspec.structs import replace
 
-from isthmus.model.conversation import ABSENT, Data, Text
+from isthmus.model.conversation import ABSENT, DataPart, Part, TaskStatus, TextPart
+from isthmus.model.events import Event, LogMessage, Progress
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.upstream.agent.messages import Told, told_by
-from isthmus.upstream.agent.skills import Offered
+from isthmus.upstream.a2a.agent_card import SkillTool
+from isthmus.upstream.a2a.messages import (
+    NO_WORDS,
+    WORDS_LENGTH_MAX,
+    AgentQuestion,
+    ProgressReports,
+    TaskMessage,
+    answer_parts,
+    fault_in,
+    message_for,
+    question_in,
+)
+from tests.unit.core.doubles import Stage, call
+from tests.unit.upstream.a2a.scripted import says
 
 TOOL = Tool.of(ServerName("far"), FeatureName("t"), {})
-WORDED = Offered(TOOL, 'a "b"', is_worded=True)
+WORDED = SkillTool(TOOL, 'a "b"', is_worded=True)
 
 
 def test_words_and_data_are_parts_and_the_rest_says_where_they_belong() -> None:
-    told = told_by(WORDED, Raw(b'{"message":"hi","data":{"n":1.0},"task_id":"t","context_id":"c","more":1}'))
-    parts = (Text("hi"), Data(Raw(b'{"n":1.0}'), "application/json"))
-    assert told == Told(parts, Raw(b'{"skill":"a \\"b\\""}'), "t", "c")
+    told = message_for(WORDED, Raw(b'{"message":"hi","data":{"n":1.0},"task_id":"t","context_id":"c","more":1}'))
+    parts = (TextPart("hi"), DataPart(Raw(b'{"n":1.0}'), "application/json"))
+    assert told == TaskMessage(parts, Raw(b'{"skill":"a \\"b\\""}'), "t", "c")
 
 
 def test_what_is_null_is_not_there() -> None:
-    told = told_by(WORDED, Raw(b'{"message":"hi","data":null,"task_id":null,"context_id":null}'))
-    assert isinstance(told, Told)
-    assert (told.parts, told.task, told.context) == ((Text("hi"),), "", "")
+    told = message_for(WORDED, Raw(b'{"message":"hi","data":null,"task_id":null,"context_id":null}'))
+    assert isinstance(told, TaskMessage)
+    assert (told.parts, told.task, told.context) == ((TextPart("hi"),), "", "")
 
 
 def test_arguments_of_a_schema_are_one_part_as_they_are() -> None:
-    told = told_by(Offered(TOOL, "s", is_worded=False), Raw(b'{ "n": 1.50 }'))
-    assert isinstance(told, Told)
-    assert (told.parts, told.is_worded) == ((Data(Raw(b'{ "n": 1.50 }'), "application/json"),), False)
+    told = message_for(SkillTool(TOOL, "s", is_worded=False), Raw(b'{ "n": 1.50 }'))
+    assert isinstance(told, TaskMessage)
+    assert (told.parts, told.is_worded) == ((DataPart(Raw(b'{ "n": 1.50 }'), "application/json"),), False)
 
 
 def test_an_agent_as_a_whole_is_told_no_skill() -> None:
-    told = told_by(Offered(TOOL, "", is_worded=True), Raw(b'{"message":"hi"}'))
-    assert isinstance(told, Told)
+    told = message_for(SkillTool(TOOL, "", is_worded=True), Raw(b'{"message":"hi"}'))
+    assert isinstance(told, TaskMessage)
     assert told.metadata == ABSENT
 
 
 @pytest.mark.parametrize("arguments", [b"{}", b'{"message":7}', b'{"message":"","task_id":7}'])
 def test_arguments_that_are_none_say_what_is_wrong(arguments: bytes) -> None:
-    assert isinstance(told_by(WORDED, Raw(arguments)), str)
+    assert isinstance(message_for(WORDED, Raw(arguments)), str)
+
+
+FAR = ServerName("far")
+
+
+def failed(metadata: bytes, *words: str) -> TaskStatus:
+    return TaskStatus("failed", 1.0, replace(says(*map(TextPart, words)), metadata=Raw(metadata)))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "code", "executed"),
+    [
+        (b'{"executed":"unknown","reason":"lost","server":"x"}', -32012, "unknown"),
+        (b'{"executed":"no","reason":"not_connected"}', -32011, "no"),
+        (b'{"executed":"no","reason":"unknown_tool"}', -32602, "no"),
+        (b'{"executed":"yes"}', -32012, "yes"),
+    ],
+)
+def test_a_fault_over_there_is_one_here_and_says_whether_the_tool_ran(
+    metadata: bytes, code: int, executed: str
+) -> None:
+    fault = fault_in(failed(metadata, "It", "broke"), FAR)
+    assert fault is not None
+    assert (fault.code, fault.executed, fault.server, fault.message) == (code, executed, FAR, "It\nbroke")
+    assert fault.data == Raw(metadata)
+
+
+def test_what_the_hub_over_there_was_shown_is_taken_out_of_its_words_and_its_data() -> None:
+    told = failed(b'{"executed":"no","reason":"not with secret"}', "not with secret")
+    fault = fault_in(told, FAR, lambda text: text.replace("secret", "***"))
+    assert fault is not None
+    assert (fault.message, fault.data) == ("not with ***", Raw(b'{"executed":"no","reason":"not with ***"}'))
+
+
+def test_a_fault_without_words_has_some() -> None:
+    fault = fault_in(failed(b'{"executed":"no"}'), FAR)
+    assert fault is not None
+    assert fault.message == "It failed"
+
+
+@pytest.mark.parametrize("metadata", [b"", b"{}", b"7", b'{"executed":"perhaps"}'])
+def test_what_says_nothing_of_it_is_no_fault(metadata: bytes) -> None:
+    assert fault_in(failed(metadata, "It broke"), FAR) is None
+    assert fault_in(TaskStatus("failed", 1.0), FAR) is None
+
+
+FORM = b'{"type":"object","properties":{"n":{"type":"integer","maximum":9223372036854775807}}}'
+NESTED = b'{"type":"object","properties":{"o":{"type":"object"}}}'
+
+
+def data(text: bytes) -> DataPart:
+    return DataPart(Raw(text))
+
+
+def told(text: bytes) -> DataPart:
+    return DataPart(Raw(text), "application/json")
+
+
+def schema_of(asking: AgentQuestion) -> bytes:
+    params = bytes(asking.question.params)
+    return params.partition(b'"requestedSchema":')[2].removesuffix(b"}")
+
+
+def test_words_are_asked_for_in_one_field() -> None:
+    asking = question_in((TextPart("Which"), TextPart("one?"), data(b"[1]"), data(b"7")))
+    assert asking.is_worded
+    params = json.loads(bytes(asking.question.params))
+    assert params["message"] == "Which\none?"
+    assert params["requestedSchema"]["required"] == ["message"]
+    assert json.loads(bytes(question_in(()).question.params))["message"] == NO_WORDS
+
+
+@pytest.mark.parametrize(
+    "part", [FORM, b'{"schema":%b}' % FORM, b'{"inputSchema":%b}' % FORM, b'{"x":1,"requestedSchema":%b}' % FORM]
+)
+def test_a_schema_is_asked_for_exactly(part: bytes) -> None:
+    asking = question_in((data(part),))
+    assert not asking.is_worded
+    assert schema_of(asking) == FORM
+
+
+@pytest.mark.parametrize("part", [NESTED, b'{"schema":%b}' % NESTED, b'{"type":"object"}', b'{"schema":"x"}', b"{}"])
+def test_what_no_form_can_be_made_of_is_asked_for_in_words(part: bytes) -> None:
+    assert question_in((data(part),)).is_worded
+
+
+@pytest.mark.parametrize("method", ["elicitation/create", "sampling/createMessage", "roots/list"])
+def test_another_hubs_question_is_passed_on(method: str) -> None:
+    asking = question_in((TextPart("Who?"), data(b'{"method":"%b","params":{"a":1.0}}' % method.encode())))
+    assert asking.is_passed_on
+    assert (asking.question.method, bytes(asking.question.params)) == (method, b'{"a":1.0}')
+
+
+@pytest.mark.parametrize("part", [b'{"method":"tools/call","params":{}}', b'{"method":"roots/list","params":7}'])
+def test_what_is_no_question_is_not_passed_on(part: bytes) -> None:
+    assert not question_in((data(part),)).is_passed_on
+
+
+@pytest.mark.parametrize(
+    ("asking", "result", "parts"),
+    [
+        (question_in(()), b'{"action":"accept","content":{"message":"red"}}', (TextPart("red"),)),
+        (question_in(()), b'{"action":"accept","content":{"message":7}}', (told(b'{"message":7}'),)),
+        (question_in(()), b'{"action":"accept"}', (told(b"{}"),)),
+        (question_in((data(FORM),)), b'{"action":"accept","content":{"n":1.0}}', (told(b'{"n":1.0}'),)),
+        (question_in(()), b'{"action":"decline"}', None),
+        (question_in(()), b'{"action":"cancel"}', None),
+        (question_in(()), b"7", None),
+    ],
+)  # fmt: skip
+def test_an_answer_is_told_as_it_was_asked_for(
+    asking: AgentQuestion, result: bytes, parts: tuple[Part, ...] | None
+) -> None:
+    assert answer_parts(asking, Raw(result)) == parts
+
+
+def test_the_answer_to_another_hub_is_passed_on() -> None:
+    asking = question_in((data(b'{"method":"sampling/createMessage","params":{}}'),))
+    assert answer_parts(asking, Raw(b'{"role":"assistant"}')) == (
+        DataPart(Raw(b'{"role":"assistant"}'), "application/json"),
+    )
+
+
+class Telling:
+    """Reports of a call, and what its caller heard."""
+
+    def __init__(self, *, wants_progress: bool = True) -> None:
+        asked = replace(call(), wants_progress=wants_progress)
+        inflight, self.listener = Stage().start(asked)
+        self.reports = ProgressReports(inflight)
+
+    def tell(self, *parts: Part, id: str = "m") -> None:
+        self.reports.tell(TaskStatus("working", 1.0, says(*parts, id=id)))
+
+    @property
+    def heard(self) -> list[Event]:
+        return self.listener.events
+
+
+async def test_each_new_word_is_one_step() -> None:
+    telling = Telling()
+    telling.tell(TextPart("one"), TextPart("more"))
+    telling.tell(TextPart("one"), TextPart("more"))
+    telling.tell(TextPart("x" * (WORDS_LENGTH_MAX + 1)), id="n")
+    first, second = telling.heard
+    assert isinstance(first, Progress)
+    assert isinstance(second, Progress)
+    assert {key: bytes(value) for key, value in first.members.items()} == {"progress": b"1", "message": b'"one\\nmore"'}
+    assert len(second.members["message"]) == WORDS_LENGTH_MAX + 2
+
+
+async def test_who_wants_no_progress_hears_a_line_of_the_log() -> None:
+    telling = Telling(wants_progress=False)
+    telling.tell(TextPart("one"))
+    telling.tell(DataPart(Raw(b'{"progress":1}')), id="n")
+    (line,) = telling.heard
+    assert isinstance(line, LogMessage)
+
+
+@pytest.mark.parametrize(
+    "part", [DataPart(Raw(b"[1]")), DataPart(Raw(b'{"progress":"x"}')), DataPart(Raw(b'{"level":"x"}'))]
+)
+async def test_what_says_nothing_is_not_told(part: Part) -> None:
+    telling = Telling()
+    telling.tell(part)
+    telling.reports.tell(TaskStatus("working", 1.0))
+    assert telling.heard == []
+
+
+async def test_a_question_is_no_report() -> None:
+    telling = Telling()
+    telling.reports.tell(TaskStatus("input_required", 1.0, says(TextPart("Which?"))))
+    assert telling.heard == []
+
+
+async def test_a_hubs_report_is_passed_on_without_what_belongs_to_its_hop() -> None:
+    telling = Telling()
+    telling.tell(DataPart(Raw(b'{"progress":0.50,"total":1,"progressToken":7,"_meta":{}}')))
+    (report,) = telling.heard
+    assert isinstance(report, Progress)
+    assert {key: bytes(value) for key, value in report.members.items()} == {"progress": b"0.50", "total": b"1"}

@@ -11,8 +11,17 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
-from isthmus.model.conversation import Artifact, Data, File, Message, Status, StatusUpdate, Task, Text
-from isthmus.model.events import Log, Progress
+from isthmus.model.conversation import (
+    Artifact,
+    DataPart,
+    FilePart,
+    Message,
+    Task,
+    TaskStatus,
+    TaskStatusUpdate,
+    TextPart,
+)
+from isthmus.model.events import LogMessage, Progress
 from isthmus.model.faults import (
     BadArguments,
     BadReply,
@@ -24,12 +33,12 @@ from isthmus.model.faults import (
     Unanswered,
 )
 from isthmus.model.questions import NOT_ASKED, Answered
-from isthmus.upstream.agent import commission, farewell, link
-from isthmus.upstream.rounds import ROUNDS_MAX
-from isthmus.wire.a2a.operations import Cancel, Get, Problem, Send, Subscribe
+from isthmus.upstream.a2a import link, remote_task
+from isthmus.upstream.waiters import ROUNDS_MAX
+from isthmus.wire.a2a.operations import A2aProblem, CancelTask, GetTask, SendMessage, SubscribeToTask
 from tests.unit.core.doubles import ANYONE, SERVER, Listener
-from tests.unit.upstream.agent.scene import ASKABLE, SECONDS, Scene, over, result_of, texts, until
-from tests.unit.upstream.agent.scripted import (
+from tests.unit.upstream.a2a.scene import ASKABLE, SECONDS, Scene, over, result_of, texts, until
+from tests.unit.upstream.a2a.scripted import (
     CONTEXT,
     DONE,
     HELLO,
@@ -58,8 +67,8 @@ async def test_a_call_is_a_message_of_words_and_data(every: Scene) -> None:
     assert (sent.task, sent.context) == (None, "c-0")
     assert sent.message.role == "user"
     text, data = sent.message.parts
-    assert (text, isinstance(data, Data)) == (Text("look"), True)
-    assert isinstance(data, Data)
+    assert (text, isinstance(data, DataPart)) == (TextPart("look"), True)
+    assert isinstance(data, DataPart)
     assert bytes(data.data) == b'{"n": 1.5, "big": 12345678901234567890}'
     assert json.loads(bytes(sent.message.metadata)) == {"skill": "research"}
 
@@ -78,7 +87,7 @@ async def test_a_skill_with_a_schema_is_told_its_arguments_as_they_are(scene: Sc
     await scene.greet()
     await scene.answered(streaming(WORKING, DONE), arguments={"n": 7})
     (sent,) = scene.agent.sent()
-    assert sent.message.parts == (Data(Raw(b'{"n": 7}'), "application/json"),)
+    assert sent.message.parts == (DataPart(Raw(b'{"n": 7}'), "application/json"),)
 
 
 async def test_arguments_that_are_none_are_not_sent(scene: Scene) -> None:
@@ -91,7 +100,7 @@ async def test_arguments_that_are_none_are_not_sent(scene: Scene) -> None:
 
 
 async def test_what_a_stream_brings_forth_is_the_result(every: Scene) -> None:
-    updates = (WORKING, HELLO, made(Text(", "), is_more=True), made(Text("world"), is_more=True), DONE)
+    updates = (WORKING, HELLO, made(TextPart(", "), is_more=True), made(TextPart("world"), is_more=True), DONE)
     listener = await every.answered(streaming(*updates))
     assert result_of(listener) == {
         "content": [{"type": "text", "text": "hello, world"}],
@@ -102,11 +111,11 @@ async def test_what_a_stream_brings_forth_is_the_result(every: Scene) -> None:
 
 async def test_every_kind_of_part_is_the_block_that_it_is(every: Scene) -> None:
     parts = (
-        Data(Raw(b'{"b": 12345678901234567890, "a": 1.0}')),
-        File("aGk=", name="a b.txt", media_type="text/plain"),
-        File("aGk=", media_type="image/png"),
-        File("aGk=", media_type="audio/wav"),
-        File(url="https://x.example/r", name="r", media_type="text/html"),
+        DataPart(Raw(b'{"b": 12345678901234567890, "a": 1.0}')),
+        FilePart("aGk=", name="a b.txt", media_type="text/plain"),
+        FilePart("aGk=", media_type="image/png"),
+        FilePart("aGk=", media_type="audio/wav"),
+        FilePart(url="https://x.example/r", name="r", media_type="text/html"),
     )
     listener = await every.answered(streaming(WORKING, made(*parts), DONE))
     shown = result_of(listener)
@@ -121,19 +130,19 @@ async def test_every_kind_of_part_is_the_block_that_it_is(every: Scene) -> None:
 
 
 async def test_a_message_in_the_place_of_a_task_is_the_result(every: Scene) -> None:
-    listener = await every.answered(answering(Message("m", "agent", (Text("hi"),), context="c-9")))
+    listener = await every.answered(answering(Message("m", "agent", (TextPart("hi"),), context="c-9")))
     assert texts(listener) == ["hi"]
     assert result_of(listener)["_meta"] == {"isthmus/agent": {"context_id": "c-9"}}
 
 
 async def test_what_the_agent_says_at_the_end_is_part_of_the_result(every: Scene) -> None:
-    listener = await every.answered(streaming(WORKING, HELLO, stands("completed", Text("That is all."))))
+    listener = await every.answered(streaming(WORKING, HELLO, stands("completed", TextPart("That is all."))))
     assert texts(listener) == ["hello", "That is all."]
 
 
 @pytest.mark.parametrize("state", ["failed", "rejected", "canceled"])
 async def test_a_task_that_fails_is_an_error_with_its_content(every: Scene, state: Any) -> None:
-    listener = await every.answered(streaming(WORKING, HELLO, stands(state, Text("No."))))
+    listener = await every.answered(streaming(WORKING, HELLO, stands(state, TextPart("No."))))
     assert result_of(listener)["isError"] is True
     assert texts(listener) == ["hello", "No."]
     silent = await every.answered(streaming(WORKING, stands(state)))
@@ -143,21 +152,21 @@ async def test_a_task_that_fails_is_an_error_with_its_content(every: Scene, stat
 
 async def test_a_failure_is_told_without_what_the_agent_was_shown_and_an_answer_as_it_is(every: Scene) -> None:
     every.link.hide = lambda text: text.replace("secret", "***")
-    failed = await every.answered(streaming(WORKING, stands("failed", Text("not with secret"))))
+    failed = await every.answered(streaming(WORKING, stands("failed", TextPart("not with secret"))))
     assert texts(failed) == ["not with ***"]
-    done = await every.answered(streaming(WORKING, stands("completed", Text("it is secret"))))
+    done = await every.answered(streaming(WORKING, stands("completed", TextPart("it is secret"))))
     assert texts(done) == ["it is secret"]
 
 
 async def test_a_login_that_is_needed_is_an_error_that_says_where(every: Scene) -> None:
-    where = Data(Raw(b'{"url": "https://login.example/"}'))
-    listener = await every.answered(streaming(WORKING, stands("auth_required", Text("Log in."), where)))
+    where = DataPart(Raw(b'{"url": "https://login.example/"}'))
+    listener = await every.answered(streaming(WORKING, stands("auth_required", TextPart("Log in."), where)))
     assert result_of(listener)["isError"] is True
     assert texts(listener)[1:] == ["Log in.", '{"url": "https://login.example/"}']
 
 
 async def test_what_it_says_while_it_works_is_progress(every: Scene) -> None:
-    updates = (WORKING, stands("working", Text("one")), stands("working", Text("two")), DONE)
+    updates = (WORKING, stands("working", TextPart("one")), stands("working", TextPart("two")), DONE)
     listener = await every.answered(streaming(*updates), wants_progress=True)
     reports = [event.members for event in listener.events if isinstance(event, Progress)]
     assert [(bytes(report["progress"]), bytes(report["message"])) for report in reports] == [
@@ -167,16 +176,16 @@ async def test_what_it_says_while_it_works_is_progress(every: Scene) -> None:
 
 
 async def test_who_wants_no_progress_finds_it_in_the_log(scene: Scene) -> None:
-    listener = await scene.answered(streaming(WORKING, stands("working", Text("one")), DONE))
+    listener = await scene.answered(streaming(WORKING, stands("working", TextPart("one")), DONE))
     (line,) = listener.events
-    assert isinstance(line, Log)
+    assert isinstance(line, LogMessage)
     assert (line.level, bytes(line.members["data"])) == ("info", b'"one"')
 
 
 async def test_reports_of_another_hub_are_passed_on_as_they_are(scene: Scene) -> None:
-    report = Data(Raw(b'{"progress":0.50,"total":2,"message":"half"}'))
-    line = Data(Raw(b'{"level":"warning","data":{"x":1.0}}'))
-    updates = (WORKING, stands("working", Text("half"), report), stands("working", line), DONE)
+    report = DataPart(Raw(b'{"progress":0.50,"total":2,"message":"half"}'))
+    line = DataPart(Raw(b'{"level":"warning","data":{"x":1.0}}'))
+    updates = (WORKING, stands("working", TextPart("half"), report), stands("working", line), DONE)
     listener = await scene.answered(streaming(*updates), wants_progress=True)
     progress, log = listener.events
     assert isinstance(progress, Progress)
@@ -185,7 +194,7 @@ async def test_reports_of_another_hub_are_passed_on_as_they_are(scene: Scene) ->
         "total": b"2",
         "message": b'"half"',
     }
-    assert isinstance(log, Log)
+    assert isinstance(log, LogMessage)
     assert (log.level, bytes(log.members["data"])) == ("warning", b'{"x":1.0}')
 
 
@@ -195,32 +204,32 @@ async def test_reports_of_another_hub_are_passed_on_as_they_are(scene: Scene) ->
 async def test_an_agent_that_cannot_stream_is_looked_at_until_it_is_done(plain: Scene) -> None:
     looks = 0
 
-    async def look(_: Get, out: Out) -> None:
+    async def look(_: GetTask, out: Out) -> None:
         nonlocal looks
         looks += 1
-        working = task("working", message=says(Text("still at it")))
-        out.answer(working if looks < 3 else task("completed", Artifact("a", (Text("hello"),))))
+        working = task("working", message=says(TextPart("still at it")))
+        out.answer(working if looks < 3 else task("completed", Artifact("a", (TextPart("hello"),))))
 
-    plain.agent.scripts[Get] = look
+    plain.agent.scripts[GetTask] = look
     listener = await plain.answered(answering(WORKING), wants_progress=True)
     assert texts(listener) == ["hello"]
-    assert [type(asked) for asked in plain.agent.asked] == [Send, Get, Get, Get]
+    assert [type(asked) for asked in plain.agent.asked] == [SendMessage, GetTask, GetTask, GetTask]
     (sent,) = plain.agent.sent()
     assert (sent.waits, sent.is_stream) == (False, False)
     assert len(listener.events) == 1, "the same words are told once"
 
 
 async def test_an_answer_that_is_only_in_the_history_is_found(plain: Scene) -> None:
-    done = task("completed", history=(Message("m1", "user", (Text("q"),)), says(Text("the answer"))))
+    done = task("completed", history=(Message("m1", "user", (TextPart("q"),)), says(TextPart("the answer"))))
     assert texts(await plain.answered(answering(done))) == ["the answer"]
 
 
 async def test_an_agent_that_streams_and_answers_whole_is_listened_to(scene: Scene) -> None:
     scene.agent.tasks[TASK] = WORKING
-    scene.agent.scripts[Subscribe] = streaming(WORKING, HELLO, DONE)
+    scene.agent.scripts[SubscribeToTask] = streaming(WORKING, HELLO, DONE)
     listener = await scene.answered(answering(WORKING))
     assert texts(listener) == ["hello"]
-    assert [type(asked) for asked in scene.agent.asked] == [Send, Get, Subscribe]
+    assert [type(asked) for asked in scene.agent.asked] == [SendMessage, GetTask, SubscribeToTask]
 
 
 # -- streams that break ----------------------------------------------------------------------------------------------
@@ -229,43 +238,43 @@ async def test_an_agent_that_streams_and_answers_whole_is_listened_to(scene: Sce
 async def test_a_stream_that_breaks_is_gone_on_with_and_nothing_is_sent_twice(every: Scene) -> None:
     every.agent.tasks[TASK] = WORKING
 
-    async def follow(_: Subscribe, out: Out) -> None:
-        every.agent.tasks[TASK] = task("completed", Artifact("a", (Text("all"),)))
+    async def follow(_: SubscribeToTask, out: Out) -> None:
+        every.agent.tasks[TASK] = task("completed", Artifact("a", (TextPart("all"),)))
         out.begin()
         out.tell(DONE)
         out.end()
 
-    every.agent.scripts[Subscribe] = follow
-    listener = await every.answered(streaming(WORKING, made(Text("so"))))
+    every.agent.scripts[SubscribeToTask] = follow
+    listener = await every.answered(streaming(WORKING, made(TextPart("so"))))
     assert texts(listener) == ["all"]
-    assert [type(asked) for asked in every.agent.asked] == [Send, Get, Subscribe, Get]
+    assert [type(asked) for asked in every.agent.asked] == [SendMessage, GetTask, SubscribeToTask, GetTask]
 
 
 async def test_an_agent_that_forgets_what_has_ended_costs_no_result(scene: Scene) -> None:
     scene.agent.tasks[TASK] = WORKING
 
-    async def follow(_: Subscribe, out: Out) -> None:
+    async def follow(_: SubscribeToTask, out: Out) -> None:
         scene.agent.tasks.clear()
         out.begin()
         out.tell(HELLO, DONE)
         out.end()
 
-    scene.agent.scripts[Subscribe] = follow
+    scene.agent.scripts[SubscribeToTask] = follow
     assert texts(await scene.answered(streaming(WORKING))) == ["hello"]
 
 
 async def test_an_agent_that_cannot_be_listened_to_again_is_looked_at(scene: Scene) -> None:
-    async def refuse(_: Subscribe, out: Out) -> None:
-        scene.agent.tasks[TASK] = task("completed", Artifact("a", (Text("all"),)))
-        out.refuse(Problem("unsupported_operation", "no"))
+    async def refuse(_: SubscribeToTask, out: Out) -> None:
+        scene.agent.tasks[TASK] = task("completed", Artifact("a", (TextPart("all"),)))
+        out.refuse(A2aProblem("unsupported_operation", "no"))
 
     scene.agent.tasks[TASK] = WORKING
-    scene.agent.scripts[Subscribe] = refuse
+    scene.agent.scripts[SubscribeToTask] = refuse
     assert texts(await scene.answered(streaming(WORKING))) == ["all"]
 
 
 async def test_a_connection_that_breaks_before_anything_was_said_may_have_run_it(every: Scene) -> None:
-    async def hang_up(_: Send, out: Out) -> None:
+    async def hang_up(_: SendMessage, out: Out) -> None:
         raise HangUp
 
     fault = (await every.answered(hang_up)).fault
@@ -282,26 +291,26 @@ async def test_an_agent_that_is_not_there_provably_ran_nothing(scene: Scene) -> 
 
 
 async def test_an_agent_that_goes_away_in_the_middle_is_asked_a_few_times(scene: Scene) -> None:
-    async def leave(_: Send, out: Out) -> None:
+    async def leave(_: SendMessage, out: Out) -> None:
         out.begin()
         out.tell(WORKING)
-        scene.agent.scripts[Get] = hang_up
+        scene.agent.scripts[GetTask] = hang_up
         out.end()
 
-    async def hang_up(_: Get, out: Out) -> None:
+    async def hang_up(_: GetTask, out: Out) -> None:
         raise HangUp
 
     fault = (await scene.answered(leave)).fault
     assert isinstance(fault, Lost)
     assert fault.executed == "unknown"
-    assert [type(asked) for asked in scene.agent.asked] == [Send] + [Get] * (commission.FAILURES_MAX + 1)
+    assert [type(asked) for asked in scene.agent.asked] == [SendMessage] + [GetTask] * (remote_task.FAILURES_MAX + 1)
 
 
 # -- questions -------------------------------------------------------------------------------------------------------
 
 
 async def test_what_the_agent_asks_is_put_to_the_caller_and_the_answer_goes_on_with_the_task(every: Scene) -> None:
-    every.agent.scripts[Send] = streaming(WORKING, stands("input_required", Text("Which one?")))
+    every.agent.scripts[SendMessage] = streaming(WORKING, stands("input_required", TextPart("Which one?")))
     _, listener = every.start(client_caps=ASKABLE)
     await until(lambda: bool(listener.asked))
     ((question, reply),) = listener.asked
@@ -309,46 +318,46 @@ async def test_what_the_agent_asks_is_put_to_the_caller_and_the_answer_goes_on_w
     asked = json.loads(bytes(question.params))
     assert asked["message"] == "Which one?"
     assert list(asked["requestedSchema"]["properties"]) == ["message"]
-    every.agent.scripts[Send] = streaming(HELLO, DONE)
+    every.agent.scripts[SendMessage] = streaming(HELLO, DONE)
     reply(Answered(Raw(b'{"action":"accept","content":{"message":"the red one"}}')))
     await over(listener)
     assert texts(listener) == ["hello"]
     first, second = every.agent.sent()
-    assert (second.task, second.context, second.message.parts) == (TASK, CONTEXT, (Text("the red one"),))
+    assert (second.task, second.context, second.message.parts) == (TASK, CONTEXT, (TextPart("the red one"),))
     assert first.message.id != second.message.id
 
 
 async def test_a_schema_is_asked_for_and_its_values_are_told_as_data(scene: Scene) -> None:
     form = b'{"type":"object","properties":{"n":{"type":"integer"}}}'
-    wanted = Data(Raw(b'{"schema":%b}' % form))
-    scene.agent.scripts[Send] = streaming(WORKING, stands("input_required", wanted))
+    wanted = DataPart(Raw(b'{"schema":%b}' % form))
+    scene.agent.scripts[SendMessage] = streaming(WORKING, stands("input_required", wanted))
     _, listener = scene.start(client_caps=ASKABLE)
     await until(lambda: bool(listener.asked))
     ((question, reply),) = listener.asked
     assert form in bytes(question.params)
-    scene.agent.scripts[Send] = streaming(HELLO, DONE)
+    scene.agent.scripts[SendMessage] = streaming(HELLO, DONE)
     reply(Answered(Raw(b'{"action":"accept","content":{"n":12345678901234567890}}')))
     await over(listener)
-    assert scene.agent.sent()[1].message.parts == (Data(Raw(b'{"n":12345678901234567890}'), "application/json"),)
+    assert scene.agent.sent()[1].message.parts == (DataPart(Raw(b'{"n":12345678901234567890}'), "application/json"),)
 
 
 async def test_another_hubs_question_and_its_answer_are_passed_on_as_they_are(scene: Scene) -> None:
     params = b'{"message":"Who?","requestedSchema":{"type":"object","properties":{}}}'
-    passed_on = Data(Raw(b'{"method":"elicitation/create","params":%b}' % params))
-    scene.agent.scripts[Send] = streaming(WORKING, stands("input_required", Text("Who?"), passed_on))
+    passed_on = DataPart(Raw(b'{"method":"elicitation/create","params":%b}' % params))
+    scene.agent.scripts[SendMessage] = streaming(WORKING, stands("input_required", TextPart("Who?"), passed_on))
     _, listener = scene.start(client_caps=ASKABLE)
     await until(lambda: bool(listener.asked))
     ((question, reply),) = listener.asked
     assert bytes(question.params) == params
-    scene.agent.scripts[Send] = streaming(HELLO, DONE)
+    scene.agent.scripts[SendMessage] = streaming(HELLO, DONE)
     reply(Answered(Raw(b'{"action":"decline"}')))
     await over(listener)
-    assert scene.agent.sent()[1].message.parts == (Data(Raw(b'{"action":"decline"}'), "application/json"),)
+    assert scene.agent.sent()[1].message.parts == (DataPart(Raw(b'{"action":"decline"}'), "application/json"),)
 
 
 @pytest.mark.parametrize("reply", [Answered(Raw(b'{"action":"decline"}')), NOT_ASKED])
 async def test_a_question_that_nobody_answers_ends_the_task(scene: Scene, reply: Any) -> None:
-    scene.agent.scripts[Send] = streaming(WORKING, stands("input_required", Text("Which one?")))
+    scene.agent.scripts[SendMessage] = streaming(WORKING, stands("input_required", TextPart("Which one?")))
     _, listener = scene.start(client_caps=ASKABLE)
     await until(lambda: bool(listener.asked))
     listener.asked[0][1](reply)
@@ -358,7 +367,7 @@ async def test_a_question_that_nobody_answers_ends_the_task(scene: Scene, reply:
 
 
 async def test_who_cannot_be_asked_is_told_how_to_go_on(every: Scene) -> None:
-    listener = await every.answered(streaming(WORKING, stands("input_required", Text("Which one?"))))
+    listener = await every.answered(streaming(WORKING, stands("input_required", TextPart("Which one?"))))
     shown = result_of(listener)
     assert shown["isError"] is False
     assert shown["structuredContent"] == {"state": "input-required", "task_id": TASK, "context_id": CONTEXT}
@@ -371,16 +380,16 @@ async def test_who_cannot_be_asked_is_told_how_to_go_on(every: Scene) -> None:
 
 
 async def test_an_answer_that_may_not_have_arrived_is_not_asked_for_again(scene: Scene) -> None:
-    question = stands("input_required", Text("Which one?"))
-    scene.agent.scripts[Send] = streaming(WORKING, question)
+    question = stands("input_required", TextPart("Which one?"))
+    scene.agent.scripts[SendMessage] = streaming(WORKING, question)
     _, listener = scene.start(client_caps=ASKABLE)
     await until(lambda: bool(listener.asked))
     scene.agent.tasks[TASK] = task("input_required", message=question.status.message)
 
-    async def hang_up(_: Send, out: Out) -> None:
+    async def hang_up(_: SendMessage, out: Out) -> None:
         raise HangUp
 
-    scene.agent.scripts[Send] = hang_up
+    scene.agent.scripts[SendMessage] = hang_up
     listener.asked[0][1](Answered(Raw(b'{"action":"accept","content":{"message":"x"}}')))
     await over(listener)
     assert isinstance(listener.fault, Lost)
@@ -391,36 +400,36 @@ def working_for_long(scene: Scene, looks: int) -> None:
     """The agent cannot be listened to again, and is done after so many looks."""
     left = looks
 
-    async def look(_: Get, out: Out) -> None:
+    async def look(_: GetTask, out: Out) -> None:
         nonlocal left
         left -= 1
-        out.answer(WORKING if left else task("completed", Artifact("a", (Text("hello"),))))
+        out.answer(WORKING if left else task("completed", Artifact("a", (TextPart("hello"),))))
 
-    async def refuse(_: Subscribe, out: Out) -> None:
-        out.refuse(Problem("unsupported_operation", "no"))
+    async def refuse(_: SubscribeToTask, out: Out) -> None:
+        out.refuse(A2aProblem("unsupported_operation", "no"))
 
-    scene.agent.scripts[Get], scene.agent.scripts[Subscribe] = look, refuse
+    scene.agent.scripts[GetTask], scene.agent.scripts[SubscribeToTask] = look, refuse
 
 
-async def break_off(_: Send, out: Out) -> None:
+async def break_off(_: SendMessage, out: Out) -> None:
     out.tell_some(stands("working", at=3.0))
     raise HangUp
 
 
 async def test_an_answer_that_has_arrived_is_not_lost_with_its_stream(scene: Scene) -> None:
-    scene.agent.scripts[Send] = streaming(WORKING, stands("input_required", Text("Sure?"), at=2.0))
+    scene.agent.scripts[SendMessage] = streaming(WORKING, stands("input_required", TextPart("Sure?"), at=2.0))
     _, listener = scene.start(client_caps=ASKABLE)
     await until(lambda: bool(listener.asked))
-    working_for_long(scene, 2 * commission.DOUBTS_MAX)
-    scene.agent.scripts[Send] = break_off
+    working_for_long(scene, 2 * remote_task.DOUBTS_MAX)
+    scene.agent.scripts[SendMessage] = break_off
     listener.asked[0][1](YES)
     await over(listener)
     assert texts(listener) == ["hello"]
 
 
 async def test_a_task_that_is_gone_on_with_is_not_lost_with_its_stream(scene: Scene) -> None:
-    await scene.answered(streaming(WORKING, stands("input_required", Text("Sure?"))))
-    working_for_long(scene, 2 * commission.DOUBTS_MAX)
+    await scene.answered(streaming(WORKING, stands("input_required", TextPart("Sure?"))))
+    working_for_long(scene, 2 * remote_task.DOUBTS_MAX)
     again = {"message": "yes", "task_id": TASK}
     assert texts(await scene.answered(break_off, arguments=again)) == ["hello"]
 
@@ -428,45 +437,45 @@ async def test_a_task_that_is_gone_on_with_is_not_lost_with_its_stream(scene: Sc
 @pytest.mark.parametrize(
     "second",
     [
-        Status("input_required", 2.0, says(Text("How old?"), id="other")),
-        Status("input_required", 9.0, says(Text("Sure?"), id="other")),
-        Status("input_required", 9.0),
+        TaskStatus("input_required", 2.0, says(TextPart("How old?"), id="other")),
+        TaskStatus("input_required", 9.0, says(TextPart("Sure?"), id="other")),
+        TaskStatus("input_required", 9.0),
     ],
     ids=["in the same second", "the same once more", "without words"],
 )
-async def test_a_second_question_is_asked_as_well(scene: Scene, second: Status) -> None:
-    scene.agent.scripts[Send] = streaming(WORKING, stands("input_required", Text("Sure?"), at=2.0))
+async def test_a_second_question_is_asked_as_well(scene: Scene, second: TaskStatus) -> None:
+    scene.agent.scripts[SendMessage] = streaming(WORKING, stands("input_required", TextPart("Sure?"), at=2.0))
     _, listener = scene.start(client_caps=ASKABLE)
     await until(partial(has_asked, listener, 1))
-    scene.agent.scripts[Send] = streaming(StatusUpdate(TASK, CONTEXT, second, is_last=True))
+    scene.agent.scripts[SendMessage] = streaming(TaskStatusUpdate(TASK, CONTEXT, second, is_last=True))
     listener.asked[0][1](YES)
     await until(partial(has_asked, listener, 2))
-    scene.agent.scripts[Send] = streaming(HELLO, DONE)
+    scene.agent.scripts[SendMessage] = streaming(HELLO, DONE)
     listener.asked[1][1](YES)
     await over(listener)
     assert texts(listener) == ["hello"]
 
 
-@pytest.mark.parametrize("words", [(Text("Sure?"),), ()])
+@pytest.mark.parametrize("words", [(TextPart("Sure?"),), ()])
 async def test_a_question_that_is_shown_until_its_answer_is_read_is_asked_once(
-    scene: Scene, words: tuple[Text, ...]
+    scene: Scene, words: tuple[TextPart, ...]
 ) -> None:
-    scene.agent.scripts[Send] = streaming(WORKING, stands("input_required", Text("Sure?"), at=2.0))
+    scene.agent.scripts[SendMessage] = streaming(WORKING, stands("input_required", TextPart("Sure?"), at=2.0))
     _, listener = scene.start(client_caps=ASKABLE)
     await until(partial(has_asked, listener, 1))
-    scene.agent.scripts[Send] = streaming(stands("input_required", *words, at=2.0), HELLO, DONE)
+    scene.agent.scripts[SendMessage] = streaming(stands("input_required", *words, at=2.0), HELLO, DONE)
     listener.asked[0][1](YES)
     await over(listener)
     assert (texts(listener), len(listener.asked)) == (["hello"], 1)
 
 
 async def test_what_was_brought_forth_before_a_question_is_shown_with_it(every: Scene) -> None:
-    listener = await every.answered(streaming(WORKING, HELLO, stands("input_required", Text("Sure?"))))
+    listener = await every.answered(streaming(WORKING, HELLO, stands("input_required", TextPart("Sure?"))))
     assert texts(listener)[:2] == ["hello", "Sure?"]
 
 
 async def test_nobody_goes_on_with_a_task_that_it_was_not_given(every: Scene) -> None:
-    await every.answered(streaming(WORKING, stands("input_required", Text("Pay?"))))
+    await every.answered(streaming(WORKING, stands("input_required", TextPart("Pay?"))))
     again = {"message": "yes", "task_id": TASK}
     for other in (replace(ANYONE, name="other"), replace(ANYONE, tenant="other")):
         fault = (await every.outcome(again, caller=other)).fault
@@ -481,12 +490,12 @@ def has_asked(listener: Listener, times: int) -> bool:
 
 
 async def test_an_agent_that_asks_for_ever_gets_nowhere(scene: Scene) -> None:
-    async def ask(_: Send, out: Out) -> None:
+    async def ask(_: SendMessage, out: Out) -> None:
         out.begin()
-        out.tell(stands("input_required", Text("Which one?"), at=len(scene.agent.asked)))
+        out.tell(stands("input_required", TextPart("Which one?"), at=len(scene.agent.asked)))
         out.end()
 
-    scene.agent.scripts[Send] = ask
+    scene.agent.scripts[SendMessage] = ask
     _, listener = scene.start(client_caps=ASKABLE)
     for number in range(1, ROUNDS_MAX + 1):
         await until(partial(has_asked, listener, number))
@@ -501,13 +510,13 @@ async def test_an_agent_that_asks_for_ever_gets_nowhere(scene: Scene) -> None:
 async def test_a_call_that_is_given_up_is_given_up_over_there(every: Scene) -> None:
     told = asyncio.Event()
 
-    async def work(_: Send, out: Out) -> None:
+    async def work(_: SendMessage, out: Out) -> None:
         out.begin()
-        out.tell(WORKING, stands("working", Text("one")))
+        out.tell(WORKING, stands("working", TextPart("one")))
         told.set()
         await asyncio.Event().wait()
 
-    every.agent.scripts[Send] = work
+    every.agent.scripts[SendMessage] = work
     inflight, listener = every.start(wants_progress=True)
     await until(lambda: bool(listener.events))
     inflight.cancel("enough")
@@ -515,19 +524,19 @@ async def test_a_call_that_is_given_up_is_given_up_over_there(every: Scene) -> N
     assert listener.fault.executed == "unknown"
     async with asyncio.timeout(SECONDS):
         await every.agent.cancelled.wait()
-    assert every.agent.asked[-1] == Cancel(TASK)
+    assert every.agent.asked[-1] == CancelTask(TASK)
 
 
 async def test_who_gives_up_before_the_task_has_a_name_waits_for_the_name(scene: Scene) -> None:
     may_say = asyncio.Event()
 
-    async def work(_: Send, out: Out) -> None:
+    async def work(_: SendMessage, out: Out) -> None:
         await may_say.wait()
         out.begin()
         out.tell(WORKING)
         await asyncio.Event().wait()
 
-    scene.agent.scripts[Send] = work
+    scene.agent.scripts[SendMessage] = work
     inflight, listener = scene.start()
     await until(lambda: bool(scene.agent.asked))
     inflight.cancel("enough")
@@ -539,7 +548,7 @@ async def test_who_gives_up_before_the_task_has_a_name_waits_for_the_name(scene:
 
 
 async def test_an_agent_that_takes_too_long_is_told_to_stop(scene: Scene) -> None:
-    async def work(_: Send, out: Out) -> None:
+    async def work(_: SendMessage, out: Out) -> None:
         out.begin()
         out.tell(WORKING)
         await asyncio.Event().wait()
@@ -552,25 +561,25 @@ async def test_an_agent_that_takes_too_long_is_told_to_stop(scene: Scene) -> Non
 
 
 async def test_a_link_that_is_closed_tells_its_agent_to_stop(every: Scene) -> None:
-    async def work(_: Send, out: Out) -> None:
+    async def work(_: SendMessage, out: Out) -> None:
         out.begin()
-        out.tell(WORKING, stands("working", Text("one")))
+        out.tell(WORKING, stands("working", TextPart("one")))
         await asyncio.Event().wait()
 
-    every.agent.scripts[Send] = work
+    every.agent.scripts[SendMessage] = work
     _, listener = every.start(wants_progress=True)
     await until(lambda: bool(listener.events))
     await every.link.aclose()
     assert isinstance(listener.fault, Lost)
-    assert every.agent.asked[-1] == Cancel(TASK)
+    assert every.agent.asked[-1] == CancelTask(TASK)
 
 
 async def test_an_agent_that_does_not_hear_it_does_not_hold_a_link_that_is_closed(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scene.agent.scripts[Cancel] = hang
+    scene.agent.scripts[CancelTask] = hang
     monkeypatch.setattr(link, "CLOSE_SECONDS", 0.01)
-    scene.agent.scripts[Send] = streaming(WORKING, stands("input_required", Text("Which one?")))
+    scene.agent.scripts[SendMessage] = streaming(WORKING, stands("input_required", TextPart("Which one?")))
     _, listener = scene.start(client_caps=ASKABLE)
     await until(lambda: bool(listener.asked))
     async with asyncio.timeout(SECONDS):
@@ -593,11 +602,11 @@ def has_heard(scene: Scene, kind: type, times: int) -> bool:
 async def test_calls_that_are_given_up_before_they_have_a_name_leave_room_for_others(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commission, "NAME_SECONDS", 600)
-    scene.agent.scripts[Send] = hang
+    monkeypatch.setattr(remote_task, "NAME_SECONDS", 600)
+    scene.agent.scripts[SendMessage] = hang
     for number in range(MANY):
         inflight, _ = scene.start()
-        await until(partial(has_heard, scene, Send, number + 1))
+        await until(partial(has_heard, scene, SendMessage, number + 1))
         inflight.cancel("enough")
     assert texts(await scene.answered(streaming(WORKING, HELLO, DONE))) == ["hello"]
 
@@ -605,17 +614,17 @@ async def test_calls_that_are_given_up_before_they_have_a_name_leave_room_for_ot
 async def test_tasks_whose_end_an_agent_does_not_acknowledge_leave_room_for_calls(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(farewell, "FAREWELL_SECONDS", 600)
+    monkeypatch.setattr(link, "FAREWELL_SECONDS", 600)
     monkeypatch.setattr(link, "TOLD_SECONDS", 0.05)
     monkeypatch.setattr(link, "CLOSE_SECONDS", 0.01)
-    scene.agent.scripts[Cancel] = hang
-    ask = streaming(WORKING, stands("input_required", Text("Which one?")))
+    scene.agent.scripts[CancelTask] = hang
+    ask = streaming(WORKING, stands("input_required", TextPart("Which one?")))
     for number in range(MANY):
-        scene.agent.scripts[Send] = ask
+        scene.agent.scripts[SendMessage] = ask
         inflight, listener = scene.start(client_caps=ASKABLE)
         await until(partial(has_asked, listener, 1))
         inflight.cancel("enough")
-        await until(partial(has_heard, scene, Cancel, number + 1))
+        await until(partial(has_heard, scene, CancelTask, number + 1))
     assert texts(await scene.answered(streaming(WORKING, HELLO, DONE))) == ["hello"]
 
 
@@ -636,19 +645,19 @@ LOGIN = (
 
 
 async def test_a_login_that_another_hub_asks_for_is_passed_on_to_who_can_be_sent_there(scene: Scene) -> None:
-    scene.agent.scripts[Send] = streaming(WORKING, stands("auth_required", Text("Log in"), Data(Raw(LOGIN))))
+    scene.agent.scripts[SendMessage] = streaming(WORKING, stands("auth_required", TextPart("Log in"), DataPart(Raw(LOGIN))))
     _, listener = scene.start(client_caps=ASKABLE | {"elicitation.url"})
     await until(lambda: bool(listener.asked))
     ((question, answer),) = listener.asked
     assert b'"mode":"url"' in bytes(question.params)
-    scene.agent.scripts[Send] = streaming(HELLO, DONE)
+    scene.agent.scripts[SendMessage] = streaming(HELLO, DONE)
     answer(Answered(Raw(b'{"action":"accept"}')))
     await over(listener)
     assert texts(listener) == ["hello"]
 
 
 async def test_who_cannot_be_sent_there_is_told_where_it_is(scene: Scene) -> None:
-    login = stands("auth_required", Text("Log in"), Data(Raw(LOGIN)))
+    login = stands("auth_required", TextPart("Log in"), DataPart(Raw(LOGIN)))
     listener = await scene.answered(streaming(WORKING, login), client_caps=ASKABLE)
     assert result_of(listener)["isError"] is True
     assert "https://x" in texts(listener)[-1]
@@ -658,7 +667,7 @@ async def test_a_tool_without_a_place_for_the_task_cannot_go_on_unasked(scene: S
     params = {"skills": {"research": {"inputSchema": {"type": "object"}}}}
     scene.agent.extensions = [{"uri": "urn:isthmus:a2a:skill-schemas:1", "params": params}]
     await scene.greet()
-    listener = await scene.answered(streaming(WORKING, stands("input_required", Text("Which one?"))), arguments={})
+    listener = await scene.answered(streaming(WORKING, stands("input_required", TextPart("Which one?"))), arguments={})
     assert isinstance(listener.fault, Unanswered)
     async with asyncio.timeout(SECONDS):
         await scene.agent.cancelled.wait()
@@ -677,10 +686,10 @@ async def test_a_task_without_an_id_that_can_be_repeated_is_none(scene: Scene, o
 
 
 async def test_a_look_that_is_answered_with_nonsense_ends_the_call(plain: Scene) -> None:
-    async def nonsense(_: Get, out: Out) -> None:
+    async def nonsense(_: GetTask, out: Out) -> None:
         out.body(b"{}")
 
-    plain.agent.scripts[Get] = nonsense
+    plain.agent.scripts[GetTask] = nonsense
     fault = (await plain.answered(answering(WORKING))).fault
     assert isinstance(fault, BadReply)
     async with asyncio.timeout(SECONDS):
@@ -691,27 +700,27 @@ async def test_a_look_that_is_answered_with_nonsense_ends_the_call(plain: Scene)
 async def test_a_look_that_is_turned_away_is_made_again(plain: Scene, status: int) -> None:
     times = 0
 
-    async def refuse_once(_: Get, out: Out) -> None:
+    async def refuse_once(_: GetTask, out: Out) -> None:
         nonlocal times
         times += 1
         if times == 1:
             out.body(b"", status)
         else:
-            out.answer(task("completed", Artifact("a", (Text("hello"),))))
+            out.answer(task("completed", Artifact("a", (TextPart("hello"),))))
 
-    plain.agent.scripts[Get] = refuse_once
+    plain.agent.scripts[GetTask] = refuse_once
     assert texts(await plain.answered(answering(WORKING))) == ["hello"]
 
 
 async def test_an_answer_that_is_refused_ends_the_task(scene: Scene) -> None:
-    scene.agent.scripts[Send] = streaming(WORKING, stands("input_required", Text("Which one?")))
+    scene.agent.scripts[SendMessage] = streaming(WORKING, stands("input_required", TextPart("Which one?")))
     _, listener = scene.start(client_caps=ASKABLE)
     await until(lambda: bool(listener.asked))
 
-    async def refuse(_: Send, out: Out) -> None:
-        out.refuse(Problem("invalid_params", "not that"))
+    async def refuse(_: SendMessage, out: Out) -> None:
+        out.refuse(A2aProblem("invalid_params", "not that"))
 
-    scene.agent.scripts[Send] = refuse
+    scene.agent.scripts[SendMessage] = refuse
     listener.asked[0][1](Answered(Raw(b'{"action":"accept","content":{"message":"x"}}')))
     await over(listener)
     assert isinstance(listener.fault, ServerError)
@@ -720,7 +729,7 @@ async def test_an_answer_that_is_refused_ends_the_task(scene: Scene) -> None:
 
 
 async def test_an_answer_that_comes_when_the_link_is_gone_is_told_nobody(scene: Scene) -> None:
-    scene.agent.scripts[Send] = streaming(WORKING, stands("input_required", Text("Which one?")))
+    scene.agent.scripts[SendMessage] = streaming(WORKING, stands("input_required", TextPart("Which one?")))
     _, listener = scene.start(client_caps=ASKABLE)
     await until(lambda: bool(listener.asked))
     await scene.link.aclose()
@@ -749,7 +758,7 @@ async def test_what_has_not_left_is_given_up_without_a_word(scene: Scene) -> Non
 async def test_who_gave_up_and_waits_for_a_name_takes_what_comes(scene: Scene, last: str) -> None:
     may_say = asyncio.Event()
 
-    async def work(_: Send, out: Out) -> None:
+    async def work(_: SendMessage, out: Out) -> None:
         await may_say.wait()
         if last == "hang up":
             raise HangUp
@@ -760,12 +769,12 @@ async def test_who_gave_up_and_waits_for_a_name_takes_what_comes(scene: Scene, l
             out.tell(replace(WORKING, id=""))
         out.end()
 
-    scene.agent.scripts[Send] = work
+    scene.agent.scripts[SendMessage] = work
     inflight, listener = scene.start()
     await until(lambda: bool(scene.agent.asked))
     inflight.cancel("enough")
     may_say.set()
-    scene.agent.scripts[Send] = streaming(WORKING, HELLO, DONE)
+    scene.agent.scripts[SendMessage] = streaming(WORKING, HELLO, DONE)
     assert texts(await scene.outcome()) == ["hello"]
     assert len(listener.ends) == 1
     await scene.link.aclose()
@@ -785,10 +794,10 @@ async def test_who_waits_for_a_name_stops_with_the_link(scene: Scene) -> None:
 async def test_updates_on_a_stream_are_signs_of_life(scene: Scene) -> None:
     scene.stage.server_queue.timeout = 0.3
 
-    async def work(_: Send, out: Out) -> None:
+    async def work(_: SendMessage, out: Out) -> None:
         out.begin()
         for step in range(6):
-            out.tell(made(Text("."), is_more=step > 0))
+            out.tell(made(TextPart("."), is_more=step > 0))
             await asyncio.sleep(0.1)
         out.tell(DONE)
         out.end()
@@ -801,15 +810,15 @@ async def test_what_a_look_shows_is_a_sign_of_life_if_it_is_new(plain: Scene, *,
     plain.stage.server_queue.timeout = 0.3
     looks = 0
 
-    async def look(_: Get, out: Out) -> None:
+    async def look(_: GetTask, out: Out) -> None:
         nonlocal looks
         looks += 1
         await asyncio.sleep(0.1)
         is_done = looks > 6
-        words = says(Text("at work" if is_stuck else f"step {looks}"))
+        words = says(TextPart("at work" if is_stuck else f"step {looks}"))
         out.answer(task("completed" if is_done else "working", message=words))
 
-    plain.agent.scripts[Get] = look
+    plain.agent.scripts[GetTask] = look
     listener = await plain.answered(answering(WORKING))
     if is_stuck:
         assert isinstance(listener.fault, TimedOut)

@@ -14,19 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from isthmus.frontends.a2a.contents import parts_of
-from isthmus.frontends.a2a.pieces import PIECE as CUT
-from isthmus.model.conversation import Artifact, Data, File, Part, Text
-from isthmus.upstream.agent.contents import ARTIFACTS_MAX, PARTS_MAX, PIECE, About, Gathered, result_of
-from tests.unit.upstream.agent.scripted import made
+from isthmus.frontends.a2a.task_stream import PIECE as CUT
+from isthmus.frontends.a2a.task_view import parts_of
+from isthmus.model.conversation import Artifact, DataPart, FilePart, Part, TextPart
+from isthmus.upstream.a2a.results import ARTIFACTS_MAX, PARTS_MAX, PIECE, ArtifactBuffer, TaskRef, result_of
+from tests.unit.upstream.a2a.scripted import made
 from tests.unit.wire.a2a.samples import steady
 
 LIMIT = 10_000
-EMPTY = made(Text(""), is_more=True)
+EMPTY = made(TextPart(""), is_more=True)
 
 
-def gathered(*, is_hub: bool = False) -> Gathered:
-    return Gathered(LIMIT, is_hub=is_hub)
+def gathered(*, is_hub: bool = False) -> ArtifactBuffer:
+    return ArtifactBuffer(LIMIT, is_hub=is_hub)
 
 
 def piece(number: int) -> Raw:
@@ -34,7 +34,7 @@ def piece(number: int) -> Raw:
 
 
 def shown(*parts: Part, **more: Any) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(bytes(result_of(parts, About(), **more).payload))
+    value: dict[str, Any] = json.loads(bytes(result_of(parts, TaskRef(), **more).payload))
     return value
 
 
@@ -48,37 +48,37 @@ def test_a_hub_s_pieces_are_known_by_the_mark_that_hubs_put_on_them() -> None:
 def test_text_that_is_told_word_by_word_is_one_text() -> None:
     all_of_it = gathered()
     for number, word in enumerate(("one ", "two ", "three")):
-        assert all_of_it.add(made(Text(word), is_more=number > 0)) is None
-    all_of_it.add(made(Text("another"), id="b"))
-    assert all_of_it.parts() == (Text("one two three"), Text("another"))
+        assert all_of_it.add(made(TextPart(word), is_more=number > 0)) is None
+    all_of_it.add(made(TextPart("another"), id="b"))
+    assert all_of_it.parts() == (TextPart("one two three"), TextPart("another"))
 
 
 def test_what_a_hub_sends_part_by_part_stays_in_parts() -> None:
     all_of_it = gathered(is_hub=True)
-    all_of_it.add(made(Text("one")))
-    all_of_it.add(made(Text("two"), is_more=True))
-    assert all_of_it.parts() == (Text("one"), Text("two"))
+    all_of_it.add(made(TextPart("one")))
+    all_of_it.add(made(TextPart("two"), is_more=True))
+    assert all_of_it.parts() == (TextPart("one"), TextPart("two"))
 
 
 def test_what_a_hub_cut_is_put_together() -> None:
     all_of_it = gathered(is_hub=True)
     whole = base64.b64encode(b"x" * 30).decode()
     for number in range(3):
-        part = File(whole[number * 16 : (number + 1) * 16], name="f", metadata=piece(number))
+        part = FilePart(whole[number * 16 : (number + 1) * 16], name="f", metadata=piece(number))
         all_of_it.add(made(part, is_more=number > 0))
-    all_of_it.add(made(Text("a", metadata=piece(0)), is_more=True))
-    all_of_it.add(made(Text("b", metadata=piece(1)), is_more=True))
+    all_of_it.add(made(TextPart("a", metadata=piece(0)), is_more=True))
+    all_of_it.add(made(TextPart("b", metadata=piece(1)), is_more=True))
     file, text = all_of_it.parts()
-    assert isinstance(file, File)
-    assert isinstance(text, Text)
+    assert isinstance(file, FilePart)
+    assert isinstance(text, TextPart)
     assert (file.content, text.text) == (whole, "ab")
 
 
 @pytest.mark.parametrize("mark", [b'{"isthmus/piece":7}', b'{"y":"isthmus/piece"}', b'{"isthmus/piece":{"piece":0}}'])
 def test_a_mark_that_says_nothing_joins_nothing(mark: bytes) -> None:
     all_of_it = gathered(is_hub=True)
-    all_of_it.add(made(Text("a")))
-    all_of_it.add(made(Text("b", metadata=Raw(mark)), is_more=True))
+    all_of_it.add(made(TextPart("a")))
+    all_of_it.add(made(TextPart("b", metadata=Raw(mark)), is_more=True))
     assert len(all_of_it.parts()) == 2
 
 
@@ -88,48 +88,48 @@ def test_bytes_that_were_encoded_piece_by_piece_are_the_same_bytes(pieces: list[
     all_of_it = gathered(is_hub=True)
     pieces = [each or b"-" for each in pieces]
     for number, each in enumerate(pieces):
-        part = File(base64.b64encode(each).decode(), metadata=piece(number))
+        part = FilePart(base64.b64encode(each).decode(), metadata=piece(number))
         all_of_it.add(made(part, is_more=number > 0))
     (file,) = all_of_it.parts()
-    assert isinstance(file, File)
+    assert isinstance(file, FilePart)
     assert base64.b64decode(file.content or "") == b"".join(pieces)
 
 
 def test_base64_that_is_none_stays_the_text_that_it_was() -> None:
     all_of_it = gathered(is_hub=True)
-    all_of_it.add(made(File("a=", metadata=piece(0))))
-    all_of_it.add(made(File("b", metadata=piece(1)), is_more=True))
+    all_of_it.add(made(FilePart("a=", metadata=piece(0))))
+    all_of_it.add(made(FilePart("b", metadata=piece(1)), is_more=True))
     (file,) = all_of_it.parts()
-    assert isinstance(file, File)
+    assert isinstance(file, FilePart)
     assert file.content == "a=b"
 
 
 def test_an_artifact_that_is_told_anew_takes_the_place_of_the_one_before() -> None:
     all_of_it = gathered()
-    all_of_it.add(made(Text("first")))
-    all_of_it.add(made(Text("second")))
-    assert all_of_it.parts() == (Text("second"),)
-    assert all_of_it.replace([Artifact("z", (Text("whole"),))]) is None
-    assert all_of_it.parts() == (Text("whole"),)
+    all_of_it.add(made(TextPart("first")))
+    all_of_it.add(made(TextPart("second")))
+    assert all_of_it.parts() == (TextPart("second"),)
+    assert all_of_it.replace([Artifact("z", (TextPart("whole"),))]) is None
+    assert all_of_it.parts() == (TextPart("whole"),)
 
 
 def test_an_agent_cannot_fill_the_hub() -> None:
-    assert gathered().add(made(Text("x" * (LIMIT + 1)))) == f"artifacts of over {LIMIT} bytes"
-    assert gathered().add(made(Data(Raw(b'"%b"' % (b"x" * LIMIT))))) == f"artifacts of over {LIMIT} bytes"
-    assert gathered().add(made(File(url="https://" + "x" * LIMIT))) == f"artifacts of over {LIMIT} bytes"
+    assert gathered().add(made(TextPart("x" * (LIMIT + 1)))) == f"artifacts of over {LIMIT} bytes"
+    assert gathered().add(made(DataPart(Raw(b'"%b"' % (b"x" * LIMIT))))) == f"artifacts of over {LIMIT} bytes"
+    assert gathered().add(made(FilePart(url="https://" + "x" * LIMIT))) == f"artifacts of over {LIMIT} bytes"
     many = [Artifact(str(number), ()) for number in range(ARTIFACTS_MAX + 1)]
     assert gathered().replace(many) == f"over {ARTIFACTS_MAX} artifacts or {PARTS_MAX} parts"
-    parts = [Data(Raw(b""))] * (PARTS_MAX + 1)
+    parts = [DataPart(Raw(b""))] * (PARTS_MAX + 1)
     assert gathered().add(made(*parts)) == f"over {ARTIFACTS_MAX} artifacts or {PARTS_MAX} parts"
 
 
 @pytest.mark.parametrize(
     "large",
     [
-        Text("", "x" * (LIMIT + 1)),
-        Text("", metadata=Raw(b'{"k":"%b"}' % (b"x" * LIMIT))),
-        File("", name="x" * (LIMIT + 1)),
-        Data(Raw(b"1"), metadata=Raw(b'{"k":"%b"}' % (b"x" * LIMIT))),
+        TextPart("", "x" * (LIMIT + 1)),
+        TextPart("", metadata=Raw(b'{"k":"%b"}' % (b"x" * LIMIT))),
+        FilePart("", name="x" * (LIMIT + 1)),
+        DataPart(Raw(b"1"), metadata=Raw(b'{"k":"%b"}' % (b"x" * LIMIT))),
     ],
 )
 def test_what_is_said_about_a_part_counts_too(large: Part) -> None:
@@ -138,12 +138,12 @@ def test_what_is_said_about_a_part_counts_too(large: Part) -> None:
 
 def test_only_what_is_kept_of_an_artifact_counts() -> None:
     all_of_it = gathered()
-    data = [Data(Raw(b"1"))] * (PARTS_MAX // 4)
+    data = [DataPart(Raw(b"1"))] * (PARTS_MAX // 4)
     half = "x" * (LIMIT // 4)
     for _ in range(10):
-        assert all_of_it.add(made(*data, Text(half))) is None
-        assert all_of_it.add(made(Text(half), is_more=True)) is None
-    assert all_of_it.parts() == (*data, Text(half + half))
+        assert all_of_it.add(made(*data, TextPart(half))) is None
+        assert all_of_it.add(made(TextPart(half), is_more=True)) is None
+    assert all_of_it.parts() == (*data, TextPart(half + half))
 
 
 def test_a_part_does_not_keep_the_message_that_it_came_in() -> None:
@@ -151,22 +151,22 @@ def test_a_part_does_not_keep_the_message_that_it_came_in() -> None:
     body = b'[{"data":1,"metadata":{"x":1}},"%b"]' % (b"x" * 1000)
     held = sys.getrefcount(body)
     read = msgspec.json.decode(body, type=tuple[dict[str, Raw], Raw])[0]
-    all_of_it.add(made(Data(read["data"], metadata=read["metadata"])))
+    all_of_it.add(made(DataPart(read["data"], metadata=read["metadata"])))
     del read
     assert sys.getrefcount(body) == held
-    assert all_of_it.parts() == (Data(Raw(b"1"), metadata=Raw(b'{"x":1}')),)
+    assert all_of_it.parts() == (DataPart(Raw(b"1"), metadata=Raw(b'{"x":1}')),)
 
 
 def test_pieces_of_nothing_are_not_without_end() -> None:
     all_of_it = gathered(is_hub=True)
-    complaints = [all_of_it.add(made(Text("", metadata=piece(n)), is_more=n > 0)) for n in range(LIMIT)]
+    complaints = [all_of_it.add(made(TextPart("", metadata=piece(n)), is_more=n > 0)) for n in range(LIMIT)]
     assert complaints[0] is None
     assert complaints[-1] == f"artifacts of over {LIMIT} bytes"
 
 
 def test_words_without_letters_take_no_room() -> None:
     all_of_it = gathered()
-    all_of_it.add(made(Text("a")))
+    all_of_it.add(made(TextPart("a")))
     tracemalloc.start()
     for _ in range(LIMIT):
         assert all_of_it.add(EMPTY) is None
@@ -175,43 +175,43 @@ def test_words_without_letters_take_no_room() -> None:
     tracemalloc.stop()
     grown = sum(trace.size for trace in kept.traces)
     assert grown < LIMIT, "not even a reference is kept of each"
-    assert all_of_it.parts() == (Text("a"),)
+    assert all_of_it.parts() == (TextPart("a"),)
 
 
 def test_data_is_never_a_piece() -> None:
     all_of_it = gathered(is_hub=True)
-    all_of_it.add(made(Data(Raw(b"1"), metadata=piece(0))))
-    all_of_it.add(made(Data(Raw(b"2"), metadata=piece(1)), is_more=True))
-    assert [bytes(part.data) for part in all_of_it.parts() if isinstance(part, Data)] == [b"1", b"2"]
+    all_of_it.add(made(DataPart(Raw(b"1"), metadata=piece(0))))
+    all_of_it.add(made(DataPart(Raw(b"2"), metadata=piece(1)), is_more=True))
+    assert [bytes(part.data) for part in all_of_it.parts() if isinstance(part, DataPart)] == [b"1", b"2"]
 
 
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
 def test_one_object_is_the_structured_content_and_several_are_none() -> None:
-    one, other = Data(Raw(b'{"b":1,\n"a":2.50}')), Data(Raw(b"{}"))
-    assert result_of((one,), About()).payload == Raw(
+    one, other = DataPart(Raw(b'{"b":1,\n"a":2.50}')), DataPart(Raw(b"{}"))
+    assert result_of((one,), TaskRef()).payload == Raw(
         b'{"content":[{"type":"text","text":"{\\"b\\":1,\\"a\\":2.50}"}],'
         b'"structuredContent":{"b":1,\n"a":2.50},"isError":false}'
     )
     assert "structuredContent" not in shown(one, other)
-    assert "structuredContent" not in shown(Data(Raw(b"[1]")))
+    assert "structuredContent" not in shown(DataPart(Raw(b"[1]")))
     assert shown(one, structured=b'{"mine":1}')["structuredContent"] == {"mine": 1}
 
 
 def test_a_file_without_a_name_or_a_type_is_still_a_file() -> None:
-    (inline,) = shown(File("aGk="))["content"]
+    (inline,) = shown(FilePart("aGk="))["content"]
     assert inline["resource"] == {"uri": "a2a:file/1/", "mimeType": "application/octet-stream", "blob": "aGk="}
-    (empty,) = shown(File("", media_type="image/png"))["content"]
+    (empty,) = shown(FilePart("", media_type="image/png"))["content"]
     assert empty == {"type": "image", "data": "", "mimeType": "image/png"}
-    (linked,) = shown(File(url="https://x/y"))["content"]
+    (linked,) = shown(FilePart(url="https://x/y"))["content"]
     assert linked == {"type": "resource_link", "uri": "https://x/y", "name": "https://x/y"}
-    (nothing,) = shown(File())["content"]
+    (nothing,) = shown(FilePart())["content"]
     assert nothing["name"] == "file 1"
 
 
 def test_a_result_says_which_task_it_is_of() -> None:
-    value = json.loads(bytes(result_of((), About("t", "c"), is_error=True).payload))
+    value = json.loads(bytes(result_of((), TaskRef("t", "c"), is_error=True).payload))
     assert value == {"content": [], "isError": True, "_meta": {"isthmus/agent": {"task_id": "t", "context_id": "c"}}}
 
 
@@ -242,7 +242,7 @@ BLOCKS: list[dict[str, Any]] = [
 )
 def test_what_a_server_returned_is_put_together_again(result: dict[str, Any]) -> None:
     parts = parts_of(Raw(json.dumps(result).encode()))
-    again = json.loads(bytes(result_of(parts, About(), is_hub=True).payload))
+    again = json.loads(bytes(result_of(parts, TaskRef(), is_hub=True).payload))
     expected = {**result, "isError": False}
     if result["content"] == [{"type": "new", "x": 1}]:
         expected["content"] = [{"type": "text", "text": text} for text in ('{"result": 3}', '{"type": "new", "x": 1}')]
@@ -251,5 +251,5 @@ def test_what_a_server_returned_is_put_together_again(result: dict[str, Any]) ->
 
 def test_a_hubs_own_meta_and_the_servers_stand_side_by_side() -> None:
     (part,) = parts_of(Raw(b'{"content":[],"_meta":{"x":1}}'))
-    value = json.loads(bytes(result_of((part,), About("t"), is_hub=True).payload))
+    value = json.loads(bytes(result_of((part,), TaskRef("t"), is_hub=True).payload))
     assert value["_meta"] == {"x": 1, "isthmus/agent": {"task_id": "t"}}

@@ -19,8 +19,8 @@ from isthmus.model.names import ServerName
 from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 from isthmus.model.relay import Claim
 from isthmus.transport.websocket import Hearer
-from isthmus.upstream.dialin.book import DialIns
-from isthmus.upstream.dialin.mux import Leaver
+from isthmus.upstream.dialin.mux import LeaveListener
+from isthmus.upstream.dialin.registry import DialInRegistry
 from isthmus.upstream.dialin.settings import DialInSettings
 from isthmus.wire.mcp.messages import Implementation
 from tests.unit.core.doubles import ANYONE, Listener, Notes, call
@@ -143,7 +143,7 @@ class Dialler:
 
     def say_goodbye(self) -> None:
         """Say that it is about to leave."""
-        assert isinstance(self.hearer, Leaver)
+        assert isinstance(self.hearer, LeaveListener)
         self.hearer.leaves()
 
     def leave(self, reason: str = "it closed the WebSocket") -> None:
@@ -158,7 +158,7 @@ class Scene:
         self.background = BackgroundTasks("test")
         self.hub = Hub(Limits(), Notes())
         self.time = 1_000_000.0
-        self.book = DialIns(self.hub, self.background, ME, settings or DialInSettings(), lambda: self.time, journal)
+        self.book = DialInRegistry(self.hub, self.background, ME, settings or DialInSettings(), lambda: self.time, journal)
 
     def dial(self, server: Dialler, server_id: str | None = None, claim: Claim = CLAIM, *, muxed: bool = False) -> None:
         """Connect a server."""

@@ -9,12 +9,12 @@ import pytest
 
 from isthmus.model.names import ServerName, parse_server_name
 from isthmus.model.relay import AgentRules
-from isthmus.upstream.dialin.naming import Names, own_id, twin_id
+from isthmus.upstream.dialin.agents import NameRules, own_id, twin_id
 
-NOBODY = Names({})
+NOBODY = NameRules({})
 
 
-def best(names: Names, agent: str, server_id: str) -> ServerName:
+def best(names: NameRules, agent: str, server_id: str) -> ServerName:
     return next(names.bid(agent, server_id).names())
 
 
@@ -72,7 +72,7 @@ def test_who_had_a_name_before_is_given_no_better_one() -> None:
 def test_of_two_who_could_have_a_name_it_is_always_the_same_who_has_it(
     stronger: tuple[str, str], weaker: tuple[str, str]
 ) -> None:
-    names = Names({"known": AgentRules(), "known.one": AgentRules(), "other": AgentRules(name="o")})
+    names = NameRules({"known": AgentRules(), "known.one": AgentRules(), "other": AgentRules(name="o")})
     assert names.bid(*stronger).plain == names.bid(*weaker).plain
     assert names.bid(*stronger).strength > names.bid(*weaker).strength
 
@@ -82,7 +82,7 @@ def test_two_who_are_alike_in_all_that_counts_are_told_apart_all_the_same() -> N
 
 
 def test_names_that_begin_as_those_of_a_configured_agent_are_its_own_before_it_comes() -> None:
-    names = Names({"my_kitchen": AgentRules(), "my": AgentRules(), "cellar": AgentRules(name="home_cellar")})
+    names = NameRules({"my_kitchen": AgentRules(), "my": AgentRules(), "cellar": AgentRules(name="home_cellar")})
     assert best(names, "my_kitchen", "knives") == "my_kitchen_knives"
     assert best(names, "cellar", "rack") == "home_cellar_rack"
     assert best(names, "my", "garden") == "my_garden"
@@ -92,8 +92,8 @@ def test_names_that_begin_as_those_of_a_configured_agent_are_its_own_before_it_c
 
 
 def test_what_else_is_said_of_agents_changes_no_names() -> None:
-    assert Names({"a": AgentRules(grace=1)}) == Names({"a": AgentRules(name="a", deny=("*",))})
-    assert Names({"a": AgentRules()}) != NOBODY
+    assert NameRules({"a": AgentRules(grace=1)}) == NameRules({"a": AgentRules(name="a", deny=("*",))})
+    assert NameRules({"a": AgentRules()}) != NOBODY
 
 
 @pytest.mark.parametrize(

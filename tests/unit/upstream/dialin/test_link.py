@@ -8,14 +8,19 @@ from functools import partial
 import msgspec
 import pytest
 
-from isthmus.core.watch.levels import Levels
+from isthmus.core.watch.levels import LogLevels
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, Call
-from isthmus.model.events import Log, Progress
+from isthmus.model.events import LogMessage, Progress
 from isthmus.model.faults import BadArguments, Lost
 from isthmus.model.questions import Answered
 from isthmus.upstream import duplex
 from isthmus.upstream.dialin import link as module
+from isthmus.upstream.dialin.link import CallerMarkDialect, mark_of
+from isthmus.wire.jsonrpc import object_members
+from isthmus.wire.mcp.calls import passed_meta
+from isthmus.wire.mcp.hub_meta import CONVERSATION_KEY, ConversationMark, read_mark
+from isthmus.wire.mcp.messages import Implementation
 from tests.unit.core.doubles import ANYONE, Listener, call, raw
 from tests.unit.upstream.dialin.scene import Dialler, Json, Scene, scene, until
 from tests.unit.upstream.doubles import text_of
@@ -59,7 +64,7 @@ async def test_progress_and_logs_reach_the_call() -> None:
         server.say(method="notifications/progress", params={"progressToken": token, "progress": 1})
         server.say(method="notifications/message", params={"level": "info", "data": "ticking"})
         server.answer(request["id"])
-        assert [type(event) for event in listener.events] == [Progress, Log]
+        assert [type(event) for event in listener.events] == [Progress, LogMessage]
         assert listener.ends
 
 
@@ -235,7 +240,7 @@ async def test_a_welcome_of_any_length_and_kind_is_no_reason_to_do_without_it() 
 
 async def test_levels_that_callers_choose_reach_it() -> None:
     async with scene() as at:
-        levels: Levels = at.hub.levels
+        levels: LogLevels = at.hub.levels
         server = await holding(at)
         levels.want("somebody", "warning")
         await until(lambda: server.asked[-1]["method"] == "logging/setLevel")
@@ -324,3 +329,60 @@ async def test_a_server_that_does_not_read_is_not_nudged(monkeypatch: pytest.Mon
         before, looked = pings(server), link._nudge
         await until(lambda: link._nudge is not looked)
         assert pings(server) == before
+
+
+def a_call(
+    name: str = "alice", tenant: str = "home", session: str = "", client_caps: frozenset[str] = frozenset()
+) -> Call:
+    caller = Caller(name, tenant, Grants(("*",)))
+    return Call(caller, EVERYTHING, "pay", msgspec.Raw(b"{}"), session=session, client_caps=client_caps)
+
+
+def meta_of(call: Call) -> dict[str, msgspec.Raw]:
+    params = object_members(CallerMarkDialect(Implementation("hub", "1"), "robot").call_params(call, "pay", 1)) or {}
+    return object_members(params["_meta"]) or {}
+
+
+def test_the_same_caller_has_the_same_mark_and_nobody_else_has_it() -> None:
+    others = [a_call("berta"), a_call(tenant="work"), a_call("ali", "homece")]
+    marks = {mark_of("robot", call).caller for call in (a_call(), a_call(session="s"), *others)}
+    assert len(marks) == 4
+    assert mark_of("another", a_call()).caller not in marks
+
+
+def test_a_conversation_is_one_callers_and_a_call_of_none_has_none() -> None:
+    assert mark_of("robot", a_call()).session == ""
+    assert len({mark_of("robot", a_call(name, session=s)).session for name in ("alice", "berta") for s in "ab"}) == 4
+
+
+def test_a_mark_says_whether_its_conversation_shares_links() -> None:
+    contexts = msgspec.structs.replace(a_call(session="s"), shares_link=True)
+    marks = [read_mark(meta_of(call)[CONVERSATION_KEY]) for call in (a_call(session="s"), contexts)]
+    assert [mark is not None and mark.shares for mark in marks] == [False, True]
+
+
+def test_a_call_carries_its_mark_and_neither_a_name_nor_that_a_caller_has_folders() -> None:
+    call = a_call(session="s1", client_caps=frozenset({"elicitation", "roots"}))
+    meta = meta_of(call)
+    assert read_mark(meta[CONVERSATION_KEY]) == mark_of("robot", call)
+    text = b"".join(bytes(value) for value in meta.values())
+    assert not [word for word in (b"alice", b"home", b"s1", b"roots") if word in text]
+    assert b"elicitation" in text
+
+
+def test_no_caller_brings_its_own() -> None:
+    given = {
+        CONVERSATION_KEY: msgspec.Raw(b'{"caller":"x"}'),
+        CONVERSATION_KEY.upper(): msgspec.Raw(b"1"),
+        "own": msgspec.Raw(b"2"),
+    }
+    assert passed_meta(given, lambda id: id) == {"own": msgspec.Raw(b"2")}
+
+
+@pytest.mark.parametrize(
+    "text", [b"5", b'"x"', b"{}", b'{"caller":""}', b'{"caller":1}', b'{"caller":"%b"}' % (b"x" * 99)]
+)
+def test_what_is_no_mark_is_none(text: bytes) -> None:
+    assert read_mark(msgspec.Raw(text)) is None
+    assert read_mark(None) is None
+    assert read_mark(msgspec.Raw(b'{"caller":"x"}')) == ConversationMark("x")

@@ -14,7 +14,7 @@ from isthmus.model.relay import Claim
 from isthmus.upstream.dialin.mux import MuxChannel, MuxHost, read_error
 from isthmus.wire.jsonrpc import ErrorReply
 from isthmus.wire.relay import mux
-from isthmus.wire.relay.mux import Closed, Frame, Open, Opened
+from isthmus.wire.relay.mux import ChannelClosed, ChannelOpened, Frame, OpenChannel
 
 CLAIM = Claim("robot")
 
@@ -104,7 +104,7 @@ class Scene:
         self.endings += 1
 
     def open(self, number: int, server_id: str | None = None) -> Server:
-        self.host.read(mux.opening(Open(number, server_id)))
+        self.host.read(mux.write_open(OpenChannel(number, server_id)))
         return self.book.servers[-1]
 
 
@@ -116,15 +116,15 @@ def scene() -> Scene:
 def test_each_channel_hears_its_own_messages_and_says_its_own(scene: Scene) -> None:
     one, two = scene.open(1, "one"), scene.open(7, "two")
     assert (one.server_id, two.server_id) == ("one", "two")
-    assert scene.socket.said() == [Opened(1), Opened(7)]
+    assert scene.socket.said() == [ChannelOpened(1), ChannelOpened(7)]
 
-    scene.host.read(mux.said(7, b'{"id": 1}'))
-    scene.host.read(mux.said(1, b'{"id": 2}'))
+    scene.host.read(mux.write_message(7, b'{"id": 1}'))
+    scene.host.read(mux.write_message(1, b'{"id": 2}'))
     one.channel.write(one.channel.frame(b'{"id": 1, "of": "one"}'))
     two.channel.named("robot_two", 5.0)
 
     assert (one.heard, two.heard) == ([b'{"id": 2}'], [b'{"id": 1}'])
-    assert scene.socket.said() == [mux.Said(1, b'{"id": 1, "of": "one"}'), Opened(7, "robot_two", grace=5.0)]
+    assert scene.socket.said() == [mux.ChannelMessage(1, b'{"id": 1, "of": "one"}'), ChannelOpened(7, "robot_two", grace=5.0)]
     assert one.channel.client == "192.0.2.7"
 
 
@@ -141,24 +141,24 @@ def test_what_left_is_the_sockets_account(scene: Scene) -> None:
 
 def test_the_client_is_told_how_long_a_message_may_be() -> None:
     socket = Socket()
-    MuxHost(socket, CLAIM, Book(), limit_bytes=1000).read(mux.opening(Open(1)))
+    MuxHost(socket, CLAIM, Book(), limit_bytes=1000).read(mux.write_open(OpenChannel(1)))
     (opened,) = socket.said()
-    assert isinstance(opened, Opened)
+    assert isinstance(opened, ChannelOpened)
     assert opened.limit is not None
-    assert len(mux.said(mux.NUMBER_MAX, b"x" * opened.limit)) == 1000
+    assert len(mux.write_message(mux.NUMBER_MAX, b"x" * opened.limit)) == 1000
 
 
 def test_who_closes_a_channel_takes_nobody_along(scene: Scene) -> None:
     one, two = scene.open(1), scene.open(2)
-    scene.host.read(mux.closed(Closed(1, 1001, "its program ended")))
+    scene.host.read(mux.write_closed(ChannelClosed(1, 1001, "its program ended")))
     assert one.reason == "it closed its channel with code 1001: 'its program ended'"
     assert two.reason is None
     assert scene.host.channels == 1
 
     offset = one.channel.write(one.channel.frame(b"too late"))
     assert not one.channel.has_left(offset)
-    scene.host.read(mux.said(1, b"too late"))
-    scene.host.read(mux.closed(Closed(1)))
+    scene.host.read(mux.write_message(1, b"too late"))
+    scene.host.read(mux.write_closed(ChannelClosed(1)))
     assert (one.heard, two.heard) == ([], [])
     assert scene.socket.closing is None
 
@@ -168,8 +168,8 @@ def test_a_channel_that_the_hub_gives_up_is_closed_at_the_client_and_hears_nothi
     scene.socket.said()
     one.channel.close(1011, "it wrote garbage")
     one.channel.close(1011, "twice")
-    assert scene.socket.said() == [Closed(1, 1011, "it wrote garbage")]
-    scene.host.read(mux.said(1, b"x"))
+    assert scene.socket.said() == [ChannelClosed(1, 1011, "it wrote garbage")]
+    scene.host.read(mux.write_message(1, b"x"))
     assert one.heard == []
     assert one.reason is None
     assert scene.open(1).channel.is_open, "its number is free again"
@@ -186,8 +186,8 @@ async def test_a_channel_is_alive_as_long_as_its_client_is(scene: Scene) -> None
 def test_a_refused_channel_is_closed_and_hears_nothing(scene: Scene) -> None:
     scene.book.refuses = True
     server = scene.open(1)
-    assert scene.socket.said() == [Opened(1), Closed(1, 1008, "no room")]
-    scene.host.read(mux.said(1, b"x"))
+    assert scene.socket.said() == [ChannelOpened(1), ChannelClosed(1, 1008, "no room")]
+    scene.host.read(mux.write_message(1, b"x"))
     assert server.heard == []
 
 
@@ -200,7 +200,7 @@ def test_the_sockets_end_is_every_channels(scene: Scene) -> None:
     assert not one.channel.is_open
     one.channel.close(1000, "")
     two.channel.named("x", 0.0)
-    assert scene.socket.said() == [Opened(1), Opened(2)]
+    assert scene.socket.said() == [ChannelOpened(1), ChannelOpened(2)]
 
 
 @pytest.mark.parametrize("frame", [b"hello", b'0 {"open": "x"}', b'0 {"open": 1}'])
@@ -218,8 +218,8 @@ def test_there_are_so_many_channels_and_no_more(scene: Scene) -> None:
     for number in range(1, mux.CHANNELS_MAX + 1):
         scene.open(number)
     scene.socket.said()
-    scene.host.read(mux.opening(Open(1000)))
-    assert scene.socket.said() == [Closed(1000, 1013, f"a connection may have {mux.CHANNELS_MAX} channels at most")]
+    scene.host.read(mux.write_open(OpenChannel(1000)))
+    assert scene.socket.said() == [ChannelClosed(1000, 1013, f"a connection may have {mux.CHANNELS_MAX} channels at most")]
     assert scene.socket.closing is None
     assert len(scene.book.servers) == mux.CHANNELS_MAX
 
@@ -237,8 +237,8 @@ def test_when_the_client_reads_again_another_channel_writes_first_each_time(scen
 def test_words_of_a_later_client_are_passed_over(scene: Scene) -> None:
     one = scene.open(1)
     scene.host.read(b'0 {"hurry": 1}')
-    scene.host.read(mux.opened(Opened(1)))
-    scene.host.read(mux.said(99, b"nobody's"))
+    scene.host.read(mux.write_opened(ChannelOpened(1)))
+    scene.host.read(mux.write_message(99, b"nobody's"))
     assert scene.socket.closing is None
     assert one.reason is None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.upstream import pace
+from isthmus.upstream import listing
 from isthmus.upstream import reconnector as base
 from isthmus.upstream.dialin import link
 from isthmus.upstream.dialin import reconnector as module
@@ -20,7 +20,7 @@ async def test_nothing_runs_while_there_is_nothing_to_do() -> None:
 
 
 async def test_a_change_is_followed_at_once_and_then_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "LOOK_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(listing, "LOOK_AGAIN_SECONDS", 0.05)
     async with scene() as at:
         server = await at.seat(Dialler())
         server.change("then")

@@ -21,11 +21,11 @@ from isthmus.model.names import ServerName
 from isthmus.model.relay import AgentRules, Claim
 from isthmus.storage.memory import MemoryJournal
 from isthmus.transport.websocket import AcceptedSocket, Hearer
-from isthmus.upstream.dialin import book as module
-from isthmus.upstream.dialin.book import DialIns
+from isthmus.upstream.dialin import registry as module
+from isthmus.upstream.dialin.agents import NameRules
 from isthmus.upstream.dialin.link import DialInLink
-from isthmus.upstream.dialin.naming import Names
 from isthmus.upstream.dialin.reconnector import REPLACED
+from isthmus.upstream.dialin.registry import DialInRegistry
 from isthmus.upstream.dialin.settings import DialInSettings
 from isthmus.upstream.settings import REASON_LENGTH_MAX
 from tests.unit.core.doubles import ANYONE, ready, tool
@@ -631,7 +631,7 @@ class Shared:
         self.closed: list[tuple[int, str]] = []
         self.hearer: Hearer
 
-    def open(self, book: DialIns) -> None:
+    def open(self, book: DialInRegistry) -> None:
         """Dial in and offer both."""
         self.hearer = book.accept_mux(cast("AcceptedSocket", self), CLAIM)
         for number, server in self.servers.items():
@@ -782,7 +782,7 @@ async def test_many_who_could_have_one_name_have_the_same_names_whoever_comes_fi
 
 async def test_nobody_is_left_without_a_name_by_one_who_takes_all_that_it_could_have() -> None:
     async with scene(DialInSettings(max_servers=40)) as at:
-        weaker = Names({}).bid("my", "kitchen_knives")
+        weaker = NameRules({}).bid("my", "kitchen_knives")
         for name in [*islice(weaker.names(), 30)]:
             await at.seat(Dialler(), name.removeprefix("my_kitchen_"), Claim("my_kitchen"))
         await at.seat(Dialler("weaker"), "kitchen_knives", Claim("my"))

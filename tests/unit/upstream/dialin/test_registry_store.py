@@ -14,14 +14,14 @@ from structlog.testing import capture_logs
 
 from isthmus.core.audit.facts import Fact
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.ports.journal import Document, Journal, OnVerdict, Verdict
+from isthmus.core.ports.journal import Document, Journal, OnWritten, WriteResult
 from isthmus.model.names import ServerName
 from isthmus.storage.memory import MemoryJournal
 from isthmus.storage.postgres import PostgresJournal
 from isthmus.storage.settings import StorageSettings
 from isthmus.storage.sqlite import SqliteJournal
-from isthmus.upstream.dialin import remembered as module
-from isthmus.upstream.dialin.remembered import KIND, Record, Remembered
+from isthmus.upstream.dialin import registry_store as module
+from isthmus.upstream.dialin.registry_store import KIND, RegistryStore, ServerRecord
 from isthmus.upstream.listing import Listing
 from tests.databases import Database, running
 from tests.unit.core.doubles import prompt, resource, template, tool
@@ -39,8 +39,8 @@ LISTING = Listing(
 )
 
 
-def record(server_id: str = "phone", agent: str = "home", **changes: object) -> Record:
-    made = Record(agent, server_id, PHONE, LISTING, frozenset({"tools", "prompts"}), NOW - 90, NOW - 10)
+def record(server_id: str = "phone", agent: str = "home", **changes: object) -> ServerRecord:
+    made = ServerRecord(agent, server_id, PHONE, LISTING, frozenset({"tools", "prompts"}), NOW - 90, NOW - 10)
     return msgspec.structs.replace(made, **changes)
 
 
@@ -69,17 +69,17 @@ async def journal(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
 
 
 @asynccontextmanager
-async def hub(journal: Journal) -> AsyncIterator[Remembered]:
+async def hub(journal: Journal) -> AsyncIterator[RegistryStore]:
     """One life of a hub, as far as it remembers: at its end everything is written."""
     background = BackgroundTasks()
-    made = Remembered(journal, background, lambda: NOW)
+    made = RegistryStore(journal, background, lambda: NOW)
     yield made
     await made.aclose()
     assert len(background) == 0
     await background.aclose()
 
 
-async def remembered(journal: Journal) -> list[Record]:
+async def remembered(journal: Journal) -> list[ServerRecord]:
     """What the next hub reads."""
     async with hub(journal) as later:
         return await later.load()
@@ -88,13 +88,13 @@ async def remembered(journal: Journal) -> list[Record]:
 class Counting(MemoryJournal):
     """A journal that counts what is written under each id, and may give another verdict."""
 
-    def __init__(self, verdicts: tuple[Verdict, ...] = ()) -> None:
+    def __init__(self, verdicts: tuple[WriteResult, ...] = ()) -> None:
         super().__init__()
         self.writes: Counter[str] = Counter()
         self.has_kept = asyncio.Event()
         self._verdicts = [*verdicts]
 
-    def write(self, documents: Sequence[Document], done: OnVerdict, facts: Sequence[Fact] = ()) -> None:
+    def write(self, documents: Sequence[Document], done: OnWritten, facts: Sequence[Fact] = ()) -> None:
         self.writes.update(document.id for document in documents)
         if self._verdicts:
             asyncio.get_running_loop().call_soon(done, self._verdicts.pop(0))
@@ -104,7 +104,7 @@ class Counting(MemoryJournal):
 
 
 async def put(journal: Journal, document: Document) -> None:
-    told: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+    told: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
     journal.write((document,), told.set_result)
     assert await told == "kept"
 
@@ -250,10 +250,10 @@ async def test_a_damaged_document_costs_a_warning_and_can_be_written_anew(body: 
 
 
 @pytest.mark.parametrize("verdict", ["conflict", "unknown"])
-async def test_what_the_journal_is_unsure_of_is_written_once_more(verdict: Verdict) -> None:
+async def test_what_the_journal_is_unsure_of_is_written_once_more(verdict: WriteResult) -> None:
     journal = Counting((verdict,))
     background = BackgroundTasks()
-    keeping = Remembered(journal, background, lambda: NOW)
+    keeping = RegistryStore(journal, background, lambda: NOW)
     keeping.keep(record())
     await asyncio.wait_for(journal.has_kept.wait(), 5)
     await keeping.aclose()
@@ -297,7 +297,7 @@ class Broken(MemoryJournal):
     async def read(self, *_: object) -> Document | None:
         raise OSError("the disk is gone")
 
-    def write(self, documents: object, done: OnVerdict, facts: object = ()) -> None:
+    def write(self, documents: object, done: OnWritten, facts: object = ()) -> None:
         asyncio.get_running_loop().call_soon(done, "unknown")
 
 
@@ -311,12 +311,12 @@ async def test_a_journal_that_cannot_be_read_costs_a_line_in_the_log() -> None:
 
 async def test_a_journal_that_never_answers_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     class Silent(MemoryJournal):
-        def write(self, documents: object, done: OnVerdict, facts: object = ()) -> None:
+        def write(self, documents: object, done: OnWritten, facts: object = ()) -> None:
             """Nobody hears of it again."""
 
     monkeypatch.setattr(module, "CLOSE_SECONDS", 0.01)
     background = BackgroundTasks()
-    keeping = Remembered(Silent(), background, lambda: NOW)
+    keeping = RegistryStore(Silent(), background, lambda: NOW)
     keeping.keep(record())
     async with asyncio.timeout(5):
         await keeping.aclose()

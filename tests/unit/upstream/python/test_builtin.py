@@ -16,16 +16,16 @@ from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.settings import Limits
 from isthmus.model.calls import EVERYTHING
-from isthmus.model.faults import Lost, NotConnected, UnknownTool
+from isthmus.model.faults import Bug, Lost, NotConnected, UnknownTool
 from isthmus.model.names import ServerName
 from isthmus.model.outcomes import Result
 from isthmus.storage.memory import MemoryJournal
-from isthmus.upstream.context import Context
-from isthmus.upstream.hub_functions import HubFunctions
-from isthmus.upstream.local import builtin_tools
-from isthmus.upstream.registered import NameTaken, Origin, Registry
-from isthmus.upstream.signatures import Function
-from tests.unit.core.doubles import ANYONE, Listener, Notes, call
+from isthmus.upstream.python.builtin import HubFunctions, LocalLink, LocalTool, builtin_tools
+from isthmus.upstream.python.context import Context
+from isthmus.upstream.python.registry import RESERVED, FunctionOrigin, FunctionRegistry, NameTaken
+from isthmus.upstream.python.runner import Runner
+from isthmus.upstream.python.signatures import Function
+from tests.unit.core.doubles import ANYONE, SERVER, Listener, Notes, Stage, call
 
 OWN = ["builtin.chat_log", "builtin.echo", "builtin.timestamp"]
 
@@ -42,7 +42,7 @@ class Scene:
     """A hub with nothing but what its process has."""
 
     def __init__(self, background: BackgroundTasks, *, is_settled: bool = True) -> None:
-        self.registry = Registry()
+        self.registry = FunctionRegistry()
         self.hub = Hub(Limits(), Notes())
         own = builtin_tools(MemoryJournal(), lambda: 1.5)
         self.functions = HubFunctions(self.hub, background, own, is_settled=is_settled, registry=self.registry)
@@ -51,7 +51,7 @@ class Scene:
         return sorted(self.hub.snapshot.view(ANYONE.grants, EVERYTHING).routes)
 
     def register(self, name: str = "double", function: Any = double) -> None:
-        self.registry.add(Function(name, function), Origin("shop", name))
+        self.registry.add(Function(name, function), FunctionOrigin("shop", name))
 
     async def run(self, name: str, **arguments: Any) -> Listener:
         listener = Listener()
@@ -210,3 +210,82 @@ async def test_the_end_gives_every_call_up_and_hears_of_nothing_more(scene: Scen
     assert isinstance(listener.fault, Lost)
     scene.register()
     assert "builtin.double" not in scene.listed()
+
+
+class LocalScene:
+    """A hub whose only server is the hub itself, and a tool that never ends or fails."""
+
+    def __init__(self, background: BackgroundTasks) -> None:
+        self.has_ended = asyncio.Event()
+        odd = [LocalTool("hang", "", {"type": "object"}, self._hang), LocalTool("fail", "", {"type": "object"}, _fail)]
+        runner = Runner(SERVER, Limits(), background, 2)
+        self.link = LocalLink(SERVER, [*builtin_tools(MemoryJournal(), lambda: 1.5), *odd], background, runner)
+        self.stage = Stage(*self.link.tools)
+        self.stage.server_queue.attach(self.link)
+
+    async def _hang(self, _caller: str, _arguments: dict[str, Any]) -> dict[str, Any]:
+        try:
+            await asyncio.sleep(600)
+        finally:
+            self.has_ended.set()
+        return {}
+
+    async def run(self, name: str, **arguments: Any) -> Listener:
+        _, listener = self.stage.start(call(f"files.{name}", arguments))
+        async with asyncio.timeout(10):
+            await listener.ended.wait()
+        return listener
+
+
+async def _fail(_caller: str, _arguments: dict[str, Any]) -> dict[str, Any]:
+    raise ValueError("a defect")
+
+
+@pytest_asyncio.fixture
+async def local_scene() -> AsyncIterator[LocalScene]:
+    background = BackgroundTasks("test")
+    yield LocalScene(background)
+    await background.aclose()
+
+
+def shown(listener: Listener) -> Any:
+    (outcome,) = listener.ends
+    assert isinstance(outcome, Result), outcome
+    return json.loads(bytes(outcome.payload))
+
+
+async def test_an_echo_is_its_text(local_scene: LocalScene) -> None:
+    assert shown(await local_scene.run("echo", text="hello")) == {
+        "content": [{"type": "text", "text": "hello"}],
+        "structuredContent": {"text": "hello"},
+        "isError": False,
+    }
+
+
+async def test_the_time_is_told_in_two_ways(local_scene: LocalScene) -> None:
+    told = {"iso": "1970-01-01T00:00:01.500000+00:00", "unix": 1.5}
+    assert shown(await local_scene.run("timestamp"))["structuredContent"] == told
+
+
+async def test_lines_are_kept_and_read_back_oldest_first(local_scene: LocalScene) -> None:
+    await local_scene.run("chat_log", message="one")
+    lines = shown(await local_scene.run("chat_log", message="two", role="agent", limit=5))["structuredContent"]["lines"]
+    kept = [(line["role"], line["message"], line["at"]) for line in lines]
+    assert kept == [("user", "one", 1.5), ("agent", "two", 1.5)]
+
+
+async def test_a_tool_that_waits_is_cancelled_with_its_call(local_scene: LocalScene) -> None:
+    inflight, listener = local_scene.stage.start(call("files.hang"))
+    await asyncio.sleep(0)
+    inflight.cancel("enough")
+    assert listener.fault.executed == "unknown"
+    async with asyncio.timeout(10):
+        await local_scene.has_ended.wait()
+
+
+async def test_a_tool_that_fails_is_a_defect_of_the_hub(local_scene: LocalScene) -> None:
+    assert isinstance((await local_scene.run("fail")).fault, Bug)
+
+
+async def test_no_function_can_take_the_name_of_what_every_hub_has() -> None:
+    assert {tool.name for tool in builtin_tools(MemoryJournal(), lambda: 1.5)} == RESERVED

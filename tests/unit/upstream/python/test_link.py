@@ -17,22 +17,22 @@ import pytest_asyncio
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.settings import Limits
-from isthmus.model.events import Log, Progress
+from isthmus.model.events import LogMessage, Progress
 from isthmus.model.faults import BadArguments, BadReply, Lost, NotConnected
 from isthmus.model.features import Tool
 from isthmus.model.outcomes import Result
-from isthmus.upstream import runner as module
-from isthmus.upstream.functions import PythonLink
 from isthmus.upstream.link import ConnectFailed
+from isthmus.upstream.python import runner as module
+from isthmus.upstream.python.link import PythonLink
+from isthmus.upstream.python.runner import redirect_prints
 from isthmus.upstream.settings import PythonSettings
-from isthmus.upstream.workers import divert_prints
 from isthmus.wire.mcp.messages import Implementation
 from tests.unit.core.doubles import SERVER, Listener, Stage, call, tool
 
 SHOP = '''
     import asyncio, sys, threading
     from dataclasses import dataclass
-    from isthmus.upstream.functions import Context
+    from isthmus.upstream.python.link import Context
 
     begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
     entered = threading.Semaphore(0)
@@ -210,7 +210,7 @@ async def test_a_result_in_the_words_of_mcp_is_passed_on(scene: Scene) -> None:
 
 
 async def test_plain_functions_run_in_threads_and_print_aside(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
-    divert_prints()
+    redirect_prints()
     assert (await scene.value("where")).startswith(f"{SERVER}/")
     assert await scene.value("wait", {"value": "here"}) == "here"
     assert capsys.readouterr() == ("", "a word aside\n" * 2)
@@ -266,7 +266,7 @@ async def test_a_thread_tells_progress_and_logs_in_order(scene: Scene) -> None:
         b"1",
         b"2",
     ]
-    assert isinstance(listener.events[-1], Log)
+    assert isinstance(listener.events[-1], LogMessage)
     assert listener.events[-1].level == "warning"
     assert shown(listener)["structuredContent"] == {"result": "anyone"}
 
@@ -278,7 +278,7 @@ async def test_an_asynchronous_function_tells_progress(scene: Scene) -> None:
 
 async def test_progress_is_told_to_nobody_who_did_not_ask(scene: Scene) -> None:
     listener = await scene.run("tell")
-    assert [type(event) for event in listener.events] == [Log]
+    assert [type(event) for event in listener.events] == [LogMessage]
 
 
 async def test_a_module_with_a_context_can_log(scene: Scene) -> None:

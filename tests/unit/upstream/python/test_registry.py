@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from isthmus.upstream.registered import NameTaken, Origin, Registry
-from isthmus.upstream.signatures import Function
+from isthmus.upstream.python.registry import FunctionOrigin, FunctionRegistry, NameTaken
+from isthmus.upstream.python.signatures import Function
 
 
 def function(name: str = "add") -> Function:
@@ -18,12 +18,12 @@ def function(name: str = "add") -> Function:
     return Function(name, run)
 
 
-def origin(module: str = "shop", qualname: str = "add", file: str = "") -> Origin:
-    return Origin(module, qualname, file)
+def origin(module: str = "shop", qualname: str = "add", file: str = "") -> FunctionOrigin:
+    return FunctionOrigin(module, qualname, file)
 
 
 def test_a_function_is_found_by_its_name_until_it_is_removed() -> None:
-    registry, added = Registry(), function()
+    registry, added = FunctionRegistry(), function()
     registry.add(added, origin())
     assert registry.functions() == {"add": added}
     assert registry.remove("add")
@@ -36,15 +36,15 @@ def test_a_function_is_found_by_its_name_until_it_is_removed() -> None:
     [origin(), origin(file="/shop.py"), origin("__main__", "add", "/lib/shop.py")],
     ids=["the same", "another cell", "the program itself"],
 )
-def test_the_same_text_run_again_takes_its_own_place(again: Origin) -> None:
-    registry, second = Registry(), function()
+def test_the_same_text_run_again_takes_its_own_place(again: FunctionOrigin) -> None:
+    registry, second = FunctionRegistry(), function()
     registry.add(function(), origin(file="/lib/shop.py"))
     registry.add(second, again)
     assert registry.functions() == {"add": second}
 
 
 def test_a_name_has_one_function() -> None:
-    registry, first = Registry(), function()
+    registry, first = FunctionRegistry(), function()
     registry.add(first, origin())
     with pytest.raises(NameTaken, match=r"'add' is already the tool of shop\.add"):
         registry.add(function(), origin("store"))
@@ -54,14 +54,14 @@ def test_a_name_has_one_function() -> None:
 
 
 def test_one_function_may_have_two_names() -> None:
-    registry = Registry()
+    registry = FunctionRegistry()
     registry.add(function("one"), origin())
     registry.add(function("two"), origin())
     assert list(registry.functions()) == ["one", "two"]
 
 
 def test_the_functions_of_a_claimed_module_are_its_own_and_take_no_names_from_others() -> None:
-    registry, own, other = Registry(), function(), function()
+    registry, own, other = FunctionRegistry(), function(), function()
     registry.claim("shop")
     registry.add(own, origin())
     registry.add(function("echo"), origin(qualname="echo"))
@@ -73,14 +73,14 @@ def test_the_functions_of_a_claimed_module_are_its_own_and_take_no_names_from_ot
 
 
 def test_claiming_takes_away_what_was_built_in_before() -> None:
-    registry = Registry()
+    registry = FunctionRegistry()
     registry.add(function(), origin())
     registry.claim("shop")
     assert registry.functions() == {}
 
 
 def test_a_module_that_is_imported_anew_is_forgotten_first() -> None:
-    registry = Registry()
+    registry = FunctionRegistry()
     registry.add(function(), origin())
     registry.add(function("sub"), origin("shop.parts", "sub"))
     registry.forget("shop")
@@ -90,7 +90,7 @@ def test_a_module_that_is_imported_anew_is_forgotten_first() -> None:
 
 
 def test_whoever_watches_hears_of_every_change_and_of_nothing_else() -> None:
-    registry = Registry()
+    registry = FunctionRegistry()
     heard: list[int] = []
     stop = registry.watch(lambda: heard.append(registry.version))
     registry.add(function(), origin())
@@ -107,7 +107,7 @@ def test_whoever_watches_hears_of_every_change_and_of_nothing_else() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_forked_child_has_the_functions_and_nobody_who_watches(monkeypatch: pytest.MonkeyPatch) -> None:
-    registry = Registry()
+    registry = FunctionRegistry()
     heard: list[Any] = []
     registry.watch(lambda: heard.append(None))
     registry.add(function(), origin())

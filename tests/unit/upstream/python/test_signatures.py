@@ -18,9 +18,9 @@ import pytest
 from annotated_types import Ge, Len
 from pydantic import BaseModel, Field
 
-from isthmus.model.events import Event, Log, Progress
-from isthmus.upstream.context import Context
-from isthmus.upstream.signatures import BadArgument, Function, Unusable
+from isthmus.model.events import Event, LogMessage, Progress
+from isthmus.upstream.python.context import Context
+from isthmus.upstream.python.signatures import BadArgument, Function, Unusable, read_docstring
 from tests.unit.core.doubles import raw
 
 T = TypeVar("T")
@@ -307,7 +307,7 @@ def test_a_context_is_given_by_the_hub_and_not_by_the_caller() -> None:
     assert function.call(function.read(raw({"a": 1})), Context("ann", events.append)) == "ann"
     assert events == [
         Progress({"progress": msgspec.Raw(b"1"), "total": msgspec.Raw(b"2"), "message": msgspec.Raw(b'"half"')}),
-        Log("info", {"level": msgspec.Raw(b'"info"'), "data": msgspec.Raw(b'"hello"')}),
+        LogMessage("info", {"level": msgspec.Raw(b'"info"'), "data": msgspec.Raw(b'"hello"')}),
     ]
     with pytest.raises(BadArgument, match="context"):
         function.read(raw({"a": 1, "context": {}}))
@@ -369,3 +369,76 @@ async def stream() -> AsyncIterator[int]:
 def test_what_cannot_be_described_says_why(function: Callable[..., Any], reason: str) -> None:
     with pytest.raises(Unusable, match=reason):
         Function("f", function)
+
+
+GOOGLE = """Send a letter.
+
+    It takes a while.
+
+    Args:
+        to: Whom it goes to,
+            by name.
+        amount (int, optional): How many.
+        **more: What else.
+
+    Returns:
+        Its number.
+    """
+
+NUMPY = """
+    Send a letter.
+
+    It takes a while.
+
+    Parameters
+    ----------
+    to : str
+        Whom it goes to,
+        by name.
+    amount, more
+        How many.
+
+    Returns
+    -------
+    int
+        Its number.
+    """
+
+SPHINX = """Send a letter.
+
+    :param str to: Whom it goes to,
+        by name.
+    :param amount: How many.
+    :returns: Its number.
+    """
+
+
+def test_the_google_way() -> None:
+    doc = read_docstring(GOOGLE)
+    assert doc.parameters == {"to": "Whom it goes to, by name.", "amount": "How many.", "more": "What else."}
+    assert doc.text == "Send a letter.\n\nIt takes a while.\n\nReturns:\n    Its number."
+
+
+def test_the_numpy_way() -> None:
+    doc = read_docstring(NUMPY)
+    assert doc.parameters == {"to": "Whom it goes to, by name.", "amount": "How many.", "more": "How many."}
+    assert doc.text == "Send a letter.\n\nIt takes a while.\n\nReturns\n-------\nint\n    Its number."
+
+
+def test_the_sphinx_way() -> None:
+    doc = read_docstring(SPHINX)
+    assert doc.parameters == {"to": "Whom it goes to, by name.", "amount": "How many."}
+    assert doc.text == "Send a letter.\n\n:returns: Its number."
+
+
+@pytest.mark.parametrize("text", ["", None, "Add.", "Parameters are what it needs:\nall of them.", "Parameters"])
+def test_anything_else_is_prose(text: str | None) -> None:
+    assert read_docstring(text).text == (text or "")
+    assert read_docstring(text).parameters == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["Args:", "Args:\nnothing: here", "Parameters\n---", "Parameters\n---\n  x", ":param x:"]
+)
+def test_a_section_that_is_cut_short_is_harmless(text: str) -> None:
+    assert set(read_docstring(text).parameters) <= {"x"}

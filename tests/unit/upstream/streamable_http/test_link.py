@@ -14,19 +14,19 @@ import pytest_asyncio
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.settings import Limits
-from isthmus.credentials.memory import StaticCredentials
+from isthmus.credentials.logins import StaticCredentials
 from isthmus.model.calls import Surface
-from isthmus.model.events import Log, Progress
+from isthmus.model.events import LogMessage, Progress
 from isthmus.model.faults import BadReply, Cancelled, Fault, Lost, ServerError
 from isthmus.model.outcomes import Result
 from isthmus.model.questions import UNSURE, Answered
 from isthmus.transport.egress import Egress
 from isthmus.upstream import link as base
-from isthmus.upstream import watching
+from isthmus.upstream import subscriptions
+from isthmus.upstream.http_shared import CallerHeaders
 from isthmus.upstream.link import ConnectFailed, WrongCarrier
 from isthmus.upstream.settings import Era
-from isthmus.upstream.streamable.link import StreamableLink
-from isthmus.upstream.user_headers import UserHeaders
+from isthmus.upstream.streamable_http.link import StreamableLink
 from isthmus.upstream.waiters import CallWaiter
 from tests.conftest import Spawn
 from tests.faults.watching import eventually
@@ -213,7 +213,7 @@ async def test_the_stream_before_is_kept_until_the_next_one_tells(held: Held) ->
 async def test_a_stream_that_does_not_tell_for_long_is_overtaken_and_dropped_alone(
     held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "HEARING_SECONDS", 0.01)
+    monkeypatch.setattr(subscriptions, "HEARING_SECONDS", 0.01)
     await held.greeted(is_modern=True)
     held.link.listen()
     first, asked = await held.request()
@@ -362,7 +362,7 @@ async def test_a_log_that_names_no_call_is_the_callers_who_is_alone(held: Held) 
     _, mine = held.start()
     post, asked = await held.request()
     await stream.say(STREAM + line)
-    await eventually(lambda: [type(seen) for seen in mine.events] == [Log], "its caller hears it")
+    await eventually(lambda: [type(seen) for seen in mine.events] == [LogMessage], "its caller hears it")
     _, theirs = held.start(caller=SOMEBODY)
     other, also_asked = await held.request()
     await stream.say(line)
@@ -664,7 +664,7 @@ async def test_a_server_in_passing_trouble_is_asked_again_and_not_for_ever(held:
 
 
 async def test_a_users_headers_go_with_the_call_its_return_and_its_cancellation(held: Held) -> None:
-    held.link.user_headers = UserHeaders(["X-User-Id"])
+    held.link.user_headers = CallerHeaders(["X-User-Id"])
     await held.greeted(is_modern=False)
     inflight, _ = held.put(msgspec.structs.replace(call(), headers={"x-user-id": "ann", "X-Other": "1"}))
     peer = await held.server.accept()
@@ -743,14 +743,14 @@ async def test_what_an_ended_session_answers_was_not_said_where_the_next_one_is(
     await held.greeted(is_modern=False, session="s1")
     first = held.link.place
     (early, _), (early_peer, _) = held.start(), await held.request()
-    assert held.link.place_of(early) is first
+    assert held.link.link_session_of(early) is first
     held.start()
     peer, _ = await held.request()
     await peer.say(reply("404 Not Found", b"", "connection: close"))
     _, renewal = await held.request()
     assert renewal["method"] == "initialize"
     assert (first.is_lost, held.link.place.is_lost) == (True, False)
-    assert held.link.place_of(early) is None
+    assert held.link.link_session_of(early) is None
     early_peer.reset()
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.transport.egress import Origin
-from isthmus.upstream.targets.addresses import LENGTH_MAX, Address, read_address, read_pattern
+from isthmus.transport.egress import HttpOrigin
+from isthmus.upstream.targets.addresses import LENGTH_MAX, TargetAddress, read_address, read_pattern
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_what_could_be_read_in_two_ways_is_none(url: str, path: str | None) -> N
 
 def test_a_path_does_not_leave_its_host() -> None:
     for path in ("@evil.example", ":80@evil.example/x", ".evil.example", "?x@evil.example"):
-        assert read_address("http://good.example", path).origin == Origin("http", "good.example", 80)
+        assert read_address("http://good.example", path).origin == HttpOrigin("http", "good.example", 80)
 
 
 def test_what_is_wrong_is_said_without_a_password_or_a_query() -> None:
@@ -116,7 +116,7 @@ def test_no_path_leads_to_another_host(path: str) -> None:
         address = read_address("http://good.example:8000/base", path)
     except ValueError:
         return
-    assert address.origin == Origin("http", "good.example", 8000)
+    assert address.origin == HttpOrigin("http", "good.example", 8000)
     assert address.steps[:1] == ("base",)
 
 
@@ -194,4 +194,4 @@ def test_a_pattern_that_is_none_is_refused(text: str) -> None:
 
 def test_a_pattern_knows_whether_it_has_a_star() -> None:
     assert [read_pattern(text).is_wild for text in ("http://a", "http://*.a", "http://*")] == [False, True, True]
-    assert read_pattern("http://a/b").address == Address(Origin("http", "a", 80), "/b")
+    assert read_pattern("http://a/b").address == TargetAddress(HttpOrigin("http", "a", 80), "/b")

@@ -14,19 +14,19 @@ from msgspec.structs import replace
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.snapshot import ServerStatus
-from isthmus.core.ports.targets import Named, Opened
+from isthmus.core.ports.targets import OpenTarget, TargetSpec
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.faults import Bug, Cancelled, Draining, Fault, NotConnected, TargetRefused, TooManyTargets
 from isthmus.model.names import ServerName
 from isthmus.telemetry.counters import Counters
-from isthmus.transport.egress import Address, Egress, Origin
+from isthmus.transport.egress import DialAddress, Egress, HttpOrigin
 from isthmus.upstream.link import WrongCarrier
-from isthmus.upstream.settings import HttpSettings, NamedSettings, RpcSettings, ServerSettings, StdioSettings
-from isthmus.upstream.targets import temporary as module
+from isthmus.upstream.settings import HttpSettings, JsonRpcSettings, ServerSettings, StdioSettings, TargetHttpSettings
+from isthmus.upstream.targets import named_servers as module
 from isthmus.upstream.targets.addresses import read_address
+from isthmus.upstream.targets.named_servers import NamedServer, NamedServers, ways_to
 from isthmus.upstream.targets.settings import TargetSettings
-from isthmus.upstream.targets.temporary import Aim, Targets, ways_to
 from tests.unit.upstream.scripted import SECONDS, Kept, Scripted
 
 PUBLIC, PRIVATE = "93.184.216.34", "10.0.0.1"
@@ -34,7 +34,7 @@ PLANNER = Caller("planner", "t", Grants(("shop",)), may_name_targets=True)
 WRITER = Caller("writer", "t", Grants(()), may_name_targets=True)
 GUEST = Caller("guest", "t", Grants(("shop",)))
 SHOP = ServerSettings(ServerName("shop"), HttpSettings("https://shop.example.com/mcp?key=1"))
-VAULT = ServerSettings(ServerName("vault"), RpcSettings("https://vault.example.com/rpc"))
+VAULT = ServerSettings(ServerName("vault"), JsonRpcSettings("https://vault.example.com/rpc"))
 LOCAL = ServerSettings(ServerName("local"), StdioSettings("server"))
 ODD = ServerSettings(ServerName("odd"), HttpSettings("https://odd.example.com/a//b"))
 A, B, C = "https://a.example.com", "https://b.example.com", "https://c.example.com"
@@ -47,9 +47,9 @@ class Names:
     def __init__(self, *answers: str) -> None:
         self.answers = list(answers)
 
-    async def __call__(self, origin: Origin) -> list[Address]:
+    async def __call__(self, origin: HttpOrigin) -> list[DialAddress]:
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        return [Address(socket.AF_INET, (answer, origin.port))]
+        return [DialAddress(socket.AF_INET, (answer, origin.port))]
 
 
 class Scene:
@@ -64,7 +64,7 @@ class Scene:
             )
         self.names = Names(PUBLIC)
         self.configured: tuple[ServerSettings, ...] = (SHOP, VAULT, LOCAL, ODD)
-        self.targets = Targets(
+        self.targets = NamedServers(
             self.hub,
             self.kept.hub,
             self.kept.supervisor,
@@ -74,29 +74,29 @@ class Scene:
             lambda: self.configured,
         )
 
-    def aim(self, url: str = A, caller: Caller = PLANNER, **more: Any) -> Aim:
+    def aim(self, url: str = A, caller: Caller = PLANNER, **more: Any) -> NamedServer:
         """What a caller may name."""
-        found = self.targets.find(caller, Named(url, **more))
-        assert isinstance(found, Aim), found
+        found = self.targets.find(caller, TargetSpec(url, **more))
+        assert isinstance(found, NamedServer), found
         return found
 
     def refusal(self, url: str = A, caller: Caller = PLANNER, **more: Any) -> str:
         """Why a caller may not name an address."""
-        found = self.targets.find(caller, Named(url, **more))
+        found = self.targets.find(caller, TargetSpec(url, **more))
         assert isinstance(found, TargetRefused), found
         return found.message
 
-    def going(self, url: str = A, caller: Caller = PLANNER, **more: Any) -> asyncio.Future[Opened | Fault]:
+    def going(self, url: str = A, caller: Caller = PLANNER, **more: Any) -> asyncio.Future[OpenTarget | Fault]:
         """On the way to a server."""
-        over: asyncio.Future[Opened | Fault] = asyncio.get_running_loop().create_future()
+        over: asyncio.Future[OpenTarget | Fault] = asyncio.get_running_loop().create_future()
         self.aim(url, caller, **more).open(over.set_result)
         return over
 
-    async def open(self, url: str = A, caller: Caller = PLANNER, **more: Any) -> Opened:
+    async def open(self, url: str = A, caller: Caller = PLANNER, **more: Any) -> OpenTarget:
         """A server that was reached."""
         async with asyncio.timeout(SECONDS):
             opened = await self.going(url, caller, **more)
-        assert isinstance(opened, Opened), opened
+        assert isinstance(opened, OpenTarget), opened
         return opened
 
     async def fault(self, url: str = A, caller: Caller = PLANNER, **more: Any) -> Fault:
@@ -146,26 +146,26 @@ def test_a_server_is_looked_for_where_it_may_be(url: str, ways: list[tuple[str, 
 
 async def test_whose_tenant_is_held_to_less_than_everything_names_nothing_else(scene: Scene) -> None:
     held = msgspec.structs.replace(PLANNER, grants=PLANNER.grants.bounded_by(Grants(("shop", "files"))))
-    assert not isinstance(scene.targets.find(PLANNER, Named(A)), Fault)
+    assert not isinstance(scene.targets.find(PLANNER, TargetSpec(A)), Fault)
     assert "its tenant or this face" in scene.refusal(A, held)
-    assert scene.targets.find(held, Named("https://shop.example.com")) == "shop"
+    assert scene.targets.find(held, TargetSpec("https://shop.example.com")) == "shop"
 
 
 async def test_the_address_of_a_configured_server_is_that_server(scene: Scene) -> None:
     for url in ("https://shop.example.com", "https://shop.example.com/mcp", "https://SHOP.example.com:443/%6dcp/"):
         for caller in (PLANNER, GUEST):
-            assert scene.targets.find(caller, Named(url)) == "shop"
+            assert scene.targets.find(caller, TargetSpec(url)) == "shop"
     assert "gets no headers" in scene.refusal("https://shop.example.com", headers={"Authorization": "x"})
 
 
 async def test_what_is_asked_for_by_a_query_is_not_taken_for_something_else(scene: Scene) -> None:
-    assert scene.targets.find(PLANNER, Named("https://shop.example.com/mcp?key=1")) == "shop"
+    assert scene.targets.find(PLANNER, TargetSpec("https://shop.example.com/mcp?key=1")) == "shop"
     assert "[targets] allow" in scene.refusal("https://shop.example.com/mcp?key=2")
 
 
 async def test_of_two_servers_at_one_address_it_is_the_one_that_the_caller_may_see(scene: Scene) -> None:
     scene.configured = (ServerSettings(ServerName("vault"), SHOP.reach), SHOP, LOCAL)
-    assert scene.targets.find(PLANNER, Named("https://shop.example.com")) == "shop"
+    assert scene.targets.find(PLANNER, TargetSpec("https://shop.example.com")) == "shop"
 
 
 async def test_of_a_server_that_it_may_not_see_a_caller_hears_what_it_hears_of_any_address(scene: Scene) -> None:
@@ -207,7 +207,7 @@ async def test_headers_are_those_that_are_listed(scene: Scene, headers: dict[str
 
 
 async def test_neither_a_wish_nor_an_aim_shows_its_headers(scene: Scene) -> None:
-    named = Named(A, headers={"Authorization": "hunter22"})
+    named = TargetSpec(A, headers={"Authorization": "hunter22"})
     assert "hunter22" not in f"{named!r}{scene.targets.find(PLANNER, named)!r}"
 
 
@@ -250,7 +250,7 @@ async def test_what_is_listed_literally_is_not_looked_up(scene: Scene) -> None:
     await scene.open("http://10.0.0.1:9000")
     reach = scene.kept.links[0].settings
     assert reach is not None
-    assert isinstance(reach.reach, NamedSettings)
+    assert isinstance(reach.reach, TargetHttpSettings)
     assert reach.reach.is_trusted
 
 
@@ -354,7 +354,7 @@ async def test_there_are_only_so_many_on_their_way_at_once(scene: Scene, monkeyp
     going = scene.going()
     assert isinstance(await scene.fault(), TooManyTargets)
     held.set()
-    assert isinstance(await going, Opened)
+    assert isinstance(await going, OpenTarget)
 
 
 async def test_nobody_takes_all_the_ways_there_are(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,8 +365,8 @@ async def test_nobody_takes_all_the_ways_there_are(scene: Scene, monkeypatch: py
     going += [scene.going(C, WRITER), scene.going(A, WRITER)]
     held.set()
     async with asyncio.timeout(SECONDS):
-        assert all(isinstance(opened, Opened) for opened in await asyncio.gather(*going))
-    assert isinstance(await scene.open(C), Opened), "those who arrived are on no way"
+        assert all(isinstance(opened, OpenTarget) for opened in await asyncio.gather(*going))
+    assert isinstance(await scene.open(C), OpenTarget), "those who arrived are on no way"
 
 
 async def test_who_goes_where_somebody_is_known_takes_no_way(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -379,7 +379,7 @@ async def test_who_goes_where_somebody_is_known_takes_no_way(scene: Scene, monke
     assert isinstance(await scene.fault(C), TooManyTargets)
     assert (await scene.open()).server == known.server
     held.set()
-    assert isinstance(await going, Opened)
+    assert isinstance(await going, OpenTarget)
 
 
 async def test_several_who_come_at_once_share_one_attempt(scene: Scene) -> None:
@@ -407,7 +407,7 @@ def hold(scene: Scene) -> asyncio.Event:
 
 async def test_who_turns_back_hears_nothing_more(scene: Scene) -> None:
     held = hold(scene)
-    heard: list[Opened | Fault] = []
+    heard: list[OpenTarget | Fault] = []
     turn_back = scene.aim().open(heard.append)
     await scene.kept.until(lambda: len(scene.kept.links) == 1)
     assert scene.targets.running() == 1
