@@ -1,1 +1,0 @@
-"""What the core needs of its neighbours, one file per neighbour."""
