@@ -34,9 +34,9 @@ from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.config.tables import A2A, STORAGE
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.ports.journal import ClosableJournal, HealthReportingJournal
+from isthmus.core.ports import ClosableJournal, HealthReportingJournal
 from isthmus.core.tasks.record import TaskOwner
-from isthmus.core.tasks.retention import Retention
+from isthmus.core.tasks.storage_quota import Retention
 from isthmus.frontends.a2a.cards import AgentCards
 from isthmus.frontends.a2a.http import A2aHttp
 from isthmus.frontends.a2a.push_notifications import PushNotifications
@@ -442,7 +442,7 @@ async def serve(
         sse = McpSse(running.mcp_methods(), auth, running.background, running.surface, _path_of(settings.public_url))
         ports: list[int] = []
         agent = _agent(running, access.identities, pushes.pushing, auth, lambda: _address(settings, ports))
-        retention = Retention(running.tasks, journal, time.time, lambda: running.configuration.a2a.keep)
+        retention = Retention(journal, time.time, lambda: running.configuration.a2a.keep, running.tasks.forget_before)
         running.background.spawn("retention", retention.run())
         pushes.start()
         relay = await _relay(running, auth)
@@ -613,7 +613,7 @@ async def _until_told(
         again = running.background.spawn("second signal", signals.wait_for(2))
         await asyncio.wait({drain, again}, return_when=asyncio.FIRST_COMPLETED)
         again.cancel()
-        running.tasks.leave_unsent()
+        running.tasks.release_unsent()
         if running.calls():
             running.cancel_all("the hub is shutting down")
             await asyncio.sleep(LAST_WORDS_SECONDS)
@@ -630,14 +630,14 @@ async def _drain(
         async with asyncio.timeout(seconds):
             beside = None if grpc is None else running.background.spawn("drain of gRPC", grpc.drain(seconds))
             # Before, for who waits for such a task; and after, for what was asked meanwhile.
-            running.tasks.give_up_waiting("the hub is shutting down")
-            running.tasks.leave_waiting()
+            running.tasks.cancel_unanswered("the hub is shutting down")
+            running.tasks.release_offline()
             running.hub.wait_no_more("the hub is shutting down")
             await http_listener.drain(seconds)
-            running.tasks.give_up_waiting("the hub is shutting down")
-            await running.tasks.until_idle()
+            running.tasks.cancel_unanswered("the hub is shutting down")
+            await running.tasks.wait_idle()
             if relay is not None:
-                await relay.until_idle()
+                await relay.wait_idle()
             if beside is not None:
                 await beside
 

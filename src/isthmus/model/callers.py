@@ -26,7 +26,7 @@ FORMS_MAX = 4096
 """How many callers are remembered as a face has them; of more, some are made again."""
 
 
-class Whose(msgspec.Struct, frozen=True):
+class CallerId(msgspec.Struct, frozen=True):
     """Who is held to something that is not said by patterns."""
 
     tenant: str
@@ -43,7 +43,7 @@ class Grants(msgspec.Struct, frozen=True, cache_hash=True):
     deny: tuple[str, ...] = ()
     within: Grants | None = None
     """What must allow it too: the bounds of a tenant, or a caller's own grants where a face narrows them."""
-    whose: Whose | None = None
+    whose: CallerId | None = None
     """Whom policies beside these patterns are asked about, where there are any."""
 
     def bounded_by(self, bounds: Grants | None) -> Grants:

@@ -1,15 +1,100 @@
-"""A call: one request of one caller to one server. Plain data; what runs is `core.calls.inflight`."""
+"""A call: what a caller requests, what happens while it runs, and how it ends. Plain data.
+
+`core.calls.inflight` is a running call. A `Fault` (see `model.faults`) is the other way a call can end.
+"""
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from collections.abc import Callable
+from typing import Literal, TypeAlias, get_args
 
 import msgspec
 
 from isthmus.model.callers import Caller
-from isthmus.model.events import LogLevel
+from isthmus.model.faults import Fault
 from isthmus.model.names import ServerName
-from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
+
+# -- events while a call runs ------------------------------------------------------------------------------------------
+
+LogLevel: TypeAlias = Literal["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"]
+LOG_LEVELS: tuple[LogLevel, ...] = get_args(LogLevel)
+"""From the least to the most severe."""
+
+
+def is_at_least(level: LogLevel, wanted: LogLevel) -> bool:
+    """Whether a line of this level is at least as severe as `wanted`."""
+    return LOG_LEVELS.index(level) >= LOG_LEVELS.index(wanted)
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """A progress notification as the server sent it (`progress`, `total`, `message`, …), without its token.
+
+    Tokens belong to one connection: the link removes its own, the frontend adds the caller's.
+    """
+
+    members: dict[str, msgspec.Raw]
+    task_of: ServerName | None = None
+    """Set if it may name a task by this server's own id."""
+
+
+class LogMessage(msgspec.Struct, frozen=True):
+    """A log notification that the server sent during the call (`level`, `logger`, `data`)."""
+
+    level: LogLevel
+    members: dict[str, msgspec.Raw]
+    task_of: ServerName | None = None
+    """As in `Progress`."""
+
+
+Event: TypeAlias = Progress | LogMessage
+
+# -- requests from the server to the caller ----------------------------------------------------------------------------
+
+ClientCapabilities: TypeAlias = frozenset[str]
+"""What a client can be asked: `roots`, `sampling`, `elicitation`, each perhaps with a word after a dot.
+
+Servers may list and do different things for different capabilities, so nothing is shared between them."""
+
+NO_CAPABILITIES: ClientCapabilities = frozenset()
+
+
+class Question(msgspec.Struct, frozen=True):
+    """A request from a server to the caller: an MCP method and its parameters, as the server wrote them."""
+
+    method: str
+    params: msgspec.Raw
+    task_of: ServerName | None = None
+    """Set if it may name a task by this server's own id."""
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """The caller's result."""
+
+    result: msgspec.Raw
+
+
+class Declined(msgspec.Struct, frozen=True):
+    """No result: the caller cannot be asked, refused, or did not respond in time."""
+
+    code: int
+    message: str
+
+
+Reply: TypeAlias = Answered | Declined
+OnReply: TypeAlias = Callable[[Reply], None]
+
+NOT_ASKED = Declined(-32601, "This caller cannot be asked")
+"""A caller that cannot answer responds like a client that does not know the method."""
+
+UNSURE = Declined(-32603, "It is not certain whose call this is about; call once more")
+"""A question must reach the session whose call it concerns, or none. From the next call on, sessions are separate."""
+
+TOO_LATE = Declined(-32603, "The call is over")
+
+GIVEN_UP = Declined(-32603, "The call was given up")
+"""The server was notified, or is gone: it waits for no response, and some would treat one as an error."""
+
+# -- the call ----------------------------------------------------------------------------------------------------------
 
 Style: TypeAlias = Literal["canonical", "llm", "own"]
 """How tools are named on a surface: `server.tool`, the form language models accept, or the server's own names."""
@@ -36,23 +121,22 @@ Kind: TypeAlias = Literal[
     "task_update",
     "method",
 ]
-"""What is asked for: to run a tool, to write out a prompt, to read a resource, to complete an argument of a prompt or
-of a template; of a task that a tool was run as, how it stands, its result, its end, or to tell it something; or
-whatever a method of one server does, which is named by itself on the surface of that server alone."""
+"""What is requested: call a tool, get a prompt, read a resource, complete an argument of a prompt or of a resource
+template; get, get the result of, cancel or update a server's task; or any other method, which is only named on the
+surface of its own server."""
 
 TASK_KINDS: frozenset[Kind] = frozenset({"task", "task_result", "task_cancel", "task_update"})
-"""Calls about a task: named by its server's own id, on the surface of that server alone."""
+"""Calls about a task. They name it by its server's own id, on the surface of that server."""
 
 
 class Call(msgspec.Struct, frozen=True):
-    """What a caller asked for, in no protocol's terms.
+    """What a caller requests, independent of its protocol.
 
-    `name` is looked up in the caller's view of `surface`, never parsed: a tool's or prompt's exposed name, or a
-    URI. `arguments` is a JSON object as text; to complete an argument, it is that argument, and of a method it is the
-    parameters, without their `_meta`.
-    `meta` and `extra` are members that travel to the server untouched: the caller's `_meta` without the
-    keys a protocol owns, and request members this hub does not know. `timeout` is how long the
-    whole call may take, in seconds: signs of life extend the server's timeout, and never this one.
+    `name` is looked up in the caller's view of `surface`, never parsed: the exposed name of a tool or prompt, or a URI.
+    `arguments` is a JSON object as text; for a completion it is the argument, for a method the parameters without their
+    `_meta`. `meta` and `extra` reach the server unchanged: the caller's `_meta` without the keys that a protocol owns,
+    and request members that this hub does not know. `timeout` bounds the whole call in seconds: progress extends the
+    server's timeout, never this one.
     """
 
     caller: Caller
@@ -64,35 +148,62 @@ class Call(msgspec.Struct, frozen=True):
     wants_progress: bool = False
     kind: Kind = "tool"
     log_level: LogLevel | None = None
-    """From which level on the caller wants to hear what the server logs meanwhile; None if not at all."""
+    """The lowest level of log messages that the caller wants during the call; None for none."""
     client_caps: ClientCapabilities = NO_CAPABILITIES
-    """What the caller can be asked meanwhile."""
+    """What the caller can be asked during the call."""
     session: str = ""
-    """Which of the caller's conversations it belongs to, if that has one: what a server asks in one must not be put
-    to another, though they be the same caller's."""
+    """The caller's session, if it has one: a question about one session must not reach another of the same caller."""
     comes_back: bool = False
-    """The caller takes a question as the result, and answers it with a call of its own."""
+    """The caller accepts a question as the result and answers it with another call."""
     face: str = ""
-    """The way in that it came by, for whoever reads up on it later; nothing is decided by it."""
+    """The frontend, for the audit log only; it decides nothing."""
     timeout: float | None = None
     lasts: bool = False
-    """It is a task's: nobody stands and waits for it, so that it may take as long as anything may."""
+    """It belongs to a task: no caller waits on a connection, so it may take as long as `hard_seconds`."""
     is_of_hub: bool = False
-    """Of a call about a task: that is the hub's own. A server's id may look just like those of the hub."""
+    """For a call about a task: the task is the hub's own. A server's id may look like one of the hub's."""
     sharer: str = ""
-    """Who shares the server with others of the same caller, such as one device of many: it has a quarter of the slots
-    at most. Empty where nobody is counted by themselves."""
+    """One of several devices that share the caller: it gets a quarter of the server's slots at most. Empty if the
+    caller is not divided."""
     headers: dict[str, str] = {}
-    """What the caller wants told by HTTP headers beside the call. A server receives of them those that it is
-    configured to, and what is told to none is dropped. They may be secrets."""
+    """HTTP headers that the caller wants passed on. A server receives those that it is configured to receive; the rest
+    is dropped. They may be secrets."""
     shares_link: bool = False
-    """Its conversation is an A2A context. Many of these make one call only, so that a new one does not get a link of
-    its own; it keeps the link of its first call."""
+    """Its session is an A2A context. Many of these make one call only, so a new one gets no link of its own; it keeps
+    the link of its first call."""
 
     request_id: msgspec.Raw | None = None
-    """What the caller calls this request: the id on the wire, where the server is this caller's alone."""
+    """The caller's request id, used on the wire where the server belongs to this caller alone."""
 
     def __repr__(self) -> str:
         """Everything but the headers."""
         fields = (name for name in self.__struct_fields__ if name != "headers")
         return f"Call({', '.join(f'{name}={getattr(self, name)!r}' for name in fields)})"
+
+
+# -- the end of a call -------------------------------------------------------------------------------------------------
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What the server answered: the whole result as JSON text; only two members are decoded.
+
+    `is_error` repeats the result's own `isError`: the tool ran and reported an error, which is still a result.
+    `is_typed` says that the object has a `resultType`, as results have since 2026-07-28 and must not have had before.
+    """
+
+    payload: msgspec.Raw
+    is_error: bool = False
+    is_typed: bool = False
+    ttl_seconds: float = 0.0
+    """How long the server allows it to be cached: for the same caller or, if `is_public`, for all."""
+    is_public: bool = False
+    asked_by: ServerName | None = None
+    """Not an end: this server asks something and continues when the caller calls again with the answers."""
+    task_of: ServerName | None = None
+    """Set if it may name a task by this server's own id."""
+    is_bare: bool = False
+    """The payload is any JSON value that a plain JSON-RPC server returned, and not a result of MCP. Frontends pass it
+    on unchanged; only where the protocol has no room for it, `wire.mcp.results.as_tool_result` converts it."""
+
+
+Outcome: TypeAlias = Result | Fault

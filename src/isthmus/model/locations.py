@@ -30,7 +30,7 @@ _SIGNS = (".", "/", "[", "host", "certificate", "resolved")
 """One of these is in every reason that says a place: a host may be called by one word, without any dot."""
 
 
-def without_places(reason: str) -> str:
+def without_locations(reason: str) -> str:
     """The same reason without addresses, names of hosts, and folders; where to log in is for callers to know."""
     if not any(sign in reason for sign in _SIGNS):
         return reason

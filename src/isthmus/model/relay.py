@@ -65,7 +65,7 @@ class AgentRules(msgspec.Struct, frozen=True):
     """How long calls wait for a server that is away, in seconds; None for what holds for all agents."""
 
 
-NO_RULES = AgentRules()
+NO_AGENT_RULES = AgentRules()
 
 
 class DialledServer(msgspec.Struct, frozen=True):
@@ -91,7 +91,7 @@ class DialledServer(msgspec.Struct, frozen=True):
     """Calls on the way."""
 
 
-class Device(msgspec.Struct, frozen=True):
+class RelayDevice(msgspec.Struct, frozen=True):
     """A device that is connected, as it is shown."""
 
     id: str
@@ -108,4 +108,4 @@ class RelayStatus(msgspec.Struct, frozen=True):
     """Everything of the relay at one moment."""
 
     servers: tuple[DialledServer, ...] = ()
-    devices: tuple[Device, ...] = ()
+    devices: tuple[RelayDevice, ...] = ()

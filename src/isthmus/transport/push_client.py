@@ -14,7 +14,7 @@ from email.utils import parsedate_to_datetime
 from typing import TypeAlias
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.ports.courier import PushReceipt
+from isthmus.core.ports import PushReceipt
 from isthmus.transport.egress import Egress, HttpOrigin, parse_url
 from isthmus.transport.http import ConnectionLost, HttpClient, request_head
 
@@ -38,7 +38,7 @@ IsAllowed: TypeAlias = Callable[[str], bool]
 
 
 class PushClient:
-    """See `core.ports.courier.PushClient`."""
+    """See `core.ports.PushSender`."""
 
     def __init__(self, egress: Egress, background: BackgroundTasks, is_allowed: IsAllowed) -> None:
         self._egress = egress
@@ -48,7 +48,7 @@ class PushClient:
         self._clients: OrderedDict[tuple[HttpOrigin, bool], HttpClient] = OrderedDict()
 
     async def refusal(self, url: str, *, is_trusted: bool) -> str | None:
-        """See `core.ports.courier.PushClient`."""
+        """See `core.ports.PushSender`."""
         try:
             origin, _ = parse_url(url)
         except ValueError as error:
@@ -58,8 +58,8 @@ class PushClient:
         reason = await self._egress.refusal(origin, within=LOOK_SECONDS)
         return None if reason is None else f"{origin.host} may not be dialled: {reason}"
 
-    async def carry(self, url: str, headers: Mapping[str, str], body: bytes, *, is_trusted: bool) -> PushReceipt:
-        """See `core.ports.courier.PushClient`."""
+    async def post(self, url: str, headers: Mapping[str, str], body: bytes, *, is_trusted: bool) -> PushReceipt:
+        """See `core.ports.PushSender`."""
         give_up = self._loop.time() + CARRY_SECONDS
         if (reason := await self.refusal(url, is_trusted=is_trusted)) is not None:
             return PushReceipt(reason=reason, is_refused=True)

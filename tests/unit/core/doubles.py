@@ -12,18 +12,28 @@ import msgspec
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
-from isthmus.core.catalog.rules import NO_RULES, Rules
+from isthmus.core.catalog.rules import NO_TOOL_RULES, ToolRules
 from isthmus.core.catalog.snapshot import ServerStatus
-from isthmus.core.ports.recorder import Witness
+from isthmus.core.ports import AuditGate
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants
-from isthmus.model.calls import EVERYTHING, Call, Kind, Surface
-from isthmus.model.events import Event, Progress
+from isthmus.model.calls import (
+    EVERYTHING,
+    NO_CAPABILITIES,
+    Call,
+    ClientCapabilities,
+    Event,
+    Kind,
+    OnReply,
+    Outcome,
+    Progress,
+    Question,
+    Result,
+    Surface,
+)
 from isthmus.model.faults import Fault
 from isthmus.model.features import Ability, Prompt, Resource, Template, Tool
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.model.outcomes import Outcome, Result
-from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities, OnReply, Question
 
 SERVER = ServerName("files")
 ANYONE = Caller("anyone", "default", Grants(("*",)))
@@ -68,7 +78,7 @@ def ready(
     resources: Iterable[Resource] = (),
     templates: Iterable[Template] = (),
     abilities: frozenset[Ability] = ABLE,
-    rules: Rules = NO_RULES,
+    rules: ToolRules = NO_TOOL_RULES,
     is_unlisted: bool = False,
 ) -> ServerStatus:
     """The standing of a server that is there."""
@@ -170,7 +180,7 @@ class HeldPool(HeldLink):
 class Notes:
     """A recorder that writes everything down."""
 
-    witness: Witness | None = None
+    audit_gate: AuditGate | None = None
 
     def __init__(self) -> None:
         self.ends: list[tuple[str, ServerName | None, Outcome]] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isthmus.model.events import LOG_LEVELS, is_at_least
+from isthmus.model.calls import LOG_LEVELS, is_at_least
 
 
 def test_levels_are_ordered() -> None:

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from isthmus.model.faults import Lost, NotConnected
+from isthmus.model.locations import without_locations
 from isthmus.model.names import ServerName
-from isthmus.model.places import without_places
 
 LONG_SECONDS = 5.0
 """A hundred times what a megabyte takes; whatever goes through it again for every letter takes hours."""
@@ -52,14 +52,14 @@ REASONS = {
 
 @pytest.mark.parametrize(("reason", "told"), REASONS.items())
 def test_the_cause_is_told_and_not_where_it_is(reason: str, told: str) -> None:
-    assert without_places(reason) == told
+    assert without_locations(reason) == told
 
 
 @pytest.mark.parametrize("said", ["x.", "/x", "://", "1.", "[::"])
 def test_however_much_a_server_says_it_is_soon_gone_through(said: str) -> None:
     long = said * (1_000_000 // len(said))
     began = time.process_time()
-    assert without_places(long)
+    assert without_locations(long)
     assert time.process_time() - began < LONG_SECONDS
 
 

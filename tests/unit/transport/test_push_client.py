@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.ports.courier import PushReceipt
+from isthmus.core.ports import PushReceipt
 from isthmus.transport import push_client as module
 from isthmus.transport.egress import DialAddress, Egress, HttpOrigin
 from isthmus.transport.push_client import ANSWER_BYTES_MAX, CLIENTS_MAX, PushClient, read_retry_after
@@ -37,7 +37,7 @@ async def carrying(
 ) -> AsyncIterator[tuple[Peer, asyncio.Future[PushReceipt]]]:
     """A POST that has arrived and waits for its answer."""
     carried = asyncio.ensure_future(
-        courier.carry(url or f"{server.origin}/hook?a=b", {"x-token": "t"}, b"{}", is_trusted=True)
+        courier.post(url or f"{server.origin}/hook?a=b", {"x-token": "t"}, b"{}", is_trusted=True)
     )
     peer = await server.accept()
     await peer.request()
@@ -48,7 +48,7 @@ async def carrying(
 async def test_it_posts_what_it_is_given_and_hands_back_the_status(server: Server) -> None:
     async with couriers() as courier:
         carried = asyncio.ensure_future(
-            courier.carry(f"{server.origin}/hook?a=b", {"x-token": "t"}, b"{}", is_trusted=True)
+            courier.post(f"{server.origin}/hook?a=b", {"x-token": "t"}, b"{}", is_trusted=True)
         )
         peer = await server.accept()
         head, _, body = (await peer.request()).partition(b"\r\n\r\n")
@@ -64,7 +64,7 @@ async def test_the_next_one_to_the_same_origin_goes_by_the_same_connection(serve
         async with carrying(courier, server) as (peer, carried):
             await peer.say(OK)
             await carried
-        again = asyncio.ensure_future(courier.carry(f"{server.origin}/other", {}, b"", is_trusted=True))
+        again = asyncio.ensure_future(courier.post(f"{server.origin}/other", {}, b"", is_trusted=True))
         assert (await peer.request()).startswith(b"POST /other ")
         await peer.say(OK)
         assert await again == PushReceipt(200)
@@ -98,7 +98,7 @@ async def test_an_answer_without_an_end_is_not_read_to_it(server: Server) -> Non
 async def test_who_says_nothing_is_not_waited_for(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CARRY_SECONDS", 0.05)
     async with couriers() as courier:
-        receipt = await courier.carry(f"{server.origin}/", {}, b"", is_trusted=True)
+        receipt = await courier.post(f"{server.origin}/", {}, b"", is_trusted=True)
         assert (receipt.status, receipt.is_refused) == (None, False)
         assert "no whole answer within" in receipt.reason
         await (await server.accept()).rest()
@@ -119,7 +119,7 @@ async def test_who_is_not_there_is_told_as_such() -> None:
     async with Server() as gone:
         pass
     async with couriers() as courier:
-        receipt = await courier.carry(f"{gone.origin}/", {}, b"", is_trusted=True)
+        receipt = await courier.post(f"{gone.origin}/", {}, b"", is_trusted=True)
         assert (receipt.status, receipt.is_refused) == (None, False)
         assert "connection refused" in receipt.reason
 
@@ -134,7 +134,7 @@ async def test_where_nothing_may_be_sent_nothing_is(url: str) -> None:
     async with couriers(is_allowed=lambda _: False) as courier:
         reason = await courier.refusal(url, is_trusted=True)
         assert reason
-        assert await courier.carry(url, {}, b"", is_trusted=True) == PushReceipt(reason=reason, is_refused=True)
+        assert await courier.post(url, {}, b"", is_trusted=True) == PushReceipt(reason=reason, is_refused=True)
 
 
 async def test_what_the_operator_listed_may_be_private_and_nothing_else(server: Server) -> None:
@@ -143,7 +143,7 @@ async def test_what_the_operator_listed_may_be_private_and_nothing_else(server: 
         assert await courier.refusal(listed, is_trusted=True) is None
         assert "loopback" in (await courier.refusal(f"{server.origin}/other", is_trusted=True) or "")
         assert "loopback" in (await courier.refusal(listed, is_trusted=False) or "")
-        assert (await courier.carry(listed, {}, b"", is_trusted=False)).is_refused
+        assert (await courier.post(listed, {}, b"", is_trusted=False)).is_refused
         async with carrying(courier, server, listed) as (peer, carried):
             await peer.say(OK)
             assert await carried == PushReceipt(200)
@@ -153,9 +153,9 @@ async def test_a_name_that_leads_elsewhere_by_the_time_it_is_dialled_leads_nowhe
     names = Names(["93.184.216.34"], ["127.0.0.1"])
     url = f"http://rebinding.example:{server.origin.port}/"
     async with couriers(is_allowed=lambda _: False, egress=Egress(resolver=names)) as courier:
-        receipt = await courier.carry(url, {}, b"", is_trusted=True)
+        receipt = await courier.post(url, {}, b"", is_trusted=True)
         assert "may not be dialled" in receipt.reason
-        assert (await courier.carry(url, {}, b"", is_trusted=True)).is_refused
+        assert (await courier.post(url, {}, b"", is_trusted=True)).is_refused
         assert server.accepted == 0
 
 
@@ -165,13 +165,13 @@ async def test_a_name_without_an_address_may_have_one_later() -> None:
 
     async with couriers(is_allowed=lambda _: False, egress=Egress(resolver=unknown)) as courier:
         assert await courier.refusal("https://later.example/", is_trusted=True) is None
-        receipt = await courier.carry("https://later.example/", {}, b"", is_trusted=True)
+        receipt = await courier.post("https://later.example/", {}, b"", is_trusted=True)
         assert (receipt.status, receipt.is_refused) == (None, False)
 
 
 async def test_what_would_break_out_of_its_line_is_not_sent(server: Server) -> None:
     async with couriers() as courier:
-        receipt = await courier.carry(f"{server.origin}/", {"x-token": "a\r\nx-evil: b"}, b"", is_trusted=True)
+        receipt = await courier.post(f"{server.origin}/", {"x-token": "a\r\nx-evil: b"}, b"", is_trusted=True)
         assert receipt.is_refused
         assert "evil" not in receipt.reason
         assert server.accepted == 0

@@ -8,7 +8,7 @@ uses `check_pattern` to refuse a mistyped grant early.
 A pattern is `*` (everything), `server.*` or `server` (all tools of one), `server.tool` (one tool, split at the first
 dot), `agent:KEY` (every server that dialled in under an agent), `tag:NAME` (whatever has that tag) or `hint:NAME`
 (tools of which that is so). What is denied stays denied whatever is allowed, and what bounds a permission set
-(`Grants.within`) must allow a thing as well. A `Narrowing`, if there is one, is asked last: it can only refuse.
+(`Grants.within`) must allow a thing as well. A `CustomPolicy`, if there is one, is asked last: it can only refuse.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias, get_args
 
 import msgspec
 
-from isthmus.model.callers import Grants, Whose
+from isthmus.model.callers import CallerId, Grants
 from isthmus.model.names import FeatureName, ServerName, parse_server_name
 
 AGENT = "agent:"
@@ -38,7 +38,7 @@ AgentOf: TypeAlias = Callable[[ServerName], str | None]
 TagsOf: TypeAlias = Callable[[ServerName], Collection[str]]
 """The tags that the operator gave to everything of a server."""
 
-Narrowing: TypeAlias = Callable[[Whose | None, ServerName, FeatureName], bool]
+CustomPolicy: TypeAlias = Callable[[CallerId | None, ServerName, FeatureName], bool]
 """Whether somebody may use what these patterns allow: what an operator's own code decides. It never raises. Who is
 None where nobody had to show who they are."""
 
@@ -64,12 +64,12 @@ class Labels(msgspec.Struct, frozen=True):
 UNLABELLED = Labels()
 
 
-def nobodys(_: ServerName) -> str | None:
+def no_agent(_: ServerName) -> str | None:
     """Where no server dialled in."""
     return None
 
 
-def untagged(_: ServerName) -> tuple[str, ...]:
+def no_tags(_: ServerName) -> tuple[str, ...]:
     """Where the operator gave no tags."""
     return ()
 
@@ -86,9 +86,9 @@ class Policy:
     def __init__(
         self,
         grants: Grants,
-        agent_of: AgentOf = nobodys,
-        tags_of: TagsOf = untagged,
-        narrowing: Narrowing | None = None,
+        agent_of: AgentOf = no_agent,
+        tags_of: TagsOf = no_tags,
+        narrowing: CustomPolicy | None = None,
     ) -> None:
         self._layers = tuple(
             (_Patterns(each.allow, agent_of, tags_of), _Patterns(each.deny, agent_of, tags_of))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from isthmus.core.settings import Limits
 
 
-class Breaker:
+class CircuitBreaker:
     """Opens after failures in a row, or when too large a share of the calls in one window failed.
 
     Open, it refuses for a while that doubles each time; then one call may probe. A success, or a new link's

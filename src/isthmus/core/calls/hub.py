@@ -10,8 +10,8 @@ from weakref import ref
 
 import structlog
 
-from isthmus.core.access.limits import TenantCalls
-from isthmus.core.access.policy import Narrowing
+from isthmus.core.access.policy import CustomPolicy
+from isthmus.core.access.tenants import TenantCalls
 from isthmus.core.calls.deadlines import Deadlines
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.result_cache import ResultCache
@@ -22,22 +22,16 @@ from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.review import Review
 from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
 from isthmus.core.catalog.view import Route, View
-from isthmus.core.ports.exchange import Exchange
-from isthmus.core.ports.learner import Learner
-from isthmus.core.ports.link import Link
-from isthmus.core.ports.recorder import Recorder
-from isthmus.core.ports.validation import Validation
+from isthmus.core.ports import ArgumentValidator, Exchange, Link, ListLoader, Recorder
 from isthmus.core.settings import Limits
-from isthmus.core.watch.levels import Levels
+from isthmus.core.watch.log_levels import LogLevels
+from isthmus.core.watch.server_tasks import ServerTasks
 from isthmus.core.watch.subscriptions import Subscriptions
-from isthmus.core.watch.tasks import Tasks
 from isthmus.model.callers import Caller, Grants
-from isthmus.model.calls import EVERYTHING, Call, Surface
+from isthmus.model.calls import EVERYTHING, NO_CAPABILITIES, Call, ClientCapabilities, Outcome, Surface
 from isthmus.model.faults import Bug, NotConnected, UnknownPrompt, UnknownResource, UnknownTool
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.model.outcomes import Outcome
-from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 
 log = structlog.get_logger(__name__)
 
@@ -65,27 +59,27 @@ class Hub:
         """Lanes that were closed or replaced and still have calls."""
         self.is_draining = False
         self._recorder = recorder
-        self.witness = recorder.witness
-        self.validation: Validation | None = None
+        self.audit_gate = recorder.audit_gate
+        self.validation: ArgumentValidator | None = None
         """Checks arguments that take long to check. Without it, such calls are refused."""
         self._loop = asyncio.get_running_loop()
         self.now = self._loop.time
         self.deadlines = Deadlines(self._loop)
         self.recall = ResultCache()
         self.subscriptions = Subscriptions()
-        self.levels = Levels()
-        self.tasks = Tasks(self.now)
+        self.levels = LogLevels()
+        self.tasks = ServerTasks(self.now)
         self.tenants = TenantCalls()
         self._checks = CheckCache(limit_bytes=limits.schema_bytes)
         self.review = Review()
-        self.narrowing: Narrowing | None = None
+        self.narrowing: CustomPolicy | None = None
         """Who else decides of what callers may use; said before there is a server."""
         self._snapshot = Snapshot(0, {}, self._checks)
         self._news: dict[ServerName, ServerStatus | None] = {}
         """What stands otherwise since it was made, None for what is gone. Where thousands of servers go at once, one
         snapshot says so of all: to copy so many standings for each would keep the loop for seconds."""
         self._settling: dict[ServerName, asyncio.Future[None]] = {}
-        self._learners: dict[ServerName, Learner] = {}
+        self._learners: dict[ServerName, ListLoader] = {}
         self._watchers: dict[Callable[[], None], None] = {}
         self._untold: dict[Callable[[], None], None] = {}
         """Watchers that have not heard of the present snapshot, those first that have waited longest."""
@@ -142,8 +136,8 @@ class Hub:
         """Go on with a call whose arguments were checked elsewhere."""
         if inflight.is_over:
             return
-        if self.witness is not None:
-            self.witness.begin(inflight, self.send)
+        if self.audit_gate is not None:
+            self.audit_gate.begin(inflight, self.send)
         else:
             self.send(inflight)
 
@@ -191,7 +185,7 @@ class Hub:
         server_status: ServerStatus,
         *,
         is_awaited: bool = True,
-        learner: Learner | None = None,
+        learner: ListLoader | None = None,
     ) -> None:
         """Make room for a server, or for a changed one in place of what it was.
 
@@ -209,7 +203,7 @@ class Hub:
             self._settling[server_queue.server] = self._loop.create_future()
         self.publish(server_status)
 
-    def close_lane(self, server: ServerName) -> None:
+    def close_server_queue(self, server: ServerName) -> None:
         """Forget a server: from now on nobody sees it. Its calls in flight are not touched."""
         self._leave(self.server_queues.pop(server))
         self._learners.pop(server, None)
@@ -374,7 +368,7 @@ class Hub:
         """See to it that it becomes known what the caller is listed; what is worth waiting for, and how long."""
         servers = self.snapshot.view(caller.grants, surface).servers
         learners = [self._learners[server] for server in servers if server in self._learners]
-        asked = [learning for learner in learners if (learning := learner.learn(caller, client_caps)) is not None]
+        asked = [learning for learner in learners if (learning := learner.load_lists(caller, client_caps)) is not None]
         return self._patience({learning.done: learning.began for learning in asked}, within)
 
     def left(self, session: str) -> None:
@@ -387,7 +381,7 @@ class Hub:
 
     def running(self) -> int:
         """Calls sent, or waiting for a slot or to be written down."""
-        written = 0 if self.witness is None else self.witness.waiting
+        written = 0 if self.audit_gate is None else self.audit_gate.waiting
         return written + sum(
             server_queue.running + server_queue.queued
             for server_queue in (*self.server_queues.values(), *self._leaving)

@@ -11,17 +11,20 @@ from weakref import ref
 import msgspec
 import structlog
 
-from isthmus.core.access.limits import TenantCalls
+from isthmus.core.access.tenants import TenantCalls
 from isthmus.core.calls.deadlines import Bucket, Deadlines
 from isthmus.core.catalog.view import Route
-from isthmus.core.ports.exchange import Exchange, Patient, Pausable, Retracting, Sending
-from isthmus.core.ports.link import Link
-from isthmus.core.ports.recorder import Recorder
-from isthmus.model.calls import Call
-from isthmus.model.events import Event
+from isthmus.core.ports import (
+    DurableExchange,
+    ElicitationExchange,
+    Exchange,
+    Link,
+    PausableExchange,
+    Recorder,
+    RetractingExchange,
+)
+from isthmus.model.calls import GIVEN_UP, NOT_ASKED, TOO_LATE, Call, Event, OnReply, Outcome, Question, Reply, Result
 from isthmus.model.faults import Cancelled, Executed, Fault, Lost, NotConnected, ServerError, TimedOut, Unanswered
-from isthmus.model.outcomes import Outcome, Result
-from isthmus.model.questions import GIVEN_UP, NOT_ASKED, TOO_LATE, OnReply, Question, Reply
 
 if TYPE_CHECKING:
     from isthmus.core.calls.server_queue import ServerQueue
@@ -174,7 +177,7 @@ class InFlight:
         if self.outcome is not None:
             return
         self.heartbeat()
-        if not isinstance(self.exchange, Pausable):
+        if not isinstance(self.exchange, PausableExchange):
             return
         try:
             self.exchange.pause(seconds)
@@ -208,7 +211,7 @@ class InFlight:
 
     def retract(self, asked: OpenQuestion) -> None:
         """Tell the caller that it need not answer any more."""
-        if not isinstance(self.exchange, Retracting):
+        if not isinstance(self.exchange, RetractingExchange):
             return
         try:
             self.exchange.retract(asked)
@@ -217,7 +220,7 @@ class InFlight:
 
     def retract_later(self, asked: OpenQuestion) -> Callable[[], None] | None:
         """What tells the caller the same once the call, which is about to end, is over."""
-        if not isinstance(self.exchange, Retracting):
+        if not isinstance(self.exchange, RetractingExchange):
             return None
         try:
             return self.exchange.retract_later(asked)
@@ -227,7 +230,7 @@ class InFlight:
 
     def done_elsewhere(self, id: msgspec.Raw) -> None:
         """Tell the caller that its user is done where a question sent them."""
-        if not isinstance(self.exchange, Sending):
+        if not isinstance(self.exchange, ElicitationExchange):
             return
         try:
             self.exchange.done(id)
@@ -296,12 +299,12 @@ class InFlight:
         server = None if route is None else route.feature.server
         seconds = self._loop.time() - self._started
         recorder.ended(self.call, server, outcome, seconds, self.link)
-        if recorder.witness is None:
+        if recorder.audit_gate is None:
             self._tell(outcome)
         else:
             self.outcome, self.is_sealed = None, True
             self._bucket = None  # what is answered while it is being written must not set the clock again
-            recorder.witness.ended(self, server, outcome, seconds)
+            recorder.audit_gate.ended(self, server, outcome, seconds)
         return True
 
     def tell(self, outcome: Outcome) -> None:
@@ -329,7 +332,7 @@ class InFlight:
 
     def is_cleared(self, send: Callable[[InFlight], None]) -> bool:
         """Whether the call may be sent now; else `send` is called once its exchange has written that it may be."""
-        if not isinstance(self.exchange, Patient) or self.exchange.may_send(self, send):
+        if not isinstance(self.exchange, DurableExchange) or self.exchange.may_send(self, send):
             return True
         self.carriage = UNWRITTEN
         return False
@@ -350,7 +353,11 @@ class InFlight:
 
     def put_back(self) -> bool:
         """Give a call that was not sent back to who started it, if they would rather wait themselves for its server."""
-        if self.server_queue is None or not isinstance(self.exchange, Patient) or not self.exchange.put_back(self):
+        if (
+            self.server_queue is None
+            or not isinstance(self.exchange, DurableExchange)
+            or not self.exchange.put_back(self)
+        ):
             return False
         self.outcome = self.server_queue.absence()
         if self._bucket is not None:

@@ -13,9 +13,8 @@ from typing import TypeAlias
 import msgspec
 
 from isthmus.core.calls.inflight import InFlight
-from isthmus.model.calls import Call
+from isthmus.model.calls import Call, Outcome, Result
 from isthmus.model.names import ServerName
-from isthmus.model.outcomes import Outcome, Result
 
 KEPT_BYTES_MAX = 64 * 1024 * 1024
 """All kept results together; the one unused for longest goes first."""

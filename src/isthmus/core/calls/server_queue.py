@@ -17,13 +17,13 @@ from typing import TypeAlias, TypeVar
 import msgspec
 import structlog
 
-from isthmus.core.access.breaker import Breaker
-from isthmus.core.access.limits import TenantCalls
+from isthmus.core.access.tenants import TenantCalls
+from isthmus.core.calls.circuit_breaker import CircuitBreaker
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.ports.link import Link, Pooled, Versed
+from isthmus.core.ports import AnyMethodLink, Link, LinkPool
 from isthmus.core.settings import Limits
-from isthmus.core.watch.tasks import Tasks
-from isthmus.model.events import LogLevel
+from isthmus.core.watch.server_tasks import ServerTasks
+from isthmus.model.calls import LogLevel, Outcome
 from isthmus.model.faults import (
     BadArguments,
     BadReply,
@@ -38,7 +38,6 @@ from isthmus.model.faults import (
     UnknownTool,
 )
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.model.outcomes import Outcome
 
 log = structlog.get_logger(__name__)
 
@@ -145,11 +144,11 @@ class ServerQueue:
         )
         self.running = 0
         self._heard: deque[ServerLogLine] | None = None
-        self.pool: Pooled | None = None
+        self.pool: LinkPool | None = None
         """The links that not everybody shares. It hears of the end of every call that was sent on one."""
         self.uses_pool = False
         """The pool carries the calls of those who can be asked something, or every call."""
-        self.tasks: Tasks | None = None
+        self.tasks: ServerTasks | None = None
         """Where the hub remembers which tasks its callers were given."""
         self.tenants: TenantCalls | None = None
         """Where the hub counts the calls of its tenants, and knows whether there are several."""
@@ -168,7 +167,7 @@ class ServerQueue:
         """How many calls run, of each that shares the server with others."""
         self._tenants: dict[str, int] = {}
         """How many calls run, of each tenant."""
-        self._breaker = Breaker(limits)
+        self._breaker = CircuitBreaker(limits)
         self._why_not = "it has not been started"
         self._login: str | None = None
         self._loop = asyncio.get_running_loop()
@@ -321,7 +320,7 @@ class ServerQueue:
         """Whether a call could be sent."""
         return self._link is not None
 
-    def tell_of_link(self, waiter: OnLink) -> Callable[[], None]:
+    def watch_link(self, waiter: OnLink) -> Callable[[], None]:
         """Call `waiter` once, as soon as there is a link or the grace is over; what is returned takes that back.
 
         It is given the lane that its server has by then: this one, or an heir if that is called otherwise now.
@@ -370,7 +369,7 @@ class ServerQueue:
     @property
     def takes_methods(self) -> bool:
         """Whether any method can be asked for; False only if it is known that none can."""
-        return self._link is None or (isinstance(self._link, Versed) and self._link.takes_methods)
+        return self._link is None or (isinstance(self._link, AnyMethodLink) and self._link.takes_methods)
 
     def submit(self, inflight: InFlight) -> Fault | None:
         """Send the call, or queue it, or say why not."""

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.catalog.defaults import filled
+from isthmus.core.catalog.defaults import fill_defaults
 from isthmus.core.catalog.schema import EXPENSIVE
 from isthmus.core.catalog.view import View
-from isthmus.model.calls import Call
+from isthmus.model.calls import Call, Outcome
 from isthmus.model.faults import (
     BadArguments,
     Draining,
@@ -26,7 +26,6 @@ from isthmus.model.faults import (
     UnknownResource,
     UnknownTool,
 )
-from isthmus.model.outcomes import Outcome
 
 if TYPE_CHECKING:
     from isthmus.core.calls.hub import Hub
@@ -94,7 +93,7 @@ def fill(_: Hub, inflight: InFlight) -> Fault | None:
     route = inflight.route
     assert route is not None  # not `target`: as a property it costs more than the rest of this
     if route.defaults:
-        arguments = filled(inflight.call.arguments, route.defaults)
+        arguments = fill_defaults(inflight.call.arguments, route.defaults)
         inflight.call = msgspec.structs.replace(inflight.call, arguments=arguments)
     return None
 
@@ -152,8 +151,8 @@ def submit(hub: Hub, inflight: InFlight) -> Fault | None:
         inflight.carriage = None
         hub.validation.validate(inflight, hub.submit)
         return None
-    if hub.witness is not None:
-        hub.witness.begin(inflight, hub.send)
+    if hub.audit_gate is not None:
+        hub.audit_gate.begin(inflight, hub.send)
         return None
     return inflight.server_queue.submit(inflight)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from isthmus.core.catalog.schema import Check, Unchecked, compile_check
+from isthmus.core.catalog.schema import ArgumentCheck, UnusableSchema, compile_check
 from isthmus.model.features import Tool
 
 
@@ -19,7 +19,7 @@ class CheckCache:
     def __init__(self, *, limit_bytes: int, capacity: int = 20_000) -> None:
         self._limit_bytes = limit_bytes
         self._capacity = capacity
-        self._checks: dict[bytes, Check | None] = {}
+        self._checks: dict[bytes, ArgumentCheck | None] = {}
 
     def of(self, tool: Tool) -> Callable[[msgspec.Raw], str | None]:
         """The check for this tool; compiling is put off until somebody calls it."""
@@ -36,16 +36,16 @@ class CheckCache:
             self._checks[key] = check
         return None if check is None else check(arguments)
 
-    def _compile(self, tool: Tool) -> Check | None:
+    def _compile(self, tool: Tool) -> ArgumentCheck | None:
         schema = tool.definition.get("inputSchema")
         if schema is None:
             return None
         try:
             return compile_check(schema, limit_bytes=self._limit_bytes)
-        except Unchecked:
+        except UnusableSchema:
             return None  # the server makes its own check; see `catalog.schema`
 
 
-def unchecked(_: msgspec.Raw) -> str | None:
+def no_check(_: msgspec.Raw) -> str | None:
     """The check of whatever has no schema here: its server makes its own."""
     return None

@@ -21,7 +21,7 @@ def compile_defaults(values: Mapping[str, Any]) -> Defaults:
     return {name: msgspec.Raw(_encode(value)) for name, value in values.items()}
 
 
-def filled(arguments: msgspec.Raw, defaults: Defaults) -> msgspec.Raw:
+def fill_defaults(arguments: msgspec.Raw, defaults: Defaults) -> msgspec.Raw:
     """The arguments with those added that the caller left out; what it gave stays as it is."""
     try:
         given = _MEMBERS.decode(arguments)
@@ -31,7 +31,7 @@ def filled(arguments: msgspec.Raw, defaults: Defaults) -> msgspec.Raw:
     return msgspec.Raw(_encode({**given, **absent})) if absent else arguments
 
 
-def as_listed(tool: Tool, defaults: Defaults) -> Tool:
+def without_required(tool: Tool, defaults: Defaults) -> Tool:
     """The tool as callers see it: what is filled in for them is not required of them."""
     schema = tool.definition.get("inputSchema")
     try:

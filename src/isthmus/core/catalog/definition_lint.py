@@ -13,8 +13,8 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from isthmus.model.characters import CONTROL, INVISIBLE, MISJOINED
 from isthmus.model.features import Feature, Prompt, Tool
+from isthmus.model.unsafe_characters import CONTROL, INVISIBLE, MISJOINED
 
 MARK: Final = "isthmus/flags"
 """The member of `_meta` under which a model's program finds them."""
@@ -70,7 +70,7 @@ def flags_of(feature: Feature) -> tuple[str, ...]:
     return tuple(flag for flag, is_so in found.items() if is_so)
 
 
-def flagged(feature: F, flags: tuple[str, ...]) -> F:
+def with_flags(feature: F, flags: tuple[str, ...]) -> F:
     """The feature with its flags in its `_meta`, beside whatever its server has there."""
     meta = _object(feature.definition.get("_meta"))
     meta[MARK] = msgspec.Raw(msgspec.json.encode(flags))

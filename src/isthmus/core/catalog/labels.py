@@ -1,6 +1,6 @@
 """What is said of a feature beside its name, as far as permissions can be about it: its tags and its hints.
 
-Tags are the operator's (`Rules.tags`) or its server's (`_meta`, as FastMCP writes them); hints are its server's alone
+Tags are the operator's (`ToolRules.tags`) or its server's (`_meta`, as FastMCP writes them); hints are its server's alone
 (`annotations` of a tool). A server may lie. So what it says counts for a permission only if the operator trusts it; and
 where something is denied, a server that is not trusted cannot talk its way out of it. Asked by `snapshot`, and by
 whoever explains a permission.
@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from isthmus.core.access.policy import HINT, TAG, Hint, Labels
-from isthmus.core.catalog.rules import Rules
+from isthmus.core.catalog.rules import ToolRules
 from isthmus.model.features import Feature, Tool
 
-MEMBERS: dict[Hint, tuple[str, bool]] = {
+HINT_MEMBERS: dict[Hint, tuple[str, bool]] = {
     "read-only": ("readOnlyHint", False),
     "destructive": ("destructiveHint", True),
     "idempotent": ("idempotentHint", False),
@@ -28,7 +28,7 @@ _META = ("fastmcp", "_fastmcp")
 """Under which of its members FastMCP puts tags, today and before its version 3."""
 
 
-def labels_of(feature: Feature, rules: Rules) -> Labels:
+def labels_of(feature: Feature, rules: ToolRules) -> Labels:
     """What is said of one feature, and whether it is believed."""
     own = frozenset(f"{TAG}{tag}" for tag in (*rules.tags_of_all, *rules.tags.get(feature.name, ())))
     claimed = _claimed(_text_of(feature, "_meta"))
@@ -36,7 +36,7 @@ def labels_of(feature: Feature, rules: Rules) -> Labels:
     said = claimed | {f"{HINT}{hint}" for hint, is_so in hints.items() if is_so}
     if rules.is_trusted:
         return Labels(own | said, own | said)
-    feared = {f"{HINT}{hint}" for hint in hints if MEMBERS[hint][1]}
+    feared = {f"{HINT}{hint}" for hint in hints if HINT_MEMBERS[hint][1]}
     return Labels(own, own | said | feared)
 
 
@@ -56,7 +56,7 @@ def _hints(annotations: bytes) -> dict[Hint, bool]:
     """What is so of a tool by its annotations; a value that is no boolean says nothing."""
     said = _object(annotations)
     hints: dict[Hint, bool] = {}
-    for hint, (member, default) in MEMBERS.items():
+    for hint, (member, default) in HINT_MEMBERS.items():
         value = said.get(member)
         hints[hint] = value if isinstance(value, bool) else default
     if hints["read-only"]:

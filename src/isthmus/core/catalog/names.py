@@ -33,7 +33,7 @@ def canonical(pair: Pair) -> str:
     return f"{pair[0]}.{pair[1]}"
 
 
-class Canonical(dict[Pair, str]):
+class CanonicalNames(dict[Pair, str]):
     """The canonical name of every tool, made when it is asked for: it depends on no other tool."""
 
     def __missing__(self, pair: Pair) -> str:
@@ -102,7 +102,7 @@ def _with_digits(name: str, pair: Pair, taken: set[str]) -> str:
     raise AssertionError(f"no free name for {pair}")  # twenty independent 24-bit collisions
 
 
-class Ambiguous(LookupError):
+class AmbiguousName(LookupError):
     """A short name that several tools have; `candidates` are their canonical names."""
 
     def __init__(self, name: str, candidates: list[str]) -> None:
@@ -130,7 +130,7 @@ def resolve(name: str, pairs: Iterable[Pair]) -> Pair | None:
 
 def _only(name: str, found: list[Pair]) -> Pair | None:
     if len(found) > 1:
-        raise Ambiguous(name, sorted(canonical(pair) for pair in found))
+        raise AmbiguousName(name, sorted(canonical(pair) for pair in found))
     return found[0] if found else None
 
 

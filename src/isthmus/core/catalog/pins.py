@@ -15,9 +15,9 @@ from typing import Final, Literal, TypeAlias, get_args
 
 import msgspec
 
+from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 
 Pinning: TypeAlias = Literal["off", "warn", "strict", "approve"]
 """`warn` tells of a change, `strict` also keeps the tool from callers until it is approved, and `approve` does so with
@@ -61,7 +61,7 @@ class Sighting(msgspec.Struct, frozen=True):
     """Whether callers do not see it until it is approved."""
 
 
-Key: TypeAlias = tuple[ServerName, str, FeatureName]
+PinKey: TypeAlias = tuple[ServerName, str, FeatureName]
 """Server, variant and tool."""
 
 
@@ -73,24 +73,24 @@ class Pins:
 
     def __init__(
         self,
-        known: Mapping[Key, bytes],
+        known: Mapping[PinKey, bytes],
         mode_of: Callable[[ServerName], Pinning],
         tell: Callable[[Sighting], None],
-        waiting: Iterable[Key] = (),
+        waiting: Iterable[PinKey] = (),
     ) -> None:
         """`waiting` are those that were withheld when it was last looked."""
-        self._known: dict[Key, bytes] = {}
+        self._known: dict[PinKey, bytes] = {}
         self._counts: Counter[ServerName] = Counter()
         self._variants: dict[ServerName, set[str]] = {}
         self._mode_of = mode_of
         self._tell = tell
         self._fingerprints: dict[bytes, bytes] = {}
-        self._told: dict[Key, bytes] = dict.fromkeys(waiting, b"")
+        self._told: dict[PinKey, bytes] = dict.fromkeys(waiting, b"")
         """What was told last of tools that are withheld: servers list them again and again."""
         self._told_counts: Counter[ServerName] = Counter(server for server, _, _ in self._told)
         self.learn(known)
 
-    def learn(self, known: Mapping[Key, bytes]) -> None:
+    def learn(self, known: Mapping[PinKey, bytes]) -> None:
         """Go by this from now on, and by nothing else."""
         self._known.clear()
         self._counts.clear()
@@ -124,7 +124,7 @@ class Pins:
         known = self._known_as(key)
         if known == fingerprint:
             if self._forget_told(key):
-                self._tell(Sighting(*key, fingerprint, canonical(tool), is_change=False, is_withheld=False))
+                self._tell(Sighting(*key, fingerprint, canonical_definition(tool), is_change=False, is_withheld=False))
             return True
         is_full = self._is_full(key)
         is_withheld = mode == "approve" or (mode == "strict" and (known is not None or is_full))
@@ -136,7 +136,7 @@ class Pins:
         else:
             self._remember(key, fingerprint)
             self._forget_told(key)
-        self._tell(Sighting(*key, fingerprint, canonical(tool), known is not None, is_withheld))
+        self._tell(Sighting(*key, fingerprint, canonical_definition(tool), known is not None, is_withheld))
         return not is_withheld
 
     def prepare(self, tool: Tool) -> None:
@@ -144,7 +144,7 @@ class Pins:
         if self._mode_of(tool.server) != "off":
             self._fingerprint(tool)
 
-    def _known_as(self, key: Key) -> bytes | None:
+    def _known_as(self, key: PinKey) -> bytes | None:
         """How a tool was known to look. Who lists it otherwise to some than to others has changed it, for these."""
         server, _, tool = key
         known = self._known.get(key) or self._known.get((server, "", tool))
@@ -153,12 +153,12 @@ class Pins:
             known = next((fingerprint for fingerprint in others if fingerprint is not None), None)
         return known
 
-    def _is_full(self, key: Key) -> bool:
+    def _is_full(self, key: PinKey) -> bool:
         if key in self._known:
             return False
         return len(self._known) >= PINS_MAX or self._counts[key[0]] >= PINS_PER_SERVER_MAX
 
-    def _is_news(self, key: Key, fingerprint: bytes) -> bool:
+    def _is_news(self, key: PinKey, fingerprint: bytes) -> bool:
         """Whether something is to be told of a tool that is withheld."""
         if self._told.get(key) == fingerprint:
             return False
@@ -169,7 +169,7 @@ class Pins:
         self._told[key] = fingerprint
         return True
 
-    def _forget_told(self, key: Key) -> bool:
+    def _forget_told(self, key: PinKey) -> bool:
         if self._told.pop(key, None) is None:
             return False
         self._told_counts[key[0]] -= 1
@@ -182,7 +182,7 @@ class Pins:
         if fingerprint is None:
             if len(self._fingerprints) >= FINGERPRINTS_KEPT:
                 self._fingerprints.clear()
-            fingerprint = self._fingerprints[key] = fingerprint_of(canonical(tool))
+            fingerprint = self._fingerprints[key] = fingerprint_of(canonical_definition(tool))
         return fingerprint
 
     def approve(self, server: ServerName, variant: str, tool: FeatureName, fingerprint: bytes) -> None:
@@ -191,7 +191,7 @@ class Pins:
         self._remember(key, fingerprint)
         self._forget_told(key)
 
-    def _remember(self, key: Key, fingerprint: bytes) -> None:
+    def _remember(self, key: PinKey, fingerprint: bytes) -> None:
         if key not in self._known:
             server, variant, _ = key
             self._counts[server] += 1
@@ -205,7 +205,7 @@ def variant_of(client_caps: ClientCapabilities) -> str:
     return " ".join(sorted(client_caps))
 
 
-def canonical(tool: Tool) -> bytes:
+def canonical_definition(tool: Tool) -> bytes:
     """What counts of a definition, as JSON in which the order of members says nothing."""
     members = {key: tool.definition[key] for key in MEMBERS if key in tool.definition}
     try:
@@ -222,6 +222,6 @@ def fingerprint_of(definition: bytes) -> bytes:
     return hashlib.sha256(definition).digest()
 
 
-def known_of(rows: Iterable[tuple[str, str, str, bytes]]) -> dict[Key, bytes]:
+def known_of(rows: Iterable[tuple[str, str, str, bytes]]) -> dict[PinKey, bytes]:
     """What was remembered, as `Pins` takes it; of server, variant, tool and fingerprint."""
     return {(ServerName(server), variant, FeatureName(tool)): mark for server, variant, tool, mark in rows}

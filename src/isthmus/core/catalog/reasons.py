@@ -12,7 +12,7 @@ import msgspec
 
 from isthmus.core.access.policy import UNLABELLED, Labels, Why
 from isthmus.core.catalog.labels import labels_of
-from isthmus.core.catalog.snapshot import LISTS, Listed, Snapshot
+from isthmus.core.catalog.snapshot import LISTS, ListName, Snapshot
 from isthmus.core.catalog.view import Route, View
 from isthmus.model.callers import Grants
 from isthmus.model.calls import EVERYTHING
@@ -21,10 +21,10 @@ from isthmus.model.names import FeatureName
 ALL = Grants(("*",))
 
 
-class Reason(msgspec.Struct, frozen=True):
+class AccessReason(msgspec.Struct, frozen=True):
     """One thing that servers offer, whether it is reached, and what decided."""
 
-    listed: Listed
+    listed: ListName
     exposed: str
     """What it is called where all servers meet."""
     route: Route
@@ -33,21 +33,21 @@ class Reason(msgspec.Struct, frozen=True):
     labels: Labels = UNLABELLED
 
 
-def reasons(snapshot: Snapshot, grants: Grants) -> list[Reason]:
+def explain_access(snapshot: Snapshot, grants: Grants) -> list[AccessReason]:
     """Everything that is offered, in the order of its names, with whether and why these permissions reach it."""
     policy, own = snapshot.policy(grants), snapshot.view(grants, EVERYTHING)
     everything = snapshot.as_patterns_have_it().view(ALL, EVERYTHING)
-    found: list[Reason] = []
+    found: list[AccessReason] = []
     for listed in LISTS:
         reached = _table(own, listed)
         for exposed, route in sorted(_table(everything, listed).items()):
             feature = route.feature
             labels = labels_of(feature, snapshot.server_statuses[feature.server].rules)
             why = policy.why(feature.server, FeatureName(feature.name), labels)
-            found.append(Reason(listed, exposed, route, exposed in reached, why, labels))
+            found.append(AccessReason(listed, exposed, route, exposed in reached, why, labels))
     return found
 
 
-def _table(view: View, listed: Listed) -> Mapping[str, Route]:
+def _table(view: View, listed: ListName) -> Mapping[str, Route]:
     tables = {"tools": view.routes, "prompts": view.prompts, "resources": view.resources, "templates": view.templates}
     return tables[listed]

@@ -13,13 +13,13 @@ from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
-from isthmus.core.catalog.definition_lint import flagged, flags_of
+from isthmus.core.catalog.definition_lint import flags_of, with_flags
 from isthmus.core.catalog.pins import Pins
-from isthmus.core.catalog.schema_refs import way_out
-from isthmus.core.catalog.snapshot import Offer, ServerStatus
+from isthmus.core.catalog.schema_refs import outside_reference
+from isthmus.core.catalog.snapshot import FeatureLists, ServerStatus
+from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities
 from isthmus.model.features import Feature, Tool
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 
 FOUND_KEPT: Final = 20_000
 NOTES_MAX: Final = 20
@@ -41,13 +41,13 @@ class _Found(NamedTuple):
     """What there is to say of one definition."""
 
     flags: tuple[str, ...]
-    way_out: str | None
+    outside_reference: str | None
 
 
 class _Passing(NamedTuple):
     """Of what a server lists to some, the part that they see."""
 
-    offer: Offer
+    offer: FeatureLists
     withheld: list[FeatureName]
     left_out: LeftOut
 
@@ -92,7 +92,9 @@ class Review:
 
     def passes_apart(self, tool: Tool, client_caps: ClientCapabilities) -> bool:
         """Whether a tool may be called on a link of single callers, on which it is listed like this."""
-        return self._find(tool).way_out is None and (self.pins is None or self.pins.passes_apart(tool, client_caps))
+        return self._find(tool).outside_reference is None and (
+            self.pins is None or self.pins.passes_apart(tool, client_caps)
+        )
 
     def again(self, server: ServerName) -> ServerStatus | None:
         """What a server published last, to be published anew since other tools may be seen now."""
@@ -135,11 +137,11 @@ class Review:
         if news:
             self.on_left_out(server, news)
 
-    def _offer(self, offer: Offer, client_caps: ClientCapabilities) -> _Passing:
-        left_out = {tool.name: why for tool in offer.tools if (why := self._find(tool).way_out) is not None}
+    def _offer(self, offer: FeatureLists, client_caps: ClientCapabilities) -> _Passing:
+        left_out = {tool.name: why for tool in offer.tools if (why := self._find(tool).outside_reference) is not None}
         usable = tuple(tool for tool in offer.tools if tool.name not in left_out) if left_out else offer.tools
         tools, withheld = self._passing(usable, client_caps)
-        changed = Offer(
+        changed = FeatureLists(
             self._marked(tools),
             self._marked(offer.prompts),
             self._marked(offer.resources),
@@ -161,7 +163,7 @@ class Review:
     def _marked(self, features: tuple[F, ...]) -> tuple[F, ...]:
         if not any(self._find(feature).flags for feature in features):
             return features
-        return tuple(flagged(each, flags) if (flags := self._find(each).flags) else each for each in features)
+        return tuple(with_flags(each, flags) if (flags := self._find(each).flags) else each for each in features)
 
     def _find(self, feature: Feature) -> _Found:
         key = feature.digest + feature.name.encode("utf-8", "surrogatepass")
@@ -169,7 +171,7 @@ class Review:
         if found is None:
             if len(self._found) >= FOUND_KEPT:
                 self._found.clear()
-            outside = way_out(feature) if isinstance(feature, Tool) else None
+            outside = outside_reference(feature) if isinstance(feature, Tool) else None
             found = self._found[key] = _Found(flags_of(feature), outside)
         return found
 
@@ -180,8 +182,8 @@ def _listed(server_status: ServerStatus) -> tuple[object, ...]:
     return (*lists, server_status.variants, server_status.notes)
 
 
-def _lists(server_status: ServerStatus) -> Offer:
-    return Offer(
+def _lists(server_status: ServerStatus) -> FeatureLists:
+    return FeatureLists(
         server_status.tools,
         server_status.prompts,
         server_status.resources,

@@ -17,7 +17,7 @@ CACHE_SECONDS_MAX = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class ToolRules:
     """The operator's word on one server's tools, by the names that the server itself gives them."""
 
     only: tuple[str, ...] | None = None
@@ -59,4 +59,4 @@ class Rules:
         return tool in self.cached or EVERY in self.cached
 
 
-NO_RULES = Rules()
+NO_TOOL_RULES = ToolRules()

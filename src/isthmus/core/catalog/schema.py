@@ -1,9 +1,9 @@
 """Checking arguments against a tool's own schema, safely: the schema comes from a server and is not trusted.
 
 No reference is fetched, patterns run in linear time, and size and work are bounded. A schema that cannot be used
-under these rules costs only the check here (the server still makes its own), and says why in `Unchecked`. What would
+under these rules costs only the check here (the server still makes its own), and says why in `UnusableSchema`. What would
 hold the event loop for long is not checked here: the answer is `EXPENSIVE`, and a worker process checks it
-(`core.ports.validation`).
+(`core.ports`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EXPENSIVE: Final = "schema too expensive: checking these arguments would take to
 """The answer of a check that would hold the event loop too long. Compare by identity: it is also the error."""
 
 
-class Check(Protocol):
+class ArgumentCheck(Protocol):
     """Says what is wrong with arguments, or None; `EXPENSIVE` if finding out takes too long here."""
 
     def __call__(self, arguments: msgspec.Raw) -> str | None: ...
@@ -44,11 +44,11 @@ PATTERN_BYTES_MAX = 1 << 20
 """How large a compiled pattern may be."""
 
 
-class Unchecked(ValueError):
+class UnusableSchema(ValueError):
     """The schema cannot be used for checking; the message says why."""
 
 
-def compile_check(schema: msgspec.Raw, *, limit_bytes: int, budget: int | None = BUDGET_NS) -> Check:
+def compile_check(schema: msgspec.Raw, *, limit_bytes: int, budget: int | None = BUDGET_NS) -> ArgumentCheck:
     """Make the check for one tool. Without a `budget`, as in a worker, no check is too expensive.
 
     Raises:
@@ -56,7 +56,7 @@ def compile_check(schema: msgspec.Raw, *, limit_bytes: int, budget: int | None =
     """
     text = bytes(schema)
     if len(text) > limit_bytes:
-        raise Unchecked(f"its schema has {len(text)} bytes, the limit is {limit_bytes}")
+        raise UnusableSchema(f"its schema has {len(text)} bytes, the limit is {limit_bytes}")
     if budget is not None and len(text) > INLINE_SCHEMA_BYTES:
         return _always_expensive
     try:
@@ -67,7 +67,7 @@ def compile_check(schema: msgspec.Raw, *, limit_bytes: int, budget: int | None =
             return _always_expensive
         validator = _validator(decoded)
     except (ValueError, TypeError, msgspec.MsgspecError, RecursionError) as error:
-        raise Unchecked(f"its schema cannot be used: {str(error)[:DETAIL_LENGTH_MAX]}") from error
+        raise UnusableSchema(f"its schema cannot be used: {str(error)[:DETAIL_LENGTH_MAX]}") from error
     return _Check(validator, cost, budget)
 
 

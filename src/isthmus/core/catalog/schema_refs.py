@@ -47,7 +47,7 @@ _Place: TypeAlias = tuple[Any, str, _Kind]
 """A part of a schema, and the address from which its references are read."""
 
 
-def way_out(tool: Tool) -> str | None:
+def outside_reference(tool: Tool) -> str | None:
     """Where a schema of the tool refers to outside of itself, in words; None if nowhere."""
     for member in SCHEMAS:
         raw = tool.definition.get(member)

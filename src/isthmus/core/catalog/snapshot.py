@@ -13,18 +13,17 @@ from typing import Literal, TypeAlias, get_args
 
 import msgspec
 
-from isthmus.core.access.policy import TAG, UNLABELLED, Labels, Narrowing, Policy
+from isthmus.core.access.policy import TAG, UNLABELLED, CustomPolicy, Labels, Policy
 from isthmus.core.catalog.checks import CheckCache
 from isthmus.core.catalog.labels import labels_of
-from isthmus.core.catalog.names import Canonical, Pair, llm_aliases, llm_form, llm_forms, llm_table
-from isthmus.core.catalog.rules import NO_RULES, Rules
-from isthmus.core.catalog.uris import Claims, uri_table
-from isthmus.core.catalog.view import Missing, Route, ServerState, View, ruled_route
+from isthmus.core.catalog.names import CanonicalNames, Pair, llm_aliases, llm_form, llm_forms, llm_table
+from isthmus.core.catalog.rules import NO_TOOL_RULES, ToolRules
+from isthmus.core.catalog.uris import TemplateClaims, uri_table
+from isthmus.core.catalog.view import MissingServer, Route, ServerState, View, ruled_route
 from isthmus.model.callers import Grants
-from isthmus.model.calls import Surface
+from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities, Surface
 from isthmus.model.features import Ability, Feature, Prompt, Resource, Template, Tool
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 
 VIEWS_MAX = 256
 """Views kept per snapshot, of all servers and of single ones. Of more permission sets than this at once the one that
@@ -37,13 +36,13 @@ servers come and go all the time, each call would find a new snapshot."""
 Key: TypeAlias = tuple[Grants, Surface] | tuple[Grants, Surface, ClientCapabilities]
 """What a view is of; without a profile where it is that of everybody."""
 
-Listed: TypeAlias = Literal["tools", "prompts", "resources", "templates"]
+ListName: TypeAlias = Literal["tools", "prompts", "resources", "templates"]
 """The lists that a server has, as the fields of a `ServerStatus` are called."""
 
-LISTS: tuple[Listed, ...] = get_args(Listed)
+LISTS: tuple[ListName, ...] = get_args(ListName)
 
 
-class Offer(msgspec.Struct, frozen=True):
+class FeatureLists(msgspec.Struct, frozen=True):
     """What a server lists to callers of one profile, where that is not what it lists to everybody."""
 
     tools: tuple[Tool, ...] = ()
@@ -81,8 +80,8 @@ class ServerStatus(msgspec.Struct, frozen=True):
     """Tools that it lists and callers do not see until the operator approves of them."""
     left_out: Mapping[FeatureName, str] = {}
     """Tools that it lists and nobody sees as they are, and why."""
-    rules: Rules = NO_RULES
-    variants: Mapping[ClientCapabilities, Offer] = {}
+    rules: ToolRules = NO_TOOL_RULES
+    variants: Mapping[ClientCapabilities, FeatureLists] = {}
     """What it lists to those who can be asked something, as far as that is known and is something else."""
 
     hubs: Mapping[str, int] = {}
@@ -111,7 +110,7 @@ class Snapshot:
         version: int,
         server_statuses: Mapping[ServerName, ServerStatus],
         checks: CheckCache,
-        narrowing: Narrowing | None = None,
+        narrowing: CustomPolicy | None = None,
     ) -> None:
         self.version = version
         self._narrowing = narrowing
@@ -122,7 +121,7 @@ class Snapshot:
         """Views of single servers: thousands of these must not push out one of all servers."""
         self._varied: frozenset[ClientCapabilities] | None = None
         """Profiles to which some server lists something of their own, once somebody asked; others share one view."""
-        self._names: dict[tuple[str, Listed], dict[Pair, str]] = {}
+        self._names: dict[tuple[str, ListName], dict[Pair, str]] = {}
         self._aliases: dict[str, str] | None = None
 
     def as_patterns_have_it(self) -> Snapshot:
@@ -233,15 +232,15 @@ class Snapshot:
                     server_status.rules,
                 )
             if server_status.state != "ready":
-                view.missing[server_status.server] = Missing(
+                view.missing[server_status.server] = MissingServer(
                     server_status.state, server_status.reason, server_status.has_lists
                 )
         return view
 
     def _add_tools(
-        self, view: View, tools: tuple[Tool, ...], rules: Rules, policy: Policy, names: dict[Pair, str] | None
+        self, view: View, tools: tuple[Tool, ...], rules: ToolRules, policy: Policy, names: dict[Pair, str] | None
     ) -> None:
-        if rules is NO_RULES:
+        if rules is NO_TOOL_RULES:
             is_open = policy.may_use_all_of(tools[0].server)  # for most callers: then no tool need be asked about
             for tool in tools:
                 if is_open or _is_allowed(policy, tool, rules):
@@ -253,7 +252,7 @@ class Snapshot:
                 exposed = tool.name if names is None else names[tool.server, tool.name]
                 view.routes[exposed] = self._ruled_route(tool, exposed, rules)
 
-    def _ruled_route(self, tool: Tool, exposed: str, rules: Rules) -> Route:
+    def _ruled_route(self, tool: Tool, exposed: str, rules: ToolRules) -> Route:
         return ruled_route(tool, exposed, rules, self._checks.of(tool))
 
     def _shown(self, policy: Policy, surface: Surface) -> list[ServerStatus]:
@@ -264,7 +263,7 @@ class Snapshot:
             self.server_statuses[name] for name in sorted(looked_at) if _is_seen(policy, self.server_statuses[name])
         ]
 
-    def _names_of(self, surface: Surface, listed: Listed) -> dict[Pair, str] | None:
+    def _names_of(self, surface: Surface, listed: ListName) -> dict[Pair, str] | None:
         """What everything of one list is called on a surface; None where servers' own names are used."""
         if surface.style == "own":
             return None
@@ -279,15 +278,15 @@ class Snapshot:
             self._aliases = llm_aliases((self._names_of(surface, "tools") or {}).values())
         return self._aliases
 
-    def _make_names(self, style: str, listed: Listed) -> dict[Pair, str]:
+    def _make_names(self, style: str, listed: ListName) -> dict[Pair, str]:
         if listed == "resources":
             templates = self.pairs("templates")
-            return uri_table(self.pairs(listed), Claims(templates) if templates else None)
+            return uri_table(self.pairs(listed), TemplateClaims(templates) if templates else None)
         if listed == "templates":
             return uri_table(self.pairs(listed))
-        return llm_table(self.pairs(listed)) if style == "llm" else Canonical()
+        return llm_table(self.pairs(listed)) if style == "llm" else CanonicalNames()
 
-    def pairs(self, listed: Listed = "tools") -> list[Pair]:
+    def pairs(self, listed: ListName = "tools") -> list[Pair]:
         """Everything of one list, of every server, to whomever it is listed: a name means the same to everybody."""
         return [
             (feature.server, feature.name)
@@ -307,15 +306,15 @@ def _tags_of(server_statuses: Mapping[ServerName, ServerStatus], server: ServerN
     return () if server_status is None else server_status.rules.tags_of_all
 
 
-def _labels(policy: Policy, feature: Feature, rules: Rules) -> Labels:
+def _labels(policy: Policy, feature: Feature, rules: ToolRules) -> Labels:
     return labels_of(feature, rules) if policy.reads_labels else UNLABELLED
 
 
-def _is_allowed(policy: Policy, feature: Feature, rules: Rules) -> bool:
+def _is_allowed(policy: Policy, feature: Feature, rules: ToolRules) -> bool:
     return policy.allows(feature.server, feature.name, _labels(policy, feature, rules))
 
 
-def _is_denied(policy: Policy, feature: Feature, rules: Rules) -> bool:
+def _is_denied(policy: Policy, feature: Feature, rules: ToolRules) -> bool:
     return policy.denies(feature.server, feature.name, _labels(policy, feature, rules))
 
 
@@ -373,18 +372,18 @@ def _hubs_behind(shown: Iterable[ServerStatus]) -> dict[str, int]:
     return hubs
 
 
-def _offer(server_status: ServerStatus, client_caps: ClientCapabilities) -> ServerStatus | Offer:
+def _offer(server_status: ServerStatus, client_caps: ClientCapabilities) -> ServerStatus | FeatureLists:
     return server_status.variants.get(client_caps, server_status) if client_caps else server_status
 
 
-def _all_of(server_status: ServerStatus, listed: Listed) -> Iterable[Feature]:
+def _all_of(server_status: ServerStatus, listed: ListName) -> Iterable[Feature]:
     if not server_status.variants:
         return _list_of(server_status, listed)
-    offers: tuple[ServerStatus | Offer, ...] = (server_status, *server_status.variants.values())
+    offers: tuple[ServerStatus | FeatureLists, ...] = (server_status, *server_status.variants.values())
     return [feature for offer in offers for feature in _list_of(offer, listed)]
 
 
-def _list_of(offer: ServerStatus | Offer, listed: Listed) -> tuple[Feature, ...]:
+def _list_of(offer: ServerStatus | FeatureLists, listed: ListName) -> tuple[Feature, ...]:
     match listed:
         case "tools":
             return offer.tools
@@ -397,7 +396,11 @@ def _list_of(offer: ServerStatus | Offer, listed: Listed) -> tuple[Feature, ...]
 
 
 def _add(
-    table: dict[str, Route], features: Iterable[Feature], rules: Rules, policy: Policy, names: dict[Pair, str] | None
+    table: dict[str, Route],
+    features: Iterable[Feature],
+    rules: ToolRules,
+    policy: Policy,
+    names: dict[Pair, str] | None,
 ) -> None:
     for feature in features:
         if _is_allowed(policy, feature, rules):

@@ -27,7 +27,7 @@ def qualified(server: ServerName, uri: str) -> str:
     return f"{_PREFIX}{server}/{uri}"
 
 
-def uri_table(pairs: Iterable[Pair], claims: Claims | None = None) -> dict[Pair, str]:
+def uri_table(pairs: Iterable[Pair], claims: TemplateClaims | None = None) -> dict[Pair, str]:
     """The URI under which every resource is shown: its own, unless servers share it.
 
     Then none of them keeps it: a server must not be able to stand in for another by listing its URIs, nor by listing
@@ -42,7 +42,7 @@ def uri_table(pairs: Iterable[Pair], claims: Claims | None = None) -> dict[Pair,
     return {pair: pair[1] if pair[1] in keeps else qualified(*pair) for pair in ordered}
 
 
-def owner_of(uri: str) -> tuple[str, str]:
+def split_qualified(uri: str) -> tuple[str, str]:
     """The server that a qualified URI names, and the URI as that server spells it."""
     server, _, own = uri.removeprefix(_PREFIX).partition("/")
     return server, own
@@ -53,7 +53,7 @@ def is_qualified(uri: str) -> bool:
     return uri.startswith(_PREFIX)
 
 
-def plain(uri: str) -> str:
+def normalized(uri: str) -> str:
     """A URI as the most lenient server would read it: decoded, without dots, double strokes and case.
 
     Two that are the same like this may be one resource, and are not to be told from one another where one is denied.
@@ -72,9 +72,9 @@ def plain(uri: str) -> str:
     return f"{scheme.strip()}:{'/'.join(kept)}"
 
 
-def plain_template(template: str) -> str:
+def normalized_template(template: str) -> str:
     """The same of a template, whatever its variables are."""
-    return plain(_EXPRESSION.sub("{}", template))
+    return normalized(_EXPRESSION.sub("{}", template))
 
 
 def without_query(uri: str) -> str:
@@ -82,7 +82,7 @@ def without_query(uri: str) -> str:
     return _QUERY.split(uri, 1)[0]
 
 
-class Shape:
+class TemplateShape:
     """What a template's URIs look like: its literal parts, in order, with anything in between.
 
     It takes more than the template means (a variable may stand for anything), which is for the server to say. It
@@ -117,7 +117,7 @@ PRECISE_MAX = 32
 """Templates of one server and scheme that are held against every URI; one with more claims the whole scheme."""
 
 
-class Claims:
+class TemplateClaims:
     """Which URIs servers' templates stand for, by scheme: each listed URI is held against those of its scheme alone.
 
     A template that names no scheme may mean anything, and claims nothing from others.
@@ -144,5 +144,5 @@ def _scheme(uri: str) -> str | None:
     return scheme if colon and "{" not in scheme else None
 
 
-def _shapes(scheme: str, templates: list[str]) -> list[Shape]:
-    return [Shape(template) for template in (templates if len(templates) <= PRECISE_MAX else [scheme + ":{}"])]
+def _shapes(scheme: str, templates: list[str]) -> list[TemplateShape]:
+    return [TemplateShape(template) for template in (templates if len(templates) <= PRECISE_MAX else [scheme + ":{}"])]

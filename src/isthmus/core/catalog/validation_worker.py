@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from isthmus.core.catalog.schema import Check, Unchecked, compile_check
+from isthmus.core.catalog.schema import ArgumentCheck, UnusableSchema, compile_check
 
 NICENESS = 10
 """Ordinary calls come first."""
@@ -30,10 +30,10 @@ class Lengths(msgspec.Struct):
 
 
 @lru_cache(SCHEMAS_KEPT)
-def _check_for(schema: bytes) -> Check | None:
+def _check_for(schema: bytes) -> ArgumentCheck | None:
     try:
         return compile_check(msgspec.Raw(schema), limit_bytes=len(schema), budget=None)
-    except Unchecked:
+    except UnusableSchema:
         return None  # the server makes its own check
 
 

@@ -10,10 +10,17 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from isthmus.core.access.policy import Policy
-from isthmus.core.catalog.checks import unchecked
-from isthmus.core.catalog.defaults import Defaults, as_listed, compile_defaults
-from isthmus.core.catalog.rules import Rules
-from isthmus.core.catalog.uris import Shape, is_qualified, plain, plain_template, qualified, without_query
+from isthmus.core.catalog.checks import no_check
+from isthmus.core.catalog.defaults import Defaults, compile_defaults, without_required
+from isthmus.core.catalog.rules import ToolRules
+from isthmus.core.catalog.uris import (
+    TemplateShape,
+    is_qualified,
+    normalized,
+    normalized_template,
+    qualified,
+    without_query,
+)
 from isthmus.model.calls import Kind
 from isthmus.model.features import TASK_ABILITIES, Ability, Feature, Resource, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
@@ -48,7 +55,7 @@ class Route(msgspec.Struct, frozen=True, eq=False):
 
     feature: Feature
     exposed: str
-    check: Callable[[msgspec.Raw], str | None] = unchecked
+    check: Callable[[msgspec.Raw], str | None] = no_check
     defaults: Defaults = {}
     keep_seconds: float = 0.0
     is_trusted: bool = False
@@ -56,16 +63,16 @@ class Route(msgspec.Struct, frozen=True, eq=False):
 
 
 def ruled_route(
-    tool: Tool, exposed: str, rules: Rules, check: Callable[[msgspec.Raw], str | None] = unchecked
+    tool: Tool, exposed: str, rules: ToolRules, check: Callable[[msgspec.Raw], str | None] = no_check
 ) -> Route:
     """A tool's route with what the operator said of it."""
     defaults = compile_defaults(rules.defaults.get(tool.name, {}))
     seconds = rules.cache_seconds if rules.keeps(tool.name) else 0.0
     # Checked once the defaults are in, and so against the server's own schema.
-    return Route(as_listed(tool, defaults), exposed, check, defaults, seconds, rules.is_trusted)
+    return Route(without_required(tool, defaults), exposed, check, defaults, seconds, rules.is_trusted)
 
 
-class Missing(msgspec.Struct, frozen=True):
+class MissingServer(msgspec.Struct, frozen=True):
     """A server that the caller may see and whose tools are absent from a listing, or listed though it is away."""
 
     state: ServerState
@@ -73,7 +80,7 @@ class Missing(msgspec.Struct, frozen=True):
     is_listed: bool
 
 
-class Found(msgspec.Struct, frozen=True):
+class FoundRoute(msgspec.Struct, frozen=True):
     """A route, and what its server calls the thing that was asked for."""
 
     route: Route
@@ -115,21 +122,21 @@ class View:
         self.prompts: dict[str, Route] = {}
         self.resources: dict[str, Route] = {}
         self.templates: dict[str, Route] = {}
-        self.missing: dict[ServerName, Missing] = {}
+        self.missing: dict[ServerName, MissingServer] = {}
         self.servers: Mapping[ServerName, frozenset[Ability]] = abilities
         self.abilities: frozenset[Ability] = frozenset().union(*abilities.values())
         self.hubs: Mapping[str, int] = {}
         """The hubs among these servers and behind them, by their ids, and how many others are between."""
         self.whole: ServerName | None = None
         """The one server on its own surface, if nothing of it is kept from the caller."""
-        self.unlisted: dict[str, tuple[ServerName, Rules]] = {}
+        self.unlisted: dict[str, tuple[ServerName, ToolRules]] = {}
         """Plain JSON-RPC servers without a list of which this caller may call any method by name, by what stands before
         the dot there: the server's name, or nothing on the server's own surface."""
         self.memo: dict[str, bytes] = {}
         self._digests: dict[Topic, bytes] = {}
-        self._shapes: list[tuple[Shape, Route]] | None = None
+        self._shapes: list[tuple[TemplateShape, Route]] | None = None
         self._withheld: set[tuple[ServerName, str]] = set()
-        self._withheld_shapes: list[tuple[ServerName, Shape]] = []
+        self._withheld_shapes: list[tuple[ServerName, TemplateShape]] = []
 
     @property
     def claimed(self) -> frozenset[Ability]:
@@ -168,16 +175,16 @@ class View:
         """
         for name in denied:
             if "{" in name:
-                self._withheld_shapes.append((server, Shape(plain_template(name))))
+                self._withheld_shapes.append((server, TemplateShape(normalized_template(name))))
             else:
-                self._withheld.add((server, plain(name)))
+                self._withheld.add((server, normalized(name)))
 
     def _is_withheld(self, server: ServerName, uri: str) -> bool:
         if self._policy.denies(server, FeatureName(uri)):
             return True
         if not self._is_selective(server):
             return False
-        meant = {plain(uri), plain(without_query(uri))}
+        meant = {normalized(uri), normalized(without_query(uri))}
         shapes = [shape for whose, shape in self._withheld_shapes if whose == server]
         return any((server, each) in self._withheld or any(shape.fits(each) for shape in shapes) for each in meant)
 
@@ -196,7 +203,7 @@ class View:
 
     # -- finding ---------------------------------------------------------------------------------------------------
 
-    def find(self, kind: Kind, name: str) -> Found | None:
+    def find(self, kind: Kind, name: str) -> FoundRoute | None:
         """Where a call of this kind leads; None if nowhere that this caller may see."""
         match kind:
             case "tool":
@@ -236,20 +243,20 @@ class View:
         is_allowed = rules.shows(method) and self._policy.allows(server, tool.name)
         return ruled_route(tool, name, rules) if is_allowed else None
 
-    def _find_method(self, name: str) -> Found | None:
+    def _find_method(self, name: str) -> FoundRoute | None:
         """What a method does or tells is not known here, so that it is for those who may use all of its server."""
         if self.whole is None or METHOD.fullmatch(name) is None:
             return None
-        return Found(Route(Tool.of(self.whole, FeatureName(name), {}), name), name)
+        return FoundRoute(Route(Tool.of(self.whole, FeatureName(name), {}), name), name)
 
-    def _find_task(self, id: str) -> Found | None:
+    def _find_task(self, id: str) -> FoundRoute | None:
         """A task is its server's to know; where there are several, it must be said whose it is."""
         servers = [server for server, abilities in self.servers.items() if not abilities.isdisjoint(TASK_ABILITIES)]
         if len(self.servers) != 1 or not servers:
             return None
-        return Found(Route(Tool.of(servers[0], FeatureName(id), {}), id), id)
+        return FoundRoute(Route(Tool.of(servers[0], FeatureName(id), {}), id), id)
 
-    def find_resource(self, uri: str) -> Found | None:
+    def find_resource(self, uri: str) -> FoundRoute | None:
         """Where a URI is read: a listed one, one that a template stands for, or one for the only server there is.
 
         Servers write URIs into their results that they list nowhere, and expect them to be read.
@@ -265,7 +272,7 @@ class View:
             claims |= {server for server in self.servers if qualified(server, uri) in self.resources}
         if len(claims) > 1:
             return None  # no server stands in for another, however well its template fits
-        return Found(routes[0], own) if routes else self._unlisted(uri, own, whose)
+        return FoundRoute(routes[0], own) if routes else self._unlisted(uri, own, whose)
 
     def _named_in(self, uri: str) -> ServerName | None:
         """The server that a URI names as its own; nobody else's templates can take it."""
@@ -278,7 +285,7 @@ class View:
         if is_strangers or len(own) > TEMPLATED_LENGTH_MAX:
             return []
         if self._shapes is None:
-            shapes = [(Shape(route.feature.name), route) for route in self.templates.values()]
+            shapes = [(TemplateShape(route.feature.name), route) for route in self.templates.values()]
             self._shapes = sorted(shapes, key=lambda entry: -entry[0].weight)
         return [
             route
@@ -288,13 +295,13 @@ class View:
             and not self._is_withheld(route.feature.server, own)
         ]
 
-    def _unlisted(self, uri: str, own: str, whose: ServerName | None) -> Found | None:
+    def _unlisted(self, uri: str, own: str, whose: ServerName | None) -> FoundRoute | None:
         servers = [server for server, abilities in self.servers.items() if "resources" in abilities]
         if whose is None and len(servers) == 1:
             whose = servers[0]
         if whose is None or not self._policy.allows(whose, FeatureName(own)) or self._is_selective(whose):
             return None
-        return Found(Route(Resource.of(whose, FeatureName(own), {}), uri), own)
+        return FoundRoute(Route(Resource.of(whose, FeatureName(own), {}), uri), own)
 
     def candidates(self, uri: str) -> tuple[str, ...]:
         """What could be meant by a URI, or a template, that several servers have."""
@@ -305,8 +312,8 @@ class View:
         return tuple(dict.fromkeys(meant))[:CANDIDATES_MAX]
 
 
-def _found(route: Route | None) -> Found | None:
-    return None if route is None else Found(route, route.feature.name)
+def _found(route: Route | None) -> FoundRoute | None:
+    return None if route is None else FoundRoute(route, route.feature.name)
 
 
 def _digest(*tables: Mapping[str, Route]) -> bytes:

@@ -1,9 +1,9 @@
-"""What is said twice is done once: messages that come again, and keys by which callers ask for that.
+"""Repeated messages run once: by their content, and by idempotency keys.
 
-A message whose answer never came is sent again by its caller, under the same id: it gets the task of the first one
-until ten minutes after that has ended. The task's id is made from the message, so the journal itself says which
-messages it knows. A caller that gives its message a key of its own gets the first answer for a day; that is kept in the
-journal, together with the task.
+A client that got no response sends its message again under the same id. It gets the task of the first message, until
+ten minutes after that has ended. The task's id is derived from the message, so the journal itself knows which messages
+were received. A client that adds an Idempotency-Key gets the first task for a day; the key is stored in the journal
+with the task.
 """
 
 from __future__ import annotations
@@ -13,47 +13,46 @@ from contextlib import suppress
 
 import msgspec
 
-from isthmus.core.ports.journal import Document, Journal
-from isthmus.core.tasks.record import Owner, Record
+from isthmus.core.ports import Document, Journal
+from isthmus.core.tasks.record import TaskOwner, TaskRecord
 
-REPEAT = "repeat"
-"""The kind of document that a key is."""
+DEDUP_KEY = "repeat"
+"""The `Document.kind` of idempotency keys."""
 
-KEPT_SECONDS = 24 * 3600.0
-"""How long a key holds."""
+KEY_SECONDS = 24 * 3600.0
+"""How long a key is valid."""
 
 JOINED_SECONDS = 600.0
-"""How long after its task's end the same message joins it. Later it is a new one: there are clients that count their
-ids anew in every process."""
+"""How long after its task's end the same message joins it. After that it is a new one: some clients restart their
+message ids with every process."""
 
 _encode = msgspec.json.Encoder().encode
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 
 
-def digest_of(*said: object) -> str:
-    """What two messages have in common if they are the same, however their JSON is laid out."""
+def message_digest(*said: object) -> str:
+    """A digest that is equal for equal messages, whatever the layout of their JSON."""
     text = _encode(said)
-    # Protobuf orders the members of an object by chance, and otherwise after its client's restart. What Python cannot
-    # hold (a number beyond a double, nesting without end) is known by how it is written.
+    # Protobuf clients order object members at random, differently after a restart. Values that Python cannot hold (a
+    # number beyond a double, unbounded nesting) are compared as text.
     with suppress(msgspec.MsgspecError, RecursionError):
         text = _encode_sorted(msgspec.json.decode(text))
     return hashlib.blake2b(text, digest_size=16).hexdigest()
 
 
-def task_of(owner: Owner, digest: str) -> str:
-    """The id of the task that a message begins, by the digest of its content.
+def task_id_for(owner: TaskOwner, digest: str) -> str:
+    """The id of the task that a message starts, by the digest of its content.
 
-    The journal takes an id once: whoever sends the message again finds the task, also after a crash, and nothing has to
-    be looked up or written for it.
+    The journal accepts an id once: a repeated message finds its task, also after a crash, without a lookup or a write.
     """
     return hashlib.blake2b(f"{owner.key}\n{digest}".encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-def is_joined(record: Record, now: float) -> bool:
-    """Whether a message that is sent again joins the task that it began; else it is a new message.
+def is_joined(record: TaskRecord, now: float) -> bool:
+    """Whether a repeated message joins the task that it started; otherwise it is a new message.
 
-    A caller that said more in a task, or cancelled it, knows the task from the first answer, so that was not lost: the
-    same message after the task's end is meant anew.
+    A caller that sent more messages to the task, or cancelled it, has received the first response: if it repeats the
+    message after the task's end, it means a new task.
     """
     if not record.is_ended:
         return True
@@ -61,39 +60,39 @@ def is_joined(record: Record, now: float) -> bool:
     return not has_answer and now < record.updated + JOINED_SECONDS
 
 
-class _Kept(msgspec.Struct, frozen=True):
-    """What is kept of a key."""
-
+class _StoredKey(msgspec.Struct, frozen=True):
     digest: str
     task: str
 
 
-_decode = msgspec.json.Decoder(_Kept).decode
+_decode = msgspec.json.Decoder(_StoredKey).decode
 
 
-class Keyed(msgspec.Struct, frozen=True):
-    """A key that its caller has used: for what, and since when."""
+class IdempotencyKey(msgspec.Struct, frozen=True):
+    """A key that a caller has used: for which message and task, and when."""
 
     digest: str
     task: str
     version: int
     at: float
 
-    def holds(self, now: float) -> bool:
+    def is_valid(self, now: float) -> bool:
         """Whether it still stands for its task."""
-        return now < self.at + KEPT_SECONDS
+        return now < self.at + KEY_SECONDS
 
 
-async def read_key(journal: Journal, owner: Owner, key: str) -> Keyed | None:
-    """What a key was used for; it may be long ago."""
-    document = await journal.read(REPEAT, owner.key, key)
+async def read_key(journal: Journal, owner: TaskOwner, key: str) -> IdempotencyKey | None:
+    """The last use of a key, which may have expired."""
+    document = await journal.read(DEDUP_KEY, owner.key, key)
     if document is None or document.body is None:
         return None
-    kept = _decode(document.body)
-    return Keyed(kept.digest, kept.task, document.version, document.at)
+    stored = _decode(document.body)
+    return IdempotencyKey(stored.digest, stored.task, document.version, document.at)
 
 
-def write_key(owner: Owner, key: str, digest: str, task: str, at: float, before: Keyed | None) -> Document:
-    """The document that says what a key is used for from now on."""
+def key_document(
+    owner: TaskOwner, key: str, digest: str, task: str, at: float, before: IdempotencyKey | None
+) -> Document:
+    """The document that stores a use of a key."""
     version = 1 if before is None else before.version + 1
-    return Document(REPEAT, owner.key, key, version, at, _encode(_Kept(digest, task)))
+    return Document(DEDUP_KEY, owner.key, key, version, at, _encode(_StoredKey(digest, task)))

@@ -1,8 +1,8 @@
-"""What is sent of a task to those it names: one delivery for each change and each recipient.
+"""Push notifications of task changes: one delivery per change and recipient, and the rules of retrying it.
 
-Deliveries are documents, written together with the change that they tell of. Each holds how the task stood then, except
-where that is the end of one with a large result: that is told as it is kept, since next to nothing follows. What proves
-who sends it is not in it; that is looked up in the task, so that who was taken off its list is sent nothing more.
+Deliveries are documents, written in the same transaction as the change. Each holds the record as it was then, except
+for the end of a task with a large result: then the task itself is read when it is sent. Credentials are not part of it
+but are read from the task, so that a removed recipient receives nothing more.
 """
 
 from __future__ import annotations
@@ -12,39 +12,38 @@ from typing import Literal, TypeAlias
 import msgspec
 from msgspec import Raw
 
-from isthmus.core.ports.courier import Receipt
-from isthmus.core.ports.journal import Document
-from isthmus.core.tasks.record import Record
-from isthmus.model.conversation import ABSENT
+from isthmus.core.ports import Document, PushReceipt
+from isthmus.core.tasks.record import TaskRecord
+from isthmus.model.tasks import ABSENT
 
 DELIVERY = "delivery"
-"""The kind of document that a delivery is."""
+"""The `Document.kind` of deliveries."""
 
 DeliveryState: TypeAlias = Literal["due", "delivered", "failed", "dropped"]
-"""To be made; made; given up; not wanted any more, by whoever named the recipient."""
+"""`failed`: given up. `dropped`: the recipient or its caller was removed."""
 
 STATES: tuple[DeliveryState, ...] = ("due", "delivered", "failed", "dropped")
 
 ATTEMPTS_MAX = 5
-"""With the pauses between them, up to a quarter of an hour; nobody is to be kept busy by whom a caller named."""
+"""With the pauses between them up to a quarter of an hour; callers name recipients, and must not keep the hub busy."""
 
 FIRST_PAUSE_SECONDS = 0.5
 PAUSE_GROWTH = 12.0
-"""How much longer each pause is than the one before: soon enough for a restart, late enough for a repair."""
+"""Each pause is so many times the one before: soon enough for a restart, late enough for a repair."""
 RETRY_AFTER_SECONDS_MAX = 3600.0
-"""Who asks for more is asked again after this."""
+"""The longest `Retry-After` that is respected."""
 
 REASON_LENGTH_MAX = 200
 
 ENDED_BYTES_MAX = 64 * 1024
-"""The record of an ended task that is written once more for each recipient."""
+"""The largest record of an ended task that is copied into each delivery."""
 
-PASSING = frozenset({408, 425, 429})
-"""Of the statuses that blame the request, those that may be different the next time."""
+RETRYABLE = frozenset({408, 425, 429})
+"""The 4xx statuses that may be different the next time."""
 
 
 class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One try: when it was, and what came of it."""
+    """One attempt: its time and its result."""
 
     at: float
     status: int | None = None
@@ -52,18 +51,18 @@ class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Delivery(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one recipient is to be told of one change."""
+    """One change of one task for one recipient."""
 
     task: str
     recipient: str
     number: int
-    """The version of the task's record that it tells of."""
+    """The version of the task's record."""
     host: str
-    """Where it goes; only to be fair to others."""
+    """The recipient's host; only used to share attempts fairly."""
     record: Raw = ABSENT
-    """The record of then; absent if it is too large to be kept twice, and the task has ended."""
+    """The record at that time; absent if the task has ended and the record is too large to copy."""
     told: int = 0
-    """How many of its letters have arrived."""
+    """How many of its requests have arrived."""
     attempts: tuple[Attempt, ...] = ()
     next: float = 0.0
     """When it is tried again, in seconds of the epoch."""
@@ -73,67 +72,71 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Delivery).decode
 
 
-def deliveries_of(record: Record) -> tuple[Document, ...]:
-    """What is to be sent of a change, as the journal keeps it."""
+def deliveries_of(record: TaskRecord) -> tuple[Document, ...]:
+    """The deliveries of a change, as documents."""
     if not record.recipients:
         return ()
     text = _encode(msgspec.structs.replace(record, recipients=()))
-    told = ABSENT if record.is_ended and len(text) > ENDED_BYTES_MAX else Raw(text)
+    copied = ABSENT if record.is_ended and len(text) > ENDED_BYTES_MAX else Raw(text)
     return tuple(
-        _document(record, Delivery(record.id, each.id, record.version, each.host or host_of(each.url), told))
+        Document(
+            DELIVERY,
+            record.owner.key,
+            delivery_id(record.id, each.id, record.version),
+            1,
+            record.updated,
+            _encode(Delivery(record.id, each.id, record.version, each.host or host_of(each.url), copied)),
+            record.id,
+            "due",
+        )
         for each in record.recipients
     )
 
 
-def _document(record: Record, delivery: Delivery) -> Document:
-    id = id_of(delivery.task, delivery.recipient, delivery.number)
-    return Document(DELIVERY, record.owner.key, id, 1, record.updated, _encode(delivery), record.id, "due")
-
-
-def id_of(task: str, recipient: str, number: int) -> str:
-    """What a delivery is kept under: JSON, because callers choose what is in it, and no two may be alike."""
+def delivery_id(task: str, recipient: str, number: int) -> str:
+    """The `Document.id` of a delivery: JSON, because callers choose the parts and ids must not collide."""
     return _encode((task, recipient, number)).decode()
 
 
 def host_of(url: str) -> str:
-    """The part of an address that says whom it leads to."""
+    """The host and port of a URL."""
     return url.partition("://")[2].partition("/")[0].partition("?")[0].lower()
 
 
 def delivery_of(document: Document) -> Delivery:
-    """What the journal kept; raises `msgspec.MsgspecError` if it is none."""
+    """Decode a delivery; raises `msgspec.MsgspecError`."""
     return _decode(document.body or b"")
 
 
-def after(document: Document, delivery: Delivery, state: DeliveryState) -> Document:
-    """How a delivery is kept from now on; of one that is over, only how it went."""
-    kept = delivery if state == "due" else msgspec.structs.replace(delivery, record=ABSENT, next=0.0)
-    return msgspec.structs.replace(document, version=document.version + 1, body=_encode(kept), state=state)
+def delivery_document(document: Document, delivery: Delivery, state: DeliveryState) -> Document:
+    """The next version of a delivery's document; a finished delivery keeps only its attempts."""
+    stored = delivery if state == "due" else msgspec.structs.replace(delivery, record=ABSENT, next=0.0)
+    return msgspec.structs.replace(document, version=document.version + 1, body=_encode(stored), state=state)
 
 
-# -- what comes of an attempt ----------------------------------------------------------------------------------------
+# -- the result of an attempt ------------------------------------------------------------------------------------------
 
 
-def is_arrived(receipt: Receipt) -> bool:
-    """Whether the other side has it."""
+def is_delivered(receipt: PushReceipt) -> bool:
+    """Whether the recipient accepted it."""
     return receipt.status is not None and 200 <= receipt.status < 300
 
 
-def is_hopeless(receipt: Receipt, attempts: int) -> bool:
-    """Whether trying again would not help: it may not be sent, the other side does not want it, or it was enough."""
+def is_hopeless(receipt: PushReceipt, attempts: int) -> bool:
+    """Whether retrying is pointless: it is forbidden, the recipient rejects it, or it was tried often enough."""
     if receipt.is_refused or attempts >= ATTEMPTS_MAX:
         return True
-    # A status that points elsewhere is hopeless too: nobody looked at that address when it was named.
-    return receipt.status is not None and receipt.status < 500 and receipt.status not in PASSING
+    # Redirects count as rejections: the address they lead to was never checked.
+    return receipt.status is not None and receipt.status < 500 and receipt.status not in RETRYABLE
 
 
-def pause_after(receipt: Receipt, attempts: int, chance: float) -> float:
-    """How long to leave the other side alone; `chance` is uniform in [0, 1), so that many do not come at once."""
+def pause_after(receipt: PushReceipt, attempts: int, chance: float) -> float:
+    """The seconds until the next attempt; `chance` is uniform in [0, 1) and spreads the attempts of many deliveries."""
     bound = FIRST_PAUSE_SECONDS * PAUSE_GROWTH ** (min(attempts, ATTEMPTS_MAX) - 1)
     wanted = min(receipt.retry_after or 0.0, RETRY_AFTER_SECONDS_MAX)
     return max(bound * chance, wanted)
 
 
-def attempt_of(receipt: Receipt, at: float) -> Attempt:
-    """What is kept of an attempt."""
+def attempt_of(receipt: PushReceipt, at: float) -> Attempt:
+    """What is stored of an attempt."""
     return Attempt(at, receipt.status, receipt.reason[:REASON_LENGTH_MAX])

@@ -1,15 +1,22 @@
-"""Runs tasks: keeps each change before anybody hears of it, and finds all of them again after a crash.
+"""Runs tasks: stores each change before anyone sees it, and recovers all tasks after a crash.
 
-One engine serves every face that has tasks. A task has at most one running call; its caller's going away ends nothing.
-Of each task one record is being written at a time. What changes meanwhile is written next, as it stands by then; who
-listens hears of each record when it is kept.
+One engine serves every frontend that has tasks. A task has at most one running call, and its caller's disconnecting
+ends nothing. The life of a task's record:
+
+    start ──write──▶ stored ──change──▶ writing ──kept──────────────────────▶ stored, listeners notified, call sent
+                                           │ refused, unknown ─ after a second ─▶ written again
+                                           │ conflict: the journal is read, and its record or ours wins
+
+One record of a task is written at a time. What changes meanwhile is written next, as it is by then. A call's phase goes
+`waiting` → `sent` → `over`; that it is `sent` is stored before the call is sent, so that after a crash an unsent call
+can still be sent and a sent one is never repeated.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TypeAlias
@@ -18,54 +25,63 @@ import msgspec
 import structlog
 from msgspec import Raw
 
-from isthmus.core.audit.facts import Fact
+from isthmus.core.audit import Fact
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
-from isthmus.core.ports.journal import Document, Journal, Verdict, size_of
-from isthmus.core.tasks.allowance import BEGIN_SHARE, BYTES, Allowance
-from isthmus.core.tasks.draft import Draft, Errand, NotKept, Taken, TooMuchSaid
-from isthmus.core.tasks.live import Live, contained
-from isthmus.core.tasks.pushes import DELIVERY, deliveries_of
-from isthmus.core.tasks.quota import Quota
+from isthmus.core.ports import Document, Journal, WriteResult
+from isthmus.core.tasks.delivery import DELIVERY, deliveries_of
+from isthmus.core.tasks.live_task import (
+    LiveTask,
+    MessageQuotaExceeded,
+    NewTask,
+    TaskExists,
+    TaskNotStored,
+    TaskWork,
+)
+from isthmus.core.tasks.offline_queue import OfflineQueue
 from isthmus.core.tasks.record import (
     TASK,
-    Ending,
-    Owner,
-    Pending,
-    Recipient,
-    Record,
+    PendingCall,
+    PushRecipient,
+    StoredOutcome,
+    StoredQuestion,
+    TaskOwner,
+    TaskRecord,
     document_of,
-    ending_of,
+    is_login,
+    login_question,
+    outcome_bytes,
     owner_of,
-    record_of,
+    state_after,
+    stored_outcome,
 )
-from isthmus.core.tasks.rested import Key, Rested
-from isthmus.core.tasks.undoing import Undoing, nothing_of
-from isthmus.core.tasks.waiting import Waits
-from isthmus.model.calls import Call
-from isthmus.model.conversation import ABSENT, Message, TaskState
+from isthmus.core.tasks.storage_quota import BEGIN_SHARE, DEFAULT_BYTES, MessageQuota, StorageQuota
+from isthmus.core.tasks.store import RETRY_SECONDS, TaskStore, decode_or_log, tombstone
+from isthmus.model.calls import Call, Declined, Event, OnReply, Outcome, Question, Reply
 from isthmus.model.faults import Cancelled
-from isthmus.model.questions import Reply
+from isthmus.model.tasks import ABSENT, Message, TaskState
 
 log = structlog.get_logger(__name__)
 
 RECOVERED_AT_ONCE = 100
-"""Tasks that are read together after a crash; each may have as much to say as an answer may."""
+"""Tasks that are read together after a crash; each may be as large as a response may be."""
 
-RETRY_SECONDS = 1.0
-"""After what the journal refused, how long until it is asked again: what ended is not told before it is kept."""
-
-KEPT_SECONDS = 10.0
-"""How long who begins a task, or went on with one, waits for the journal; then it is told how things stood before."""
+STORE_SECONDS = 10.0
+"""How long a caller waits for the journal; then it gets the last stored state."""
 
 RECOVERED_SECONDS = 5.0
-"""How long the hub stays closed for a journal that does not take how tasks ended."""
+"""How long the start of the hub waits for a journal that does not accept the ends of lost tasks."""
 
-LOST = Ending(
+QUESTIONS_BYTES_MAX = 4 * 1024 * 1024
+"""All open questions of a task together: they are stored, and part of every status."""
+
+TOO_LARGE = Declined(-32603, "The question is too large to be stored until the caller answers")
+
+LOST = StoredOutcome(
     reason="lost",
-    message="The hub ended while the call was on its way, and nobody can say how far it came",
+    message="The hub stopped while the call was running, and it is unknown how far it got",
     executed="unknown",
 )
 
@@ -75,7 +91,7 @@ Now: TypeAlias = Callable[[], float]
 OnDue: TypeAlias = Callable[[Sequence[Document]], None]
 
 
-class Engine:
+class TaskEngine:
     """The tasks of one hub."""
 
     def __init__(
@@ -84,145 +100,40 @@ class Engine:
         journal: Journal,
         now: Now,
         background: BackgroundTasks | None = None,
-        keep_bytes: Callable[[Owner], int] = lambda _: BYTES,
+        keep_bytes: Callable[[TaskOwner], int] = lambda _: DEFAULT_BYTES,
     ) -> None:
-        """`keep_bytes` says how much is kept of an owner's tasks now.
+        """`keep_bytes` returns an owner's present storage quota.
 
-        Without a `background` of the hub's it has one of its own, which nobody need close: all that it does ends soon.
+        Without the hub's `background` it creates its own, which need not be closed: its tasks end soon.
         """
         self._hub = hub
         self._journal = journal
         self.now = now
         self._loop = asyncio.get_running_loop()
-        self._live: dict[Key, Live] = {}
-        """Those with a call, or with something that is being written."""
-        self._rested = Rested()
-        self._undoing = Undoing(journal, self._perhaps_idle)
-        """Those that count as none."""
-        self.waits = Waits(self, hub)
-        """Those whose servers are away."""
-        self._left: list[Record] = []
-        """Those that the hub before this one left waiting."""
         self._background = background or BackgroundTasks("tasks")
-        self.on_due: OnDue = _leave_due
-        """Is told what is to be sent as soon as that is kept."""
-        self.write_question: Callable[[Record], Message | None] = lambda _: None
-        """The open question of a task as a message of its history, where its face has one."""
-        self._quota = Quota()
-        self.allowance = Allowance(journal, self._background, keep_bytes, self._forget)
-        self._idle: asyncio.Event = asyncio.Event()
-        self._idle.set()
+        self._store = TaskStore(journal)
+        self.offline_queue = OfflineQueue(hub, now, self.resume_call)
+        self._left: list[TaskRecord] = []
+        """Unsent tasks of the previous hub."""
+        self.on_due: OnDue = lambda _: None
+        """Receives deliveries as soon as they are stored; without it they stay due."""
+        self.write_question: Callable[[TaskRecord], Message | None] = lambda _: None
+        """The open question of a task as a message of its history, if its frontend has such messages."""
+        self._message_quota = MessageQuota()
+        self.storage_quota = StorageQuota(journal, self._background, keep_bytes, self._store.uncache)
 
-    # -- beginning -----------------------------------------------------------------------------------------------------
+    # -- starting a task -----------------------------------------------------------------------------------------------
 
-    async def begin(self, draft: Draft) -> Live:
-        """Make a task; when this returns it is kept, and its call has started, whether or not anybody still waits.
+    async def begin(self, draft: NewTask) -> LiveTask:
+        """Start a task. When this returns, it is stored and its call is started, even if the caller has disconnected.
 
         Raises:
-            NotKept: it could not be written, or is more than may be kept of its caller's tasks, or of what says nothing
-                to do; nothing was started.
-            Taken: its caller has a task of this id, or what was to be kept with it is there already.
+            TaskNotStored: it could not be written, or the caller's storage or message quota is exhausted; nothing was
+                started.
+            TaskExists: the caller has a task with this id, or a document to be stored with it exists.
         """
-        live = Live(self, self._record(draft))
-        live.listeners.update(dict.fromkeys(draft.listeners))
-        live.waits_for_login = draft.waits_for_login
-        self._check_is_free(live)
-        if draft.call is not None:
-            self._launch(live, draft.call)
-        try:
-            document = await self._admitted(live, draft)
-        except BaseException:
-            self._drop_call(live)
-            raise
-        self._enter(live)
-        self.allowance.count(live)
-        live.is_starting = live.is_news = False
-        live.is_writing = True
-        live.begun = begun = self._loop.create_future()
-        live.writing_send = live.send
-        due = deliveries_of(live.record)
-        self.allowance.count_due(live.record.owner, due)
-        documents = (document, *draft.besides, *due)
-        facts, live.notes = (*live.notes, *self._foretold(live)), []
-        self._journal.write(documents, partial(self._begun, live, live.record, documents), facts)
-        verdict = await begun
-        if verdict == "kept":
-            return live
-        raise Taken(live.record.id) if verdict == "conflict" else NotKept
-
-    async def _admitted(self, live: Live, draft: Draft) -> Document:
-        """What is to be written first of a task, if it may be begun."""
-        self._note_phase(live)
-        record, document = live.record, self._document(live)
-        await self.allowance.check(record.owner, live.size_bytes, BEGIN_SHARE)
-        try:
-            await self._undoing.until_done(live.key, KEPT_SECONDS)
-        except TimeoutError as error:
-            raise NotKept from error
-        self._check_is_free(live)
-        if draft.call is None and (wait := self._quota.take(record.owner, live.size_bytes, self._loop.time())):
-            raise TooMuchSaid(wait)
-        self._note_phase(live)
-        return document if live.record is record else self._document(live)
-
-    def _check_is_free(self, live: Live) -> None:
-        if self._in_mind(live.key) is not None:
-            raise Taken(live.record.id)
-
-    def _begun(self, live: Live, record: Record, documents: Sequence[Document], verdict: Verdict) -> None:
-        """The first record is kept, or not: let the call be sent, or forget the task."""
-        live.is_writing = False
-        begun, live.begun = live.begun, None
-        if begun is not None and not begun.done():
-            # Before the call: on most loops, who waits for this then listens when the tool reports for the first time.
-            # On uvloop a quick tool is heard first, and `Live.reports` has what it said.
-            begun.set_result(verdict)
-        if verdict == "kept":
-            self._told(live, record)
-            self._pass_on(record, documents)
-            self._send_call(live)
-            if live.is_stale and not live.is_writing:
-                self._write(live)
-            if live.wait is None:
-                self.go_on(live)
-            self._wake(live)
-            self._rest(live)
-        else:
-            self._drop_call(live)
-            if verdict == "unknown":
-                self._take_back(live.key, documents)
-            self.allowance.uncount(live)
-            self.allowance.uncount_due(live.record.owner, [each for each in documents if each.kind == DELIVERY])
-            self._leave(live)
-
-    def _foretold(self, live: Live) -> tuple[Fact, ...]:
-        """What the audit log must know before the call is sent, which is when what is being written is kept."""
-        witness = self._hub.witness
-        if witness is None or live.writing_send is None or live.call is None:
-            return ()
-        return (witness.begun(live.call, live.noted_as),)
-
-    def _note_apart(self, live: Live) -> None:
-        """Nothing more is kept of a task; what the audit log is to be told of it is, all the same."""
-        if live.notes:
-            self._journal.write((), _ignore, tuple(live.notes))
-            live.notes.clear()
-
-    def _take_back(self, key: Key, documents: Sequence[Document]) -> None:
-        """Take away what may be kept of a task; its caller was told that there is none."""
-        self._idle.clear()
-        self._undoing.add(key, [each for each in documents if each.kind != DELIVERY])
-        # Apart from the rest: of what is due somebody may have taken note already, and without its task it is dropped.
-        if due := [each for each in documents if each.kind == DELIVERY]:
-            self._journal.write(nothing_of(due), _ignore)
-
-    async def until_undone(self, owner: Owner, id: str) -> bool:
-        """Wait until nothing is kept of a task that was not begun; False if it is no such. Raises `TimeoutError`."""
-        return await self._undoing.until_done((owner.key, id), KEPT_SECONDS)
-
-    def _record(self, draft: Draft) -> Record:
         now = self.now()
-        return Record(
+        record = TaskRecord(
             draft.id or secrets.token_hex(16),
             owner_of(draft.caller, draft.realm),
             draft.context,
@@ -231,45 +142,140 @@ class Engine:
             now,
             now,
             said=draft.said,
-            # Kept before the first byte leaves: after a crash it cannot be told whether it did.
+            # Stored before the first byte is sent: after a crash nobody knows whether it was.
             phase="idle" if draft.call is None and not draft.is_running else "sent",
             ending=draft.ending,
             brief=draft.brief,
             metadata=draft.metadata,
             recipients=draft.recipients,
         )
+        live = LiveTask(record)
+        live.listeners.update(dict.fromkeys(draft.listeners))
+        live.waits_for_login = draft.waits_for_login
+        self._check_is_new(live)
+        if draft.call is not None:
+            self._launch(live, draft.call)
+        try:
+            document = await self._admit(live, draft)
+        except BaseException:
+            self._drop_call(live)
+            raise
+        self._store.set_running(live)
+        self.storage_quota.count(live)
+        live.is_starting = live.is_news = False
+        live.is_writing = True
+        live.begun = begun = self._loop.create_future()
+        live.writing_send = live.send
+        due = deliveries_of(live.record)
+        self.storage_quota.count_due(live.record.owner, due)
+        documents = (document, *draft.besides, *due)
+        facts, live.notes = (*live.notes, *self._start_facts(live)), []
+        self._journal.write(documents, partial(self._on_begun, live, live.record, documents), facts)
+        result = await begun
+        if result == "kept":
+            return live
+        raise TaskExists(live.record.id) if result == "conflict" else TaskNotStored
 
-    # -- sending ---------------------------------------------------------------------------------------------------
+    async def _admit(self, live: LiveTask, draft: NewTask) -> Document:
+        """The first document of a task, if it may be started."""
+        self._update_phase(live)
+        record, document = live.record, self._document(live)
+        await self.storage_quota.check(record.owner, live.size_bytes, BEGIN_SHARE)
+        try:
+            await self._store.deletes.wait_deleted(live.key, STORE_SECONDS)
+        except TimeoutError as error:
+            raise TaskNotStored from error
+        self._check_is_new(live)
+        if draft.call is None and (
+            seconds := self._message_quota.take(record.owner, live.size_bytes, self._loop.time())
+        ):
+            raise MessageQuotaExceeded(seconds)
+        self._update_phase(live)
+        return document if live.record is record else self._document(live)
 
-    def _launch(self, live: Live, call: Call | Errand) -> None:
-        """Have a task's call find its place: a slot, a queue, or an end. Nothing is sent before that is kept."""
+    def _check_is_new(self, live: LiveTask) -> None:
+        if self._store.get(live.key) is not None:
+            raise TaskExists(live.record.id)
+
+    def _on_begun(self, live: LiveTask, record: TaskRecord, documents: Sequence[Document], result: WriteResult) -> None:
+        """The first record was written, or not: send the call, or drop the task."""
+        live.is_writing = False
+        begun, live.begun = live.begun, None
+        if begun is not None and not begun.done():
+            # Before the call: on most loops the caller then listens when the tool sends its first report. On uvloop a
+            # quick tool comes first, and `LiveTask.reports` has what it sent.
+            begun.set_result(result)
+        if result == "kept":
+            self._notify_stored(live, record)
+            self._pass_on(record, documents)
+            self._send_call(live)
+            if live.is_stale and not live.is_writing:
+                self._write(live)
+            if live not in self.offline_queue:
+                self.resume_call(live)
+            self._wake(live)
+            self._rest(live)
+        else:
+            self._drop_call(live)
+            if result == "unknown":
+                self._delete(live.key, documents)
+            self.storage_quota.uncount(live)
+            self.storage_quota.uncount_due(live.record.owner, [each for each in documents if each.kind == DELIVERY])
+            self._store.remove(live)
+
+    def _start_facts(self, live: LiveTask) -> tuple[Fact, ...]:
+        """The audit fact that the call starts, if the record being written stands for sending it."""
+        audit_gate = self._hub.audit_gate
+        if audit_gate is None or live.writing_send is None or live.call is None:
+            return ()
+        return (audit_gate.start_fact(live.call, live.record.id),)
+
+    def _write_facts_alone(self, live: LiveTask) -> None:
+        """Write a task's audit facts although no record follows."""
+        if live.notes:
+            self._journal.write((), lambda _: None, tuple(live.notes))
+            live.notes.clear()
+
+    def _delete(self, key: tuple[str, str], documents: Sequence[Document]) -> None:
+        self._store.delete(key, [each for each in documents if each.kind != DELIVERY])
+        # Separately: the outbox may already have changed a delivery. Without its task it is dropped anyway.
+        if due := [each for each in documents if each.kind == DELIVERY]:
+            self._journal.write([tombstone(each) for each in due], lambda _: None)
+
+    # -- sending the call ----------------------------------------------------------------------------------------------
+
+    def _launch(self, live: LiveTask, call: Call | TaskWork) -> None:
+        """Queue a task's call, or refuse it. Nothing is sent before that is stored."""
         live.is_starting = True
         if not isinstance(call, Call):
-            live.call, live.send = None, partial(self._run_errand, live, call)
+            live.call, live.send = None, partial(self._start_work, live, call)
             return
-        if not call.lasts:  # by which a lane knows that it must ask before it sends
+        if not call.lasts:  # tells the server's queue to ask before it sends
             call = msgspec.structs.replace(call, lasts=True)
         live.call = call
-        inflight = self._hub.start(call, live)
+        self._start_call(live, call)
+
+    def _start_call(self, live: LiveTask, call: Call) -> None:
+        inflight = self._hub.start(call, TaskExchange(self, live))
         if inflight.outcome is None:
             live.inflight = inflight
 
-    def _run_errand(self, live: Live, errand: Errand) -> None:
-        underway = errand.start(live)
-        if underway.outcome is None:
-            live.inflight = underway
+    def _start_work(self, live: LiveTask, work: TaskWork) -> None:
+        running = work.start(TaskExchange(self, live))
+        if running.outcome is None:
+            live.inflight = running
 
-    def _note_phase(self, live: Live) -> None:
-        """Have the record of a task whose call was launched say whether that may be sent next, or waits."""
+    def _update_phase(self, live: LiveTask) -> None:
+        """Set the phase of a launched call: `sent` if it can be sent next, `waiting` if it is queued."""
         if live.send is not None:
             if live.record.phase != "sent":
                 live.record = msgspec.structs.replace(live.record, phase="sent", pending=None)
         elif isinstance(live.inflight, InFlight) and live.record.phase != "waiting":
-            pending = self.waits.pending(live, live.inflight)
+            pending = self.offline_queue.pending(live, live.inflight)
             live.record = msgspec.structs.replace(live.record, phase="waiting", pending=pending)
 
-    def may_send(self, live: Live, inflight: InFlight, send: Callable[[InFlight], None]) -> bool:
-        """Whether a call that has left its queue may be sent now; else `send` is called once that is kept."""
+    def may_send(self, live: LiveTask, inflight: InFlight, send: Callable[[InFlight], None]) -> bool:
+        """Whether a call that has left its queue may be sent now; otherwise `send` is called once that is stored."""
         if live.is_starting:
             live.send = partial(send, inflight)
             return False
@@ -279,8 +285,8 @@ class Engine:
         self.change(live, state="working", phase="sent", pending=None)
         return False
 
-    def _send_call(self, live: Live) -> None:
-        """Send a call if what is kept now says that it may have been sent: an earlier change does not."""
+    def _send_call(self, live: LiveTask) -> None:
+        """Send the call if the record that was just stored says that it may have been sent."""
         send, live.writing_send = live.writing_send, None
         if send is None or send is not live.send:
             return
@@ -289,51 +295,54 @@ class Engine:
             return
         send()
         if live.inflight is not None and live.record.state == "submitted":
-            # Not written: what is kept as sent counts as being worked on.
+            # Not written: a stored record whose call was sent counts as working.
             live.record = msgspec.structs.replace(live.record, state="working")
-            self._told(live, live.record)
+            self._notify_stored(live, live.record)
 
-    def _drop_call(self, live: Live) -> None:
-        """Do not send the call of a task that was not sent; nobody is told."""
+    def _drop_call(self, live: LiveTask) -> None:
+        """Drop a call that was not sent, without an end."""
         live.send = live.writing_send = None
-        self.waits.stop(live)
+        self.offline_queue.stop(live)
         inflight, live.inflight = live.inflight, None
         if isinstance(inflight, InFlight):
             inflight.abandon()
 
+    def attach_call(self, live: LiveTask, inflight: InFlight) -> None:
+        """Give a task that was started with `is_running` its call, which has not ended."""
+        live.inflight = inflight
+        inflight.exchange = TaskExchange(self, live)
+
     # -- waiting for a server ------------------------------------------------------------------------------------------
 
-    def go_on(self, live: Live, server_queue: ServerQueue | None = None) -> None:
-        """Start the call of a task that waits for its server, or wait on.
+    def resume_call(self, live: LiveTask, server_queue: ServerQueue | None = None) -> None:
+        """Start the call of a task that waits for its server, or keep waiting.
 
-        `server_queue` is that of its server by now, if that has news.
+        `server_queue` is the server's present queue, if that has news.
         """
         pending = live.record.pending
         if live.record.phase != "waiting" or pending is None or live.inflight is not None:
             return
-        self.waits.stop(live)
-        if live.is_starting:  # once that is kept
+        self.offline_queue.stop(live)
+        if live.is_starting:  # called again once that is stored
             return
         if server_queue is not None and server_queue.server != pending.server:
-            self._keep_waiting(live, self.waits.rename(live, pending, server_queue.server))
-        found = self.waits.look(live)
-        if isinstance(found, Call):
-            inflight = self._hub.start(found, live)
-            if inflight.outcome is None:
-                live.inflight = inflight
-        elif found is not None:
-            live.end(found)
+            self._store_waiting(live, self.offline_queue.rename(live, pending, server_queue.server))
+        step = self.offline_queue.next_step(live)
+        if isinstance(step, Call):
+            self._start_call(live, step)
+        elif step is not None:
+            self._end(live, step)
 
-    def put_back(self, live: Live, inflight: InFlight) -> bool:
-        """Have a task wait whose call could not be sent after all; False if it was not started here."""
-        if (pending := self.waits.put_back(live, inflight)) is None:
+    def put_back(self, live: LiveTask, inflight: InFlight) -> bool:
+        """Let a task wait whose call could not be sent; False if the call was not started here."""
+        if (pending := self.offline_queue.put_back(live, inflight)) is None:
             return False
         live.inflight = live.send = None
-        self._keep_waiting(live, pending)
+        self._store_waiting(live, pending)
         return True
 
-    def _keep_waiting(self, live: Live, pending: Pending) -> None:
-        """Keep it that a task waits so, which is no news to anybody."""
+    def _store_waiting(self, live: LiveTask, pending: PendingCall) -> None:
+        """Store that a task waits; listeners are not notified."""
         if live.record.phase == "waiting" and live.record.pending == pending:
             return
         live.record = msgspec.structs.replace(live.record, phase="waiting", pending=pending)
@@ -341,414 +350,455 @@ class Engine:
             self._save(live)
 
     def resume(self) -> None:
-        """Go on with what the hub before this one left waiting.
-
-        To be asked once servers are known that were known then.
-        """
+        """Continue the unsent tasks of the previous hub. Call it once the servers of then are configured."""
         left, self._left = self._left, []
         for record in left:
-            assert record.pending is not None, "only these are left"
-            live = Live(self, record, is_kept=True)
+            assert record.pending is not None, "`recover` selects these"
+            live = LiveTask(record, is_stored=True)
             live.call, live.since = record.pending.call, record.pending.since
             live.waits_for_login = record.pending.waits_for_login
             live.is_left = True
-            self._enter(live)
-            self.go_on(live)
+            self._store.set_running(live)
+            self.resume_call(live)
 
-    def leave_waiting(self) -> None:
-        """Leave what waits for a server that is away to the hub that comes next."""
-        self._leave_to_next([live for live in self._waiting() if live.inflight is None])
+    def release_offline(self) -> None:
+        """Leave tasks that wait for a disconnected server to the next hub."""
+        self._release([live for live in self._unsent() if live.inflight is None])
 
-    def leave_unsent(self) -> None:
-        """Leave all that was not sent to the hub that comes next, also what waits in a queue."""
-        waiting = self._waiting()
-        for live in waiting:
+    def release_unsent(self) -> None:
+        """Leave all unsent tasks to the next hub, including those in a server's queue."""
+        unsent = self._unsent()
+        for live in unsent:
             self._drop_call(live)
-        self._leave_to_next(waiting)
+        self._release(unsent)
 
-    def _waiting(self) -> list[Live]:
-        return [live for live in self._live.values() if live.record.phase == "waiting"]
+    def _unsent(self) -> list[LiveTask]:
+        return [live for live in self._store.running() if live.record.phase == "waiting"]
 
-    def _leave_to_next(self, waiting: Sequence[Live]) -> None:
-        self.waits.leave(waiting)
-        for live in waiting:
+    def _release(self, unsent: Sequence[LiveTask]) -> None:
+        self.offline_queue.close(unsent)
+        for live in unsent:
             self._rest(live)
 
-    # -- going on ------------------------------------------------------------------------------------------------------
+    # -- changing a task -----------------------------------------------------------------------------------------------
 
-    def change(self, live: Live, **changes: object) -> None:
-        """Replace a task's record and tell who listens once that is kept; an ended task does not change."""
-        if live.record.is_ended or self._is_another(live):
-            self._note_apart(live)
+    def change(self, live: LiveTask, **changes: object) -> None:
+        """Replace a task's record, and notify listeners once it is stored; an ended task does not change."""
+        if live.record.is_ended or self._is_outdated(live):
+            self._write_facts_alone(live)
             return
         live.is_news = True
         if live.record.asked is not None and "asked" in changes:
-            changes["said"] = self._with_question(live.record, changes.get("said", live.record.said))
+            # The question closes: it goes into the history, before the message that answers it.
+            said = changes.get("said", live.record.said)
+            question = self.write_question(live.record)
+            if question is not None and isinstance(said, tuple):
+                changes["said"] = (*live.record.said, question, *said[len(live.record.said) :])
         live.record = msgspec.structs.replace(live.record, updated=self.now(), **changes)
         if not live.is_starting:
             self._save(live)
 
-    def _with_question(self, record: Record, said: object) -> object:
-        """What was said, and before what is said now the question that is not open any more."""
-        question = self.write_question(record)
-        if question is None or not isinstance(said, tuple):
-            return said
-        return (*record.said, question, *said[len(record.said) :])
-
-    def address(self, live: Live, recipients: tuple[Recipient, ...]) -> None:
-        """Have changes of a task told to these from now on; nobody hears of that, and an ended task allows it."""
-        if self._is_another(live):
+    def set_recipients(self, live: LiveTask, recipients: tuple[PushRecipient, ...]) -> None:
+        """Replace a task's push recipients, even of an ended task; listeners are not notified."""
+        if self._is_outdated(live):
             return
         live.record = msgspec.structs.replace(live.record, recipients=recipients)
         self._save(live)
 
-    def _is_another(self, live: Live) -> bool:
-        """Whether the task was forgotten since this one was found, and called back as another, which counts now."""
-        counts = self._in_mind(live.key)
-        if counts is None or counts is live:
+    def _is_outdated(self, live: LiveTask) -> bool:
+        """Whether the task was dropped from memory and loaded again as another object, which counts now."""
+        current = self._store.get(live.key)
+        if current is None or current is live:
             return False
-        log.error("a task is to be changed that was called back as another", task=live.record.id)
+        log.error("an outdated copy of a task was changed; the change is ignored", task=live.record.id)
         return True
 
-    def _save(self, live: Live) -> None:
-        if live.is_writing:
-            live.is_stale = True
-        else:
-            self._enter(live)
-            self._write(live)
-
-    def _write(self, live: Live) -> None:
-        live.is_writing = True
-        live.is_stale = False
-        live.writing_send = live.send
-        is_news, live.is_news = live.is_news, False
-        live.record = msgspec.structs.replace(live.record, version=live.record.version + 1)
-        due = deliveries_of(live.record) if is_news else ()
-        self.allowance.count_due(live.record.owner, due)
-        written = partial(self._written, live, live.record, due, is_news=is_news)
-        live.noting, live.notes = live.notes, []
-        facts = (*live.noting, *self._foretold(live))
-        document = self._document(live)
-        self.allowance.count(live)
-        self._journal.write((document, *due), written, facts)
-
-    def _document(self, live: Live) -> Document:
-        document = document_of(live.record)
-        live.size_bytes = len(document.body or b"")
-        return document
-
-    def _written(self, live: Live, record: Record, due: Sequence[Document], verdict: Verdict, *, is_news: bool) -> None:
-        live.is_writing = False
-        live.is_news |= is_news and verdict != "kept"
-        if verdict != "kept":
-            live.notes[:0] = live.noting
-            self.allowance.uncount_due(record.owner, due)
-        live.noting = []
-        if verdict in ("refused", "unknown"):
-            self._try_again(live, record, verdict)
-        elif verdict == "conflict" and live.is_unsure:
-            # What nobody knew of was kept after all, and has this version.
-            live.is_unsure = False
-            self._write(live)
-        elif verdict == "conflict":
-            self._look(live, record)
-        else:
-            live.is_unsure = False
-            if is_news:
-                self._told(live, record)
-                self._pass_on(record, due)
-            else:
-                live.kept = record
-            self._send_call(live)
-            if live.is_stale and not live.is_writing:
-                self._write(live)
-            self._wake(live)
-            self._rest(live)
-
-    def _look(self, live: Live, record: Record) -> None:
-        """See what the journal has in the place of what was kept; what changes meanwhile is written after that."""
-        live.is_writing = True
-        self._background.spawn(f"look at task {record.id}", self._settle(live, record))
-
-    async def _settle(self, live: Live, record: Record) -> None:
-        try:
-            document = await self._journal.read(TASK, *live.key)
-        except OSError:
-            self._try_again(live, record, "refused")
-            return
-        there = None if document is None else _readable(document)
-        if document is None or there is None:
-            self._give_up(live, record)
-        elif document.version < record.version:
-            log.warning("the journal lost changes of a task; it is written again", task=record.id)
-            self._try_again(live, msgspec.structs.replace(record, version=document.version + 1), "refused")
-        else:
-            self._give_way(live, msgspec.structs.replace(there, version=document.version))
-
-    def _give_up(self, live: Live, record: Record) -> None:
-        """The journal has nothing of it any more."""
-        log.error("somebody else took a task away", task=record.id)
-        live.is_writing = False
-        self._drop_unsent(live)
-        live.record = msgspec.structs.replace(record, state="failed", phase="over", ending=LOST, asked=None)
-        self._note_apart(live)
-        self.allowance.uncount(live)
-        self._leave(live)
-        _tell(live, live.record)
-        self._wake(live)
-
-    def _give_way(self, live: Live, there: Record) -> None:
-        """Somebody else changed it, which nobody should: that counts from now on."""
-        log.error("somebody else changed a task", task=there.id)
-        live.is_writing = live.is_stale = live.is_news = False
-        self._drop_unsent(live)
-        ours, live.record = live.record, there
-        self._told(live, there)
-        self._note_apart(live)
-        if there.phase in ("sent", "waiting") and live.inflight is None:
-            # Nobody else will end it: its call was ours, or is lost.
-            state, ending = (ours.state, ours.ending) if ours.is_ended else ("failed", LOST)
-            self.change(live, state=state, phase="over", ending=ending, asked=None, besides=())
-        self._wake(live)
-        self._rest(live)
-
-    def _drop_unsent(self, live: Live) -> None:
-        """Drop the call of a task if it was not sent."""
-        if live.record.phase == "waiting" or live.send is not None:
-            self._drop_call(live)
-
-    def _wake(self, live: Live) -> None:
-        if not live.is_writing:
-            wakes, live.wakes = live.wakes, []
-            for wake in wakes:
-                wake.set_result(None)
-
-    async def until_kept(self, live: Live) -> None:
-        """Wait until all that changed of a task is kept, for as long as anybody would."""
-        if live.is_writing:
-            wake: asyncio.Future[None] = self._loop.create_future()
-            live.wakes.append(wake)
-            await asyncio.wait({wake}, timeout=KEPT_SECONDS)
-
-    def _try_again(self, live: Live, record: Record, verdict: Verdict) -> None:
-        live.is_writing = True  # whatever changes meanwhile is written with it
-        live.is_unsure |= verdict == "unknown"
-        live.record = msgspec.structs.replace(live.record, version=record.version - 1)
-        self._loop.call_later(RETRY_SECONDS, self._write, live)
-
-    def _told(self, live: Live, record: Record) -> None:
-        live.kept = record
-        _tell(live, record)
-        if record.is_ended:
-            live.reports.forget()
-
-    def _pass_on(self, record: Record, documents: Sequence[Document]) -> None:
-        if record.recipients:
-            self.on_due([document for document in documents if document.kind == DELIVERY])
-
-    def answer_besides(self, live: Live, number: int, reply: Reply) -> bool:
-        """Give the server an answer to one of its questions, whichever it is; False if it does not ask that."""
+    def answer_question(self, live: LiveTask, number: int, reply: Reply) -> bool:
+        """Answer one of the server's open questions by its number; False if it is not open."""
         asked = live.record.asked
         if asked is not None and asked.number == number:
             return self.answer(live, None, reply)
-        on_reply = live.take(number)
-        if on_reply is not None:
-            on_reply(reply)
-        return on_reply is not None
+        found = next((each for each in live.questions if each[0].number == number), None)
+        if found is None:
+            return False
+        self._close_question(live, found)
+        found[1](reply)
+        return True
 
-    def answer(self, live: Live, said: Message | None, reply: Reply) -> bool:
-        """Give the server what its caller answered, and keep what was `said`; False if nothing is waited for."""
+    def answer(self, live: LiveTask, said: Message | None, reply: Reply) -> bool:
+        """Answer the server's first open question and store the message; False if there is none."""
         on_reply, live.reply = live.reply, None
         if on_reply is None:
             return False
         live.reports.begin_turn()
-        spoken = live.record.said if said is None else (*live.record.said, said)
-        self.change(live, state="working", asked=None, said=spoken)
+        messages = live.record.said if said is None else (*live.record.said, said)
+        self.change(live, state="working", asked=None, said=messages)
         on_reply(reply)
         if live.reply is None:
-            live.ask_next()
+            self._ask_next(live)
         return True
 
-    def carry_on(self, live: Live, said: Message, call: Call | Errand, brief: Raw = ABSENT) -> None:
-        """Start the call of a task that had none so far, as soon as that is kept."""
-        if self._is_another(live):
+    def _ask(self, live: LiveTask, question: Question, reply: OnReply) -> None:
+        """Store a question of the server; the task's next message answers it. One is open at a time."""
+        live.asked += 1
+        asked = StoredQuestion(question.method, question.params.copy(), live.asked)
+        if sum(len(memoryview(each.params)) for each in (asked, *live.open_questions)) > QUESTIONS_BYTES_MAX:
+            reply(TOO_LARGE)
+        elif live.reply is None:
+            self._open_question(live, asked, reply)
+        else:
+            live.questions.append((asked, reply))
+            self.change(live, besides=live.open_questions)
+
+    def _open_question(self, live: LiveTask, asked: StoredQuestion, reply: OnReply) -> None:
+        live.reply = reply
+        state: TaskState = "auth_required" if is_login(asked) else "input_required"
+        self.change(live, state=state, asked=asked, besides=live.open_questions)
+
+    def _ask_next(self, live: LiveTask) -> bool:
+        """Open the next question; False if there is none."""
+        if not live.questions:
+            return False
+        self._open_question(live, *live.questions.pop(0))
+        return True
+
+    def _close_question(self, live: LiveTask, each: tuple[StoredQuestion, OnReply]) -> None:
+        live.questions.remove(each)
+        self.change(live, besides=live.open_questions)
+
+    def _retract(self, live: LiveTask, reply: OnReply) -> None:
+        """Close the question with this `reply`: the server does not ask it any more."""
+        if reply is live.reply:
+            live.reply = None
+            if not self._ask_next(live):
+                self.change(live, state="working", asked=None)
+        for each in [each for each in live.questions if each[1] is reply]:
+            self._close_question(live, each)
+
+    def continue_with(self, live: LiveTask, said: Message, call: Call | TaskWork, brief: Raw = ABSENT) -> None:
+        """Start a call of a task that has none, as soon as that is stored."""
+        if self._is_outdated(live):
             return
         record = live.record
         live.reports.begin_turn()
         live.since = self.now()
         live.is_starting = True
-        spoken, meant = (*record.said, said), brief or record.brief
-        self.change(live, state="submitted", phase="sent", asked=None, said=spoken, brief=meant, pending=None)
+        messages, brief = (*record.said, said), brief or record.brief
+        self.change(live, state="submitted", phase="sent", asked=None, said=messages, brief=brief, pending=None)
         self._launch(live, call)
-        self._note_phase(live)
+        self._update_phase(live)
         live.is_starting = False
         if live.send is not None:
             live.record = msgspec.structs.replace(live.record, state="working")
         self._save(live)
 
-    def reopen(self, live: Live) -> None:
-        """Have a task that has ended wait for a message again, which must be given at once: it is kept with that."""
+    def reopen(self, live: LiveTask) -> None:
+        """Let an ended task wait for a message again. Pass that message next: both are stored together."""
         live.record = msgspec.structs.replace(live.record, state="input_required", phase="idle", ending=None)
 
-    def hand_over(self, live: Live, inflight: InFlight) -> None:
-        """Let a task that `is_running` have its call, which has not ended."""
-        live.inflight = inflight
-        inflight.exchange = live
-
-    def discard(self, live: Live) -> None:
-        """Take a task away, with all that is kept of it, of which nobody is told any more."""
-        self._take_back(live.key, (self._document(live),))
-        self.allowance.uncount(live)
-        self._leave(live)
-        self._rested.take(live.key)
-
-    def cancel(self, live: Live, why: str) -> bool:
-        """Give a task up; False if it has ended already."""
+    def cancel(self, live: LiveTask, why: str) -> bool:
+        """Cancel a task; False if it has ended already."""
         if live.record.is_ended:
             return False
         live.record = msgspec.structs.replace(live.record, is_withdrawn=True)
         if live.inflight is not None:
             live.inflight.cancel(why)
         else:
-            was_to_call = live.record.phase in ("waiting", "sent")
-            ending = ending_of(Cancelled(why, executed="no")) if was_to_call else None
+            had_call = live.record.phase in ("waiting", "sent")
+            ending = stored_outcome(Cancelled(why, executed="no")) if had_call else None
             live.send = live.call = None
-            self.waits.stop(live)
+            self.offline_queue.stop(live)
             self.change(live, state="canceled", phase="over", asked=None, pending=None, ending=ending)
         return True
 
-    # -- finding -------------------------------------------------------------------------------------------------------
-
-    async def find(self, owner: Owner, id: str) -> Live | None:
-        """One of an owner's tasks, as soon as it is kept; None if it has none of this id."""
-        key = (owner.key, id)
-        live = self._in_mind(key)
-        if live is None:
-            document = await self._read(key)
-            # Somebody else may have looked for it at the same time: both are to have the same one.
-            live = self._in_mind(key)
-            if live is None and document is not None:
-                live = self._called_back(document)
-        if live is not None and live.begun is not None:
-            await asyncio.wait({live.begun})
-        return live if live is not None and live.kept is not None else None
-
-    def is_undoing(self, owner: Owner, id: str) -> bool:
-        """Whether a task could not be begun for certain, and what may be kept of it is being deleted."""
-        return (owner.key, id) in self._undoing
-
-    def is_in_mind(self, owner: Owner, id: str) -> bool:
-        """Whether a task can be found without the journal."""
-        return self._in_mind((owner.key, id)) is not None
-
-    async def _read(self, key: Key) -> Document | None:
-        """What the journal has of a task, unless that is being taken away."""
-        document = None if key in self._undoing else await self._journal.read(TASK, *key)
-        return None if key in self._undoing else document
-
-    def _in_mind(self, key: Key) -> Live | None:
-        return self._live.get(key) or self._rested.get(key)
-
-    def _called_back(self, document: Document) -> Live:
-        live = Live(self, record_of(document), is_kept=True)
-        live.size_bytes = len(document.body or b"")
-        live.counted_bytes, live.is_counted_open = size_of(document), not live.record.is_ended
-        self._rested.keep(live.key, live)
-        return live
-
-    def newest(self, document: Document) -> Record | None:
-        """What is known of a task that was read from the journal: as it stands by now, or None if it counts as none."""
-        key = (document.owner, document.id)
-        if key in self._undoing:
-            return None
-        live = self._live.get(key)
-        return live.kept if live is not None and live.kept is not None else record_of(document)
-
-    # -- what is under way, and what rests -----------------------------------------------------------------------------
-
-    def _enter(self, live: Live) -> None:
-        self._rested.take(live.key)
-        self._live[live.key] = live
-        self._idle.clear()
-
-    def _rest(self, live: Live) -> None:
-        """Let a task rest, unless it has a call or something is being written."""
-        is_waiting = live.record.phase == "waiting" and (live.inflight is not None or not self.waits.are_left)
-        if not live.is_writing and live.record.phase != "sent" and not is_waiting:
-            self._leave(live)
-            self._rested.keep(live.key, live)
-
-    def _leave(self, live: Live) -> None:
-        if self._live.get(live.key) is live:
-            del self._live[live.key]
-        self._perhaps_idle()
-
-    def _perhaps_idle(self) -> None:
-        if not self._live and not self._undoing:
-            self._idle.set()
-
-    async def until_idle(self) -> None:
-        """Wait until no task has a call, all that happened is kept, and nothing is that did not."""
-        await self._idle.wait()
-
-    def give_up_waiting(self, why: str) -> None:
-        """Withdraw the calls that wait for an answer of their callers, who can give none any more."""
-        for live in list(self._live.values()):
+    def cancel_unanswered(self, why: str) -> None:
+        """Cancel the calls that wait for an answer of their callers, because none can arrive any more."""
+        for live in self._store.running():
             if live.reply is not None and live.inflight is not None:
                 live.inflight.cancel(why)
 
-    def forget_before(self, ended: float, waiting: float) -> None:
-        """Have nothing in mind that ended, or has waited for its caller, since before: the journal let it go."""
-        self._rested.drop(lambda record: record.updated < (ended if record.is_ended else waiting))
+    def _end(self, live: LiveTask, outcome: Outcome) -> None:
+        """Store how a task's call ended."""
+        live.inflight = None
+        live.call = None
+        live.reply = None
+        live.questions.clear()
+        if live.waits_for_login and (asked := login_question(outcome)) is not None:
+            self.change(live, state="auth_required", phase="idle", asked=asked)
+            return
+        ending, state = stored_outcome(outcome), state_after(outcome)
+        if (refused := self.storage_quota.refusal(live, outcome_bytes(ending))) is not None:
+            ending, state = stored_outcome(refused), state_after(refused)
+        self.change(live, state=state, phase="over", ending=ending, asked=None, besides=(), pending=None)
 
-    def _forget(self, owner: Owner, ids: Iterable[str]) -> None:
-        """Have none of these in mind, which the journal let go."""
-        for id in ids:
-            self._rested.take((owner.key, id))
+    def discard(self, live: LiveTask) -> None:
+        """Delete a task, without notifying listeners."""
+        self._delete(live.key, (self._document(live),))
+        self.storage_quota.uncount(live)
+        self._store.remove(live)
+        self._store.uncache(live.record.owner, (live.record.id,))
+
+    # -- writing records -----------------------------------------------------------------------------------------------
+
+    def _save(self, live: LiveTask) -> None:
+        if live.is_writing:
+            live.is_stale = True
+        else:
+            self._store.set_running(live)
+            self._write(live)
+
+    def _write(self, live: LiveTask) -> None:
+        live.is_writing = True
+        live.is_stale = False
+        live.writing_send = live.send
+        is_news, live.is_news = live.is_news, False
+        live.record = msgspec.structs.replace(live.record, version=live.record.version + 1)
+        due = deliveries_of(live.record) if is_news else ()
+        self.storage_quota.count_due(live.record.owner, due)
+        on_result = partial(self._on_written, live, live.record, due, is_news=is_news)
+        live.noting, live.notes = live.notes, []
+        facts = (*live.noting, *self._start_facts(live))
+        document = self._document(live)
+        self.storage_quota.count(live)
+        self._journal.write((document, *due), on_result, facts)
+
+    def _document(self, live: LiveTask) -> Document:
+        document = document_of(live.record)
+        live.size_bytes = len(document.body or b"")
+        return document
+
+    def _on_written(
+        self, live: LiveTask, record: TaskRecord, due: Sequence[Document], result: WriteResult, *, is_news: bool
+    ) -> None:
+        live.is_writing = False
+        live.is_news |= is_news and result != "kept"
+        if result != "kept":
+            live.notes[:0] = live.noting
+            self.storage_quota.uncount_due(record.owner, due)
+        live.noting = []
+        if result in ("refused", "unknown"):
+            self._write_later(live, record, result)
+        elif result == "conflict" and live.is_unsure:
+            # The earlier write with the result `unknown` was stored after all, and has this version.
+            live.is_unsure = False
+            self._write(live)
+        elif result == "conflict":
+            live.is_writing = True  # what changes meanwhile is written after that
+            self._background.spawn(f"resolve the conflict of task {record.id}", self._resolve_conflict(live, record))
+        else:
+            live.is_unsure = False
+            if is_news:
+                self._notify_stored(live, record)
+                self._pass_on(record, due)
+            else:
+                live.stored = record
+            self._send_call(live)
+            if live.is_stale and not live.is_writing:
+                self._write(live)
+            self._wake(live)
+            self._rest(live)
+
+    def _write_later(self, live: LiveTask, record: TaskRecord, result: WriteResult) -> None:
+        live.is_writing = True  # what changes meanwhile is written with it
+        live.is_unsure |= result == "unknown"
+        live.record = msgspec.structs.replace(live.record, version=record.version - 1)
+        self._loop.call_later(RETRY_SECONDS, self._write, live)
+
+    async def _resolve_conflict(self, live: LiveTask, record: TaskRecord) -> None:
+        """Read what the journal has instead of the last stored record."""
+        try:
+            document = await self._journal.read(TASK, *live.key)
+        except OSError:
+            self._write_later(live, record, "refused")
+            return
+        theirs = None if document is None else decode_or_log(document)
+        if document is None or theirs is None:
+            self._end_deleted(live, record)
+        elif document.version < record.version:
+            log.warning("the journal lost changes of a task; writing it again", task=record.id)
+            self._write_later(live, msgspec.structs.replace(record, version=document.version + 1), "refused")
+        else:
+            self._accept_theirs(live, msgspec.structs.replace(theirs, version=document.version))
+
+    def _end_deleted(self, live: LiveTask, record: TaskRecord) -> None:
+        log.error("task was deleted by another process", task=record.id)
+        live.is_writing = False
+        self._drop_unsent(live)
+        live.record = msgspec.structs.replace(record, state="failed", phase="over", ending=LOST, asked=None)
+        self._write_facts_alone(live)
+        self.storage_quota.uncount(live)
+        self._store.remove(live)
+        _notify_changed(live, live.record)
+        self._wake(live)
+
+    def _accept_theirs(self, live: LiveTask, theirs: TaskRecord) -> None:
+        log.error("task was changed by another process", task=theirs.id)
+        live.is_writing = live.is_stale = live.is_news = False
+        self._drop_unsent(live)
+        ours, live.record = live.record, theirs
+        self._notify_stored(live, theirs)
+        self._write_facts_alone(live)
+        if theirs.phase in ("sent", "waiting") and live.inflight is None:
+            # The other process will not end it: the call was ours, or is lost.
+            state, ending = (ours.state, ours.ending) if ours.is_ended else ("failed", LOST)
+            self.change(live, state=state, phase="over", ending=ending, asked=None, besides=())
+        self._wake(live)
+        self._rest(live)
+
+    def _drop_unsent(self, live: LiveTask) -> None:
+        if live.record.phase == "waiting" or live.send is not None:
+            self._drop_call(live)
+
+    def _wake(self, live: LiveTask) -> None:
+        if not live.is_writing:
+            wakes, live.wakes = live.wakes, []
+            for wake in wakes:
+                wake.set_result(None)
+
+    async def wait_stored(self, live: LiveTask) -> None:
+        """Wait until all changes of a task are stored, at most `STORE_SECONDS`."""
+        if live.is_writing:
+            wake: asyncio.Future[None] = self._loop.create_future()
+            live.wakes.append(wake)
+            await asyncio.wait({wake}, timeout=STORE_SECONDS)
+
+    def _notify_stored(self, live: LiveTask, record: TaskRecord) -> None:
+        live.stored = record
+        _notify_changed(live, record)
+        if record.is_ended:
+            live.reports.clear()
+
+    def _pass_on(self, record: TaskRecord, documents: Sequence[Document]) -> None:
+        if record.recipients:
+            self.on_due([document for document in documents if document.kind == DELIVERY])
+
+    def _rest(self, live: LiveTask) -> None:
+        """Move a task to the cache, unless it has a call or is being written."""
+        is_waiting = live.record.phase == "waiting" and (live.inflight is not None or not self.offline_queue.is_closed)
+        if not live.is_writing and live.record.phase != "sent" and not is_waiting:
+            self._store.set_idle(live)
+
+    # -- finding tasks -------------------------------------------------------------------------------------------------
+
+    async def find(self, owner: TaskOwner, id: str) -> LiveTask | None:
+        """One of an owner's tasks, as soon as it is stored; None if it has no task with this id."""
+        live = await self._store.load((owner.key, id))
+        if live is not None and live.begun is not None:
+            await asyncio.wait({live.begun})
+        return live if live is not None and live.stored is not None else None
+
+    def is_in_memory(self, owner: TaskOwner, id: str) -> bool:
+        """Whether a task can be found without the journal."""
+        return self._store.get((owner.key, id)) is not None
+
+    def is_deleting(self, owner: TaskOwner, id: str) -> bool:
+        """Whether a task is being deleted, also one whose first write had the result `unknown`."""
+        return (owner.key, id) in self._store.deletes
+
+    async def wait_deleted(self, owner: TaskOwner, id: str) -> bool:
+        """Wait until the delete of a task is confirmed; False if it is not being deleted. Raises `TimeoutError`."""
+        return await self._store.deletes.wait_deleted((owner.key, id), STORE_SECONDS)
+
+    def current_record(self, document: Document) -> TaskRecord | None:
+        """The newest stored record of a task that was read from the journal; None while it is being deleted."""
+        return self._store.current_record(document)
+
+    async def wait_idle(self) -> None:
+        """Wait until no task has a call, all changes are stored and all deletes are confirmed."""
+        await self._store.wait_idle()
+
+    def forget_before(self, ended: float, waiting: float) -> None:
+        """Drop from memory what `Retention` has deleted."""
+        self._store.uncache_before(ended, waiting)
 
     # -- after a crash -------------------------------------------------------------------------------------------------
 
-    async def recover(self) -> list[Record]:
-        """End what was on its way when the hub ended, before anybody is let in; return these tasks as they stood.
+    async def recover(self) -> list[TaskRecord]:
+        """Fail the tasks whose calls were running when the hub stopped; return their records as they were.
 
-        What had not been sent waits until `resume`.
+        Call it before callers are admitted. Unsent calls wait until `resume`.
         """
-        lost: list[Record] = []
+        lost: list[TaskRecord] = []
         last: Document | None = None
         latest = self._loop.time() + RECOVERED_SECONDS
         while found := await self._journal.all_in(TASK, UNFINISHED, limit=RECOVERED_AT_ONCE, after=last):
             last = found[-1]
-            read = [record for document in found if (record := _readable(document)) is not None]
-            sent = [record for record in read if record.phase == "sent"]
-            self._end_lost(sent)
-            lost += sent
-            self._left += [record for record in read if record.phase == "waiting" and record.pending is not None]
-            # They are tried again for as long as it takes, but nobody is kept waiting for that.
+            records = [record for document in found if (record := decode_or_log(document)) is not None]
+            for record in records:
+                if record.phase == "sent":
+                    lost.append(record)
+                    live = LiveTask(record, is_stored=True)
+                    self.change(live, state="failed", phase="over", ending=LOST, asked=None)
+                elif record.phase == "waiting" and record.pending is not None:
+                    self._left.append(record)
+            # Writes are retried for as long as it takes, but the start does not wait for that.
             with suppress(TimeoutError):
-                await asyncio.wait_for(self.until_idle(), latest - self._loop.time())
+                await asyncio.wait_for(self.wait_idle(), latest - self._loop.time())
         return lost
 
-    def _end_lost(self, records: Sequence[Record]) -> None:
-        for record in records:
-            self.change(Live(self, record, is_kept=True), state="failed", phase="over", ending=LOST, asked=None)
+
+class TaskExchange:
+    """The caller's side of a task's call: implements `Exchange` and its durable, audited and retracting forms."""
+
+    __slots__ = ("_engine", "live")
+
+    def __init__(self, engine: TaskEngine, live: LiveTask) -> None:
+        self._engine = engine
+        self.live = live
+
+    def emit(self, event: Event) -> None:
+        """Remember a report, and pass it to listeners once the task is stored."""
+        report = self.live.reports.note(event, self._engine.now())
+        if (stored := self.live.stored) is None:
+            return
+        for listener in list(self.live.listeners):
+            _notify(partial(listener.task_reported, stored, report))
+
+    def ask(self, question: Question, reply: OnReply) -> None:
+        """See `Exchange`."""
+        self._engine._ask(self.live, question, reply)
+
+    def retract(self, reply: OnReply) -> None:
+        """See `RetractingExchange`."""
+        self._engine._retract(self.live, reply)
+
+    def retract_later(self, reply: OnReply) -> None:
+        """Nothing to do later: the task ends with its call, and its questions with it."""
+
+    def end(self, outcome: Outcome) -> None:
+        """See `Exchange`."""
+        self._engine._end(self.live, outcome)
+
+    def may_send(self, inflight: InFlight, send: Callable[[InFlight], None]) -> bool:
+        """See `DurableExchange`."""
+        return self._engine.may_send(self.live, inflight, send)
+
+    def put_back(self, inflight: InFlight) -> bool:
+        """See `DurableExchange`."""
+        return self._engine.put_back(self.live, inflight)
+
+    @property
+    def audits_start(self) -> bool:
+        """See `AuditedExchange`; the calls of a `TaskWork` are started elsewhere."""
+        return self.live.call is not None
+
+    @property
+    def audit_id(self) -> str:
+        """See `AuditedExchange`."""
+        return self.live.record.id
+
+    def note(self, fact: Fact) -> None:
+        """See `AuditedExchange`."""
+        self.live.notes.append(fact)
 
 
-def _readable(document: Document) -> Record | None:
-    try:
-        return record_of(document)
-    except msgspec.MsgspecError as error:  # one that another version wrote must not keep the hub from starting
-        log.error("a task cannot be read", task=document.id, error=str(error))
-        return None
-
-
-def _leave_due(_: Sequence[Document]) -> None:
-    """Nobody sends anything here; it stays due."""
-
-
-def _ignore(_: Verdict) -> None:
-    """Whether it was there or not, it is not there now."""
-
-
-def _tell(live: Live, record: Record) -> None:
+def _notify_changed(live: LiveTask, record: TaskRecord) -> None:
     for listener in list(live.listeners):
-        contained(partial(listener.moved, record))
+        _notify(partial(listener.task_changed, record))
+
+
+def _notify(call_listener: Callable[[], None]) -> None:
+    try:
+        call_listener()
+    except Exception:  # one broken listener must not affect the others, or the server's link
+        log.exception("a listener of a task failed")

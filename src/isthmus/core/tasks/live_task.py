@@ -1,194 +1,260 @@
-"""A task in memory. The engine keeps what becomes of it; to its call, it is the caller's side."""
+"""A task in memory: its state while it runs, what it takes to start one, and the objects it talks to.
+
+`LiveTask` only holds state; `core.tasks.engine` changes it. This module imports no other part of the engine, so that
+all of them can use it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol, TypeAlias, runtime_checkable
 
-import structlog
+import msgspec
+from msgspec import Raw
 
-from isthmus.core.audit.facts import Fact
-from isthmus.core.calls.inflight import InFlight
-from isthmus.core.ports.journal import Verdict
-from isthmus.core.tasks.draft import Listener, Underway
-from isthmus.core.tasks.login import is_login, login_of
-from isthmus.core.tasks.record import Asked, Record, bytes_of, ending_of, state_after
-from isthmus.core.tasks.reports import Reports
-from isthmus.model.calls import Call
-from isthmus.model.conversation import TaskState
-from isthmus.model.events import Event
-from isthmus.model.outcomes import Outcome
-from isthmus.model.questions import Declined, OnReply, Question
+from isthmus.core.audit import Fact
+from isthmus.core.ports import Document, Exchange, WriteResult
+from isthmus.core.tasks.record import PushRecipient, StoredOutcome, StoredQuestion, TaskRecord
+from isthmus.model.callers import Caller
+from isthmus.model.calls import Call, Event, OnReply, Outcome
+from isthmus.model.tasks import ABSENT, Message, TaskState
 
-if TYPE_CHECKING:
-    from isthmus.core.tasks.engine import Engine
-    from isthmus.core.tasks.waiting import Wait
+TaskKey: TypeAlias = tuple[str, str]
+"""The owner's key and the task's id."""
 
-log = structlog.get_logger(__name__)
-
-ASKED_BYTES_MAX = 4 * 1024 * 1024
-"""All that a task asks at once: it is kept, and told with how the task stands."""
-
-TOO_MUCH = Declined(-32603, "The question is more than can be kept until the caller answers")
+# -- why a task was not started ----------------------------------------------------------------------------------------
 
 
-class Live:
-    """A task in memory: its newest record, its running call, and who listens."""
+class TaskNotStarted(Exception):
+    """No task was created. Not a `Fault`: no call was made."""
 
-    def __init__(self, engine: Engine, record: Record, *, is_kept: bool = False) -> None:
+
+class TaskNotStored(TaskNotStarted):
+    """The journal could not be written."""
+
+    def __init__(self, message: str = "The task could not be stored, so it was not started; see the hub's log") -> None:
+        super().__init__(message)
+
+
+class MessageQuotaExceeded(TaskNotStored):
+    """The caller sent too many messages without an instruction within an hour."""
+
+    def __init__(self, seconds: float) -> None:
+        minutes = max(1, round(seconds / 60))
+        super().__init__(
+            f"Too many messages without an instruction within an hour; name a tool, or retry in {minutes} min"
+        )
+
+
+class StorageQuotaExceeded(TaskNotStored):
+    """The caller's unfinished tasks take too much storage."""
+
+    def __init__(self, open_bytes: int, more_bytes: int, room_bytes: int, most: int, setting: str) -> None:
+        super().__init__(
+            f"Your unfinished tasks take {open_bytes} bytes, and {more_bytes} more would exceed the {room_bytes} that "
+            f"they may take of your {most} bytes of task storage ({setting}); wait for some to end, or cancel them"
+        )
+
+
+class KeyQuotaExceeded(TaskNotStored):
+    """The caller's idempotency keys take too much storage."""
+
+    def __init__(self, key_bytes: int, room_bytes: int, setting: str) -> None:
+        super().__init__(
+            f"Your Idempotency-Keys of the last day take {key_bytes} bytes, and the limit is {room_bytes}, half of "
+            f"your task storage ({setting}); send the message without a key, or later"
+        )
+
+
+class TaskExists(TaskNotStarted):
+    """The caller already has a task with this id."""
+
+    def __init__(self, id: str) -> None:
+        super().__init__(f"There is a task {id!r} already")
+
+
+# -- progress reports --------------------------------------------------------------------------------------------------
+
+REPORTS_MAX = 100
+REPORTS_BYTES_MAX = 64 * 1024
+"""A task remembers at most this many reports, and this many bytes of them; new listeners miss older ones."""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """A progress or log event of a task's call, with the number and time that all listeners receive."""
+
+    number: int
+    at: float
+    event: Event
+
+
+class ReportLog:
+    """The newest reports of one task, for listeners that join later. They are never stored."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        """How many reports there were."""
+        self.turn = 0
+        """The value of `count` when the caller last sent a message that the task waited for."""
+        self._reports: deque[tuple[Report, int]] = deque()
+        self._size_bytes = 0
+
+    def note(self, event: Event, at: float) -> Report:
+        """Add a report, and drop the oldest beyond the limits."""
+        self.count += 1
+        report = Report(self.count, at, event)
+        size_bytes = sum(len(name) + len(memoryview(value)) for name, value in event.members.items())
+        self._reports.append((report, size_bytes))
+        self._size_bytes += size_bytes
+        while len(self._reports) > REPORTS_MAX or self._size_bytes > REPORTS_BYTES_MAX:
+            self._size_bytes -= self._reports.popleft()[1]
+        return report
+
+    def begin_turn(self) -> None:
+        """The caller sent a message: the answer to it starts here."""
+        self.turn = self.count
+
+    def after(self, number: int) -> list[Report]:
+        """The remembered reports after this number; all of them if the number never existed."""
+        start = number if number <= self.count else 0
+        return [report for report, _ in self._reports if report.number > start]
+
+    def clear(self) -> None:
+        """Drop all reports."""
+        self._reports.clear()
+        self._size_bytes = 0
+
+
+# -- listeners and work ------------------------------------------------------------------------------------------------
+
+
+class TaskListener(Protocol):
+    """Receives the changes of a task. Methods are called from the loop and must not wait."""
+
+    def task_changed(self, record: TaskRecord) -> None:
+        """The task changed, and the change is stored."""
+
+    def task_reported(self, record: TaskRecord, report: Report) -> None:
+        """The task's call reported something, which is not stored."""
+
+
+@runtime_checkable
+class ShutdownListener(Protocol):
+    """A listener with a caller that waits for the task's end."""
+
+    def left(self) -> None:
+        """The hub stops before the task's call was sent; the next hub will send it."""
+
+
+class RunningWork(Protocol):
+    """Work that has started: a call in flight, or a `TaskWork`."""
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How it ended; None while it runs."""
+
+    def cancel(self, why: str) -> None:
+        """Cancel it."""
+
+
+class TaskWork(Protocol):
+    """The work of a task that is more than one call, such as connecting to a server first."""
+
+    def start(self, exchange: Exchange) -> RunningWork:
+        """Start; `exchange.end` is called exactly once, perhaps before this returns."""
+
+
+class NewTask(msgspec.Struct, frozen=True):
+    """A task to start. Without a call it waits for the next message, or has already ended."""
+
+    caller: Caller
+    context: str
+    origin: str
+    said: tuple[Message, ...]
+    state: TaskState = "submitted"
+    call: Call | TaskWork | None = None
+    ending: StoredOutcome | None = None
+    brief: Raw = ABSENT
+    metadata: Raw = ABSENT
+    id: str = ""
+    besides: tuple[Document, ...] = ()
+    """Documents to store in the same transaction."""
+    recipients: tuple[PushRecipient, ...] = ()
+    """Where changes are pushed to."""
+    realm: str = ""
+    """See `TaskOwner.realm`."""
+    listeners: tuple[TaskListener, ...] = ()
+    """Listeners that must not miss anything."""
+    is_running: bool = False
+    """Its call is already running and is attached once the task is stored (`TaskEngine.attach_call`)."""
+    waits_for_login: bool = False
+    """See `LiveTask.waits_for_login`."""
+
+
+# -- the task ----------------------------------------------------------------------------------------------------------
+
+
+class LiveTask:
+    """A task in memory: its newest record, its running call and its listeners."""
+
+    def __init__(self, record: TaskRecord, *, is_stored: bool = False) -> None:
         self.record = record
-        """The newest, which may not be kept yet."""
-        self.kept: Record | None = record if is_kept else None
-        """The newest that is kept: what anybody may be told."""
-        self.listeners: dict[Listener, None] = {}
-        self.reports = Reports()
-        self.inflight: Underway | None = None
-        self.reply: OnReply | None = None
-        """Takes the answer to what the server asks."""
-        self.questions: list[tuple[Asked, OnReply]] = []
-        """What it asks besides, to be asked next."""
-        self.asked = 0
-        """How much was asked so far."""
-        self.begun: asyncio.Future[Verdict] | None = None
-        """What the journal says to the task itself, until it has."""
-        self.wakes: list[asyncio.Future[None]] = []
-        """Those who wait for what is being written."""
+        """The newest record, which may not be stored yet."""
+        self.stored: TaskRecord | None = record if is_stored else None
+        """The newest stored record: the only one that callers may see."""
+        self.key: TaskKey = (record.owner.key, record.id)
+        self.listeners: dict[TaskListener, None] = {}
+        self.reports = ReportLog()
+
+        # Its call.
+        self.call: Call | None = None
+        """The call of this turn while it runs; None for a `TaskWork` or a call that a frontend started."""
+        self.inflight: RunningWork | None = None
         self.send: Callable[[], None] | None = None
-        """Sends the call, or starts the errand, once it is kept that it may have been sent."""
+        """Sends the call, or starts the work, once it is stored that it may have been sent."""
         self.writing_send: Callable[[], None] | None = None
-        """The one of which that is being written."""
+        """The `send` that the record being written stands for."""
         self.is_starting = False
-        """Whether its call is just finding its place: what becomes of it is written with what is written next."""
+        """The call is being queued: its changes are written with the next record."""
+        self.since = record.created
+        """When this turn began."""
+        self.waits_for_login = False
+        """If its server requires a login first, the task waits for that instead of failing."""
+        self.is_left = False
+        """The previous hub left it unsent: it may wait for its server for its whole timeout."""
+
+        # Questions of its server.
+        self.reply: OnReply | None = None
+        """Receives the answer to the open question."""
+        self.questions: list[tuple[StoredQuestion, OnReply]] = []
+        """Further open questions, asked next."""
+        self.asked = 0
+        """How many questions there were."""
+
+        # Its record in the journal.
+        self.begun: asyncio.Future[WriteResult] | None = None
+        """The result of the first write, until it is there."""
+        self.wakes: list[asyncio.Future[None]] = []
+        """Callers that wait for the current write."""
+        self.is_writing = False
+        self.is_stale = False
+        """The record changed while it was being written."""
+        self.is_unsure = False
+        """An earlier write had the result `unknown`."""
+        self.is_news = False
+        """The next write contains something that listeners receive."""
         self.size_bytes = 0
         self.counted_bytes = 0
         self.is_counted_open = False
-        """See `core.tasks.allowance`."""
-        self.is_writing = False
-        self.is_stale = False
-        """Whether what is being written is not the newest any more."""
-        self.is_unsure = False
-        """Whether something was written of which nobody knows if it is kept."""
-        self.is_news = False
-        """Whether there is something in what is not written yet that others are told."""
-        self.waits_for_login = False
-        """A call that its server did not begin because somebody has to log in first is no end of the task."""
-        self.call: Call | None = None
-        """The call of this turn, until it has ended; None if it is an errand, or was begun by somebody else."""
-        self.since = record.created
-        """When this turn began."""
-        self.is_left = False
-        """Whether the hub before this one left it unsent: it may wait for its server for as long as it may take."""
-        self.wait: Wait | None = None
-        """For its server, if that is away and the call was not sent."""
+        """What `StorageQuota` has counted for it."""
         self.notes: list[Fact] = []
-        """What the audit log is to be told with what is written next."""
+        """Audit facts to write with the next record."""
         self.noting: list[Fact] = []
-        """What it is told with what is being written."""
-        self.key = (record.owner.key, record.id)
-        """What it is found under."""
-        self._engine = engine
+        """Audit facts in the record being written."""
 
-    # -- the caller's side of its call (see `core.ports.exchange.Exchange`) --------------------------------------------
-
-    def emit(self, event: Event) -> None:
-        """Remember it, and pass it on to who listens, once they know of the task at all."""
-        noted = self.reports.note(event, self._engine.now())
-        if (kept := self.kept) is None:
-            return
-        for listener in list(self.listeners):
-            contained(partial(listener.happened, kept, noted))
-
-    def ask(self, question: Question, reply: OnReply) -> None:
-        """Wait for the task's next message; one thing is asked after the other."""
-        self.asked += 1
-        asked = Asked(question.method, question.params.copy(), self.asked)
-        if sum(len(memoryview(each.params)) for each in (asked, *self._besides())) > ASKED_BYTES_MAX:
-            reply(TOO_MUCH)
-        elif self.reply is None:
-            self._put(asked, reply)
-        else:
-            self.questions.append((asked, reply))
-            self._engine.change(self, besides=self._besides())
-
-    def _put(self, asked: Asked, reply: OnReply) -> None:
-        self.reply = reply
-        state: TaskState = "auth_required" if is_login(asked) else "input_required"
-        self._engine.change(self, state=state, asked=asked, besides=self._besides())
-
-    def _besides(self) -> tuple[Asked, ...]:
+    @property
+    def open_questions(self) -> tuple[StoredQuestion, ...]:
+        """The questions after the first."""
         return tuple(asked for asked, _ in self.questions)
-
-    def ask_next(self) -> bool:
-        """Ask what is to be asked next; False if that is nothing."""
-        if not self.questions:
-            return False
-        self._put(*self.questions.pop(0))
-        return True
-
-    def take(self, number: int) -> OnReply | None:
-        """Whom the answer to a question goes to that is asked besides; it is not asked any more."""
-        found = [each for each in self.questions if each[0].number == number]
-        return self._drop(found[0]) if found else None
-
-    def _drop(self, each: tuple[Asked, OnReply]) -> OnReply:
-        self.questions.remove(each)
-        self._engine.change(self, besides=self._besides())
-        return each[1]
-
-    def retract(self, reply: OnReply) -> None:
-        """See `core.ports.exchange.Retracting`."""
-        if reply is self.reply:
-            self.reply = None
-            if not self.ask_next():
-                self._engine.change(self, state="working", asked=None)
-        for each in [each for each in self.questions if each[1] is reply]:
-            self._drop(each)
-
-    def retract_later(self, reply: OnReply) -> None:
-        """The task has ended with its call, and asks nothing any more."""
-
-    @property
-    def noted_as(self) -> str:
-        """See `core.ports.recorder.Noting`."""
-        return self.record.id
-
-    def note(self, fact: Fact) -> None:
-        """See `core.ports.recorder.Noting`."""
-        self.notes.append(fact)
-
-    @property
-    def notes_begin(self) -> bool:
-        """See `core.ports.recorder.Noting`; an errand's call is begun by others."""
-        return self.call is not None
-
-    def may_send(self, inflight: InFlight, send: Callable[[InFlight], None]) -> bool:
-        """See `core.ports.exchange.Patient`."""
-        return self._engine.may_send(self, inflight, send)
-
-    def put_back(self, inflight: InFlight) -> bool:
-        """See `core.ports.exchange.Patient`."""
-        return self._engine.put_back(self, inflight)
-
-    def end(self, outcome: Outcome) -> None:
-        """Keep how it ended."""
-        self.inflight = None
-        self.call = None
-        self.reply = None
-        self.questions.clear()
-        if self.waits_for_login and (asked := login_of(outcome)) is not None:
-            self._engine.change(self, state="auth_required", phase="idle", asked=asked)
-            return
-        ending, state = ending_of(outcome), state_after(outcome)
-        if (refused := self._engine.allowance.refusal(self, bytes_of(ending))) is not None:
-            ending, state = ending_of(refused), state_after(refused)
-        self._engine.change(self, state=state, phase="over", ending=ending, asked=None, besides=(), pending=None)
-
-
-def contained(tell: Callable[[], None]) -> None:
-    """Tell a listener something."""
-    try:
-        tell()
-    except Exception:  # one broken listener must not keep the others, or the server's link, from the news
-        log.exception("a listener of a task failed")

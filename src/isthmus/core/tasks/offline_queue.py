@@ -1,156 +1,144 @@
-"""Tasks whose calls were not sent: what the journal keeps of them, and those whose servers are away.
+"""Tasks whose servers are disconnected: their calls wait here, outside of the server's queue.
 
-A call waits in its server's lane for a slot, or in its pool for a link; that of a task whose server is away waits here,
-outside the lane. The journal has each of them as not sent, so after a crash it is known that it did not run: the next
-hub sends it. That it may have been sent is kept before it is. The engine asks, and does what follows.
+The journal stores each as not sent, so that the next hub can send it after a crash. That it may have been sent is
+stored before it is.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
-from isthmus.core.tasks.draft import Leaving
-from isthmus.core.tasks.record import Owner, Pending
+from isthmus.core.tasks.live_task import LiveTask, ShutdownListener
+from isthmus.core.tasks.record import PendingCall, TaskOwner
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Call, Surface
 from isthmus.model.faults import Fault, NotConnected, TimedOut, UnknownTool
 from isthmus.model.names import ServerName
 
-if TYPE_CHECKING:
-    from isthmus.core.tasks.engine import Engine
-    from isthmus.core.tasks.live import Live
+FindCaller: TypeAlias = Callable[[TaskOwner], Caller | None]
 
-FindCaller: TypeAlias = Callable[[Owner], Caller | None]
-OnEnd: TypeAlias = Callable[[ServerQueue | None], None]
+OnServerNews: TypeAlias = Callable[[LiveTask, ServerQueue | None], None]
+"""Called for a waiting task: with its server's queue if that has news, or with None after some time."""
 
-LOOK_SECONDS = 5.0
-"""How often it is looked again whether the server of a task that the hub before left is there."""
+CHECK_SECONDS = 5.0
+"""How often a task that the previous hub left checks whether its server is connected."""
 
 NO_GRANTS = Grants(())
-"""What a caller may do is not kept with its call, but looked up when that is sent."""
+"""Permissions are not stored with a call, but looked up when it is sent."""
 
 
-class Wait:
-    """Ends once: when a lane has news of its link, or after some seconds; then `then` is called, unless it stopped.
+class OfflineQueue:
+    """The tasks that wait for their servers."""
 
-    It is given the lane that has news, if it is that.
-    """
-
-    __slots__ = ("_is_over", "_take_back", "_then", "_timer")
-
-    def __init__(self, server_queue: ServerQueue, seconds: float, then: OnEnd) -> None:
-        self._is_over = False
-        self._then = then
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._end, None)
-        self._take_back = server_queue.tell_of_link(self._end)
-
-    def _end(self, server_queue: ServerQueue | None) -> None:
-        if not self._is_over:
-            self.stop()
-            self._then(server_queue)
-
-    def stop(self) -> None:
-        """Wait no more."""
-        self._is_over = True
-        self._timer.cancel()
-        self._take_back()
-
-
-class Waits:
-    """All that wait."""
-
-    def __init__(self, engine: Engine, hub: Hub) -> None:
-        self._engine = engine
+    def __init__(self, hub: Hub, now: Callable[[], float], on_news: OnServerNews) -> None:
         self._hub = hub
+        self._now = now
+        self._on_news = on_news
+        self._loop = asyncio.get_running_loop()
+        self._stops: dict[LiveTask, Callable[[], None]] = {}
         self.find_caller: FindCaller | None = None
-        """Who an owner is now, and what it may do; without it, who began a task may do what it could then."""
-        self.are_left = False
-        """Whether all that waits is left to the hub that comes next."""
+        """The owner with its present permissions; without it, a task keeps the permissions it started with."""
+        self.is_closed = False
+        """All waiting tasks are left to the next hub."""
 
-    def put_back(self, live: Live, inflight: InFlight) -> Pending | None:
-        """Have a call wait that its lane could not send: what is to be kept of it; None if it is to wait there."""
+    def __contains__(self, live: LiveTask) -> bool:
+        return live in self._stops
+
+    # -- waiting -------------------------------------------------------------------------------------------------------
+
+    def _wait(self, live: LiveTask, server_queue: ServerQueue, seconds: float) -> None:
+        """Call `on_news` once: when the server's link has news, or after some seconds."""
+        self.stop(live)
+        if self.is_closed:
+            return
+
+        def stop() -> None:
+            timer.cancel()
+            unwatch()
+
+        def end(news: ServerQueue | None) -> None:
+            if self._stops.get(live) is stop:
+                self.stop(live)
+                self._on_news(live, news)
+
+        timer = self._loop.call_later(seconds, end, None)
+        unwatch = server_queue.watch_link(end)
+        self._stops[live] = stop
+
+    def stop(self, live: LiveTask) -> None:
+        """Stop waiting, without calling `on_news`."""
+        if (stop := self._stops.pop(live, None)) is not None:
+            stop()
+
+    def close(self, lives: Iterable[LiveTask]) -> None:
+        """Leave these tasks to the next hub and notify callers that wait for them."""
+        self.is_closed = True
+        for live in lives:
+            self.stop(live)
+            for listener in list(live.listeners):
+                if isinstance(listener, ShutdownListener):
+                    listener.left()
+
+    # -- what is stored of an unsent call ------------------------------------------------------------------------------
+
+    def put_back(self, live: LiveTask, inflight: InFlight) -> PendingCall | None:
+        """Let a call wait that its server's queue could not send; None if it must wait in that queue."""
         if live.call is None or inflight.server_queue is None or live.record.is_ended:
             return None
         self._wait(live, inflight.server_queue, self._seconds_left(live, live.call))
         pending, server = self.pending(live, inflight), inflight.server_queue.server
         if pending.server == server:
             return pending
-        # It was renamed while the call was queued.
-        pending = msgspec.structs.replace(pending, agent=self._agent_of(server))
-        return self.rename(live, pending, server)
+        # The server was renamed while the call was queued.
+        return self.rename(live, msgspec.structs.replace(pending, agent=self._agent_of(server)), server)
 
-    def pending(self, live: Live, inflight: InFlight) -> Pending:
-        """What is to be kept of a call that was not sent."""
-        # What is put off until its server has listed it for such callers has no server yet.
+    def pending(self, live: LiveTask, inflight: InFlight) -> PendingCall:
+        """What to store of a call that was not sent."""
+        # A call has no route while the server's lists for the caller's capabilities are being loaded.
         server = ServerName("") if inflight.route is None else inflight.route.feature.server
         unsent = _without_grants(live.call or inflight.call)
-        return Pending(unsent, server, self._agent_of(server), inflight.name, live.since, live.waits_for_login)
+        return PendingCall(unsent, server, self._agent_of(server), inflight.name, live.since, live.waits_for_login)
 
-    def _agent_of(self, server: ServerName) -> str | None:
-        server_status = self._hub.snapshot.server_statuses.get(server)
-        return None if server_status is None else server_status.agent
-
-    def rename(self, live: Live, pending: Pending, server: ServerName) -> Pending:
-        """Have a task wait for its server by the name that this has now; what is to be kept of that."""
+    def rename(self, live: LiveTask, pending: PendingCall, server: ServerName) -> PendingCall:
+        """The pending call of a task whose server has a new name."""
         if live.call is not None:
             live.call = msgspec.structs.replace(live.call, surface=Surface("own", server), name=pending.name)
         unsent = pending.call if live.call is None else _without_grants(live.call)
         return msgspec.structs.replace(pending, call=unsent, server=server)
 
-    def check(self, pending: Pending) -> Fault | None:
-        """Why a call must not be sent now: its server's name is another's."""
-        if self._agent_of(pending.server) == pending.agent or pending.server not in self._hub.server_queues:
-            return None
-        return NotConnected(pending.server, "it is gone, and another server has its name")
+    # -- what to do next -----------------------------------------------------------------------------------------------
 
-    def look(self, live: Live) -> Call | Fault | None:
-        """The call of a task that waits, if it is to be started now, or why it cannot be; None if it is to wait on."""
+    def next_step(self, live: LiveTask) -> Call | Fault | None:
+        """The call of a waiting task if it can be started now, the fault that ends it, or None if it must wait."""
         call, pending = self._call_of(live), live.record.pending
-        if self.are_left or self._hub.is_draining or pending is None:
+        if self.is_closed or self._hub.is_draining or pending is None:
             return None
-        if call is None:  # the same answer as if the caller were there and might not see it
+        if call is None:  # the same answer as for a caller that may not see the tool
             return UnknownTool(pending.call.name)
         if (left := self._seconds_left(live, call)) <= 0:
             return TimedOut(pending.server, self._seconds(call), executed="no")
-        if (fault := self.check(pending)) is not None:
-            return fault
         server_queue = self._hub.server_queues.get(pending.server)
+        if server_queue is not None and self._agent_of(pending.server) != pending.agent:
+            return NotConnected(pending.server, "it is gone, and another server has its name")
         if live.is_left and server_queue is not None and not server_queue.has_link and not server_queue.grace:
-            # It is configured, and only starting perhaps. Another lane may come in the place of this one.
-            self._wait(live, server_queue, min(left, LOOK_SECONDS))
+            # It is configured, and perhaps only starting. A reload may replace this queue.
+            self._wait(live, server_queue, min(left, CHECK_SECONDS))
             return None
         return msgspec.structs.replace(call, timeout=left)
 
-    def _wait(self, live: Live, server_queue: ServerQueue, seconds: float) -> None:
-        self.stop(live)
-        if not self.are_left:
-            live.wait = Wait(server_queue, seconds, partial(self._engine.go_on, live))
+    def _agent_of(self, server: ServerName) -> str | None:
+        server_status = self._hub.snapshot.server_statuses.get(server)
+        return None if server_status is None else server_status.agent
 
-    def stop(self, live: Live) -> None:
-        """Have a task wait no more."""
-        wait, live.wait = live.wait, None
-        if wait is not None:
-            wait.stop()
-
-    def leave(self, lives: Iterable[Live]) -> None:
-        """Leave all that waits to the hub that comes next, and tell those who stand and wait for it."""
-        self.are_left = True
-        for live in lives:
-            self.stop(live)
-            for listener in list(live.listeners):
-                if isinstance(listener, Leaving):
-                    listener.left()
-
-    def _call_of(self, live: Live) -> Call | None:
-        """The call of a task with its caller as it is known now; None if it is not."""
+    def _call_of(self, live: LiveTask) -> Call | None:
+        """The task's call with its caller's present permissions; None if the caller is unknown."""
         if live.call is None or self.find_caller is None:
             return live.call
         caller = self.find_caller(live.record.owner)
@@ -163,8 +151,8 @@ class Waits:
         hard = self._hub.limits.hard_seconds
         return hard if call.timeout is None else min(call.timeout, hard)
 
-    def _seconds_left(self, live: Live, call: Call) -> float:
-        return self._seconds(call) - (self._engine.now() - live.since)
+    def _seconds_left(self, live: LiveTask, call: Call) -> float:
+        return self._seconds(call) - (self._now() - live.since)
 
 
 def _without_grants(call: Call) -> Call:

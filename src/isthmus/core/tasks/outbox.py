@@ -1,9 +1,9 @@
-"""Sends what is due: to each recipient in order, again and again until it has arrived or there is no hope.
+"""Sends push notifications: to each recipient in order, with retries until it is delivered or hopeless.
 
-What is due is in the journal; here is only remembered where to look. Each recipient of a task has a lane of its own,
-in which one delivery is on its way at a time, so that order is kept and who does not answer holds up nobody else. An
-attempt is a child of the crew; between attempts there is a timer and nothing else. `app` joins it with the engine,
-with whoever writes the letters, and with the courier.
+Due deliveries are in the journal; in memory is only where to find them. Each recipient of a task has a queue of its
+own with one attempt at a time, so that order is kept and a silent recipient delays no other. An attempt is a background
+task; between attempts there is only a timer. `app` connects it with the engine, the frontend's encoder and the HTTP
+client.
 """
 
 from __future__ import annotations
@@ -13,95 +13,92 @@ import hashlib
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Literal, TypeAlias
 
 import msgspec
 import structlog
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.ports.courier import Courier, Receipt
-from isthmus.core.ports.journal import Document, Journal, Verdict
-from isthmus.core.tasks.engine import Engine, Now
-from isthmus.core.tasks.pushes import (
+from isthmus.core.ports import Document, Journal, PushReceipt, PushSender, WriteResult
+from isthmus.core.tasks.delivery import (
     DELIVERY,
     RETRY_AFTER_SECONDS_MAX,
     Delivery,
     DeliveryState,
-    after,
     attempt_of,
+    delivery_document,
+    delivery_id,
     delivery_of,
-    id_of,
-    is_arrived,
+    is_delivered,
     is_hopeless,
     pause_after,
 )
-from isthmus.core.tasks.record import Owner, Recipient, Record, read_record
+from isthmus.core.tasks.engine import Now, TaskEngine
+from isthmus.core.tasks.record import PushRecipient, TaskOwner, TaskRecord, read_record
 
 log = structlog.get_logger(__name__)
 
 AT_ONCE = 256
-"""Attempts that are under way together."""
+"""Attempts that run at the same time."""
 
 AT_ONCE_PER_HOST = 8
-"""Of these, those to one host: one that never answers must leave room for the others."""
+"""Attempts to one host: a silent host must leave room for others."""
 
-LANES_MAX = 10_000
-"""One owner's recipients that are remembered; what is due to more than these waits in the journal until half of them
-are done. Each owner has its own: who names many that do not answer holds up nobody else."""
+QUEUES_MAX = 10_000
+"""Delivery queues of one owner; further deliveries wait in the journal until half of them are finished. The limit is
+per owner, so that one owner's many silent recipients delay nobody else."""
 
 MISSED_MAX = 10_000
-"""What may become due while the journal is read; it is read again for the owners of what is more."""
+"""Deliveries that may arrive while the journal is read; for owners of further ones it is read again."""
 
 READ_AT_ONCE = 500
 
 READ_AGAIN_SECONDS = 1.0
-"""After what the journal could not read, how long until it is asked again."""
+"""How long to wait after a failed read of the journal."""
 
 AWAY_SECONDS = 60.0
-"""How long what is due to somebody waits of whom nobody can say whether it is still let in, until it is asked again."""
+"""How long a delivery waits if it is unknown whether its owner is still allowed in."""
 
 BROKEN_SECONDS = 600.0
-"""How long a lane waits on which an attempt broke: by a defect that may concern it alone, and come again."""
+"""How long a queue waits after an attempt crashed: the defect may concern only it, and happen again."""
 
 
-class Letter(msgspec.Struct, frozen=True):
-    """One thing to be told, as it is sent."""
+class PushRequest(msgspec.Struct, frozen=True):
+    """One HTTP request of a delivery."""
 
     url: str
     headers: Mapping[str, str]
     body: bytes
 
 
-Write: TypeAlias = Callable[[Recipient, Record, str], Sequence[Letter]]
-"""What a recipient is told of a change, one letter after the other; the last argument is what the delivery is known by
-wherever it is repeated."""
+RenderPush: TypeAlias = Callable[[PushRecipient, TaskRecord, str], Sequence[PushRequest]]
+"""The requests of one change for one recipient, in order; the last argument is an id that stays the same in retries."""
 
-Standing: TypeAlias = Literal["known", "away", "gone"]
-"""Whether who named a recipient may still be told something: yes; nobody can say so now, but perhaps later; no more."""
+OwnerStatus: TypeAlias = Literal["known", "away", "gone"]
+"""Whether an owner may still receive notifications. `away`: nobody can tell now, but perhaps later."""
 
-Judge: TypeAlias = Callable[[Owner, str], Standing]
-"""How it stands with an owner of tasks, and with the key that it named a recipient by."""
+CheckOwner: TypeAlias = Callable[[TaskOwner, str], OwnerStatus]
+"""The status of an owner, and of the key by which it created a recipient."""
 
-Key: TypeAlias = tuple[str, str, str]
-"""The owner's, the task's id and the recipient's."""
+QueueKey: TypeAlias = tuple[str, str, str]
+"""The owner's key, the task's id and the recipient's id."""
 
 
 class _Due(msgspec.Struct, frozen=True):
-    """As much of a delivery as must be remembered."""
+    """What must be remembered of a delivery."""
 
-    key: Key
+    key: QueueKey
     number: int
     host: str
     next: float
 
 
-class _Lane:
-    """What is due to one recipient of one task."""
+class _DeliveryQueue:
+    """The due deliveries of one recipient of one task."""
 
     __slots__ = ("due", "host", "key", "timer")
 
-    def __init__(self, key: Key, host: _Host) -> None:
+    def __init__(self, key: QueueKey, host: _Host) -> None:
         self.key = key
         self.host = host
         self.due: list[int] = []
@@ -109,33 +106,33 @@ class _Lane:
         self.timer: asyncio.TimerHandle | None = None
 
     def add(self, number: int) -> None:
-        """Remember a delivery."""
+        """Add a delivery."""
         if number not in self.due:
             insort(self.due, number)
 
 
 class _Host:
-    """The lanes that lead to one host, and those whose turn it is."""
+    """The delivery queues of one host, and those that are ready for an attempt."""
 
-    __slots__ = ("has_turn", "name", "ready", "running", "server_queues")
+    __slots__ = ("has_turn", "name", "queues", "ready", "running")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.server_queues = 0
+        self.queues = 0
         self.running = 0
-        self.ready: deque[_Lane] = deque()
+        self.ready: deque[_DeliveryQueue] = deque()
         self.has_turn = False
 
 
-class Outbox:
-    """The deliveries of one hub. Whoever makes it has a crew `run` it, and closes it before that crew."""
+class PushOutbox:
+    """The deliveries of one hub. Its creator runs it as a background task and closes it before the others."""
 
     def __init__(
         self,
-        engine: Engine,
+        engine: TaskEngine,
         journal: Journal,
-        courier: Courier,
-        write: Write,
+        courier: PushSender,
+        write: RenderPush,
         background: BackgroundTasks,
         now: Now,
         chance: Callable[[], float],
@@ -143,73 +140,73 @@ class Outbox:
         """`chance` is uniform in [0, 1). Nothing is sent before `run`."""
         self._engine = engine
         self._journal = journal
-        self._courier = courier
-        self._write = write
+        self._client = courier
+        self._render = write
         self._background = background
         self._now = now
         self._chance = chance
         self._loop = asyncio.get_running_loop()
-        self._server_queues: dict[Key, _Lane] = {}
+        self._queues: dict[QueueKey, _DeliveryQueue] = {}
         self._hosts: dict[str, _Host] = {}
         self._turns: deque[_Host] = deque()
-        """The hosts with something ready and room for it, each in its turn."""
+        """Hosts with a ready queue and room for an attempt, in turn."""
         self._running = 0
         self._is_closed = False
         self._counts: dict[str, int] = {}
-        """The lanes of each owner."""
+        """The number of queues per owner."""
         self._behind: set[str] = set()
-        """The owners of whom the journal has something due that is not remembered here; it knows the order."""
+        """Owners with due deliveries that are only in the journal."""
         self._is_reading = True
-        """Whether it is being found out what the journal has."""
+        """The journal is being read."""
         self._missed: list[_Due] = []
-        """What became due meanwhile."""
+        """Deliveries that became due meanwhile."""
         self._room = asyncio.Event()
-        self.judge: Judge = lambda _owner, _key: "known"
-        """Says who may still be told something; whoever knows callers replaces it."""
-        engine.on_due = self.take
+        self.check_owner: CheckOwner = lambda _owner, _key: "known"
+        """Whether an owner may still receive notifications; `app` replaces it."""
+        engine.on_due = self.add
 
     async def run(self) -> None:
-        """Go on until cancelled, first with what was due before."""
+        """Run until cancelled, starting with what is already due."""
         while True:
             self._room.clear()
             try:
-                await self._catch_up()
+                await self._read_due()
             except OSError as error:
-                log.warning("what is due could not be read", error=str(error))
+                log.warning("due deliveries could not be read", error=str(error))
                 await asyncio.sleep(READ_AGAIN_SECONDS)
                 continue
             if not any(self._has_room(owner) for owner in self._behind):
                 await self._room.wait()
 
     def close(self) -> None:
-        """Begin nothing more; what is due stays so."""
+        """Start no more attempts; what is due stays due."""
         self._is_closed = True
-        for server_queue in self._server_queues.values():
-            if server_queue.timer is not None:
-                server_queue.timer.cancel()
+        for queue in self._queues.values():
+            if queue.timer is not None:
+                queue.timer.cancel()
 
-    # -- what is due -------------------------------------------------------------------------------------------------
+    # -- due deliveries ------------------------------------------------------------------------------------------------
 
-    def take(self, documents: Sequence[Document]) -> None:
-        """Send these when their turn comes; they are kept."""
-        for due in _readable(documents):
+    def add(self, documents: Sequence[Document]) -> None:
+        """Send these stored deliveries in their turn."""
+        for due in _decode_due(documents):
             if not self._is_reading:
                 self._add(due)
             elif len(self._missed) < MISSED_MAX:
-                # Even for a lane that is there: what comes before it may not have been read yet.
+                # Even if the queue exists: earlier deliveries may not have been read yet.
                 self._missed.append(due)
             else:
                 self._behind.add(due.key[0])
 
-    async def _catch_up(self) -> None:
-        """Remember all that is due, oldest first, as long as there is room."""
+    async def _read_due(self) -> None:
+        """Read all due deliveries, the oldest first, as long as there is room."""
         self._is_reading = True
         self._missed.clear()
         self._behind.clear()
         last: Document | None = None
         while found := await self._journal.all_in(DELIVERY, ("due",), limit=READ_AT_ONCE, after=last):
             last = found[-1]
-            for due in _readable(found):
+            for due in _decode_due(found):
                 self._add(due)
         for due in self._missed:
             self._add(due)
@@ -217,192 +214,167 @@ class Outbox:
         self._is_reading = False
 
     def _add(self, due: _Due) -> None:
-        """Remember a delivery, unless there is no room, or others come first for which there was none."""
+        """Queue a delivery, unless there is no room or earlier ones of its owner are still in the journal."""
         owner = due.key[0]
-        if (server_queue := self._server_queues.get(due.key)) is not None:
-            server_queue.add(due.number)
-        elif owner in self._behind or self._counts.get(owner, 0) >= LANES_MAX:
+        if (queue := self._queues.get(due.key)) is not None:
+            queue.add(due.number)
+        elif owner in self._behind or self._counts.get(owner, 0) >= QUEUES_MAX:
             self._behind.add(owner)
         else:
-            server_queue = self._server_queues[due.key] = _Lane(due.key, self._host(due.host))
+            host = self._hosts.setdefault(due.host, _Host(due.host))
+            host.queues += 1
+            queue = self._queues[due.key] = _DeliveryQueue(due.key, host)
             self._counts[owner] = self._counts.get(owner, 0) + 1
-            server_queue.add(due.number)
-            self._wait(server_queue, due.next - self._now())
+            queue.add(due.number)
+            self._schedule(queue, due.next - self._now())
 
     def _has_room(self, owner: str) -> bool:
-        return self._counts.get(owner, 0) <= LANES_MAX // 2
+        return self._counts.get(owner, 0) <= QUEUES_MAX // 2
 
-    def _host(self, name: str) -> _Host:
-        host = self._hosts.setdefault(name, _Host(name))
-        host.server_queues += 1
-        return host
-
-    def _leave(self, server_queue: _Lane) -> None:
-        """Forget a lane."""
-        del self._server_queues[server_queue.key]
-        server_queue.host.server_queues -= 1
-        if not server_queue.host.server_queues:
-            del self._hosts[server_queue.host.name]
-        owner = server_queue.key[0]
+    def _remove(self, queue: _DeliveryQueue) -> None:
+        del self._queues[queue.key]
+        queue.host.queues -= 1
+        if not queue.host.queues:
+            del self._hosts[queue.host.name]
+        owner = queue.key[0]
         self._counts[owner] -= 1
         if not self._counts[owner]:
             del self._counts[owner]
         if owner in self._behind and self._has_room(owner):
             self._room.set()
 
-    # -- whose turn it is --------------------------------------------------------------------------------------------
+    # -- scheduling attempts -------------------------------------------------------------------------------------------
 
-    def _wait(self, server_queue: _Lane, seconds: float) -> None:
-        """Let a lane have its turn after a while, which no clock that was put back makes any longer."""
+    def _schedule(self, queue: _DeliveryQueue, seconds: float) -> None:
+        """Make a queue ready after some seconds; a clock that was set back must not make that much longer."""
         if seconds > 0:
-            server_queue.timer = self._loop.call_later(min(seconds, RETRY_AFTER_SECONDS_MAX), self._ready, server_queue)
+            queue.timer = self._loop.call_later(min(seconds, RETRY_AFTER_SECONDS_MAX), self._set_ready, queue)
         else:
-            self._ready(server_queue)
+            self._set_ready(queue)
 
-    def _ready(self, server_queue: _Lane) -> None:
-        server_queue.timer = None
-        server_queue.host.ready.append(server_queue)
-        self._line_up(server_queue.host)
-        self._start_some()
+    def _set_ready(self, queue: _DeliveryQueue) -> None:
+        queue.timer = None
+        queue.host.ready.append(queue)
+        self._line_up(queue.host)
+        self._start_attempts()
 
     def _line_up(self, host: _Host) -> None:
         if host.ready and not host.has_turn and host.running < AT_ONCE_PER_HOST:
             host.has_turn = True
             self._turns.append(host)
 
-    def _start_some(self) -> None:
+    def _start_attempts(self) -> None:
         while self._turns and self._running < AT_ONCE and not self._is_closed:
             host = self._turns.popleft()
             host.has_turn = False
             self._start(host.ready.popleft())
             self._line_up(host)
 
-    def _start(self, server_queue: _Lane) -> None:
+    def _start(self, queue: _DeliveryQueue) -> None:
         self._running += 1
-        server_queue.host.running += 1
+        queue.host.running += 1
         self._background.spawn(
-            f"delivery to {server_queue.host.name}",
-            self._attempt(server_queue),
-            on_crash=lambda _: self._over(server_queue, BROKEN_SECONDS),
+            f"delivery to {queue.host.name}",
+            self._attempt(queue),
+            on_crash=lambda _: self._on_attempt_ended(queue, BROKEN_SECONDS),
         )
 
-    async def _attempt(self, server_queue: _Lane) -> None:
+    async def _attempt(self, queue: _DeliveryQueue) -> None:
         try:
-            pause = await self._try(server_queue)
+            pause = await self._try(queue)
         except OSError as error:
-            log.warning("a delivery could not be read", host=server_queue.host.name, error=str(error))
+            log.warning("a delivery could not be read", host=queue.host.name, error=str(error))
             pause = READ_AGAIN_SECONDS
-        self._over(server_queue, pause if server_queue.due else None)
+        self._on_attempt_ended(queue, pause if queue.due else None)
 
-    def _over(self, server_queue: _Lane, pause: float | None) -> None:
-        """An attempt is over; the next of its lane comes after a pause, or there is none."""
+    def _on_attempt_ended(self, queue: _DeliveryQueue, pause: float | None) -> None:
+        """Schedule the queue's next attempt; None if it is empty."""
         self._running -= 1
-        server_queue.host.running -= 1
+        queue.host.running -= 1
         if pause is None:
-            self._leave(server_queue)
+            self._remove(queue)
         else:
-            self._wait(server_queue, pause)
-        self._line_up(server_queue.host)
-        self._start_some()
+            self._schedule(queue, pause)
+        self._line_up(queue.host)
+        self._start_attempts()
 
-    # -- one attempt -------------------------------------------------------------------------------------------------
+    # -- one attempt ---------------------------------------------------------------------------------------------------
 
-    async def _try(self, server_queue: _Lane) -> float:
-        """Try the next delivery of a lane, and return how long to wait before the next try."""
-        owner, task, recipient = server_queue.key
-        number = server_queue.due[0]
-        document = await self._journal.read(DELIVERY, owner, id_of(task, recipient, number))
+    async def _try(self, queue: _DeliveryQueue) -> float:
+        """Try the queue's first delivery; return the seconds until the next attempt."""
+        owner, task, recipient = queue.key
+        number = queue.due[0]
+        document = await self._journal.read(DELIVERY, owner, delivery_id(task, recipient, number))
         if document is None or document.state != "due":
-            server_queue.due.remove(number)
+            queue.due.remove(number)
             return 0.0
         delivery = delivery_of(document)
         tried, state = await self._send(owner, delivery)
         if tried is delivery and state == "due":
             return AWAY_SECONDS
         if state != "due":
-            server_queue.due.remove(number)
-        await self._keep(after(document, tried, state))
+            queue.due.remove(number)
+        await self._store(delivery_document(document, tried, state))
         return tried.next - self._now() if state == "due" else 0.0
 
-    async def _send(self, owner: str, delivery: Delivery) -> tuple[Delivery, DeliveryState]:
-        """Send the letters of a delivery that have not arrived yet, up to the first that does not.
+    async def _send(self, owner_key: str, delivery: Delivery) -> tuple[Delivery, DeliveryState]:
+        """Send the requests of a delivery that have not arrived, up to the first failure.
 
-        One that is due and unchanged was not tried: it is open whether its owner may be told it.
+        Returns the same delivery as `due` if nothing was tried, because its owner's status is unknown.
         """
-        live = await self._engine.find(_owner(owner), delivery.task)
-        recipient = None if live is None else _find(live.record, delivery.recipient)
+        tenant, _, name = owner_key.partition("\n")
+        owner = TaskOwner(tenant, name)
+        live = await self._engine.find(owner, delivery.task)
+        recipients = () if live is None else live.record.recipients
+        recipient = next((each for each in recipients if each.id == delivery.recipient), None)
         if live is None or recipient is None:
             return delivery, "dropped"
-        record = read_record(delivery.record) if delivery.record else live.kept or live.record
-        for letter in self._write(recipient, record, _mark(owner, delivery))[delivery.told :]:
-            # Before each: what goes before it may have taken its time, and the key been revoked meanwhile.
-            if (server_status := self.judge(_owner(owner), recipient.key)) != "known":
-                return delivery, "due" if server_status == "away" else "dropped"
-            receipt = await self._carry(letter, is_trusted=recipient.is_trusted)
-            delivery = self._after(delivery, receipt)
-            if not is_arrived(receipt):
-                return self._again(delivery, receipt)
+        record = read_record(delivery.record) if delivery.record else live.stored or live.record
+        # Receivers see the same id in every retry.
+        id_text = f"{owner_key}\n{delivery_id(delivery.task, delivery.recipient, delivery.number)}"
+        id = hashlib.blake2b(id_text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+        for request in self._render(recipient, record, id)[delivery.told :]:
+            # Before each: the previous request may have taken long, and the key may be revoked by now.
+            if (status := self.check_owner(owner, recipient.key)) != "known":
+                return delivery, "due" if status == "away" else "dropped"
+            trusted = recipient.is_trusted
+            receipt = await self._client.post(request.url, request.headers, request.body, is_trusted=trusted)
+            attempts = (*delivery.attempts, attempt_of(receipt, self._now()))
+            delivery = msgspec.structs.replace(delivery, attempts=attempts, told=delivery.told + is_delivered(receipt))
+            _log_attempt("sent" if is_delivered(receipt) else "not accepted", delivery, receipt)
+            if not is_delivered(receipt):
+                return self._after_failure(delivery, receipt)
         return delivery, "delivered"
 
-    async def _carry(self, letter: Letter, *, is_trusted: bool) -> Receipt:
-        return await self._courier.carry(letter.url, letter.headers, letter.body, is_trusted=is_trusted)
-
-    def _after(self, delivery: Delivery, receipt: Receipt) -> Delivery:
-        attempts = (*delivery.attempts, attempt_of(receipt, self._now()))
-        told = delivery.told + is_arrived(receipt)
-        _tell("sent" if is_arrived(receipt) else "not taken", delivery, receipt)
-        return msgspec.structs.replace(delivery, attempts=attempts, told=told)
-
-    def _again(self, delivery: Delivery, receipt: Receipt) -> tuple[Delivery, DeliveryState]:
-        """When to try what has not arrived once more, if at all."""
+    def _after_failure(self, delivery: Delivery, receipt: PushReceipt) -> tuple[Delivery, DeliveryState]:
         failures = len(delivery.attempts) - delivery.told
         if is_hopeless(receipt, failures):
-            _tell("given up", delivery, receipt)
+            _log_attempt("given up", delivery, receipt)
             return delivery, "failed"
         pause = pause_after(receipt, failures, self._chance())
         return msgspec.structs.replace(delivery, next=self._now() + pause), "due"
 
-    async def _keep(self, document: Document) -> None:
-        """Keep how a delivery stands. What is not kept is sent again after a restart, which is allowed."""
-        kept: asyncio.Future[Verdict] = self._loop.create_future()
-        self._journal.write((document,), partial(_settle, kept))
-        if (verdict := await kept) != "kept":
-            log.warning("how a delivery stands could not be kept", task=document.group, verdict=verdict)
+    async def _store(self, document: Document) -> None:
+        """Store the state of a delivery. If that fails, it is sent again after a restart, which is allowed."""
+        written: asyncio.Future[WriteResult] = self._loop.create_future()
+        self._journal.write((document,), lambda result: None if written.done() else written.set_result(result))
+        if (result := await written) != "kept":
+            log.warning("the state of a delivery could not be stored", task=document.group, verdict=result)
 
 
-def _tell(what: str, delivery: Delivery, receipt: Receipt) -> None:
-    """Log what came of an attempt: not the address, which may hold a secret, and nothing that was sent."""
-    say = log.info if is_arrived(receipt) else log.warning
+def _log_attempt(what: str, delivery: Delivery, receipt: PushReceipt) -> None:
+    """Log an attempt without its URL, which may contain a secret, and without its content."""
+    write = log.info if is_delivered(receipt) else log.warning
     facts = {"task": delivery.task, "change": delivery.number, "host": delivery.host}
-    say(f"push notification {what}", **facts, status=receipt.status, reason=receipt.reason or None)
+    write(f"push notification {what}", **facts, status=receipt.status, reason=receipt.reason or None)
 
 
-def _readable(documents: Sequence[Document]) -> Iterator[_Due]:
+def _decode_due(documents: Sequence[Document]) -> Iterator[_Due]:
     for document in documents:
         try:
             delivery = delivery_of(document)
-        except msgspec.MsgspecError as error:  # one that another version wrote must not keep the others waiting
-            log.error("a delivery cannot be read", delivery=document.id, error=str(error))
+        except msgspec.MsgspecError as error:  # one that another version wrote must not delay the others
+            log.error("a stored delivery cannot be decoded", delivery=document.id, error=str(error))
         else:
             key = (document.owner, delivery.task, delivery.recipient)
             yield _Due(key, delivery.number, delivery.host, delivery.next)
-
-
-def _mark(owner: str, delivery: Delivery) -> str:
-    """What a delivery is known by to its recipient: the same whenever it is sent."""
-    name = f"{owner}\n{id_of(delivery.task, delivery.recipient, delivery.number)}"
-    return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-
-
-def _owner(key: str) -> Owner:
-    tenant, _, name = key.partition("\n")
-    return Owner(tenant, name)
-
-
-def _find(record: Record, id: str) -> Recipient | None:
-    return next((each for each in record.recipients if each.id == id), None)
-
-
-def _settle(kept: asyncio.Future[Verdict], verdict: Verdict) -> None:
-    if not kept.done():
-        kept.set_result(verdict)

@@ -1,8 +1,8 @@
-"""What is kept of a task, and how it is written down.
+"""What is stored of a task, and how it is encoded.
 
-A record is a value; the engine replaces it whole with every change. It says what was said, how far the call came and
-how that ended, all in no protocol's terms; faces make of it what their callers are shown. The call itself is kept only
-until it may have been sent: after that it is never sent again.
+A record is a value; the engine replaces it whole with every change. It holds the messages, how far the call got and how
+it ended, independent of any protocol: frontends convert it for their callers. The call itself is stored only until it
+may have been sent: after that it is never sent again.
 """
 
 from __future__ import annotations
@@ -12,43 +12,45 @@ from typing import Literal, TypeAlias
 import msgspec
 from msgspec import Raw
 
-from isthmus.core.ports.journal import Document
+from isthmus.core.ports import Document
 from isthmus.model.callers import Caller
-from isthmus.model.calls import Call
-from isthmus.model.conversation import ABSENT, ENDED, Message, TaskState
-from isthmus.model.faults import FAULTS, Executed, Fault, Lost, ServerError, leaves
+from isthmus.model.calls import Call, Outcome, Result
+from isthmus.model.faults import Executed, Fault, Lost, NotConnected, ServerError, leaves
 from isthmus.model.names import ServerName
-from isthmus.model.outcomes import Outcome, Result
+from isthmus.model.tasks import ABSENT, ENDED, Message, TaskState
 
 TASK = "task"
-"""The kind of document that a task is."""
+"""The `Document.kind` of tasks."""
 
-Phase: TypeAlias = Literal["idle", "waiting", "sent", "over"]
-"""How far a task's call has come: there is none; it was not sent, because its server is away; it may have reached its
-server; it has ended."""
+CallPhase: TypeAlias = Literal["idle", "waiting", "sent", "over"]
+"""How far a task's call got. `idle`: there is no call. `waiting`: it was not sent. `sent`: it may have reached its
+server. `over`: it has ended."""
 
 
-class Owner(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Whose a task is: all that is kept of a caller. What it may do is looked up when it matters."""
+class TaskOwner(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The caller that owns a task. Its permissions are not stored; they are looked up when needed."""
 
     tenant: str
     name: str
     realm: str = ""
-    """Which of its tasks are meant, where a face keeps its own apart."""
+    """Separates the tasks of a frontend that keeps its own."""
 
     @property
     def key(self) -> str:
-        """What documents of this owner are filed under; no tenant's name holds a line break."""
+        """The `Document.owner` of this owner's documents; tenant names contain no line break."""
         return f"{self.tenant}\n{self.name}\n{self.realm}" if self.realm else f"{self.tenant}\n{self.name}"
 
 
-def owner_of(caller: Caller, realm: str = "") -> Owner:
-    """What is kept of a caller."""
-    return Owner(caller.tenant, caller.name, realm)
+def owner_of(caller: Caller, realm: str = "") -> TaskOwner:
+    """The owner of tasks that this caller starts."""
+    return TaskOwner(caller.tenant, caller.name, realm)
 
 
-class Ending(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a call ended: the server's result, or why there is none."""
+# -- how a call ended --------------------------------------------------------------------------------------------------
+
+
+class StoredOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a call ended: the server's result, or the fault."""
 
     result: Raw = ABSENT
     is_error: bool = False
@@ -58,18 +60,18 @@ class Ending(msgspec.Struct, frozen=True, omit_defaults=True):
     server: ServerName | None = None
     code: int | None = None
     data: Raw = ABSENT
-    """What a server's own error said besides."""
+    """The `data` of a server's own error."""
     retry_after: float | None = None
     is_bare: bool = False
-    """As of `Result`."""
+    """See `Result.is_bare`."""
 
 
-def ending_of(outcome: Outcome) -> Ending:
-    """What is kept of an outcome."""
+def stored_outcome(outcome: Outcome) -> StoredOutcome:
+    """The stored form of an outcome."""
     if isinstance(outcome, Result):
-        return Ending(outcome.payload, outcome.is_error, is_bare=outcome.is_bare)
+        return StoredOutcome(outcome.payload, outcome.is_error, is_bare=outcome.is_bare)
     code, data = (outcome.code, outcome.data) if isinstance(outcome, ServerError) else (None, None)
-    return Ending(
+    return StoredOutcome(
         reason=outcome.reason,
         message=outcome.message,
         executed=outcome.executed,
@@ -80,20 +82,20 @@ def ending_of(outcome: Outcome) -> Ending:
     )
 
 
-def bytes_of(ending: Ending) -> int:
-    """What an ending takes, but for a few words."""
+def outcome_bytes(ending: StoredOutcome) -> int:
+    """The approximate size of a stored outcome."""
     return len(memoryview(ending.result)) + len(memoryview(ending.data)) + len(ending.message)
 
 
 _FAULTS: dict[str, type[Fault]] = {leaf.reason: leaf for leaf in leaves()}
 
 
-def outcome_of(ending: Ending) -> Outcome:
-    """The outcome that an ending was made of, as far as it was kept."""
+def restored_outcome(ending: StoredOutcome) -> Outcome:
+    """The outcome that was stored, as far as its fields were."""
     if ending.result:
         return Result(ending.result, ending.is_error, is_bare=ending.is_bare)
     kind = _FAULTS.get(ending.reason, Lost)
-    # Its message is made already, and what it was made of is not known any more.
+    # Without the subclass's `__init__`: the message is stored, the arguments that it was built from are not.
     fault = kind.__new__(kind)
     Fault.__init__(fault, ending.message, server=ending.server, executed=ending.executed)
     fault.retry_after = ending.retry_after
@@ -103,106 +105,182 @@ def outcome_of(ending: Ending) -> Outcome:
 
 
 def state_after(outcome: Outcome) -> TaskState:
-    """What a task is once its call has ended so."""
+    """The state of a task whose call ended like this."""
     if isinstance(outcome, Result):
         return "failed" if outcome.is_error else "completed"
-    row = FAULTS.get(outcome.reason)
-    return "failed" if row is None else row.a2a_state
+    return _STATE_OF.get(outcome.reason, "failed")
 
 
-class Asked(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the task's server asks, and waits for."""
+_STATE_OF: dict[str, TaskState] = {
+    "cancelled": "canceled",
+    "overloaded": "rejected",
+    "breaker_open": "rejected",
+    "draining": "rejected",
+    "target_refused": "rejected",
+    "too_many_calls": "rejected",
+    "too_many_targets": "rejected",
+}
+"""`rejected`: nothing was tried, so the caller may retry. `canceled`: the caller's own wish."""
+
+
+# -- the record --------------------------------------------------------------------------------------------------------
+
+
+class StoredQuestion(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A question of the task's server that waits for the caller's answer."""
 
     method: str
     params: Raw
     number: int = 0
-    """Which of the task's questions it is, counted from 1."""
+    """Its number among the task's questions, from 1."""
 
 
-class Recipient(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where changes of a task are sent, and what proves there that they come from here."""
+class PushRecipient(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An address that changes of a task are pushed to, and the credentials to send there."""
 
     id: str
     url: str
     form: str
-    """The generation in whose words it is told, in the words of the face that named it."""
+    """The protocol generation to encode notifications in, as the frontend that created it names it."""
     token: str = ""
     scheme: str = ""
     credentials: str = ""
     is_trusted: bool = False
-    """Whether it was named by somebody who may name private addresses, if the operator listed them."""
+    """Whether its creator may name private addresses, if the operator listed them."""
     key: str = ""
-    """Which key named it (`Caller.key`): it ends with that, whatever others its caller has."""
+    """The id of the key that created it (`Caller.key`): it ends with that key."""
     host: str = ""
-    """Where the address leads to, if that is sealed."""
+    """The host of the URL, if the URL is sealed."""
 
 
-class Pending(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A call that was not sent, and is to be once its server is back."""
+class PendingCall(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A call that was not sent yet, and is sent once its server is connected."""
 
     call: Call
-    """Its caller may do nothing here: what it may do is looked up when the call is sent."""
+    """Its caller has no grants here: permissions are looked up when the call is sent."""
     server: ServerName
     agent: str | None
-    """Under whom the server dialled in: another one that has its name now is not meant."""
+    """The agent under which the server dialled in: another server that has its name now is a different one."""
     name: str
-    """What the server itself calls what is asked for."""
+    """The server's own name for the tool."""
     since: float
-    """From when on its time runs."""
+    """When its timeout started."""
     waits_for_login: bool = False
 
 
-class Record(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All that is kept of one task."""
+class TaskRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Everything that is stored of one task."""
 
     id: str
-    owner: Owner
+    owner: TaskOwner
     context: str
     origin: str
-    """The protocol that it was made in, in the words of the face that made it."""
+    """The protocol it was started in, as its frontend names it."""
     state: TaskState
     created: float
     updated: float
     version: int = 1
     said: tuple[Message, ...] = ()
-    phase: Phase = "idle"
-    asked: Asked | None = None
-    ending: Ending | None = None
+    """The messages of both sides."""
+    phase: CallPhase = "idle"
+    asked: StoredQuestion | None = None
+    """The open question."""
+    ending: StoredOutcome | None = None
     brief: Raw = ABSENT
-    """What the face needs to remember; nobody else reads it."""
+    """The frontend's own data; the engine does not read it."""
     metadata: Raw = ABSENT
-    recipients: tuple[Recipient, ...] = ()
-    besides: tuple[Asked, ...] = ()
-    """What its server asks at the same time, to be asked next."""
-    pending: Pending | None = None
-    """The call, as long as it is known that it was not sent."""
+    recipients: tuple[PushRecipient, ...] = ()
+    besides: tuple[StoredQuestion, ...] = ()
+    """Further open questions, to be asked next."""
+    pending: PendingCall | None = None
+    """The call, as long as it provably was not sent."""
     is_withdrawn: bool = False
     """Its caller cancelled it."""
 
     @property
     def is_ended(self) -> bool:
-        """Whether nothing follows."""
+        """Whether its state is final."""
         return self.state in ENDED
 
 
-_decode = msgspec.json.Decoder(Record).decode
+_decode = msgspec.json.Decoder(TaskRecord).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def document_of(record: Record) -> Document:
-    """A record as the journal keeps it."""
+def document_of(record: TaskRecord) -> Document:
+    """The journal's document of a record."""
     body = _encode(record)
     owner = record.owner.key
-    # That its call was started is not written again: what is kept as sent is being worked on.
+    # `submitted` → `working` is not written by itself: a stored record whose call was sent counts as working.
     state = "working" if record.state == "submitted" and record.phase == "sent" else record.state
     return Document(TASK, owner, record.id, record.version, record.updated, body, record.context, state)
 
 
-def record_of(document: Document) -> Record:
-    """What the journal kept; raises `msgspec.MsgspecError` if it is none."""
+def record_of(document: Document) -> TaskRecord:
+    """Decode a document; raises `msgspec.MsgspecError`."""
     return read_record(document.body or b"")
 
 
-def read_record(text: bytes | Raw) -> Record:
-    """A record as it was written; raises `msgspec.MsgspecError` if it is none."""
+def read_record(text: bytes | Raw) -> TaskRecord:
+    """Decode a record; raises `msgspec.MsgspecError`."""
     return _decode(text)
+
+
+# -- questions that send the user to a URL -----------------------------------------------------------------------------
+
+URL_REQUIRED = -32042
+"""MCP's error code for "the user must visit a URL before this request can succeed"."""
+
+ELICIT = "elicitation/create"
+
+
+class _UrlElicitation(msgspec.Struct):
+    mode: Literal["url"]
+    url: str
+    message: str = ""
+
+
+class _RequiredElicitations(msgspec.Struct):
+    elicitations: list[Raw]
+
+
+_URL_ELICITATION = msgspec.json.Decoder(_UrlElicitation)
+_REQUIRED_ELICITATIONS = msgspec.json.Decoder(_RequiredElicitations)
+
+
+def _read_elicitation(params: Raw) -> _UrlElicitation | None:
+    try:
+        return _URL_ELICITATION.decode(params)
+    except msgspec.MsgspecError:
+        return None
+
+
+def is_login(asked: StoredQuestion) -> bool:
+    """Whether a question asks the user to visit a URL (a URL elicitation)."""
+    return asked.method == ELICIT and _read_elicitation(asked.params) is not None
+
+
+def login_question(outcome: Outcome) -> StoredQuestion | None:
+    """What the user must do before a call that ended like this can be retried; None if a login would not help.
+
+    Unlike an elicitation during a call, this question cannot be answered: the call has to be made again.
+    """
+    if isinstance(outcome, NotConnected) and outcome.login is not None:
+        message = f"Server {outcome.server} wants to know who you are"
+        params = {"mode": "url", "message": message, "url": outcome.login, "server": outcome.server}
+        return StoredQuestion(ELICIT, Raw(msgspec.json.encode(params)))
+    if not isinstance(outcome, ServerError) or outcome.code != URL_REQUIRED:
+        return None
+    try:
+        required = _REQUIRED_ELICITATIONS.decode(outcome.data or b"").elicitations
+    except msgspec.MsgspecError:
+        return None
+    found = [(raw, elicitation) for raw in required if (elicitation := _read_elicitation(raw)) is not None]
+    if len(found) <= 1:
+        return StoredQuestion(ELICIT, found[0][0].copy()) if found else None
+    # The user must visit all of them, and the task asks only once.
+    others = "\n".join(f"{each.message} {each.url}".strip() for _, each in found[1:])
+    first = found[0][1]
+    message = f"{first.message}\n{others}".strip()
+    several = {"mode": "url", "message": message, "url": first.url, "elicitations": required}
+    return StoredQuestion(ELICIT, Raw(msgspec.json.encode(several)))

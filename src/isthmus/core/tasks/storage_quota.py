@@ -1,10 +1,9 @@
-"""How much of each owner's tasks is kept, and of what is sent of them: for new ones, the oldest that ended make room.
+"""How much is stored of each owner's tasks, and for how long.
 
-What is kept is counted when it is written, which costs an addition. The journal is asked what there really is where
-that is not known yet, before anything is refused, and when it seems to be too much. `Retention` takes away what is old,
-of which nothing is counted here: a count may be too high, never for long too low.
-
-An owner is a caller at one protocol; see `record.Owner`. The engine counts and asks.
+`StorageQuota` counts what is written, which costs an addition. It asks the journal for the real sizes when an owner is
+not counted yet, before it refuses anything, and when there seems to be too much; then the owner's oldest ended tasks
+are deleted. `Retention` deletes what is old. It does not update the counts: a count may be too high, never for long too
+low. An owner is a caller at one protocol; see `record.TaskOwner`.
 """
 
 from __future__ import annotations
@@ -13,59 +12,71 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import structlog
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.ports.journal import DOCUMENT_BYTES, Document, Journal, size_of
-from isthmus.core.tasks.draft import TooManyKeys, TooMuchKept
-from isthmus.core.tasks.pushes import DELIVERY, STATES
-from isthmus.core.tasks.record import TASK, Owner
-from isthmus.core.tasks.repeats import REPEAT
-from isthmus.model.conversation import ENDED
+from isthmus.core.ports import DOCUMENT_BYTES, Document, Journal, size_of
+from isthmus.core.tasks.dedup import DEDUP_KEY, KEY_SECONDS
+from isthmus.core.tasks.delivery import DELIVERY, STATES
+from isthmus.core.tasks.live_task import KeyQuotaExceeded, LiveTask, StorageQuotaExceeded
+from isthmus.core.tasks.record import TASK, TaskOwner
 from isthmus.model.faults import NotWritten
-
-if TYPE_CHECKING:
-    from isthmus.core.tasks.live import Live
+from isthmus.model.tasks import ENDED
 
 log = structlog.get_logger(__name__)
 
-BYTES = 256 * 1024 * 1024
-"""What an owner may have kept unless somebody says otherwise: hundreds of large results, and no danger to a disk."""
+DEFAULT_BYTES = 256 * 1024 * 1024
+"""An owner's quota unless configured: hundreds of large results, and no danger to a disk."""
 
 SETTING = "[a2a] keep_bytes"
-"""Where an operator says so."""
+"""Where the operator sets it."""
 
 BEGIN_SHARE, OPEN_SHARE = 1 / 8, 1 / 4
-"""How much of it may be of tasks that have not ended, for another to begin, and for one of them to go on. Nothing takes
-these away; what ends finds room beside them."""
+"""The shares of the quota that unfinished tasks may take: to start another one, and to continue one. Unfinished tasks
+are never deleted; results need room beside them."""
 
 LEFT_SHARE = 15 / 16
-"""How much is left when room was made: else it would have to be made again for the next task."""
+"""The share that is left after deleting: otherwise the next task would delete again."""
 
 BATCH = 500
-"""What is taken away at once: more would keep those waiting who write."""
+"""Documents deleted at once: more would delay other writers."""
 
-OVER: Mapping[str, Collection[str]] = {DELIVERY: tuple(state for state in STATES if state != "due"), TASK: ENDED}
-"""What is counted, and in which states it may be taken away, in this order: of what was sent only how that went is
-kept, which nobody is told."""
+DELETABLE: Mapping[str, Collection[str]] = {
+    DELIVERY: tuple(state for state in STATES if state != "due"),
+    TASK: ENDED,
+}
+"""The kinds that are counted and the states in which they may be deleted, in this order: of finished deliveries only
+the result is stored, and it is never exposed."""
 
 KEY_SHARE = 1 / 2
-"""How much may be kept besides of keys by which messages are done once. They go after a day, and not before: what they
-stand for would be done twice."""
+"""The size of idempotency keys, as a share of the quota and beside it. They expire after a day and are never deleted
+earlier: what they stand for would run twice."""
 
-AGAIN_SECONDS = 5.0
-"""How long what the journal said last holds for who is refused: to ask takes it long where there is much."""
+FRESH_SECONDS = 5.0
+"""How long the journal's sizes are trusted before they are requested again: that is slow where there is much."""
 
 OWNERS_MAX = 10_000
-"""Owners that are counted; what others have is asked again when they write."""
+"""Owners that are counted; the others are counted again when they write."""
 
-Forget: TypeAlias = Callable[[Owner, Iterable[str]], None]
+MESSAGE_WINDOW_SECONDS = 3600.0
+
+MESSAGE_BYTES_MAX = 64 * 1024 * 1024
+"""Per owner and window: tens of thousands of messages, and no danger to a disk."""
+
+RETENTION_SECONDS = (1.0, 3600.0)
+"""The shortest and the longest pause of `Retention`; in between, it is as long as ended tasks are stored."""
+
+UNANSWERED: tuple[str, ...] = ("input_required", "auth_required")
+UNANSWERED_SECONDS = 24 * 3600.0
+"""The shortest time that a task waits for its caller's next message. A running call never waits nearly as long."""
+
+OnDeleted: TypeAlias = Callable[[TaskOwner, Iterable[str]], None]
 
 
-class _Count:
-    """What one owner has, and since when that is sure."""
+class _Usage:
+    """What one owner has stored, and when the journal last confirmed it."""
 
     __slots__ = ("at", "bytes", "is_refused", "key_bytes", "open_bytes")
 
@@ -74,14 +85,9 @@ class _Count:
         self.at = float("-inf")
         self.is_refused = False
 
-    def add(self, live: Live, size_bytes: int, *, is_open: bool) -> None:
-        """A task takes so much from now on, instead of what it took before."""
-        self.bytes += size_bytes - live.counted_bytes
-        self.open_bytes += (size_bytes if is_open else 0) - (live.counted_bytes if live.is_counted_open else 0)
 
-
-class _Weighing(_Count):
-    """What is written while the journal says how much there is, and those who wait for that."""
+class _Measurement(_Usage):
+    """What is written while the journal measures an owner, and a future for those who wait for the result."""
 
     __slots__ = ("done",)
 
@@ -90,188 +96,269 @@ class _Weighing(_Count):
         self.done = done
 
 
-class Allowance:
-    """What each owner has kept. `most` says how much that may be now, `forget` is told of what is gone."""
+class StorageQuota:
+    """What each owner has stored. `most` returns an owner's present quota; `on_deleted` receives deleted tasks."""
 
     def __init__(
-        self, journal: Journal, background: BackgroundTasks, most: Callable[[Owner], int], forget: Forget
+        self, journal: Journal, background: BackgroundTasks, most: Callable[[TaskOwner], int], on_deleted: OnDeleted
     ) -> None:
         self._journal = journal
         self._background = background
         self.most = most
-        self._forget = forget
+        self._on_deleted = on_deleted
         self._loop = asyncio.get_running_loop()
-        self._counts: OrderedDict[Owner, _Count] = OrderedDict()
-        self._weighing: dict[Owner, _Weighing] = {}
-        self._looking: set[Owner] = set()
-        """Those for whom room is being made."""
+        self._usages: OrderedDict[TaskOwner, _Usage] = OrderedDict()
+        self._measuring: dict[TaskOwner, _Measurement] = {}
+        self._freeing: set[TaskOwner] = set()
+        """Owners whose old tasks are being deleted."""
 
-    # -- counting ----------------------------------------------------------------------------------------------------
+    # -- counting ------------------------------------------------------------------------------------------------------
 
-    def count(self, live: Live) -> None:
-        """Note how much a task takes that is being written."""
-        self._note(live, DOCUMENT_BYTES + live.size_bytes, is_open=not live.record.is_ended)
-        if live.record.is_ended and self._is_too_much(live.record.owner):
-            self._look(live.record.owner)
-
-    def count_due(self, owner: Owner, documents: Sequence[Document]) -> None:
-        """Note what is written to be sent. Once it was it takes less, which is not seen before it is weighed again."""
-        self._note_due(owner, sum(size_of(each) for each in documents))
-
-    def uncount_due(self, owner: Owner, documents: Sequence[Document]) -> None:
-        """Note that this was not written."""
-        self._note_due(owner, -sum(size_of(each) for each in documents))
-
-    def _note_due(self, owner: Owner, more_bytes: int) -> None:
-        if not more_bytes:
+    def count(self, live: LiveTask) -> None:
+        """Count a task that is being written."""
+        record = live.record
+        self._set_task_bytes(live, DOCUMENT_BYTES + live.size_bytes, is_open=not record.is_ended)
+        if not record.is_ended:
             return
-        for count in (self._counts.get(owner), self._weighing.get(owner)):
-            if count is not None:
-                count.bytes += more_bytes
-                count.open_bytes += more_bytes
-                count.at = float("-inf")
+        usage, most = self._usages.get(record.owner), self.most(record.owner)
+        if usage is None:
+            self._start_freeing(record.owner)
+        elif usage.bytes > most:
+            is_hopeless = usage.open_bytes > most * LEFT_SHARE
+            if not (is_hopeless and self._is_fresh(usage)):
+                self._start_freeing(record.owner)
 
-    def uncount(self, live: Live) -> None:
-        """Note that a task takes nothing any more."""
-        self._note(live, 0, is_open=False)
+    def uncount(self, live: LiveTask) -> None:
+        """Remove a task from the count."""
+        self._set_task_bytes(live, 0, is_open=False)
 
-    def _note(self, live: Live, size_bytes: int, *, is_open: bool) -> None:
-        owner = live.record.owner
-        for count in (self._counts.get(owner), self._weighing.get(owner)):
-            if count is not None:
-                count.add(live, size_bytes, is_open=is_open)
+    def _set_task_bytes(self, live: LiveTask, size_bytes: int, *, is_open: bool) -> None:
+        open_change = (size_bytes if is_open else 0) - (live.counted_bytes if live.is_counted_open else 0)
+        for usage in self._usages_of(live.record.owner):
+            usage.bytes += size_bytes - live.counted_bytes
+            usage.open_bytes += open_change
         live.counted_bytes, live.is_counted_open = size_bytes, is_open
 
-    def _is_too_much(self, owner: Owner) -> bool:
-        """Whether there may be too much, and something may be done about it."""
-        count, most = self._counts.get(owner), self.most(owner)
-        if count is None:
-            return True
-        is_hopeless = count.open_bytes > most * LEFT_SHARE
-        return count.bytes > most and not (is_hopeless and self._is_sure(count))
+    def count_due(self, owner: TaskOwner, documents: Sequence[Document]) -> None:
+        """Count deliveries. They shrink once they are sent, which only the next measurement notices."""
+        self._add_due_bytes(owner, sum(size_of(each) for each in documents))
 
-    def _is_sure(self, count: _Count) -> bool:
-        return self._loop.time() < count.at + AGAIN_SECONDS
+    def uncount_due(self, owner: TaskOwner, documents: Sequence[Document]) -> None:
+        """Remove deliveries that were not written from the count."""
+        self._add_due_bytes(owner, -sum(size_of(each) for each in documents))
 
-    # -- refusing ----------------------------------------------------------------------------------------------------
+    def _add_due_bytes(self, owner: TaskOwner, more_bytes: int) -> None:
+        if more_bytes:
+            for usage in self._usages_of(owner):
+                usage.bytes += more_bytes
+                usage.open_bytes += more_bytes
+                usage.at = float("-inf")
 
-    async def check(self, owner: Owner, size_bytes: int, share: float = OPEN_SHARE) -> None:
-        """Raise `TooMuchKept` if there is no room for so much more that has not ended; one task always has it."""
+    def _usages_of(self, owner: TaskOwner) -> list[_Usage]:
+        return [usage for usage in (self._usages.get(owner), self._measuring.get(owner)) if usage is not None]
+
+    def _is_fresh(self, usage: _Usage) -> bool:
+        return self._loop.time() < usage.at + FRESH_SECONDS
+
+    # -- refusing ------------------------------------------------------------------------------------------------------
+
+    async def check(self, owner: TaskOwner, size_bytes: int, share: float = OPEN_SHARE) -> None:
+        """Raise `StorageQuotaExceeded` if an unfinished task of this size does not fit; a first task always fits."""
         most, more_bytes = self.most(owner), DOCUMENT_BYTES + size_bytes
         room_bytes = int(most * share) - more_bytes
-        count = self._counts.get(owner)
-        if count is None:
-            self._look(owner)
+        usage = self._usages.get(owner)
+        if usage is None:
+            self._start_freeing(owner)
             return
-        if 0 < count.open_bytes > room_bytes and not self._is_sure(count):
-            with suppress(OSError):  # a journal that cannot be asked takes no task either
-                await self._weigh(owner)
-        was_refused, count.is_refused = count.is_refused, 0 < count.open_bytes > room_bytes
-        if not count.is_refused:
+        if 0 < usage.open_bytes > room_bytes and not self._is_fresh(usage):
+            with suppress(OSError):  # a journal that fails here accepts no task either
+                await self._measure(owner)
+        was_refused, usage.is_refused = usage.is_refused, 0 < usage.open_bytes > room_bytes
+        if not usage.is_refused:
             return
         if not was_refused:
-            log.warning("a caller's tasks may keep no more", **_named(owner), bytes=count.open_bytes, most=most)
-        raise TooMuchKept(count.open_bytes, more_bytes, int(most * share), most, SETTING)
+            log.warning("a caller's task storage is full", **_labels(owner), bytes=usage.open_bytes, most=most)
+        raise StorageQuotaExceeded(usage.open_bytes, more_bytes, int(most * share), most, SETTING)
 
-    async def take_key(self, owner: Owner, document: Document) -> None:
-        """Count a key that is about to be written; raise `TooManyKeys` if there is no room for it."""
+    async def reserve_key(self, owner: TaskOwner, document: Document) -> None:
+        """Count an idempotency key that is about to be written; raise `KeyQuotaExceeded` if it does not fit."""
         share_bytes = int(self.most(owner) * KEY_SHARE)
         room_bytes = share_bytes - size_of(document)
-        count = self._counts.get(owner)
-        if count is None:
-            self._look(owner)
-        elif count.key_bytes > room_bytes and not self._is_sure(count):
+        usage = self._usages.get(owner)
+        if usage is None:
+            self._start_freeing(owner)
+        elif usage.key_bytes > room_bytes and not self._is_fresh(usage):
             with suppress(OSError):  # see `check`
-                await self._weigh(owner)
-        if count is not None and count.key_bytes > room_bytes:
-            raise TooManyKeys(count.key_bytes, share_bytes, SETTING)
-        for each in (count, self._weighing.get(owner)):
+                await self._measure(owner)
+        if usage is not None and usage.key_bytes > room_bytes:
+            raise KeyQuotaExceeded(usage.key_bytes, share_bytes, SETTING)
+        for each in (usage, self._measuring.get(owner)):
             if each is not None:
                 each.key_bytes += size_of(document)
 
-    def refusal(self, live: Live, ending_bytes: int) -> NotWritten | None:
-        """Why how a task ended is not kept with it, which takes so much; None if it is."""
+    def refusal(self, live: LiveTask, ending_bytes: int) -> NotWritten | None:
+        """The fault if a task's outcome of this size is too large to be stored."""
         size_bytes, most = live.size_bytes + ending_bytes, self.most(live.record.owner)
         room_bytes = int(most * (1 - OPEN_SHARE))
         if size_bytes <= room_bytes:
             return None
-        log.warning("a result is too large to be kept", **_named(live.record.owner), bytes=size_bytes, most=room_bytes)
+        owner = _labels(live.record.owner)
+        log.warning("a result is too large to be stored", **owner, bytes=size_bytes, most=room_bytes)
         fault = NotWritten(
-            f"The tool ran, but its result of {ending_bytes} bytes is not kept: a task has room for {room_bytes} of "
-            f"the {most} bytes that are kept of a caller's tasks ({SETTING}). Ask for less at once, or call the tool "
-            "directly",
+            f"The tool ran, but its result of {ending_bytes} bytes is not stored: a task may take {room_bytes} of a "
+            f"caller's {most} bytes of task storage ({SETTING}). Request less at once, or call the tool directly",
             executed="yes",
         )
         fault.retry_after = None  # it would be as large the next time
         return fault
 
-    # -- making room -------------------------------------------------------------------------------------------------
+    # -- making room ---------------------------------------------------------------------------------------------------
 
-    def _look(self, owner: Owner) -> None:
-        """See what an owner has, and make room if that is too much; soon, since nobody waits for it."""
-        if owner not in self._looking:
-            self._looking.add(owner)
-            with suppress(RuntimeError):  # the crew is closed, with the hub
-                self._background.spawn("room for tasks", self._make_room(owner))
+    def _start_freeing(self, owner: TaskOwner) -> None:
+        """Measure an owner and delete its old tasks if there is too much, in the background."""
+        if owner not in self._freeing:
+            self._freeing.add(owner)
+            with suppress(RuntimeError):  # the hub is closing
+                self._background.spawn("room for tasks", self._free(owner))
 
-    async def _make_room(self, owner: Owner) -> None:
+    async def _free(self, owner: TaskOwner) -> None:
         try:
-            # Where they share one memory, there is more for this one once others have no more than they may.
-            others = [each for each, count in self._counts.items() if count.bytes > self.most(each) and each != owner]
+            # Where owners share one memory, this one's quota grows once others are within theirs.
+            others = [each for each, usage in self._usages.items() if usage.bytes > self.most(each) and each != owner]
             for each in (*others, owner):
-                await self._weigh(each)
-                await self._trim(each)
-        except OSError as error:  # it is looked again with the next task
-            log.warning("room for tasks could not be made", **_named(owner), error=str(error))
+                await self._measure(each)
+                await self._delete_oldest(each)
+        except OSError as error:  # the next task tries again
+            log.warning("old tasks could not be deleted", **_labels(owner), error=str(error))
         finally:
-            self._looking.discard(owner)
+            self._freeing.discard(owner)
 
-    async def _weigh(self, owner: Owner) -> None:
-        """Ask the journal what an owner has; what is written after that is added."""
-        while (under_way := self._weighing.get(owner)) is not None:
-            await asyncio.wait({under_way.done})
-            if not under_way.done.cancelled():
+    async def _measure(self, owner: TaskOwner) -> None:
+        """Ask the journal what an owner has stored; what is written meanwhile is added."""
+        while (measuring := self._measuring.get(owner)) is not None:
+            await asyncio.wait({measuring.done})
+            if not measuring.done.cancelled():
                 return
-        since = self._weighing[owner] = _Weighing(self._loop.create_future())
+        since = self._measuring[owner] = _Measurement(self._loop.create_future())
         try:
-            found = await self._journal.weigh((*OVER, REPEAT), owner.key)
+            found = await self._journal.weigh((*DELETABLE, DEDUP_KEY), owner.key)
         except asyncio.CancelledError:
-            since.done.cancel()  # the next of those who wait asks in its place
+            since.done.cancel()  # the next waiter measures instead
             raise
         finally:
-            del self._weighing[owner]
+            del self._measuring[owner]
             if not since.done.cancelled():
                 since.done.set_result(None)
-        count = self._counts.setdefault(owner, _Count())
-        self._counts.move_to_end(owner)
-        keys = sum(size for (kind, _), size in found.items() if kind == REPEAT)
-        over = sum(size for (kind, state), size in found.items() if state in OVER.get(kind, ()))
-        count.key_bytes = since.key_bytes + keys
-        count.bytes = since.bytes + sum(found.values()) - keys
-        count.open_bytes = since.open_bytes + sum(found.values()) - keys - over
-        count.at = self._loop.time()
-        if len(self._counts) > OWNERS_MAX:
-            self._counts.popitem(last=False)
+        usage = self._usages.setdefault(owner, _Usage())
+        self._usages.move_to_end(owner)
+        keys = sum(size for (kind, _), size in found.items() if kind == DEDUP_KEY)
+        ended = sum(size for (kind, state), size in found.items() if state in DELETABLE.get(kind, ()))
+        usage.key_bytes = since.key_bytes + keys
+        usage.bytes = since.bytes + sum(found.values()) - keys
+        usage.open_bytes = since.open_bytes + sum(found.values()) - keys - ended
+        usage.at = self._loop.time()
+        if len(self._usages) > OWNERS_MAX:
+            self._usages.popitem(last=False)
 
-    async def _trim(self, owner: Owner) -> None:
+    async def _delete_oldest(self, owner: TaskOwner) -> None:
         most, tasks, size = self.most(owner), 0, 0
-        count = self._counts.get(owner)
-        if count is None or count.bytes <= most:
+        usage = self._usages.get(owner)
+        if usage is None or usage.bytes <= most:
             return
-        for kind, states in OVER.items():
-            while (excess := count.bytes - int(most * LEFT_SHARE)) > 0:
-                taken = await self._journal.trim(kind, owner.key, states, bytes=excess, limit=BATCH)
-                if not taken.ids:
+        for kind, states in DELETABLE.items():
+            while (excess := usage.bytes - int(most * LEFT_SHARE)) > 0:
+                deleted = await self._journal.trim(kind, owner.key, states, bytes=excess, limit=BATCH)
+                if not deleted.ids:
                     break
-                count.bytes -= taken.bytes
-                size += taken.bytes
+                usage.bytes -= deleted.bytes
+                size += deleted.bytes
                 if kind == TASK:
-                    self._forget(owner, taken.ids)
-                    tasks += len(taken.ids)
+                    self._on_deleted(owner, deleted.ids)
+                    tasks += len(deleted.ids)
         if size:
-            made = {"tasks": tasks, "bytes": size, "most": most}
-            log.info("a caller's oldest tasks made room for new ones", **_named(owner), **made)
+            log.info("deleted a caller's oldest tasks", **_labels(owner), tasks=tasks, bytes=size, most=most)
 
 
-def _named(owner: Owner) -> dict[str, str]:
+def _labels(owner: TaskOwner) -> dict[str, str]:
     return {"caller": owner.name, "tenant": owner.tenant}
+
+
+class MessageQuota:
+    """Bounds what is stored of messages that start no call, such as a question without an instruction.
+
+    Calls have bounds of their own, but callers that may call nothing can still send messages, which are stored for a
+    day. Windows follow each other, so that nothing is remembered for long.
+    """
+
+    def __init__(self) -> None:
+        self._stored: dict[TaskOwner, int] = {}
+        self._ends_at = 0.0
+
+    def take(self, owner: TaskOwner, size_bytes: int, now: float) -> float:
+        """Count so many bytes for an owner and return 0, or return the seconds until there is room for them."""
+        if now >= self._ends_at:
+            self._stored.clear()
+            self._ends_at = now + MESSAGE_WINDOW_SECONDS
+        stored = self._stored.get(owner, 0)
+        if stored and stored + size_bytes > MESSAGE_BYTES_MAX:
+            return self._ends_at - now
+        self._stored[owner] = stored + size_bytes
+        return 0.0
+
+
+def pause_seconds(keep: float) -> float:
+    """How long `Retention` pauses if ended tasks are stored for `keep` seconds."""
+    least, most = RETENTION_SECONDS
+    return min(most, max(least, keep))
+
+
+class Retention:
+    """Deletes tasks that ended long ago, their deliveries, and expired idempotency keys, again and again.
+
+    `keep` returns how long ended tasks are stored now; `on_pruned` receives the times before which ended and
+    unanswered tasks were deleted. A short time is exceeded by up to once its length.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        now: Callable[[], float],
+        keep: Callable[[], float],
+        on_pruned: Callable[[float, float], None],
+    ) -> None:
+        self._journal = journal
+        self._now = now
+        self._keep = keep
+        self._on_pruned = on_pruned
+        self._wake = asyncio.Event()
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        while True:
+            try:
+                await self.prune()
+            except OSError as error:
+                log.warning("old tasks could not be deleted", error=str(error))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), pause_seconds(self._keep()))
+            self._wake.clear()
+
+    def look_again(self) -> None:
+        """Prune now: `keep` may have changed."""
+        self._wake.set()
+
+    async def prune(self) -> int:
+        """Delete what is old; return how many documents."""
+        now = self._now()
+        ended, waiting = now - self._keep(), now - max(self._keep(), UNANSWERED_SECONDS)
+        count = await self._prune_all(TASK, ENDED, ended)
+        count += await self._prune_all(TASK, UNANSWERED, waiting)
+        self._on_pruned(ended, waiting)
+        count += await self._prune_all(DELIVERY, STATES, ended)
+        return count + await self._prune_all(DEDUP_KEY, ("",), now - KEY_SECONDS)
+
+    async def _prune_all(self, kind: str, states: Collection[str], before: float) -> int:
+        count = 0
+        while deleted := await self._journal.prune(kind, states, before=before, limit=BATCH):
+            count += deleted
+        return count

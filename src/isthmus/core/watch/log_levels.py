@@ -11,14 +11,14 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Container
 
-from isthmus.model.events import LOG_LEVELS, LogLevel, is_at_least
+from isthmus.model.calls import LOG_LEVELS, LogLevel, is_at_least
 from isthmus.model.names import ServerName
 
 TAKE_SECONDS = 2.0
 """How long who chooses a level waits for its servers to take it: a silent one must not hold up the answer."""
 
 
-class Levels:
+class LogLevels:
     """Who hears servers, and from which level on, if they chose one."""
 
     def __init__(self) -> None:

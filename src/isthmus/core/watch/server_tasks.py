@@ -13,11 +13,11 @@ from typing import TypeAlias
 
 import structlog
 
-from isthmus.core.ports.exchange import Report
+from isthmus.core.ports import ReportProgress
 from isthmus.model.callers import Caller
-from isthmus.model.events import Progress
+from isthmus.model.calls import Progress
 from isthmus.model.names import ServerName
-from isthmus.model.tasks import TaskState
+from isthmus.model.tasks import ServerTaskState
 
 log = structlog.get_logger(__name__)
 
@@ -31,7 +31,7 @@ KEEP_SECONDS = 86_400.0
 Owner: TypeAlias = tuple[str, str]
 
 
-class Place:
+class LinkSession:
     """One life of a link. What is said there of a task is about one that was made there."""
 
     __slots__ = ("is_lost", "is_process")
@@ -43,25 +43,25 @@ class Place:
 
 
 @dataclass(eq=False, slots=True)
-class Task:
+class ServerTask:
     """A task that a caller was given."""
 
     number: int
     """Counts its caller's."""
     owner: Owner
     server: ServerName
-    place: Place | None
+    place: LinkSession | None
     """Where it was made; None if that is not known."""
     session: str
     """The conversation that asked for it, where that may have a link of its own."""
-    state: TaskState
+    state: ServerTaskState
     until: float
     """When it is forgotten."""
     made_at: float
     is_end_told: bool = False
     request: int = -1
     """The id of the request that it was made by, under which its server goes on to report progress."""
-    report: Report | None = None
+    report: ReportProgress | None = None
     is_kept: bool = False
     """It is the hub's own, for a server that has none, and bears the same id everywhere."""
     is_private: bool = False
@@ -73,7 +73,7 @@ class Task:
         return self.server, self.state.id
 
 
-Tell: TypeAlias = Callable[[Task, bool], None]
+Tell: TypeAlias = Callable[[ServerTask, bool], None]
 """Hears of a task, and whether its status is another one than before."""
 
 
@@ -81,41 +81,41 @@ class _Queue:
     """Tasks in the order in which they are given up: those that ended, as they did, then the others, as they came."""
 
     def __init__(self) -> None:
-        self._over: dict[Task, None] = {}
-        self._open: dict[Task, None] = {}
+        self._over: dict[ServerTask, None] = {}
+        self._open: dict[ServerTask, None] = {}
         self.last = 0
         """The number of the latest."""
 
     def __len__(self) -> int:
         return len(self._over) + len(self._open)
 
-    def __iter__(self) -> Iterator[Task]:
+    def __iter__(self) -> Iterator[ServerTask]:
         yield from self._over
         yield from self._open
 
-    def put(self, task: Task) -> None:
+    def put(self, task: ServerTask) -> None:
         queue = self._over if task.state.is_over else self._open
         if task not in queue:
             self._open.pop(task, None)
             queue[task] = None
 
-    def drop(self, task: Task) -> None:
+    def drop(self, task: ServerTask) -> None:
         self._over.pop(task, None)
         self._open.pop(task, None)
 
-    def first(self) -> Task:
+    def first(self) -> ServerTask:
         return next(iter(self._over or self._open))
 
 
-class Tasks:
+class ServerTasks:
     """The tasks of all callers of one hub."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._all = _Queue()
         self._of: dict[Owner, _Queue] = {}
-        self._named: dict[tuple[ServerName, str], list[Task]] = {}
-        self._reporting: dict[tuple[Place, int], Task] = {}
+        self._named: dict[tuple[ServerName, str], list[ServerTask]] = {}
+        self._reporting: dict[tuple[LinkSession, int], ServerTask] = {}
         self._listeners: dict[Owner, dict[object, tuple[str, Tell]]] = {}
 
     def __len__(self) -> int:
@@ -127,12 +127,12 @@ class Tasks:
         self,
         caller: Caller,
         server: ServerName,
-        place: Place | None,
-        state: TaskState,
+        place: LinkSession | None,
+        state: ServerTaskState,
         *,
         session: str = "",
         request: int = -1,
-        report: Report | None = None,
+        report: ReportProgress | None = None,
     ) -> None:
         """A caller was given a task; `report` is called with progress of the `request` that it was made by."""
         owner = _owner(caller)
@@ -142,7 +142,7 @@ class Tasks:
         own.last += 1
         now = self._clock()
         until = _until(state, now, now)
-        task = Task(own.last, owner, server, place, session, state, until, now, request=request, report=report)
+        task = ServerTask(own.last, owner, server, place, session, state, until, now, request=request, report=report)
         task.is_private = caller.is_anyone
         if report is not None and place is not None:
             self._reporting[place, request] = task
@@ -150,7 +150,7 @@ class Tasks:
         own.put(task)
         self._all.put(task)
 
-    def _supersede(self, owner: Owner, place: Place | None, before: list[Task]) -> None:
+    def _supersede(self, owner: Owner, place: LinkSession | None, before: list[ServerTask]) -> None:
         """Forget who bore the same name: a server that gives an id anew has forgotten whom it gave it to before."""
         for task in list(before):
             is_given_anew = task.place is place and (task.owner == owner or task.state.is_over)
@@ -163,7 +163,7 @@ class Tasks:
         while len(self._all) >= ALL_MAX:
             self._drop(self._all.first())
 
-    def answered(self, caller: Caller, server: ServerName, place: Place | None, state: TaskState) -> None:
+    def answered(self, caller: Caller, server: ServerName, place: LinkSession | None, state: ServerTaskState) -> None:
         """A server answered its task's own caller how it stands."""
         owner = _owner(caller)
         own = [task for task in self._named.get((server, state.id), ()) if task.owner == owner]
@@ -171,7 +171,7 @@ class Tasks:
         for task in here or [task for task in own if _is_lost(task.place)]:
             self._learn(task, state)
 
-    def told(self, server: ServerName, place: Place, state: TaskState) -> None:
+    def told(self, server: ServerName, place: LinkSession, state: ServerTaskState) -> None:
         """A server says by itself how a task stands: whoever listens for its caller hears it, and nobody else.
 
         If it is not known whose it is, nobody does; nor does anybody hear twice that it has ended.
@@ -186,13 +186,13 @@ class Tasks:
         task.is_end_told = state.is_over
         self._tell(task, is_other=state.is_over or state.status != before.status)
 
-    def announce(self, task: Task, state: TaskState) -> None:
+    def announce(self, task: ServerTask, state: ServerTaskState) -> None:
         """A task of the hub's own stands so: whoever listens for its caller hears it."""
         is_other = state.is_over or state.status != task.state.status
         task.state = state
         self._tell(task, is_other=is_other)
 
-    def progressed(self, place: Place, request: int, event: Callable[[], Progress]) -> None:
+    def progressed(self, place: LinkSession, request: int, event: Callable[[], Progress]) -> None:
         """A server reports progress of a request that it has answered: with a task, if anybody is to hear it."""
         task = self._reporting.get((place, request))
         if task is None or task.report is None or task.state.is_over or not self._is_there(task):
@@ -202,7 +202,7 @@ class Tasks:
         except Exception:  # as in `_tell`
             log.exception("a listener of a task failed", server=task.server)
 
-    def _learn(self, task: Task, state: TaskState) -> None:
+    def _learn(self, task: ServerTask, state: ServerTaskState) -> None:
         if task.state.is_over and not state.is_over:
             return  # it was said before the end, and heard after it
         task.state = state
@@ -210,7 +210,7 @@ class Tasks:
         self._of[task.owner].put(task)
         self._all.put(task)
 
-    def _drop(self, task: Task) -> None:
+    def _drop(self, task: ServerTask) -> None:
         self._of[task.owner].drop(task)
         self._all.drop(task)
         if task.place is not None and self._reporting.get((task.place, task.request)) is task:
@@ -222,7 +222,7 @@ class Tasks:
 
     # -- what faces ask --------------------------------------------------------------------------------------------
 
-    def of(self, caller: Caller, session: str = "") -> list[Task]:
+    def of(self, caller: Caller, session: str = "") -> list[ServerTask]:
         """The tasks that a caller can ask about in this conversation, in the order in which they were made."""
         owner = _owner(caller)
         own = list(self._of.get(owner, ()))
@@ -232,7 +232,7 @@ class Tasks:
         meant = [task for task in own if self._meant(owner, session, task.name) is task]
         return sorted(meant, key=lambda task: task.number)
 
-    def forget(self, task: Task) -> None:
+    def forget(self, task: ServerTask) -> None:
         """Its server does not know it any more."""
         if task in self._named.get(task.name, ()):
             self._drop(task)
@@ -256,7 +256,7 @@ class Tasks:
         if not listeners:
             self._listeners.pop(owner, None)
 
-    def _tell(self, task: Task, *, is_other: bool) -> None:
+    def _tell(self, task: ServerTask, *, is_other: bool) -> None:
         """Tell the conversation that asked for it, if that listens; else all of its caller's, unless it is private."""
         listeners = list(self._listeners.get(task.owner, {}).values())
         own = [listener for listener in listeners if task.session and listener[0] == task.session]
@@ -268,7 +268,7 @@ class Tasks:
             except Exception:  # one broken listener must not keep the others, or the link, from the news
                 log.exception("a listener of a task failed", server=task.server)
 
-    def _meant(self, owner: Owner, session: str, name: tuple[ServerName, str]) -> Task | None:
+    def _meant(self, owner: Owner, session: str, name: tuple[ServerName, str]) -> ServerTask | None:
         """What a caller's id stands for in one of its conversations; None if that cannot be known.
 
         Conversations may have processes of their own, which count their tasks alike.
@@ -278,23 +278,23 @@ class Tasks:
             found = [task for task in found if task.session == session]
         return found[0] if len(found) == 1 else None
 
-    def _is_there(self, task: Task) -> bool:
+    def _is_there(self, task: ServerTask) -> bool:
         has_died = task.place is not None and task.place.is_process and task.place.is_lost
         return task.until > self._clock() and not has_died
 
 
-def _is_lost(place: Place | None) -> bool:
+def _is_lost(place: LinkSession | None) -> bool:
     return place is None or place.is_lost
 
 
-def _until(state: TaskState, made_at: float, heard_at: float) -> float:
+def _until(state: ServerTaskState, made_at: float, heard_at: float) -> float:
     return heard_at + KEEP_SECONDS if state.ttl_seconds is None else made_at + state.ttl_seconds
 
 
-def kept_task(caller: Caller, server: ServerName, session: str, state: TaskState) -> Task:
+def hub_task(caller: Caller, server: ServerName, session: str, state: ServerTaskState) -> ServerTask:
     """A task of the hub's own, as those hear of it who listen."""
     owner = _owner(caller)
-    return Task(0, owner, server, None, session, state, 0.0, 0.0, is_kept=True, is_private=caller.is_anyone)
+    return ServerTask(0, owner, server, None, session, state, 0.0, 0.0, is_kept=True, is_private=caller.is_anyone)
 
 
 def _owner(caller: Caller) -> Owner:

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 import structlog
 
-from isthmus.core.ports.announcer import Announcer, Follower, Owners
+from isthmus.core.ports import PrivateLinks, Subscriber, SubscriptionLink
 from isthmus.model.faults import Fault, NotConnected
 from isthmus.model.names import ServerName
 
@@ -24,7 +24,7 @@ Tell: TypeAlias = Callable[[], None]
 Key: TypeAlias = tuple[ServerName, str]
 """A server, and what it calls the resource."""
 Answer: TypeAlias = "asyncio.Future[Fault | None]"
-Sharing: TypeAlias = dict[Announcer, list[Follower]]
+Sharing: TypeAlias = dict[SubscriptionLink, list[Subscriber]]
 """Whose calls go on a link, as far as anybody asked."""
 
 LEVELS_MAX = 32
@@ -36,19 +36,19 @@ class Subscriptions:
     """The subscriptions of all callers of one hub. They outlast a lost link: the next one is asked again."""
 
     def __init__(self) -> None:
-        self._listeners: dict[Key, dict[Tell, Follower | None]] = {}
+        self._listeners: dict[Key, dict[Tell, Subscriber | None]] = {}
         self._uris: dict[ServerName, dict[str, None]] = {}
         """What is followed at each server: asked for by every link that comes, of which there may be thousands."""
-        self._followed: dict[ServerName, dict[Follower, dict[str, int]]] = {}
+        self._followed: dict[ServerName, dict[Subscriber, dict[str, int]]] = {}
         """What each follower follows, and how many times over: looked up where there are far more listeners."""
-        self._common: dict[ServerName, Announcer] = {}
-        self._owners: dict[ServerName, Owners] = {}
-        self._asked: WeakKeyDictionary[Announcer, dict[str, Answer]] = WeakKeyDictionary()
+        self._common: dict[ServerName, SubscriptionLink] = {}
+        self._owners: dict[ServerName, PrivateLinks] = {}
+        self._asked: WeakKeyDictionary[SubscriptionLink, dict[str, Answer]] = WeakKeyDictionary()
         """What each link was asked to tell and has not refused: who comes before it answers waits for the same."""
 
     # -- callers ---------------------------------------------------------------------------------------------------
 
-    async def add(self, key: Key, tell: Tell, follower: Follower | None = None) -> Fault | None:
+    async def add(self, key: Key, tell: Tell, follower: Subscriber | None = None) -> Fault | None:
         """Have `tell` called at every update from now on; the fault if the server does not agree.
 
         Without a `follower` it is somebody who has no link of its own.
@@ -70,7 +70,9 @@ class Subscriptions:
             self._release(key, [link for link in links if key[1] in self._asked.get(link, {})], {})
         return fault
 
-    async def _ask_first(self, key: Key, follower: Follower | None, links: Sequence[Announcer]) -> Fault | None:
+    async def _ask_first(
+        self, key: Key, follower: Subscriber | None, links: Sequence[SubscriptionLink]
+    ) -> Fault | None:
         """The answer of the first link, from which the resource would be read.
 
         The others may have to stand in for it later: they are asked as well once it has agreed, and not waited for.
@@ -80,7 +82,7 @@ class Subscriptions:
         others = [link for link in links[1:] if uri not in self._asked.get(link, {})]
         owners = self._owners.get(server)
         if fault is None and others and owners is not None and follower is not None:
-            owners.ask_too(follower, others, uri)
+            owners.subscribe_also(follower, others, uri)
         return fault
 
     def remove(self, key: Key, tell: Tell) -> None:
@@ -111,7 +113,7 @@ class Subscriptions:
         if not self._uris[server]:
             del self._uris[server]
 
-    def _count(self, key: Key, follower: Follower | None, change: int) -> None:
+    def _count(self, key: Key, follower: Subscriber | None, change: int) -> None:
         if follower is None:
             return
         server, uri = key
@@ -125,18 +127,18 @@ class Subscriptions:
         if not followers:
             del self._followed[server]
 
-    def _release(self, key: Key, links: Sequence[Announcer], sharing: Sharing) -> None:
+    def _release(self, key: Key, links: Sequence[SubscriptionLink], sharing: Sharing) -> None:
         """Have those links tell no more of a resource of whom nobody is left to hear it."""
         for link in links:
             if not self._is_heard(key, link, sharing):
                 self.stop(link, key[1])
 
-    def stop(self, link: Announcer, uri: str) -> None:
+    def stop(self, link: SubscriptionLink, uri: str) -> None:
         """Have a link tell no more of a resource."""
         self._asked.get(link, {}).pop(uri, None)
         link.unsubscribe(uri)
 
-    def _is_heard(self, key: Key, link: Announcer, sharing: Sharing) -> bool:
+    def _is_heard(self, key: Key, link: SubscriptionLink, sharing: Sharing) -> bool:
         """Whether anybody follows a resource who can hear of it from this link."""
         server, uri = key
         if link is self._common.get(server):
@@ -148,7 +150,9 @@ class Subscriptions:
 
     # -- links -----------------------------------------------------------------------------------------------------
 
-    def attach(self, server: ServerName, announcer: Announcer | None, owners: Owners | None = None) -> None:
+    def attach(
+        self, server: ServerName, announcer: SubscriptionLink | None, owners: PrivateLinks | None = None
+    ) -> None:
         """Ask `announcer` from now on; None when there is nobody to ask.
 
         `owners` are the links on which not everybody's calls go. They may be there while the common one is not.
@@ -170,17 +174,17 @@ class Subscriptions:
         uris = self._uris.get(server, ())
         return [uri for uri in uris if self._is_for_all(owners, self._listeners[server, uri])] if owners else list(uris)
 
-    def _is_for_all(self, owners: Owners, listeners: Mapping[Tell, Follower | None]) -> bool:
+    def _is_for_all(self, owners: PrivateLinks, listeners: Mapping[Tell, Subscriber | None]) -> bool:
         return any(not self._is_apart(owners, follower) for follower in listeners.values())
 
-    def _is_apart(self, owners: Owners | None, follower: Follower | None) -> bool:
-        return bool(owners) and owners is not None and follower is not None and owners.is_apart(follower)
+    def _is_apart(self, owners: PrivateLinks | None, follower: Subscriber | None) -> bool:
+        return bool(owners) and owners is not None and follower is not None and owners.is_separate(follower)
 
-    def followers(self, server: ServerName) -> Mapping[Follower, Collection[str]]:
+    def followers(self, server: ServerName) -> Mapping[Subscriber, Collection[str]]:
         """What is followed by those who may have a link of their own: that is asked for it too."""
         return self._followed.get(server, {})
 
-    async def ask(self, link: Announcer, uri: str) -> Fault | None:
+    async def ask(self, link: SubscriptionLink, uri: str) -> Fault | None:
         """Have a link tell of a resource, unless it was asked already; the fault if it does not agree."""
         asked = self._asked.setdefault(link, {})
         while (answer := asked.get(uri)) is not None:
@@ -191,13 +195,13 @@ class Subscriptions:
         # Nobody has asked, or who asked has left before it heard.
         return await self._ask(link, uri, asked)
 
-    async def ask_too(self, key: Key, follower: Follower, links: Sequence[Announcer]) -> None:
+    async def subscribe_also(self, key: Key, follower: Subscriber, links: Sequence[SubscriptionLink]) -> None:
         """Have further links tell of a resource, unless its follower has left already."""
         server, uri = key
         if uri in self.followers(server).get(follower, ()):
             await asyncio.gather(*(self.ask(link, uri) for link in links))
 
-    async def _ask(self, link: Announcer, uri: str, asked: dict[str, Answer]) -> Fault | None:
+    async def _ask(self, link: SubscriptionLink, uri: str, asked: dict[str, Answer]) -> Fault | None:
         answer = asked[uri] = asyncio.get_running_loop().create_future()
         try:
             fault = await _subscribe(link, uri)
@@ -208,28 +212,28 @@ class Subscriptions:
                 del asked[uri]
         return fault
 
-    def asked(self, link: Announcer) -> list[str]:
+    def asked(self, link: SubscriptionLink) -> list[str]:
         """What a link tells, or is being asked to."""
         return list(self._asked.get(link, ()))
 
-    def forget(self, link: Announcer) -> None:
+    def forget(self, link: SubscriptionLink) -> None:
         """A link is lost, or its server has forgotten what it was asked."""
         self._asked.pop(link, None)
 
     # -- news ------------------------------------------------------------------------------------------------------
 
-    def updated(self, server: ServerName, uri: str, link: Announcer | None = None) -> None:
+    def updated(self, server: ServerName, uri: str, link: SubscriptionLink | None = None) -> None:
         """A server says that a resource of its was updated, perhaps a part of one that was asked about.
 
         It says so on a link that not everybody shares, or on the common one.
         """
         self._tell(server, [tell for whole in _and_above(uri) for tell in self._hearing(server, whole, link)])
 
-    def missed(self, server: ServerName, uri: str, link: Announcer | None = None) -> None:
+    def missed(self, server: ServerName, uri: str, link: SubscriptionLink | None = None) -> None:
         """A link could not be heard for a while: who hears of this resource from it is told once, to look at it."""
         self._tell(server, self._hearing(server, uri, link))
 
-    def _hearing(self, server: ServerName, uri: str, link: Announcer | None) -> list[Tell]:
+    def _hearing(self, server: ServerName, uri: str, link: SubscriptionLink | None) -> list[Tell]:
         """Who hears of a resource from this link, or from the common one."""
         listeners = self._listeners.get((server, uri))
         if listeners is None:
@@ -239,7 +243,9 @@ class Subscriptions:
             return list(listeners) if link is None else []
         return [tell for tell, follower in listeners.items() if self._hears(owners, follower, uri, link)]
 
-    def _hears(self, owners: Owners, follower: Follower | None, uri: str, link: Announcer | None) -> bool:
+    def _hears(
+        self, owners: PrivateLinks, follower: Subscriber | None, uri: str, link: SubscriptionLink | None
+    ) -> bool:
         own = () if follower is None else owners.own(follower)
         if link is not None:
             return link in own
@@ -247,7 +253,7 @@ class Subscriptions:
             return False
         return not any(_is_yes(self._asked.get(each, {}).get(uri)) for each in own)
 
-    def _links(self, server: ServerName, follower: Follower | None) -> list[Announcer]:
+    def _links(self, server: ServerName, follower: Subscriber | None) -> list[SubscriptionLink]:
         """Where a follower can hear from, its own first."""
         owners, common = self._owners.get(server), self._common.get(server)
         own = [] if owners is None or follower is None else owners.own(follower)
@@ -261,7 +267,7 @@ class Subscriptions:
                 log.exception("a listener of a resource failed", server=server)
 
 
-async def _subscribe(link: Announcer, uri: str) -> Fault | None:
+async def _subscribe(link: SubscriptionLink, uri: str) -> Fault | None:
     try:
         await link.subscribe(uri)
     except Fault as fault:

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 import pytest
 
-from isthmus.core.access.policy import BY_NARROWING, Narrowing, Policy
+from isthmus.core.access.policy import BY_NARROWING, CustomPolicy, Policy
 from isthmus.core.access.tenants import Tenants, TenantSettings
 from isthmus.core.catalog.checks import CheckCache
-from isthmus.core.catalog.reasons import reasons
+from isthmus.core.catalog.reasons import explain_access
 from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
-from isthmus.model.callers import Caller, Grants, Whose
+from isthmus.model.callers import Caller, CallerId, Grants
 from isthmus.model.calls import EVERYTHING, Surface
 from isthmus.model.names import FeatureName, ServerName
 from tests.unit.core.doubles import prompt, ready, resource, template, tool
@@ -27,14 +27,14 @@ class Refusing:
     def __init__(self, *refused: str, to: Iterable[str] = ("planner",)) -> None:
         self._refused = refused
         self._to = to
-        self.asked: set[Whose | None] = set()
+        self.asked: set[CallerId | None] = set()
 
-    def __call__(self, whose: Whose | None, server: ServerName, name: FeatureName) -> bool:
+    def __call__(self, whose: CallerId | None, server: ServerName, name: FeatureName) -> bool:
         self.asked.add(whose)
         return f"{server}.{name}" not in self._refused or whose is None or whose.name not in self._to
 
 
-def snapshot(narrowing: Narrowing | None, *server_statuses: ServerStatus) -> Snapshot:
+def snapshot(narrowing: CustomPolicy | None, *server_statuses: ServerStatus) -> Snapshot:
     return Snapshot(1, {each.server: each for each in server_statuses}, CheckCache(limit_bytes=4096), narrowing)
 
 
@@ -99,7 +99,7 @@ def test_where_somebody_else_decides_nobody_may_use_all_of_a_server() -> None:
 
 
 def test_why_something_is_refused_is_told() -> None:
-    found = {each.exposed: each for each in reasons(snapshot(Refusing("files.write"), *TWO), grants_of(PLANNER))}
+    found = {each.exposed: each for each in explain_access(snapshot(Refusing("files.write"), *TWO), grants_of(PLANNER))}
     assert found["files.write"].why == (("deny", BY_NARROWING, "a policy"),)
     assert found["files.read"].why == (("allow", 0, "*"),)
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.core.access.breaker import Breaker
+from isthmus.core.calls.circuit_breaker import CircuitBreaker
 from isthmus.core.settings import Limits
 
 LIMITS = Limits()
 
 
-def opened(at: float = 0.0) -> Breaker:
-    breaker = Breaker(LIMITS)
+def opened(at: float = 0.0) -> CircuitBreaker:
+    breaker = CircuitBreaker(LIMITS)
     for _ in range(5):
         breaker.failed(at)
     return breaker
 
 
 def test_it_opens_after_five_failures_in_a_row_and_not_before() -> None:
-    breaker = Breaker(LIMITS)
+    breaker = CircuitBreaker(LIMITS)
     for _ in range(4):
         breaker.failed(1.0)
         assert breaker.wait(1.0) == 0
@@ -28,7 +28,7 @@ def test_it_opens_after_five_failures_in_a_row_and_not_before() -> None:
 
 
 def test_a_success_between_failures_starts_the_row_anew() -> None:
-    breaker = Breaker(LIMITS)
+    breaker = CircuitBreaker(LIMITS)
     for _ in range(3):
         for _ in range(2):
             breaker.failed(1.0)
@@ -38,7 +38,7 @@ def test_a_success_between_failures_starts_the_row_anew() -> None:
 
 
 def test_it_opens_when_half_of_at_least_ten_calls_failed() -> None:
-    breaker = Breaker(LIMITS)
+    breaker = CircuitBreaker(LIMITS)
     for _ in range(4):
         breaker.succeeded(1.0)
         breaker.failed(1.0)
@@ -49,7 +49,7 @@ def test_it_opens_when_half_of_at_least_ten_calls_failed() -> None:
 
 
 def test_failures_of_another_window_do_not_count_towards_the_share() -> None:
-    breaker = Breaker(LIMITS)
+    breaker = CircuitBreaker(LIMITS)
     for _ in range(4):
         breaker.succeeded(1.0)
         breaker.failed(1.0)

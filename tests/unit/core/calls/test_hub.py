@@ -13,14 +13,13 @@ from isthmus.core.calls import stages
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
-from isthmus.core.catalog.snapshot import Offer, ServerStatus
-from isthmus.core.ports.learner import Learning
+from isthmus.core.catalog.snapshot import FeatureLists, ServerStatus
+from isthmus.core.ports import ListLoad
 from isthmus.core.settings import CALL_SECONDS, Limits
 from isthmus.model.callers import Caller, Grants
-from isthmus.model.calls import EVERYTHING, Surface
+from isthmus.model.calls import EVERYTHING, ClientCapabilities, Surface
 from isthmus.model.faults import BadArguments, Bug, Cancelled, Draining, NotConnected, UnknownTool
 from isthmus.model.names import ServerName
-from isthmus.model.questions import ClientCapabilities
 from tests.unit.core.doubles import ANYONE, DONE, SERVER, HeldLink, Listener, Notes, Stage, call, ready, tool
 
 SLOW = ServerName("slow")
@@ -128,7 +127,7 @@ async def test_servers_that_change_together_make_one_snapshot() -> None:
     before = hub.snapshot
     starting(hub)
     hub.publish(ServerStatus(SLOW, "ready", is_settled=True))
-    hub.close_lane(SERVER)
+    hub.close_server_queue(SERVER)
     after = hub.snapshot
     assert after is hub.snapshot
     assert after.version == before.version + 1
@@ -139,7 +138,7 @@ async def test_servers_that_change_together_make_one_snapshot() -> None:
 async def test_a_server_that_comes_and_goes_unseen_leaves_nothing() -> None:
     hub = Stage().hub
     starting(hub)
-    hub.close_lane(SLOW)
+    hub.close_server_queue(SLOW)
     assert hub.snapshot.server_statuses.keys() == {SERVER}
 
 
@@ -296,8 +295,8 @@ async def test_a_closed_lane_is_seen_by_nobody_and_nobody_waits_for_it() -> None
     stage = Stage()
     starting(stage.hub)
     running, listener = stage.start()
-    stage.hub.close_lane(SLOW)
-    stage.hub.close_lane(SERVER)
+    stage.hub.close_server_queue(SLOW)
+    stage.hub.close_server_queue(SERVER)
     assert not stage.hub.is_settling()
     assert (stage.hub.snapshot.server_statuses, stage.hub.server_queues) == ({}, {})
     assert stage.hub.running() == 1
@@ -318,7 +317,7 @@ async def test_at_the_end_every_call_is_withdrawn_whatever_lane_it_is_on() -> No
 # -- what single callers are listed --------------------------------------------------------------------------------
 
 ABLE: ClientCapabilities = frozenset({"elicitation"})
-MORE = {ABLE: Offer((tool("read"), tool("ask")), abilities=frozenset({"tools"}))}
+MORE = {ABLE: FeatureLists((tool("read"), tool("ask")), abilities=frozenset({"tools"}))}
 
 
 class Pupil:
@@ -326,11 +325,11 @@ class Pupil:
 
     def __init__(self, stage: Stage, *, knows: bool = False) -> None:
         self.stage = stage
-        self.learning = None if knows else Learning(asyncio.get_running_loop().create_future(), stage.hub.now())
+        self.learning = None if knows else ListLoad(asyncio.get_running_loop().create_future(), stage.hub.now())
         self.asked: list[tuple[Caller, ClientCapabilities]] = []
         stage.hub.open_server_queue(stage.server_queue, ready(tool()), learner=self)
 
-    def learn(self, caller: Caller, client_caps: ClientCapabilities) -> Learning | None:
+    def load_lists(self, caller: Caller, client_caps: ClientCapabilities) -> ListLoad | None:
         self.asked.append((caller, client_caps))
         return self.learning
 
@@ -429,7 +428,7 @@ async def test_what_is_known_to_be_unknown_is_so_at_once() -> None:
 async def test_a_server_that_left_is_not_asked_what_it_lists() -> None:
     stage = Stage(limits=patient())
     pupil = Pupil(stage)
-    stage.hub.close_lane(SERVER)
+    stage.hub.close_server_queue(SERVER)
     stage.hub.open_server_queue(ServerQueue(SERVER, stage.hub.limits), ready(tool()))
     async with asyncio.timeout(30):
         await stage.hub.view_for(ANYONE, EVERYTHING, ABLE)

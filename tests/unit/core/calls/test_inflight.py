@@ -13,10 +13,8 @@ from isthmus.core.calls import inflight as module
 from isthmus.core.calls.deadlines import TICK_SECONDS
 from isthmus.core.calls.inflight import InFlight, OpenQuestion
 from isthmus.core.settings import Limits
-from isthmus.model.events import Event
+from isthmus.model.calls import GIVEN_UP, NOT_ASKED, TOO_LATE, Answered, Event, OnReply, Outcome, Question, Reply
 from isthmus.model.faults import Cancelled, Lost, TimedOut, Unanswered
-from isthmus.model.outcomes import Outcome
-from isthmus.model.questions import GIVEN_UP, NOT_ASKED, TOO_LATE, Answered, OnReply, Question, Reply
 from tests.unit.core.doubles import DONE, PROGRESS, SERVER, Listener, Notes, Stage, call, raw
 
 

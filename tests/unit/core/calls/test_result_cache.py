@@ -12,11 +12,10 @@ from isthmus.core.calls import result_cache as recall_module
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.result_cache import CACHED_KEY, ENTRY_BYTES, RESULT_BYTES_MAX, SECONDS_MAX, ResultCache
 from isthmus.core.calls.server_queue import ServerQueue
-from isthmus.core.catalog.rules import Rules
+from isthmus.core.catalog.rules import ToolRules
 from isthmus.model.callers import Caller, Grants
-from isthmus.model.calls import Call
+from isthmus.model.calls import Call, Outcome, Result
 from isthmus.model.faults import Lost
-from isthmus.model.outcomes import Outcome, Result
 from tests.unit.core.doubles import ANYONE, DONE, SERVER, HeldLink, Listener, Stage, call, raw, ready, resource, tool
 
 OTHER = Caller("other", "default", Grants(("*",)))
@@ -26,7 +25,7 @@ KEPT = ready(
     tool("read"),
     tool("write"),
     resources=[resource(NOTES), resource("file:///other")],
-    rules=Rules(cached=("read",), cache_seconds=10.0, is_trusted=True),
+    rules=ToolRules(cached=("read",), cache_seconds=10.0, is_trusted=True),
 )
 
 
@@ -200,7 +199,7 @@ async def test_what_is_public_is_given_to_everybody_who_may_read_it() -> None:
 
 
 async def test_what_a_server_calls_public_that_is_not_trusted_stays_its_callers_own() -> None:
-    stage = Stage.of(msgspec.structs.replace(KEPT, rules=Rules(cached=("read",), cache_seconds=10.0)))
+    stage = Stage.of(msgspec.structs.replace(KEPT, rules=ToolRules(cached=("read",), cache_seconds=10.0)))
     for asked in (read(), call("files.read")):
         answer(stage, asked, Result(raw({"contents": []}), ttl_seconds=60.0, is_public=True))
         assert not fresh(stage, asked)
@@ -237,7 +236,7 @@ async def test_a_prompt_and_a_completion_are_always_asked() -> None:
 async def test_what_a_removed_server_said_is_forgotten() -> None:
     stage = Stage.of(KEPT)
     answer(stage, call(), DONE)
-    stage.hub.close_lane(SERVER)
+    stage.hub.close_server_queue(SERVER)
     assert len(stage.hub.recall) == 0
 
 
@@ -250,7 +249,7 @@ async def test_what_a_replaced_server_says_late_is_not_taken_for_the_new_ones(*,
         server_queue.attach(HeldLink())
         stage.hub.open_server_queue(server_queue, KEPT)
     else:
-        stage.hub.close_lane(SERVER)
+        stage.hub.close_server_queue(SERVER)
     late.finish(DONE)
     assert len(stage.hub.recall) == 0
 
@@ -338,7 +337,7 @@ async def test_a_shorter_time_holds_for_what_is_kept_already() -> None:
     asked, _ = stage.start(call())
     recall.keep(asked, DONE, 10.0, 0.0)
     assert recall.find(asked, 5.0) is not None
-    shorter = ready(tool("read"), rules=Rules(cached=("read",), cache_seconds=2.0))
+    shorter = ready(tool("read"), rules=ToolRules(cached=("read",), cache_seconds=2.0))
     stage.hub.publish(shorter)
     again, _ = stage.start(call())
     assert again.target.keep_seconds == 2.0

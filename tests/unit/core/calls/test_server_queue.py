@@ -13,7 +13,7 @@ from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants
-from isthmus.model.calls import Call, Surface
+from isthmus.model.calls import Answered, Call, Outcome, Question, Surface
 from isthmus.model.faults import (
     BadReply,
     BreakerOpen,
@@ -29,8 +29,6 @@ from isthmus.model.faults import (
     UnknownTool,
 )
 from isthmus.model.names import FeatureName
-from isthmus.model.outcomes import Outcome
-from isthmus.model.questions import Answered, Question
 from tests.unit.core.doubles import DONE, SERVER, HeldLink, HeldPool, Listener, Stage, call, raw, ready, tool
 
 SMALL = Limits(max_calls=2, max_queued=3)
@@ -789,7 +787,7 @@ async def test_calls_wait_for_a_server_that_has_just_gone_and_are_sent_in_order_
 
 async def test_a_server_that_is_back_is_not_taken_for_away_when_the_grace_would_have_been_over() -> None:
     stage = patient(0.02, limits=Limits(max_calls=1))
-    take_back = stage.server_queue.tell_of_link(lambda _server_queue: None)
+    take_back = stage.server_queue.watch_link(lambda _server_queue: None)
     take_back()
     stage.server_queue.attach(stage.link)
     stage.start()

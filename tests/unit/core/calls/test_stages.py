@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from isthmus.core.calls.server_queue import ServerQueue
-from isthmus.core.catalog.rules import Rules
+from isthmus.core.catalog.rules import ToolRules
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.settings import CALL_SECONDS, Limits
 from isthmus.model.callers import Caller, Grants
@@ -97,14 +97,14 @@ async def test_defaults_are_filled_in_before_the_check_and_reach_the_server() ->
     strict = tool(
         "read", inputSchema={"type": "object", "required": ["root"], "properties": {"root": {"type": "string"}}}
     )
-    stage = Stage.of(ready(strict, rules=Rules(defaults={"read": {"root": "/srv"}})))
+    stage = Stage.of(ready(strict, rules=ToolRules(defaults={"read": {"root": "/srv"}})))
     inflight, _ = stage.start(call(arguments={"path": 1}))
     assert json.loads(bytes(inflight.call.arguments)) == {"path": 1, "root": "/srv"}
     assert stage.start(call(arguments={"root": 7}))[1].fault.reason == "bad_arguments"
 
 
 async def test_a_tool_without_defaults_gets_the_callers_own_bytes() -> None:
-    stage = Stage.of(ready(tool(), rules=Rules(defaults={"write": {"root": "/srv"}})))
+    stage = Stage.of(ready(tool(), rules=ToolRules(defaults={"write": {"root": "/srv"}})))
     text = msgspec.Raw(b'{ "path" : 1 }')
     inflight = stage.hub.start(msgspec.structs.replace(call(), arguments=text), Listener())
     assert inflight.call.arguments is text
@@ -190,7 +190,7 @@ async def test_a_method_is_of_one_server_alone(surface: Surface) -> None:
 
 
 async def test_a_method_would_tell_what_the_operator_does_not_show() -> None:
-    stage = versed(msgspec.structs.replace(OFFER, rules=Rules(hidden=("write",))))
+    stage = versed(msgspec.structs.replace(OFFER, rules=ToolRules(hidden=("write",))))
     assert isinstance(stage.start(method())[1].fault, UnknownTool)
 
 

@@ -19,10 +19,9 @@ from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants
-from isthmus.model.calls import Call
+from isthmus.model.calls import Call, Outcome, Result
 from isthmus.model.faults import Lost
 from isthmus.model.names import ServerName
-from isthmus.model.outcomes import Outcome, Result
 from tests.unit.core.doubles import HeldLink, Listener, Notes, call, raw, ready, tool
 
 PROGRAMS = (*range(4_000),) if "ISTHMUS_SOAK" in os.environ else (*range(60), 3530)
@@ -77,8 +76,8 @@ class Program:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         notes = Notes()
-        self.witness = SlowWitness() if self.chance.random() < 0.3 else None
-        notes.witness = self.witness  # type: ignore[assignment]
+        self.audit_gate = SlowWitness() if self.chance.random() < 0.3 else None
+        notes.audit_gate = self.audit_gate  # type: ignore[assignment]
         self.hub = Hub(Limits(tenant_calls=8), notes)
         self.tenants = self.chance.choices(TENANTS, k=4)
         """Some call more than others."""
@@ -147,12 +146,12 @@ class Program:
         self.hub.tenants.know(self.chance.choice(KNOWN), set(self.chance.sample(TENANTS, 1)))
 
     def write(self) -> None:
-        if self.witness is not None and self.witness.unwritten:
-            self.witness.unwritten.pop(0)()
+        if self.audit_gate is not None and self.audit_gate.unwritten:
+            self.audit_gate.unwritten.pop(0)()
 
     def finish(self) -> None:
         """Let everything end that still can."""
-        while self.open_calls or (self.witness is not None and self.witness.unwritten):
+        while self.open_calls or (self.audit_gate is not None and self.audit_gate.unwritten):
             for inflight in self.open_calls:
                 inflight.cancel("enough")
             self.write()
@@ -179,7 +178,7 @@ class Program:
         waiting = [*server_queue._queue, *server_queue._held]
         assert len(set(waiting)) == len(waiting)
         assert set(waiting) <= {each for each in calls if each.link is None}
-        if self.witness is None:
+        if self.audit_gate is None:
             assert len(waiting) == sum(each.link is None for each in calls), "a call waits nowhere"
         if server_queue.has_link and server_queue.running < server_queue.max_calls:
             assert not server_queue._queue, "a call waits beside a free slot"

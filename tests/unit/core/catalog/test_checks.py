@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isthmus.core.catalog.checks import CheckCache, unchecked
+from isthmus.core.catalog.checks import CheckCache, no_check
 from tests.unit.core.doubles import raw, tool
 
 TEXT = {"type": "object", "required": ["text"]}
@@ -44,4 +44,4 @@ def test_the_number_of_checks_kept_is_bounded() -> None:
 
 
 def test_what_has_no_schema_here_is_never_refused_here() -> None:
-    assert unchecked(raw(["anything"])) is None
+    assert no_check(raw(["anything"])) is None

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from isthmus.core.access.policy import HINT, TAG
-from isthmus.core.catalog.labels import MEMBERS, labels_of
-from isthmus.core.catalog.rules import NO_RULES, Rules
+from isthmus.core.catalog.labels import HINT_MEMBERS, labels_of
+from isthmus.core.catalog.rules import NO_TOOL_RULES, ToolRules
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
 from tests.unit.core.doubles import prompt, resource, tool
 
-TRUSTED = Rules(is_trusted=True)
+TRUSTED = ToolRules(is_trusted=True)
 
 FEARED = {"hint:destructive", "hint:open-world"}
 """What is so of a tool as long as nobody who is believed says otherwise."""
@@ -43,9 +43,9 @@ def test_a_trusted_server_is_believed_and_its_silence_is_what_the_protocol_says(
     assert hints(**members) == said
 
 
-@pytest.mark.parametrize("claims", [{}, {member: False for member, _ in MEMBERS.values()}, {"readOnlyHint": True}])
+@pytest.mark.parametrize("claims", [{}, {member: False for member, _ in HINT_MEMBERS.values()}, {"readOnlyHint": True}])
 def test_no_other_server_talks_its_way_into_a_permission_or_out_of_a_denial(claims: dict[str, bool]) -> None:
-    labels = labels_of(tool(annotations=claims), NO_RULES)
+    labels = labels_of(tool(annotations=claims), NO_TOOL_RULES)
     assert labels.believed == frozenset()
     assert labels.suspected >= FEARED
     assert ("hint:read-only" in labels.suspected) == bool(claims.get("readOnlyHint"))
@@ -54,7 +54,7 @@ def test_no_other_server_talks_its_way_into_a_permission_or_out_of_a_denial(clai
 @pytest.mark.parametrize("member", ["fastmcp", "_fastmcp"])
 @pytest.mark.parametrize("is_trusted", [True, False])
 def test_tags_of_a_server_are_read_where_fastmcp_writes_them(member: str, *, is_trusted: bool) -> None:
-    labels = labels_of(tool(_meta={member: {"tags": ["safe", 5, None]}}), Rules(is_trusted=is_trusted))
+    labels = labels_of(tool(_meta={member: {"tags": ["safe", 5, None]}}), ToolRules(is_trusted=is_trusted))
     assert ("tag:safe" in labels.believed) == is_trusted
     assert [label for label in labels.suspected if label.startswith(TAG)] == ["tag:safe"]
 
@@ -66,7 +66,7 @@ def test_what_is_no_list_of_tags_is_none(meta: object) -> None:
 
 
 def test_the_operators_own_tags_always_count() -> None:
-    rules = Rules(tags={"*": ("ours",), "read": ("safe",)})
+    rules = ToolRules(tags={"*": ("ours",), "read": ("safe",)})
     assert labels_of(tool("read"), rules).believed == {"tag:ours", "tag:safe"}
     assert labels_of(tool("write"), rules).believed == {"tag:ours"}
     assert labels_of(prompt("read"), rules).believed == {"tag:ours", "tag:safe"}
@@ -74,7 +74,7 @@ def test_the_operators_own_tags_always_count() -> None:
 
 def test_only_tools_have_hints() -> None:
     assert labels_of(prompt(), TRUSTED).suspected == frozenset()
-    assert labels_of(resource("a:b", annotations={"readOnlyHint": True}), NO_RULES).suspected == frozenset()
+    assert labels_of(resource("a:b", annotations={"readOnlyHint": True}), NO_TOOL_RULES).suspected == frozenset()
 
 
 @pytest.mark.parametrize("odd", [b"9" * 5000 + b"}", b"[" * 100_000, b'"\xff"}'])

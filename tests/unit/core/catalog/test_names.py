@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from isthmus.core.catalog import names
-from isthmus.core.catalog.names import Ambiguous, Pair, canonical, llm_aliases, llm_table, resolve, suggestions
+from isthmus.core.catalog.names import AmbiguousName, Pair, canonical, llm_aliases, llm_table, resolve, suggestions
 from isthmus.model.names import FeatureName, ServerName
 
 
@@ -99,7 +99,7 @@ def test_a_built_in_tool_wins_over_servers_with_one_of_that_name() -> None:
 
 @pytest.mark.parametrize("said", ["search", "mcp.search"])
 def test_an_ambiguous_name_is_an_error_that_lists_the_candidates(said: str) -> None:
-    with pytest.raises(Ambiguous) as told:
+    with pytest.raises(AmbiguousName) as told:
         resolve(said, PAIRS)
     assert told.value.candidates == ["files.search", "web.search"]
     assert "files.search, web.search" in str(told.value)

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from isthmus.core.catalog import pins as module
-from isthmus.core.catalog.pins import Key, Pinning, Pins, Sighting, canonical, fingerprint_of
+from isthmus.core.catalog.pins import PinKey, Pinning, Pins, Sighting, canonical_definition, fingerprint_of
+from isthmus.model.calls import ClientCapabilities
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.model.questions import ClientCapabilities
 
 SERVER = ServerName("s")
 SOME: ClientCapabilities = frozenset({"sampling"})
@@ -26,7 +26,7 @@ def tool(description: str, name: str = "t", server: str = SERVER) -> Tool:
 class Watched:
     """Pins, and what they told."""
 
-    def __init__(self, mode: Pinning = "strict", known: Mapping[Key, bytes] | None = None, *waiting: Key) -> None:
+    def __init__(self, mode: Pinning = "strict", known: Mapping[PinKey, bytes] | None = None, *waiting: PinKey) -> None:
         self.mode: Pinning = mode
         self.told: list[Sighting] = []
         self.pins = Pins(known or {}, lambda _: self.mode, self.told.append, waiting)
@@ -52,7 +52,7 @@ def test_what_looks_as_it_did_again_waits_no_more() -> None:
 
 def test_and_so_it_does_after_a_restart() -> None:
     key = (SERVER, "", FeatureName("t"))
-    seen = Watched("strict", {key: fingerprint_of(canonical(tool("a")))}, key)
+    seen = Watched("strict", {key: fingerprint_of(canonical_definition(tool("a")))}, key)
     assert seen.pins.passes(tool("a"))
     assert [each.is_withheld for each in seen.told] == [False]
 
@@ -71,7 +71,7 @@ def test_one_server_takes_no_room_of_others(monkeypatch: pytest.MonkeyPatch) -> 
     passed = [seen.pins.passes(tool("a", f"t{number}")) for number in range(5)]
     assert passed == [True, True, True, False, False]
     assert seen.pins.passes(tool("a", "t0", "other"))
-    seen.pins.approve(SERVER, "", FeatureName("t4"), fingerprint_of(canonical(tool("a", "t4"))))
+    seen.pins.approve(SERVER, "", FeatureName("t4"), fingerprint_of(canonical_definition(tool("a", "t4"))))
     assert seen.pins.passes(tool("a", "t4")), "what was approved is remembered though there is no room"
 
 
@@ -86,5 +86,5 @@ def test_what_cannot_be_remembered_is_not_told_for_ever(mode: Pinning, monkeypat
 
 @pytest.mark.parametrize("raw", [b'{"a": "\xff"}', b"[" * 3000 + b"]" * 3000, b'{"a": 1' + b"0" * 5000 + b"}"])
 def test_what_no_parser_takes_has_a_definition_that_can_be_shown(raw: bytes) -> None:
-    shown = canonical(Tool.of(SERVER, FeatureName("t"), {"inputSchema": msgspec.Raw(raw)}))
+    shown = canonical_definition(Tool.of(SERVER, FeatureName("t"), {"inputSchema": msgspec.Raw(raw)}))
     assert msgspec.json.decode(msgspec.json.format(shown))

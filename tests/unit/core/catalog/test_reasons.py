@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.core.catalog.checks import CheckCache
-from isthmus.core.catalog.reasons import reasons
-from isthmus.core.catalog.rules import Rules
+from isthmus.core.catalog.reasons import explain_access
+from isthmus.core.catalog.rules import ToolRules
 from isthmus.core.catalog.snapshot import Snapshot
 from isthmus.model.callers import Grants
 from isthmus.model.calls import EVERYTHING
@@ -22,7 +22,7 @@ STANDINGS = {
         prompts=[prompt("ask")],
         resources=[resource("note:one")],
         templates=[template("note:{n}")],
-        rules=Rules(is_trusted=True, tags={"write": ("loud",)}),
+        rules=ToolRules(is_trusted=True, tags={"write": ("loud",)}),
     ),
     WEB: ready(tool("read", WEB, annotations={"readOnlyHint": True}), server=WEB),
 }
@@ -36,7 +36,7 @@ def test_everything_is_told_of_and_the_reason_is_why_the_table_has_it_or_not(
     allow: tuple[str, ...], deny: tuple[str, ...], bounds: tuple[str, ...] | None
 ) -> None:
     grants = Grants(allow, deny, None if bounds is None else Grants(bounds))
-    found = reasons(SNAPSHOT, grants)
+    found = explain_access(SNAPSHOT, grants)
     assert [(reason.listed, reason.exposed) for reason in found] == [
         ("tools", "files.read"), ("tools", "files.write"), ("tools", "web.read"), ("prompts", "files.ask"),
         ("resources", "note:one"), ("templates", "note:{n}"),

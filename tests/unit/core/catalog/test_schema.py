@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.core.catalog.schema import DETAIL_LENGTH_MAX, EXPENSIVE, Unchecked, compile_check
+from isthmus.core.catalog.schema import DETAIL_LENGTH_MAX, EXPENSIVE, UnusableSchema, compile_check
 from tests.unit.core.doubles import raw
 
 ECHO = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
@@ -86,17 +86,17 @@ def test_arguments_that_cannot_be_read_are_refused_and_break_nothing(text: bytes
     ],
 )
 def test_a_schema_that_points_outside_or_is_none_cannot_be_used_and_says_why(schema: Any) -> None:
-    with pytest.raises(Unchecked, match="its schema cannot be used"):
+    with pytest.raises(UnusableSchema, match="its schema cannot be used"):
         compile_check(raw(schema), limit_bytes=4096)
 
 
 def test_a_schema_that_is_no_json_cannot_be_used() -> None:
-    with pytest.raises(Unchecked):
+    with pytest.raises(UnusableSchema):
         compile_check(msgspec.Raw(b'{"type":'), limit_bytes=4096)
 
 
 def test_a_schema_over_the_limit_is_not_even_read() -> None:
-    with pytest.raises(Unchecked, match="its schema has 114 bytes, the limit is 113"):
+    with pytest.raises(UnusableSchema, match="its schema has 114 bytes, the limit is 113"):
         compile_check(msgspec.Raw(json.dumps(ECHO).ljust(114).encode()), limit_bytes=113)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.core.catalog.schema import Unchecked, compile_check
+from isthmus.core.catalog.schema import UnusableSchema, compile_check
 from isthmus.core.catalog.schema_cost import SUBSCHEMAS_MAX, measure
 from tests.unit.core.doubles import raw
 
@@ -77,7 +77,7 @@ def test_a_schema_of_bounded_work_passes_and_compiles(label: str) -> None:
 @pytest.mark.parametrize("label", UNBOUNDED)
 def test_a_schema_whose_work_cannot_be_bounded_is_not_used(label: str) -> None:
     schema, why = UNBOUNDED[label]
-    with pytest.raises(Unchecked, match=why):
+    with pytest.raises(UnusableSchema, match=why):
         compile_check(raw(schema), limit_bytes=1 << 20, budget=None)
 
 

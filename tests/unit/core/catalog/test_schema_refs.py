@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.core.catalog.schema_refs import way_out
+from isthmus.core.catalog.schema_refs import outside_reference
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
 
@@ -71,7 +71,7 @@ OUTSIDE: dict[str, Any] = {
 
 def told(schema: object, member: str = "inputSchema") -> str | None:
     text = schema if isinstance(schema, bytes) else json.dumps(schema).encode()
-    return way_out(Tool.of(ServerName("s"), FeatureName("t"), {member: msgspec.Raw(text)}))
+    return outside_reference(Tool.of(ServerName("s"), FeatureName("t"), {member: msgspec.Raw(text)}))
 
 
 @pytest.mark.parametrize("what", INSIDE)
@@ -105,4 +105,4 @@ def test_no_way_of_writing_hides_it(text: bytes) -> None:
 
 
 def test_a_tool_without_schemas_leads_nowhere() -> None:
-    assert way_out(Tool.of(ServerName("s"), FeatureName("t"), {})) is None
+    assert outside_reference(Tool.of(ServerName("s"), FeatureName("t"), {})) is None

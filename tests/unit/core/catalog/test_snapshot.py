@@ -11,14 +11,13 @@ import pytest
 
 from isthmus.core.catalog import snapshot as snapshots
 from isthmus.core.catalog.checks import CheckCache
-from isthmus.core.catalog.rules import Rules
-from isthmus.core.catalog.snapshot import Offer, ServerStatus, Snapshot
+from isthmus.core.catalog.rules import ToolRules
+from isthmus.core.catalog.snapshot import FeatureLists, ServerStatus, Snapshot
 from isthmus.core.catalog.view import ServerState, View
 from isthmus.model.callers import Grants
-from isthmus.model.calls import EVERYTHING, Surface
+from isthmus.model.calls import EVERYTHING, NO_CAPABILITIES, ClientCapabilities, Surface
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 from tests.unit.core.doubles import prompt, raw, ready, resource, template, tool
 
 ALL = Grants(("*",))
@@ -149,19 +148,19 @@ NEEDY = tool("read", inputSchema={"type": "object", "required": ["root", "name"]
 
 
 def test_a_tool_that_is_not_shown_is_neither_listed_nor_called() -> None:
-    ruled = ready(tool("read"), tool("write"), rules=Rules(hidden=("write",)))
+    ruled = ready(tool("read"), tool("write"), rules=ToolRules(hidden=("write",)))
     view = snapshot(ruled).view(ALL, EVERYTHING)
     assert names(view) == ["files.read"]
     assert view.find("tool", "files.write") is None
 
 
 def test_rules_grant_nothing() -> None:
-    ruled = ready(tool("read"), tool("write"), rules=Rules(only=("read", "write")))
+    ruled = ready(tool("read"), tool("write"), rules=ToolRules(only=("read", "write")))
     assert names(snapshot(ruled).view(Grants(("files.read",)), EVERYTHING)) == ["files.read"]
 
 
 def test_what_is_filled_in_is_listed_as_not_required_and_checked_all_the_same() -> None:
-    ruled = ready(NEEDY, rules=Rules(defaults={"read": {"root": "/srv"}}))
+    ruled = ready(NEEDY, rules=ToolRules(defaults={"read": {"root": "/srv"}}))
     route = snapshot(ruled).view(ALL, EVERYTHING).routes["files.read"]
     assert bytes(route.feature.definition["inputSchema"]) == b'{"type":"object","required":["name"]}'
     assert bytes(route.defaults["root"]) == b'"/srv"'
@@ -170,15 +169,15 @@ def test_what_is_filled_in_is_listed_as_not_required_and_checked_all_the_same() 
 
 
 def test_only_tools_whose_results_may_be_kept_say_for_how_long() -> None:
-    ruled = ready(tool("read"), tool("write"), rules=Rules(cached=("read",), cache_seconds=5.0))
+    ruled = ready(tool("read"), tool("write"), rules=ToolRules(cached=("read",), cache_seconds=5.0))
     routes = snapshot(ruled).view(ALL, EVERYTHING).routes
     assert [route.keep_seconds for route in routes.values()] == [5.0, 0.0]
 
 
 def test_a_change_of_rules_changes_the_digest_only_where_it_is_seen() -> None:
     plain = snapshot(ready(NEEDY)).view(ALL, EVERYTHING).digest
-    kept = snapshot(ready(NEEDY, rules=Rules(cached=("*",)))).view(ALL, EVERYTHING).digest
-    eased = snapshot(ready(NEEDY, rules=Rules(defaults={"read": {"root": "/"}}))).view(ALL, EVERYTHING).digest
+    kept = snapshot(ready(NEEDY, rules=ToolRules(cached=("*",)))).view(ALL, EVERYTHING).digest
+    eased = snapshot(ready(NEEDY, rules=ToolRules(defaults={"read": {"root": "/"}}))).view(ALL, EVERYTHING).digest
     assert kept == plain != eased
 
 
@@ -231,7 +230,7 @@ def test_a_server_that_is_away_counts_as_listed_whatever_it_offered(list_of: str
 
 ABLE: ClientCapabilities = frozenset({"elicitation"})
 OTHER: ClientCapabilities = frozenset({"sampling"})
-MORE = Offer(
+MORE = FeatureLists(
     (tool("read"), tool("ask")), resources=(resource("file:///x"),), abilities=frozenset({"tools", "resources"})
 )
 
@@ -257,13 +256,13 @@ def test_those_to_whom_nothing_else_is_listed_share_everybodys_view() -> None:
 
 
 def test_the_operators_rules_hold_for_every_profile() -> None:
-    ruled = msgspec.structs.replace(varied(tool("read")), rules=Rules(hidden=("ask",)))
+    ruled = msgspec.structs.replace(varied(tool("read")), rules=ToolRules(hidden=("ask",)))
     assert names(snapshot(ruled).view(ALL, EVERYTHING, ABLE)) == ["files.read"]
 
 
 def test_a_name_means_the_same_in_every_profile() -> None:
     clash = ready(tool("x_ask", "a"), server="a"), ready(tool("y", "a_x"), server="a_x")
-    hidden = msgspec.structs.replace(clash[1], variants={ABLE: Offer((tool("ask", "a_x"),))})
+    hidden = msgspec.structs.replace(clash[1], variants={ABLE: FeatureLists((tool("ask", "a_x"),))})
     plain = names(snapshot(*clash).view(ALL, Surface("llm")))
     assert plain[0] == "mcp_a_x_ask"
     taken = snapshot(clash[0], hidden)
@@ -381,8 +380,8 @@ def test_a_call_finds_exactly_what_is_listed_whether_or_not_anybody_has_listed_i
 ) -> None:
     monkeypatch.setattr(snapshots, "MANY", many)
     files = msgspec.structs.replace(
-        ready(tool("read"), tool("secret"), rules=Rules(hidden=("secret",))),
-        variants={CURIOUS: Offer((tool("read"), tool("extra")))},
+        ready(tool("read"), tool("secret"), rules=ToolRules(hidden=("secret",))),
+        variants={CURIOUS: FeatureLists((tool("read"), tool("extra")))},
     )
     taken = snapshot(TWO[0], files)
     grants = Grants(("files",))
@@ -423,7 +422,7 @@ LABELLED = ready(
 
 
 def labelled(**rules: Any) -> Snapshot:
-    return snapshot(msgspec.structs.replace(LABELLED, rules=Rules(**rules)), ready(tool("search", WEB), server=WEB))
+    return snapshot(msgspec.structs.replace(LABELLED, rules=ToolRules(**rules)), ready(tool("search", WEB), server=WEB))
 
 
 def test_a_label_lets_in_what_has_it_and_shows_no_other_server() -> None:
@@ -483,7 +482,9 @@ def test_what_the_operator_tagged_is_denied_by_its_tag_though_the_server_does_no
     tagged: str, *, has_template: bool
 ) -> None:
     templates = [template("{+any}")] if has_template else []
-    server_status = ready(templates=templates, resources=[resource("open:x")], rules=Rules(tags={tagged: ("ours",)}))
+    server_status = ready(
+        templates=templates, resources=[resource("open:x")], rules=ToolRules(tags={tagged: ("ours",)})
+    )
     for grants in (Grants(("*",), ("tag:ours",)), Grants(("*",), within=Grants(("*",), ("tag:ours",)))):
         view = snapshot(server_status).view(grants, EVERYTHING)
         assert view.find("resource", "secret:x") is None
@@ -493,7 +494,7 @@ def test_what_the_operator_tagged_is_denied_by_its_tag_though_the_server_does_no
 def test_a_resource_that_is_denied_where_others_are_listed_it_is_not_had_by_a_template() -> None:
     secret = resource("secret:x", _meta={"fastmcp": {"tags": ["ours"]}})
     others: ClientCapabilities = frozenset({"roots"})
-    offer = Offer(templates=(template("secret:{name}"),), abilities=frozenset({"resources"}))
+    offer = FeatureLists(templates=(template("secret:{name}"),), abilities=frozenset({"resources"}))
     server_status = msgspec.structs.replace(ready(resources=[secret]), variants={others: offer})
     assert snapshot(server_status).view(ALL, EVERYTHING, others).find("resource", "secret:x") is not None
     assert (
@@ -531,7 +532,7 @@ def test_a_denied_uri_is_not_had_by_a_template_in_another_spelling(uri: str) -> 
 
 # -- servers without a list ------------------------------------------------------------------------------------------
 
-PLAIN = ready(is_unlisted=True, rules=Rules(hidden=("format",), defaults={"read": {"lines": 10}}, cached=("read",)))
+PLAIN = ready(is_unlisted=True, rules=ToolRules(hidden=("format",), defaults={"read": {"lines": 10}}, cached=("read",)))
 
 
 @pytest.mark.parametrize(

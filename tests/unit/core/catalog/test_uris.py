@@ -9,7 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.core.catalog.names import Pair
-from isthmus.core.catalog.uris import PRECISE_MAX, Claims, Shape, is_qualified, owner_of, qualified, uri_table
+from isthmus.core.catalog.uris import (
+    PRECISE_MAX,
+    TemplateClaims,
+    TemplateShape,
+    is_qualified,
+    qualified,
+    split_qualified,
+    uri_table,
+)
 from isthmus.model.names import FeatureName, ServerName
 
 steady = settings(deadline=None, derandomize=True, max_examples=200)
@@ -47,7 +55,7 @@ def test_a_qualified_uri_says_whose_it_is() -> None:
     for uri in ("file:///x", "", "a/b", "isthmus://hub/b/x"):
         shown = qualified(ServerName("a-b"), uri)
         assert is_qualified(shown)
-        assert owner_of(shown) == ("a-b", uri)
+        assert split_qualified(shown) == ("a-b", uri)
 
 
 URIS = st.sampled_from(["x", "y", "a/x", "isthmus://hub/", "isthmus://hub/a/x", "isthmus://hub/b/x", "{x}"])
@@ -90,7 +98,7 @@ def test_every_uri_that_is_shown_belongs_to_one_server_and_names_no_other(pairs:
     ],
 )
 def test_a_template_stands_for_what_has_its_literal_parts_in_order(template: str, uri: str, *, fits: bool) -> None:
-    assert Shape(template).fits(uri) is fits
+    assert TemplateShape(template).fits(uri) is fits
 
 
 def _naively(parts: tuple[str, ...], uri: str) -> bool:
@@ -115,18 +123,23 @@ LITERALS = st.text("ab", max_size=4)
 @given(st.lists(LITERALS, min_size=1, max_size=5), st.text("ab", max_size=14))
 @steady
 def test_fitting_is_what_trying_every_way_finds(parts: list[str], uri: str) -> None:
-    assert Shape("{v}".join(parts)).fits(uri) is _naively(tuple(parts), uri)
+    assert TemplateShape("{v}".join(parts)).fits(uri) is _naively(tuple(parts), uri)
 
 
 @given(st.lists(LITERALS, min_size=1, max_size=5), st.lists(LITERALS, min_size=4, max_size=4))
 @steady
 def test_whatever_the_variables_are_the_result_fits(parts: list[str], values: list[str]) -> None:
     expanded = parts[0] + "".join(value + part for value, part in zip(values, parts[1:], strict=False))
-    assert Shape("{v}".join(parts)).fits(expanded)
+    assert TemplateShape("{v}".join(parts)).fits(expanded)
 
 
 def test_the_more_is_literal_the_more_it_weighs() -> None:
-    assert Shape("file:///home/{path}").weight > Shape("file:///{path}").weight > Shape("{uri}").weight == 0
+    assert (
+        TemplateShape("file:///home/{path}").weight
+        > TemplateShape("file:///{path}").weight
+        > TemplateShape("{uri}").weight
+        == 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,7 +148,7 @@ def test_the_more_is_literal_the_more_it_weighs() -> None:
 )
 def test_a_template_made_to_take_ages_does_not(template: str) -> None:
     # An expression with as many wildcards would not end in a lifetime: that this returns at all is what is shown.
-    shape = Shape(template)
+    shape = TemplateShape(template)
     for uri in ("b" * 8000, "b" * 8000 + "d", "ab" * 4000):
         shape.fits(uri)
 
@@ -159,14 +172,14 @@ def test_a_template_made_to_take_ages_does_not(template: str) -> None:
 def test_a_template_claims_what_it_may_stand_for_of_its_own_scheme(
     template: str, uri: str, *, is_claimed: bool
 ) -> None:
-    claims = Claims([pair("owner", template)])
+    claims = TemplateClaims([pair("owner", template)])
     assert claims.by_others(ServerName("other"), uri) == is_claimed
     assert not claims.by_others(ServerName("owner"), uri)
 
 
 def test_a_server_with_very_many_templates_claims_their_scheme() -> None:
-    claims = Claims(pair("owner", f"db://t{n}/{{id}}") for n in range(PRECISE_MAX + 1))
+    claims = TemplateClaims(pair("owner", f"db://t{n}/{{id}}") for n in range(PRECISE_MAX + 1))
     assert claims.by_others(ServerName("other"), "db://elsewhere")
     assert not claims.by_others(ServerName("other"), "file:///x")
-    few = Claims(pair("owner", f"db://t{n}/{{id}}") for n in range(PRECISE_MAX))
+    few = TemplateClaims(pair("owner", f"db://t{n}/{{id}}") for n in range(PRECISE_MAX))
     assert not few.by_others(ServerName("other"), "db://elsewhere")

@@ -8,25 +8,22 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Raw
 
-from isthmus.core.audit.facts import Fact
+from isthmus.core.audit import Fact
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.ports.journal import Document, OnVerdict, Verdict
-from isthmus.core.tasks.draft import Draft
-from isthmus.core.tasks.engine import Engine
-from isthmus.core.tasks.live import Live
-from isthmus.core.tasks.record import Owner, Record, owner_of
-from isthmus.core.tasks.reports import Noted
+from isthmus.core.ports import Document, OnWritten, WriteResult
+from isthmus.core.tasks.engine import TaskEngine
+from isthmus.core.tasks.live_task import LiveTask, NewTask, Report
+from isthmus.core.tasks.record import TaskOwner, TaskRecord, owner_of
 from isthmus.model.callers import Caller
-from isthmus.model.calls import Call
-from isthmus.model.conversation import ABSENT, Message, TaskState, Text
-from isthmus.model.events import Event
+from isthmus.model.calls import Call, Event
+from isthmus.model.tasks import ABSENT, Message, TaskState, TextPart
 from isthmus.storage.memory import MemoryJournal
 from tests.unit.core.doubles import ANYONE, Stage, call
 
 SECONDS = 30.0
 """Longer than anything here takes: who waits for so long has found a hang."""
 
-OWNER: Owner = owner_of(ANYONE)
+OWNER: TaskOwner = owner_of(ANYONE)
 
 
 class HeldJournal(MemoryJournal):
@@ -34,16 +31,16 @@ class HeldJournal(MemoryJournal):
 
     def __init__(self) -> None:
         super().__init__()
-        self.waiting: deque[tuple[Sequence[Document], OnVerdict]] = deque()
+        self.waiting: deque[tuple[Sequence[Document], OnWritten]] = deque()
         self.is_held = True
 
-    def write(self, documents: Sequence[Document], done: OnVerdict, facts: Sequence[Fact] = ()) -> None:
+    def write(self, documents: Sequence[Document], done: OnWritten, facts: Sequence[Fact] = ()) -> None:
         if self.is_held:
             self.waiting.append((documents, done))
         else:
             super().write(documents, done)
 
-    def settle(self, verdict: Verdict = "kept", *, is_kept: bool = False) -> Verdict:
+    def settle(self, verdict: WriteResult = "kept", *, is_kept: bool = False) -> WriteResult:
         """Do what was asked first; `unknown` may be written or not."""
         documents, done = self.waiting.popleft()
         told = self._write(documents) if verdict == "kept" or is_kept else verdict
@@ -60,15 +57,15 @@ class HeldJournal(MemoryJournal):
 class Ears:
     """A listener that remembers what it was told."""
 
-    def __init__(self, live: Live) -> None:
-        self.heard: list[Record] = []
+    def __init__(self, live: LiveTask) -> None:
+        self.heard: list[TaskRecord] = []
         self.events: list[Event] = []
         live.listeners[self] = None
 
-    def moved(self, record: Record) -> None:
+    def task_changed(self, record: TaskRecord) -> None:
         self.heard.append(record)
 
-    def happened(self, record: Record, noted: Noted) -> None:
+    def task_reported(self, record: TaskRecord, noted: Report) -> None:
         self.events.append(noted.event)
 
     @property
@@ -85,7 +82,7 @@ class Workshop:
         self.link = self.stage.link
         self.journal = journal or MemoryJournal()
         self.seconds = 1_000.0
-        self.engine = Engine(self.stage.hub, self.journal, self.now)
+        self.engine = TaskEngine(self.stage.hub, self.journal, self.now)
 
     def now(self) -> float:
         self.seconds += 1.0
@@ -96,7 +93,7 @@ class Workshop:
         """What reached the server."""
         return self.link.sent
 
-    async def begin(self, asked: Call | None = None, *, id: str = "") -> Live:
+    async def begin(self, asked: Call | None = None, *, id: str = "") -> LiveTask:
         """Begin a task that calls the server's tool."""
         async with asyncio.timeout(SECONDS):
             return await self.engine.begin(draft(asked or call(), id=id))
@@ -110,14 +107,14 @@ def draft(
     id: str = "",
     metadata: Raw = ABSENT,
     besides: tuple[Document, ...] = (),
-) -> Draft:
+) -> NewTask:
     """A task to be made; without a call it waits for its caller."""
-    return Draft(caller, "talk", "1.0", (said("begin"),), state, asked, metadata=metadata, id=id, besides=besides)
+    return NewTask(caller, "talk", "1.0", (said("begin"),), state, asked, metadata=metadata, id=id, besides=besides)
 
 
 def said(text: str, id: str = "m1") -> Message:
     """A message of the caller's."""
-    return Message(id, "user", (Text(text, metadata=Raw(b"{}")),))
+    return Message(id, "user", (TextPart(text, metadata=Raw(b"{}")),))
 
 
 async def turns(count: int = 5) -> None:

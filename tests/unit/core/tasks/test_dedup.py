@@ -5,28 +5,36 @@ from __future__ import annotations
 import pytest
 from msgspec import Raw
 
-from isthmus.core.tasks.record import Owner, Record
-from isthmus.core.tasks.repeats import KEPT_SECONDS, Keyed, digest_of, is_joined, read_key, task_of, write_key
-from isthmus.model.conversation import Data, Message, TaskState
+from isthmus.core.tasks.dedup import (
+    KEY_SECONDS,
+    IdempotencyKey,
+    is_joined,
+    key_document,
+    message_digest,
+    read_key,
+    task_id_for,
+)
+from isthmus.core.tasks.record import TaskOwner, TaskRecord
+from isthmus.model.tasks import DataPart, Message, TaskState
 from isthmus.storage.memory import MemoryJournal
 from tests.unit.core.tasks.doubles import said
 
-ME, YOU = Owner("tenant", "me"), Owner("tenant", "you")
+ME, YOU = TaskOwner("tenant", "me"), TaskOwner("tenant", "you")
 FIRST = said("pay", "m1")
-SAME = digest_of(FIRST)
+SAME = message_digest(FIRST)
 
 
-def record(state: TaskState) -> Record:
-    return Record("t1", ME, "talk", "1.0", state, 1.0, 2.0, said=(FIRST,))
+def record(state: TaskState) -> TaskRecord:
+    return TaskRecord("t1", ME, "talk", "1.0", state, 1.0, 2.0, said=(FIRST,))
 
 
 def data(text: bytes) -> Message:
-    return Message("m1", "user", (Data(Raw(text)),), metadata=Raw(text))
+    return Message("m1", "user", (DataPart(Raw(text)),), metadata=Raw(text))
 
 
 @pytest.mark.parametrize("other", [b'{"b":{"d":1,"c":[2]},"a":1}', b' { "a" : 1,\n"b":{"c":[2], "d":1} }'])
 def test_the_order_of_members_and_the_space_between_them_say_nothing(other: bytes) -> None:
-    assert digest_of(data(other)) == digest_of(data(b'{"a":1,"b":{"c":[2],"d":1}}'))
+    assert message_digest(data(other)) == message_digest(data(b'{"a":1,"b":{"c":[2],"d":1}}'))
 
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
@@ -34,8 +42,8 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
 
 @pytest.mark.parametrize("text", [b"1e400", DEEP], ids=["too large", "too deep"])
 def test_what_python_cannot_hold_is_the_same_as_itself_alone(text: bytes) -> None:
-    assert digest_of(data(text)) == digest_of(data(text))
-    assert digest_of(data(text)) != digest_of(data(b"1"))
+    assert message_digest(data(text)) == message_digest(data(text))
+    assert message_digest(data(text)) != message_digest(data(b"1"))
 
 
 @pytest.mark.parametrize(
@@ -50,13 +58,17 @@ def test_what_python_cannot_hold_is_the_same_as_itself_alone(text: bytes) -> Non
     ],
 )
 def test_what_differs_in_value_or_type_is_not_the_same(one: bytes, other: bytes) -> None:
-    assert digest_of(data(one)) != digest_of(data(other))
+    assert message_digest(data(one)) != message_digest(data(other))
 
 
 def test_a_message_has_one_task_with_each_caller() -> None:
-    assert task_of(ME, SAME) == task_of(ME, digest_of(said("pay", "m1")))
-    others = [task_of(YOU, SAME), task_of(ME, digest_of(said("pay", "m2"))), task_of(ME, digest_of(FIRST, "talk"))]
-    assert len({task_of(ME, SAME), *others}) == 4
+    assert task_id_for(ME, SAME) == task_id_for(ME, message_digest(said("pay", "m1")))
+    others = [
+        task_id_for(YOU, SAME),
+        task_id_for(ME, message_digest(said("pay", "m2"))),
+        task_id_for(ME, message_digest(FIRST, "talk")),
+    ]
+    assert len({task_id_for(ME, SAME), *others}) == 4
 
 
 def test_a_task_is_joined_until_ten_minutes_after_its_end() -> None:
@@ -68,13 +80,13 @@ def test_a_task_is_joined_until_ten_minutes_after_its_end() -> None:
 async def test_a_key_is_kept_with_what_it_was_used_for_and_can_be_used_anew() -> None:
     journal = MemoryJournal()
     assert await read_key(journal, ME, "k") is None
-    journal._write([write_key(ME, "k", "d1", "t1", 5.0, None)])
+    journal._write([key_document(ME, "k", "d1", "t1", 5.0, None)])
     used = await read_key(journal, ME, "k")
-    assert used == Keyed("d1", "t1", 1, 5.0)
-    assert used.holds(5.0)
-    assert used.holds(4.9 + KEPT_SECONDS)
-    assert not used.holds(5.0 + KEPT_SECONDS)
+    assert used == IdempotencyKey("d1", "t1", 1, 5.0)
+    assert used.is_valid(5.0)
+    assert used.is_valid(4.9 + KEY_SECONDS)
+    assert not used.is_valid(5.0 + KEY_SECONDS)
     assert await read_key(journal, YOU, "k") is None
-    assert journal._write([write_key(ME, "k", "d2", "t2", 9.0, None)]) == "conflict"
-    assert journal._write([write_key(ME, "k", "d2", "t2", 9.0, used)]) == "kept"
-    assert await read_key(journal, ME, "k") == Keyed("d2", "t2", 2, 9.0)
+    assert journal._write([key_document(ME, "k", "d2", "t2", 9.0, None)]) == "conflict"
+    assert journal._write([key_document(ME, "k", "d2", "t2", 9.0, used)]) == "kept"
+    assert await read_key(journal, ME, "k") == IdempotencyKey("d2", "t2", 2, 9.0)

@@ -12,18 +12,16 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from msgspec.structs import replace
 
-from isthmus.core.ports.journal import Document
+from isthmus.core.ports import Document
 from isthmus.core.tasks import engine as engines
-from isthmus.core.tasks import rested
-from isthmus.core.tasks.draft import NotKept, Taken
-from isthmus.core.tasks.engine import Engine
-from isthmus.core.tasks.live import TOO_MUCH, Live
-from isthmus.core.tasks.pushes import DELIVERY, delivery_of
-from isthmus.core.tasks.record import TASK, Asked, Recipient, Record, document_of, owner_of, record_of
-from isthmus.core.tasks.reports import Noted
+from isthmus.core.tasks import store as rested
+from isthmus.core.tasks.delivery import DELIVERY, delivery_of
+from isthmus.core.tasks.engine import TOO_LARGE, TaskEngine, TaskExchange
+from isthmus.core.tasks.live_task import LiveTask, Report, TaskExists, TaskNotStored
+from isthmus.core.tasks.record import TASK, PushRecipient, StoredQuestion, TaskRecord, document_of, owner_of, record_of
 from isthmus.model.callers import Caller, Grants
+from isthmus.model.calls import Answered, Question, Reply
 from isthmus.model.faults import Overloaded
-from isthmus.model.questions import Answered, Question, Reply
 from isthmus.storage.memory import MemoryJournal
 from tests.unit.core.doubles import ANYONE, DONE, PROGRESS, SERVER, call, raw
 from tests.unit.core.tasks.doubles import OWNER, SECONDS, Ears, HeldJournal, Workshop, draft, said, turns, until
@@ -40,15 +38,15 @@ class Held:
         self.engine = self.shop.engine
         self.beginning = asyncio.ensure_future(self.shop.begin())
 
-    async def begun(self) -> Live:
+    async def begun(self) -> LiveTask:
         await until(lambda: bool(self.journal.waiting))
         self.journal.settle()
         return await self.beginning
 
 
-def state_of(live: Live) -> str | None:
+def state_of(live: LiveTask) -> str | None:
     """What anybody may be told of how it stands."""
-    return None if live.kept is None else live.kept.state
+    return None if live.stored is None else live.stored.state
 
 
 # -- beginning ---------------------------------------------------------------------------------------------------------
@@ -78,7 +76,7 @@ async def test_a_task_that_cannot_be_kept_is_not_begun() -> None:
     finding = asyncio.ensure_future(held.engine.find(OWNER, id))
     await turns()
     held.journal.settle("refused")
-    with pytest.raises(NotKept):
+    with pytest.raises(TaskNotStored):
         await held.beginning
     assert held.shop.sent == []
     assert await finding is None
@@ -94,7 +92,7 @@ async def test_what_was_to_be_kept_with_it_is_taken_back_too(*, is_kept: bool) -
     beginning = asyncio.ensure_future(shop.engine.begin(draft(call(), besides=(beside,))))
     await until(lambda: bool(journal.waiting))
     journal.settle("unknown", is_kept=is_kept)
-    with pytest.raises(NotKept):
+    with pytest.raises(TaskNotStored):
         await beginning
     journal.let_go()
     assert await journal.read("repeat", OWNER.key, "k") is None
@@ -106,7 +104,7 @@ async def test_a_task_of_which_nobody_knows_is_taken_back(*, is_kept: bool) -> N
     await turns()
     id = held.journal.waiting[0][0][0].id
     held.journal.settle("unknown", is_kept=is_kept)
-    with pytest.raises(NotKept):
+    with pytest.raises(TaskNotStored):
         await held.beginning
     held.journal.let_go()
     assert await held.journal.read(TASK, OWNER.key, id) is None
@@ -116,13 +114,13 @@ async def test_a_task_of_which_nobody_knows_is_taken_back(*, is_kept: bool) -> N
 async def test_of_two_tasks_with_one_id_only_the_first_is_begun() -> None:
     shop = Workshop()
     results = await asyncio.gather(shop.begin(id="mine"), shop.begin(id="mine"), return_exceptions=True)
-    assert [type(result) for result in results] == [Live, Taken]
-    with pytest.raises(Taken, match="mine"):
+    assert [type(result) for result in results] == [LiveTask, TaskExists]
+    with pytest.raises(TaskExists, match="mine"):
         await shop.begin(id="mine")
     assert len(shop.sent) == 1
     # Known by the journal alone:
-    with pytest.raises(Taken):
-        await Engine(shop.stage.hub, shop.journal, shop.now).begin(draft(call(), id="mine"))
+    with pytest.raises(TaskExists):
+        await TaskEngine(shop.stage.hub, shop.journal, shop.now).begin(draft(call(), id="mine"))
     assert len(shop.sent) == 1
 
 
@@ -140,7 +138,7 @@ async def test_another_caller_may_use_the_same_id_and_sees_nothing_of_the_first(
 async def test_a_call_that_ends_at_once_is_a_task_that_ended() -> None:
     shop = Workshop()
     live = await shop.begin(call("files.unknown"))
-    await shop.engine.until_idle()
+    await shop.engine.wait_idle()
     assert state_of(live) == "failed"
     assert live.record.ending is not None
     assert (live.record.ending.reason, live.record.ending.executed) == ("unknown_tool", "no")
@@ -200,14 +198,14 @@ async def test_an_end_of_which_nobody_knows_is_written_again(monkeypatch: pytest
     held.journal.settle("unknown", is_kept=is_kept)
     held.journal.is_held = False
     async with asyncio.timeout(SECONDS):
-        await held.engine.until_idle()
+        await held.engine.wait_idle()
     assert ears.states == ["completed"]
     kept = await held.journal.read(TASK, OWNER.key, live.record.id)
     assert kept is not None
     assert record_of(kept).state == "completed"
 
 
-async def waiting() -> tuple[Workshop, HeldJournal, Live]:
+async def waiting() -> tuple[Workshop, HeldJournal, LiveTask]:
     """A task that waits for an instruction; whatever is written from now on is held."""
     journal = HeldJournal()
     shop = Workshop(journal)
@@ -220,7 +218,7 @@ async def waiting() -> tuple[Workshop, HeldJournal, Live]:
 async def test_an_earlier_change_that_is_kept_sends_nothing() -> None:
     shop, journal, live = await waiting()
     shop.engine.change(live, said=(*live.record.said, said("which?", "m2")))
-    shop.engine.carry_on(live, said("do it", "m3"), call())
+    shop.engine.continue_with(live, said("do it", "m3"), call())
     journal.settle()
     assert shop.sent == []
     journal.settle()
@@ -229,10 +227,10 @@ async def test_an_earlier_change_that_is_kept_sends_nothing() -> None:
 
 async def test_a_call_that_was_given_up_unsent_is_not_sent_by_the_next_one() -> None:
     shop, journal, live = await waiting()
-    shop.engine.carry_on(live, said("do it", "m2"), call())
+    shop.engine.continue_with(live, said("do it", "m2"), call())
     shop.engine.cancel(live, "no")
     shop.engine.reopen(live)
-    shop.engine.carry_on(live, said("do that", "m3"), call())
+    shop.engine.continue_with(live, said("do that", "m3"), call())
     journal.settle()
     assert shop.sent == []
     journal.settle()
@@ -241,7 +239,7 @@ async def test_a_call_that_was_given_up_unsent_is_not_sent_by_the_next_one() -> 
 
 async def test_a_call_that_was_given_up_unsent_is_not_sent_when_its_task_waits_again() -> None:
     shop, journal, live = await waiting()
-    shop.engine.carry_on(live, said("do it", "m2"), call())
+    shop.engine.continue_with(live, said("do it", "m2"), call())
     shop.engine.cancel(live, "no")
     shop.engine.reopen(live)
     shop.engine.change(live, said=(*live.record.said, said("which?", "m3")))
@@ -254,20 +252,20 @@ async def test_a_call_that_was_given_up_unsent_is_not_sent_when_its_task_waits_a
 async def test_a_task_that_was_called_back_as_another_is_not_changed_by_who_still_holds_the_first() -> None:
     shop = Workshop()
     old = await shop.engine.begin(draft(None, state="input_required"))
-    shop.engine._rested.take(old.key)
+    shop.engine._store._cache.drop(old.key)
     new = await shop.engine.find(OWNER, old.record.id)
     assert new is not None
     assert new is not old
-    shop.engine.address(old, (ANN,))
+    shop.engine.set_recipients(old, (ANN,))
     shop.engine.change(old, state="canceled")
     await turns()
     assert old.record == new.record
-    shop.engine.address(new, (ANN,))
+    shop.engine.set_recipients(new, (ANN,))
     await turns()
     found = await shop.engine.find(OWNER, old.record.id)
     assert found is new
-    assert new.kept is not None
-    assert (new.kept.state, new.kept.recipients) == ("input_required", (ANN,))
+    assert new.stored is not None
+    assert (new.stored.state, new.stored.recipients) == ("input_required", (ANN,))
 
 
 async def test_a_task_that_somebody_else_changed_stands_as_they_left_it_and_starts_nothing() -> None:
@@ -276,12 +274,12 @@ async def test_a_task_that_somebody_else_changed_stands_as_they_left_it_and_star
     ears = Ears(live)
     theirs = replace(live.record, said=(*live.record.said, said("theirs", "m9")), version=2)
     assert shop.journal._write([document_of(theirs)]) == "kept"
-    shop.engine.carry_on(live, said("do it", "m2"), call())
+    shop.engine.continue_with(live, said("do it", "m2"), call())
     async with asyncio.timeout(SECONDS):
-        await shop.engine.until_idle()
-    assert (shop.sent, ears.heard, live.kept) == ([], [theirs], theirs)
+        await shop.engine.wait_idle()
+    assert (shop.sent, ears.heard, live.stored) == ([], [theirs], theirs)
     # It can go on from there.
-    shop.engine.carry_on(live, said("do it", "m3"), call())
+    shop.engine.continue_with(live, said("do it", "m3"), call())
     await turns()
     assert len(shop.sent) == 1
 
@@ -295,12 +293,12 @@ async def test_a_task_that_somebody_else_changed_and_that_has_no_call_ends(*, is
     if is_answered:
         shop.sent[0].finish(DONE)
     else:
-        shop.engine.carry_on(live, said("do it", "m2"), call())
+        shop.engine.continue_with(live, said("do it", "m2"), call())
     async with asyncio.timeout(SECONDS):
-        await shop.engine.until_idle()
+        await shop.engine.wait_idle()
     kept = await shop.journal.read(TASK, OWNER.key, live.record.id)
     assert kept is not None
-    assert record_of(kept) == live.kept
+    assert record_of(kept) == live.stored
     assert (state_of(live), kept.version) == ("completed" if is_answered else "failed", 3)
 
 
@@ -311,7 +309,7 @@ async def test_a_task_that_somebody_else_took_away_has_failed_here() -> None:
     shop.journal._documents.clear()
     shop.sent[0].finish(DONE)
     async with asyncio.timeout(SECONDS):
-        await shop.engine.until_idle()
+        await shop.engine.wait_idle()
     assert ears.states == ["failed"]
     # That is kept nowhere.
     assert state_of(live) == "working"
@@ -358,11 +356,11 @@ async def test_an_answer_is_kept_by_a_journal_that_lost_what_came_before_it(
     journal.refusals = refusals
     shop.sent[0].finish(DONE)
     async with asyncio.timeout(SECONDS):
-        await shop.engine.until_idle()
+        await shop.engine.wait_idle()
     assert ears.states == ["input_required", "working", "completed"]
     kept = await journal.read(TASK, OWNER.key, live.record.id)
     assert kept is not None
-    assert (kept.version, record_of(kept)) == (2, live.kept)
+    assert (kept.version, record_of(kept)) == (2, live.stored)
     assert state_of(live) == "completed"
 
 
@@ -370,7 +368,7 @@ async def test_what_changes_while_something_is_written_is_written_next() -> None
     held = Held()
     live = await held.begun()
     ears = Ears(live)
-    live.ask(QUESTION, lambda _: None)
+    TaskExchange(held.shop.engine, live).ask(QUESTION, lambda _: None)
     held.shop.sent[0].cancel("enough")
     await turns()
     assert len(held.journal.waiting) == 1
@@ -397,7 +395,7 @@ def test_however_badly_the_journal_writes_it_ends_up_with_the_newest_record(
         ears = Ears(live)
         for turn, fate in enumerate(fates):
             for number in range(changes.count(turn)):
-                held.engine.change(live, asked=Asked(f"{turn}.{number}", Raw(b"{}")))
+                held.engine.change(live, asked=StoredQuestion(f"{turn}.{number}", Raw(b"{}")))
             await turns(3)
             if held.journal.waiting:
                 told: Literal["kept", "refused"] = "kept" if fate == "kept" else "refused"
@@ -405,10 +403,10 @@ def test_however_badly_the_journal_writes_it_ends_up_with_the_newest_record(
         held.engine.change(live, state="completed", phase="over")
         held.journal.let_go()
         async with asyncio.timeout(SECONDS):
-            await held.engine.until_idle()
+            await held.engine.wait_idle()
         document = await held.journal.read(TASK, OWNER.key, live.record.id)
         assert document is not None
-        assert record_of(document) == live.record == live.kept == ears.heard[-1]
+        assert record_of(document) == live.record == live.stored == ears.heard[-1]
         versions = [record.version for record in ears.heard]
         assert versions == sorted(set(versions))
 
@@ -423,7 +421,7 @@ async def test_a_task_that_has_ended_does_not_change() -> None:
     shop = Workshop()
     live = await shop.begin()
     shop.sent[0].finish(DONE)
-    await shop.engine.until_idle()
+    await shop.engine.wait_idle()
     before = live.record
     shop.engine.change(live, state="working")
     assert live.record is before
@@ -434,7 +432,7 @@ async def test_overload_rejects_a_task_and_a_lost_server_fails_it() -> None:
     shop = Workshop()
     live = await shop.begin()
     shop.sent[0].finish(Overloaded(SERVER, 64, 256))
-    await shop.engine.until_idle()
+    await shop.engine.wait_idle()
     assert live.record.state == "rejected"
     assert live.record.ending is not None
     assert live.record.ending.server == SERVER
@@ -445,16 +443,16 @@ async def test_reports_reach_who_listens_and_one_that_fails_costs_only_itself() 
     live = await shop.begin()
 
     class Broken(Ears):
-        def moved(self, record: Record) -> None:
+        def task_changed(self, record: TaskRecord) -> None:
             raise RuntimeError(f"broken by {record.state}")
 
-        def happened(self, record: Record, noted: Noted) -> None:
+        def task_reported(self, record: TaskRecord, noted: Report) -> None:
             raise RuntimeError(f"broken by {noted} of {record.id}")
 
     broken, ears = Broken(live), Ears(live)
     shop.sent[0].emit(PROGRESS)
     shop.sent[0].finish(DONE)
-    await shop.engine.until_idle()
+    await shop.engine.wait_idle()
     assert ears.events == [PROGRESS]
     assert ears.states == ["completed"]
     assert broken.heard == []
@@ -470,12 +468,12 @@ async def test_a_question_makes_the_task_wait_and_the_next_message_answers_it() 
     replies: list[Reply] = []
     shop.sent[0].ask(QUESTION, replies.append)
     await turns()
-    assert live.kept is not None
-    assert live.kept.asked == Asked(QUESTION.method, QUESTION.params, 1)
+    assert live.stored is not None
+    assert live.stored.asked == StoredQuestion(QUESTION.method, QUESTION.params, 1)
     assert shop.engine.answer(live, said("this one", "m2"), Answered(raw({"action": "accept"})))
     assert not shop.engine.answer(live, said("again", "m3"), Answered(raw({})))
     shop.sent[0].finish(DONE)
-    await shop.engine.until_idle()
+    await shop.engine.wait_idle()
     assert replies == [Answered(raw({"action": "accept"}))]
     assert ears.states == ["input_required", "working", "completed"]
     assert [message.id for message in live.record.said] == ["m1", "m2"]
@@ -492,7 +490,7 @@ async def test_of_two_questions_at_once_the_second_is_asked_after_the_first() ->
     assert shop.engine.answer(live, None, one)
     assert [asked.number for asked in live.record.besides] == []
     assert live.record.state == "input_required"
-    assert live.record.asked == Asked("roots/list", raw({}), 2)
+    assert live.record.asked == StoredQuestion("roots/list", raw({}), 2)
     assert shop.engine.answer(live, None, other)
     assert_working(live)
     assert replies == {"first": one, "second": other}
@@ -506,29 +504,29 @@ async def test_of_several_questions_any_can_be_answered() -> None:
     for number in (1, 2, 3):
         shop.sent[0].ask(QUESTION, partial(replies.__setitem__, number))
     for number in (2, 1, 3):
-        assert shop.engine.answer_besides(live, number, Answered(raw(number)))
-        assert not shop.engine.answer_besides(live, number, Answered(raw("again")))
+        assert shop.engine.answer_question(live, number, Answered(raw(number)))
+        assert not shop.engine.answer_question(live, number, Answered(raw("again")))
     assert replies == {number: Answered(raw(number)) for number in (1, 2, 3)}
     assert_working(live)
 
 
 async def test_a_task_asks_only_so_much_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("isthmus.core.tasks.live.ASKED_BYTES_MAX", 20)
+    monkeypatch.setattr("isthmus.core.tasks.engine.QUESTIONS_BYTES_MAX", 20)
     shop = Workshop()
     live = await shop.begin()
     replies: list[Reply] = []
     shop.sent[0].ask(Question("roots/list", raw("x" * 20)), replies.append)
-    assert (replies, live.record.asked) == ([TOO_MUCH], None)
+    assert (replies, live.record.asked) == ([TOO_LARGE], None)
 
 
 async def test_a_call_that_runs_already_is_handed_over_to_its_task() -> None:
     shop = Workshop()
     inflight, listener = shop.stage.start()
     live = await shop.engine.begin(replace(draft(None, state="working"), is_running=True, realm="mcp"))
-    shop.engine.hand_over(live, inflight)
+    shop.engine.attach_call(live, inflight)
     assert (live.record.phase, live.record.owner.realm) == ("sent", "mcp")
     inflight.finish(DONE)
-    await shop.engine.until_idle()
+    await shop.engine.wait_idle()
     assert (live.record.state, listener.ends) == ("completed", [])
     assert await shop.engine.find(live.record.owner, live.record.id) is live
     assert await shop.engine.find(OWNER, live.record.id) is None
@@ -539,7 +537,7 @@ async def test_what_is_discarded_is_kept_nowhere() -> None:
     live = await shop.engine.begin(replace(draft(None, state="working"), is_running=True))
     shop.engine.discard(live)
     await turns()
-    await shop.engine.until_idle()
+    await shop.engine.wait_idle()
     assert await shop.engine.find(OWNER, live.record.id) is None
     assert (await shop.journal.page(TASK, OWNER.key, limit=10)).total == 0
 
@@ -547,14 +545,14 @@ async def test_what_is_discarded_is_kept_nowhere() -> None:
 async def test_who_listens_from_the_beginning_hears_all_of_it() -> None:
     shop = Workshop()
     shop.link.at_once = lambda inflight: inflight.finish(DONE)
-    ears = Ears(Live(shop.engine, record_of_nothing()))
+    ears = Ears(LiveTask(record_of_nothing()))
     await shop.engine.begin(replace(draft(call()), listeners=(ears,)))
-    await shop.engine.until_idle()
+    await shop.engine.wait_idle()
     assert ears.states == ["submitted", "completed"]
 
 
-def record_of_nothing() -> Record:
-    return Record("none", OWNER, "", "1.0", "working", 1.0, 1.0)
+def record_of_nothing() -> TaskRecord:
+    return TaskRecord("none", OWNER, "", "1.0", "working", 1.0, 1.0)
 
 
 async def test_a_question_that_is_taken_back_is_not_asked_any_more() -> None:
@@ -564,17 +562,17 @@ async def test_a_question_that_is_taken_back_is_not_asked_any_more() -> None:
     asked = [shop.sent[0].ask(QUESTION, replies.append) for _ in range(3)]
     assert asked[1] is not None
     asked[1].take_back()
-    assert live.record.asked == Asked(QUESTION.method, QUESTION.params, 1)
+    assert live.record.asked == StoredQuestion(QUESTION.method, QUESTION.params, 1)
     assert asked[0] is not None
     asked[0].take_back()
-    assert live.record.asked == Asked(QUESTION.method, QUESTION.params, 3)
+    assert live.record.asked == StoredQuestion(QUESTION.method, QUESTION.params, 3)
     assert asked[2] is not None
     asked[2].take_back()
     assert_working(live)
     assert replies == []
 
 
-def assert_working(live: Live) -> None:
+def assert_working(live: LiveTask) -> None:
     assert (live.record.state, live.record.asked) == ("working", None)
 
 
@@ -595,7 +593,7 @@ async def test_a_running_task_is_cancelled_at_its_server_and_so_kept() -> None:
     live = await shop.begin()
     assert shop.engine.cancel(live, "not wanted")
     assert [inflight for inflight, _ in shop.link.withdrawn] == shop.sent
-    await shop.engine.until_idle()
+    await shop.engine.wait_idle()
     assert state_of(live) == "canceled"
 
 
@@ -603,7 +601,7 @@ async def test_a_task_without_a_call_is_cancelled_too() -> None:
     shop = Workshop()
     live = await shop.engine.begin(draft(None, state="input_required"))
     assert shop.engine.cancel(live, "not wanted")
-    await shop.engine.until_idle()
+    await shop.engine.wait_idle()
     assert state_of(live) == "canceled"
 
 
@@ -611,7 +609,7 @@ async def test_when_the_hub_goes_those_who_wait_for_their_callers_are_given_up()
     shop = Workshop()
     asking, working = await shop.begin(), await shop.begin()
     shop.sent[0].ask(QUESTION, lambda _: None)
-    shop.engine.give_up_waiting("the hub is shutting down")
+    shop.engine.cancel_unanswered("the hub is shutting down")
     await turns()
     assert asking.record.state == "canceled"
     assert working.record.state == "working"
@@ -625,13 +623,13 @@ async def test_a_later_call_is_sent_only_once_that_is_kept() -> None:
     held.journal.is_held = False
     live = await held.engine.begin(draft(None, state="input_required"))
     held.journal.is_held = True
-    held.engine.carry_on(live, said("do it", "m2"), call())
+    held.engine.continue_with(live, said("do it", "m2"), call())
     await turns()
     sent = len(held.shop.sent)
     held.journal.settle()
     assert len(held.shop.sent) == sent + 1
-    assert live.kept is not None
-    assert (live.kept.state, live.kept.phase) == ("working", "sent")
+    assert live.stored is not None
+    assert (live.stored.state, live.stored.phase) == ("working", "sent")
 
 
 async def test_a_later_call_that_is_given_up_before_that_is_kept_is_never_sent() -> None:
@@ -640,7 +638,7 @@ async def test_a_later_call_that_is_given_up_before_that_is_kept_is_never_sent()
     live = await held.engine.begin(draft(None, state="input_required"))
     held.journal.is_held = True
     sent = len(held.shop.sent)
-    held.engine.carry_on(live, said("do it", "m2"), call())
+    held.engine.continue_with(live, said("do it", "m2"), call())
     assert held.engine.cancel(live, "no, do not")
     held.journal.let_go()
     await turns()
@@ -652,7 +650,7 @@ async def test_a_later_call_that_is_given_up_before_that_is_kept_is_never_sent()
 
 
 async def test_a_task_is_found_whether_it_is_in_mind_or_only_in_the_journal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rested, "TASKS_MAX", 2)
+    monkeypatch.setattr(rested, "CACHED_TASKS_MAX", 2)
     shop = Workshop()
     tasks = [await shop.engine.begin(draft(None, state="input_required", id=f"t{at}")) for at in range(4)]
     assert await shop.engine.find(OWNER, "t3") is tasks[3]
@@ -665,17 +663,17 @@ async def test_a_task_is_found_whether_it_is_in_mind_or_only_in_the_journal(monk
 
 
 async def test_what_is_in_mind_is_bounded_by_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rested, "TASKS_BYTES", 10_000)
+    monkeypatch.setattr(rested, "CACHED_BYTES_MAX", 10_000)
     shop = Workshop()
     large = draft(None, state="input_required", metadata=raw("x" * 6_000))
     first, second = await shop.engine.begin(large), await shop.engine.begin(large)
     assert await shop.engine.find(OWNER, second.record.id) is second
     assert await shop.engine.find(OWNER, first.record.id) is not first
-    assert shop.engine._rested._bytes <= 10_000
+    assert shop.engine._store._cache._bytes <= 10_000
 
 
 async def test_a_running_task_is_never_out_of_mind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rested, "TASKS_MAX", 1)
+    monkeypatch.setattr(rested, "CACHED_TASKS_MAX", 1)
     shop = Workshop()
     running = [await shop.begin() for _ in range(5)]
     assert [await shop.engine.find(OWNER, live.record.id) for live in running] == running
@@ -687,7 +685,7 @@ async def test_a_listed_task_stands_as_it_does_by_now() -> None:
     document = await shop.journal.read(TASK, OWNER.key, live.record.id)
     assert document is not None
     assert record_of(document).state == "submitted"
-    newest = shop.engine.newest(document)
+    newest = shop.engine.current_record(document)
     assert newest is not None
     assert newest.state == "working"
 
@@ -709,7 +707,7 @@ async def test_after_a_crash_what_had_been_sent_has_failed_and_what_had_not_stil
     await turns()
     runs = len(shop.sent)
 
-    after = Engine(shop.stage.hub, shop.journal, shop.now)
+    after = TaskEngine(shop.stage.hub, shop.journal, shop.now)
     lost = await after.recover()
 
     assert {each.id for each in lost} == {live.record.id for live in (*sent, asked)}
@@ -717,35 +715,35 @@ async def test_after_a_crash_what_had_been_sent_has_failed_and_what_had_not_stil
     for live in (*sent, asked):
         found = await after.find(OWNER, live.record.id)
         assert found is not None
-        assert found.kept is not None
-        assert found.kept.state == "failed"
-        assert found.kept.asked is None
-        assert found.kept.ending is not None
-        assert (found.kept.ending.executed, found.kept.ending.reason) == ("unknown", "lost")
+        assert found.stored is not None
+        assert found.stored.state == "failed"
+        assert found.stored.asked is None
+        assert found.stored.ending is not None
+        assert (found.stored.ending.executed, found.stored.ending.reason) == ("unknown", "lost")
     still = [await after.find(OWNER, live.record.id) for live in (done, waiting)]
     assert [live and live.record.state for live in still] == ["completed", "input_required"]
-    assert await Engine(shop.stage.hub, shop.journal, shop.now).recover() == []
+    assert await TaskEngine(shop.stage.hub, shop.journal, shop.now).recover() == []
 
 
 async def test_a_task_that_cannot_be_read_does_not_keep_the_others_from_being_recovered() -> None:
     shop = Workshop()
     live = await shop.begin()
     shop.journal._write([Document(TASK, OWNER.key, "odd", 1, 1.0, b"{}", state="working")])
-    lost = await Engine(shop.stage.hub, shop.journal, shop.now).recover()
+    lost = await TaskEngine(shop.stage.hub, shop.journal, shop.now).recover()
     assert [each.id for each in lost] == [live.record.id]
 
 
 async def test_a_task_that_waited_over_a_crash_can_go_on() -> None:
     shop = Workshop()
     waiting = await shop.engine.begin(draft(None, state="input_required"))
-    after = Engine(shop.stage.hub, shop.journal, shop.now)
+    after = TaskEngine(shop.stage.hub, shop.journal, shop.now)
     await after.recover()
     live = await after.find(owner_of(ANYONE), waiting.record.id)
     assert live is not None
-    after.carry_on(live, said("do it", "m2"), call())
+    after.continue_with(live, said("do it", "m2"), call())
     await turns()
     shop.sent[0].finish(DONE)
-    await after.until_idle()
+    await after.wait_idle()
     assert state_of(live) == "completed"
 
 
@@ -755,7 +753,7 @@ async def test_a_journal_that_refuses_after_a_crash_does_not_keep_the_hub_closed
     monkeypatch.setattr(engines, "RECOVERED_SECONDS", 0.01)
     held = Held()
     live = await held.begun()
-    after = Engine(held.shop.stage.hub, held.journal, held.shop.now)
+    after = TaskEngine(held.shop.stage.hub, held.journal, held.shop.now)
     async with asyncio.timeout(SECONDS):
         assert [each.id for each in await after.recover()] == [live.record.id]
     held.journal.let_go()
@@ -774,7 +772,7 @@ async def test_nor_for_longer_the_more_there_is_to_end(monkeypatch: pytest.Monke
     for _ in range(40):
         await shop.begin()
     journal.is_held = True
-    after = Engine(shop.stage.hub, journal, shop.now)
+    after = TaskEngine(shop.stage.hub, journal, shop.now)
     # Waiting for each by itself would take twenty seconds.
     async with asyncio.timeout(10.0):
         assert len(await after.recover()) == 40
@@ -784,7 +782,7 @@ async def test_nor_for_longer_the_more_there_is_to_end(monkeypatch: pytest.Monke
 # -- those who are told elsewhere --------------------------------------------------------------------------------------
 
 
-ANN = Recipient("ann", "https://ann.example/", "1.0")
+ANN = PushRecipient("ann", "https://ann.example/", "1.0")
 
 
 async def due(shop: Workshop) -> list[int]:
@@ -824,7 +822,7 @@ async def test_what_nobody_knows_of_is_sent_at_least_once(monkeypatch: pytest.Mo
     shop.sent[0].finish(DONE)
     journal.settle("unknown", is_kept=is_kept)
     journal.let_go()
-    await shop.engine.until_idle()
+    await shop.engine.wait_idle()
     assert (await due(shop))[-1] == (3 if is_kept else 2)
 
 
@@ -835,7 +833,7 @@ async def test_a_task_that_is_not_begun_has_nothing_to_send() -> None:
     await turns()
     journal.settle("unknown", is_kept=True)
     journal.let_go()
-    with pytest.raises(NotKept):
+    with pytest.raises(TaskNotStored):
         await beginning
     assert await due(shop) == []
 
@@ -848,14 +846,14 @@ async def test_who_is_told_may_change_at_any_time_and_that_is_no_news(*, is_ende
         shop.sent[0].finish(DONE)
         await turns()
     ears, updated = Ears(live), live.record.updated
-    shop.engine.address(live, (ANN,))
-    await shop.engine.until_kept(live)
-    assert live.kept is not None
-    assert (live.kept.recipients, live.kept.updated) == ((ANN,), updated)
+    shop.engine.set_recipients(live, (ANN,))
+    await shop.engine.wait_stored(live)
+    assert live.stored is not None
+    assert (live.stored.recipients, live.stored.updated) == ((ANN,), updated)
     assert (ears.heard, await due(shop)) == ([], [])
     document = await shop.journal.read(TASK, OWNER.key, "t")
     assert document is not None
-    assert record_of(document) == live.kept
+    assert record_of(document) == live.stored
 
 
 async def test_who_is_named_while_a_change_is_written_hears_of_the_next_one() -> None:
@@ -864,10 +862,10 @@ async def test_who_is_named_while_a_change_is_written_hears_of_the_next_one() ->
     shop = Workshop(journal)
     live = await shop.engine.begin(draft(None, state="input_required", id="t"))
     journal.is_held = True
-    shop.engine.carry_on(live, said("go"), call())
-    shop.engine.address(live, (ANN,))
+    shop.engine.continue_with(live, said("go"), call())
+    shop.engine.set_recipients(live, (ANN,))
     journal.let_go()
-    await shop.engine.until_kept(live)
+    await shop.engine.wait_stored(live)
     assert await due(shop) == []
     shop.sent[0].finish(DONE)
     await turns()
@@ -877,6 +875,6 @@ async def test_who_is_named_while_a_change_is_written_hears_of_the_next_one() ->
 async def test_those_whose_call_was_lost_in_a_crash_are_told() -> None:
     shop = Workshop()
     await shop.engine.begin(replace(draft(call(), id="t"), recipients=(ANN,)))
-    after = Engine(shop.stage.hub, shop.journal, shop.now)
+    after = TaskEngine(shop.stage.hub, shop.journal, shop.now)
     await after.recover()
     assert await due(shop) == [1, 2]

@@ -10,10 +10,9 @@ from msgspec.structs import replace
 
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.settings import Limits
-from isthmus.core.tasks.draft import NotKept
-from isthmus.core.tasks.live import Live
-from isthmus.core.tasks.record import TASK, Record, record_of
-from isthmus.core.tasks.waiting import Wait
+from isthmus.core.tasks.live_task import LiveTask, TaskNotStored
+from isthmus.core.tasks.offline_queue import OfflineQueue
+from isthmus.core.tasks.record import TASK, TaskRecord, record_of
 from isthmus.model.callers import Caller, Face, Grants
 from isthmus.model.calls import Call
 from isthmus.model.names import ServerName
@@ -36,7 +35,7 @@ def come_back(shop: Workshop) -> None:
     shop.stage.server_queue.attach(shop.link)
 
 
-async def kept(shop: Workshop, live: Live) -> Record:
+async def kept(shop: Workshop, live: LiveTask) -> TaskRecord:
     document = await shop.journal.read(TASK, *live.key)
     assert document is not None
     return record_of(document)
@@ -46,7 +45,7 @@ async def next_hub(shop: Workshop) -> Workshop:
     """The workshop after a crash: what was in memory is gone; the server is known, and away."""
     after = away(shop.journal)
     after.seconds = shop.seconds
-    after.engine.waits.find_caller = lambda _: ANYONE
+    after.engine.offline_queue.find_caller = lambda _: ANYONE
     assert await after.engine.recover() == []
     return after
 
@@ -76,7 +75,7 @@ async def test_what_waits_for_a_server_is_not_kept_as_sent_until_it_is_about_to_
     assert (await kept(shop, live)).pending is None
     journal.let_go()
     shop.sent[0].finish(DONE)
-    await until(lambda: live.kept is not None and live.kept.is_ended)
+    await until(lambda: live.stored is not None and live.stored.is_ended)
     assert ears.states == ["working", "completed"]
 
 
@@ -126,7 +125,7 @@ async def test_a_server_that_does_not_come_back_in_time_was_not_asked() -> None:
     shop = away(grace=0.01)
     live = await shop.begin()
     async with asyncio.timeout(SECONDS):
-        await shop.engine.until_idle()
+        await shop.engine.wait_idle()
     assert live.record.ending is not None
     assert (live.record.state, live.record.ending.reason, live.record.ending.executed) == (
         "failed",
@@ -140,16 +139,20 @@ async def test_a_task_waits_no_longer_than_it_may_take() -> None:
     live = await shop.begin(replace(call(), timeout=0.01))
     shop.seconds += 1.0
     async with asyncio.timeout(SECONDS):
-        await shop.engine.until_idle()
+        await shop.engine.wait_idle()
     assert live.record.ending is not None
     assert (live.record.ending.reason, live.record.ending.executed) == ("timed_out", "no")
 
 
 async def test_a_wait_ends_once_by_time_or_by_news() -> None:
-    server_queue, heard = away().stage.server_queue, list[str]()
-    Wait(server_queue, 0.0, lambda _: heard.append("time"))
-    Wait(server_queue, GRACE, lambda _: heard.append("news"))
-    Wait(server_queue, 0.0, lambda _: heard.append("nothing")).stop()
+    shop, heard = away(), list[str]()
+    server_queue, lives = shop.stage.server_queue, [await shop.begin() for _ in range(3)]
+    names = dict(zip(lives, ("time", "news", "nothing"), strict=True))
+    queue = OfflineQueue(shop.stage.hub, shop.now, lambda live, _: heard.append(names[live]))
+    queue._wait(lives[0], server_queue, 0.0)
+    queue._wait(lives[1], server_queue, GRACE)
+    queue._wait(lives[2], server_queue, 0.0)
+    queue.stop(lives[2])
     await until(lambda: heard == ["time"])
     server_queue.attach(HeldLink())
     await until(lambda: len(heard) > 1)
@@ -196,7 +199,7 @@ async def test_a_message_that_begins_the_call_of_a_task_has_it_wait_too() -> Non
     shop = away()
     async with asyncio.timeout(SECONDS):
         live = await shop.engine.begin(draft(None, state="input_required"))
-    shop.engine.carry_on(live, said("now", "m2"), call())
+    shop.engine.continue_with(live, said("now", "m2"), call())
     await turns()
     assert (await kept(shop, live)).phase == "waiting"
     come_back(shop)
@@ -209,7 +212,7 @@ async def test_a_server_that_is_called_otherwise_now_is_waited_for_by_that_name(
     hub = shop.stage.hub
     heir = ServerQueue(ServerName("papers"), hub.limits)
     heir.inherit(shop.stage.server_queue)
-    hub.close_lane(SERVER)
+    hub.close_server_queue(SERVER)
     hub.open_server_queue(heir, replace(ready(tool(server="papers")), server=ServerName("papers")))
     # Another server has taken its name, and is there.
     other = HeldLink()
@@ -233,7 +236,7 @@ async def test_a_task_that_waits_for_a_slot_follows_its_server_to_its_new_name_a
     second = await shop.begin(numbered(2))
     heir = ServerQueue(ServerName("papers"), hub.limits, max_calls=1)
     heir.inherit(server_queue)
-    hub.close_lane(SERVER)
+    hub.close_server_queue(SERVER)
     hub.open_server_queue(heir, replace(ready(tool(server="papers")), server=ServerName("papers"), agent="a"))
     heir.detach("it left", is_failure=True)
     await turns()
@@ -252,7 +255,7 @@ async def test_another_agents_server_is_not_called_in_the_place_of_one_that_is_g
     come_back(after)
     after.engine.resume()
     async with asyncio.timeout(SECONDS):
-        await after.engine.until_idle()
+        await after.engine.wait_idle()
     found = await after.engine.find(OWNER, "t")
     assert found is not None
     assert found.record.ending is not None
@@ -276,7 +279,7 @@ async def test_what_was_not_sent_before_a_crash_is_sent_after_it_and_once() -> N
     for inflight in list(after.sent):
         inflight.finish(DONE)
     async with asyncio.timeout(SECONDS):
-        await after.engine.until_idle()
+        await after.engine.wait_idle()
     third = await next_hub(after)
     third.engine.resume()
     come_back(third)
@@ -289,11 +292,11 @@ async def test_who_may_not_call_any_more_has_nothing_sent(caller: Caller | None)
     shop = away()
     await shop.begin(id="t")
     after = await next_hub(shop)
-    after.engine.waits.find_caller = lambda owner: caller if owner == OWNER else ANYONE
+    after.engine.offline_queue.find_caller = lambda owner: caller if owner == OWNER else ANYONE
     after.engine.resume()
     come_back(after)
     async with asyncio.timeout(SECONDS):
-        await after.engine.until_idle()
+        await after.engine.wait_idle()
     found = await after.engine.find(OWNER, "t")
     assert found is not None
     assert found.record.ending is not None
@@ -309,7 +312,7 @@ async def test_by_whichever_face_it_came_a_call_is_sent_if_its_caller_may_still_
     came = replace(ANYONE, faces=(("sse", Grants(("files",))), ("a2a", Grants(("files",)))))
     await shop.begin(replace(call(), caller=came.on(face)))
     after = await next_hub(shop)
-    after.engine.waits.find_caller = lambda _: now.on("mcp")
+    after.engine.offline_queue.find_caller = lambda _: now.on("mcp")
     after.engine.resume()
     come_back(after)
     async with asyncio.timeout(SECONDS):
@@ -339,9 +342,9 @@ async def test_a_hub_that_ends_leaves_what_waits_to_the_next_one() -> None:
     live = await shop.begin(id="t")
     waits, hears = Standing(live), Ears(live)
     shop.stage.hub.refuse_new_calls()
-    shop.engine.leave_waiting()
+    shop.engine.release_offline()
     async with asyncio.timeout(SECONDS):
-        await shop.engine.until_idle()
+        await shop.engine.wait_idle()
     shop.stage.server_queue.wait_no_more("the hub is shutting down")
     come_back(shop)
     await turns()
@@ -363,19 +366,19 @@ async def test_a_call_whose_server_is_back_when_the_hub_ends_is_drained_as_any_o
     come_back(shop)
     await until(lambda: bool(journal.waiting))
     shop.stage.hub.refuse_new_calls()
-    shop.engine.leave_waiting()
+    shop.engine.release_offline()
     journal.let_go()
     assert len(shop.sent) == 1
     shop.sent[0].finish(DONE)
     async with asyncio.timeout(SECONDS):
-        await shop.engine.until_idle()
+        await shop.engine.wait_idle()
     assert (await kept(shop, live)).state == "completed"
 
 
 # -- in a queue --------------------------------------------------------------------------------------------------------
 
 
-async def queued(shop: Workshop) -> tuple[Live, Live]:
+async def queued(shop: Workshop) -> tuple[LiveTask, LiveTask]:
     """A task that runs, and one that waits for its slot."""
     shop.stage.server_queue.max_calls = 1
     return await shop.begin(numbered(1), id="runs"), await shop.begin(numbered(2), id="waits")
@@ -394,7 +397,7 @@ async def test_a_call_that_leaves_its_queue_is_sent_once_that_is_kept() -> None:
     journal.let_go()
     assert (len(shop.sent), (await kept(shop, second)).phase) == (2, "sent")
     shop.sent[1].finish(DONE)
-    await until(lambda: second.kept is not None and second.kept.is_ended)
+    await until(lambda: second.stored is not None and second.stored.is_ended)
     assert ears.states == ["working", "completed"]
 
 
@@ -424,7 +427,7 @@ async def test_what_was_queued_before_a_crash_runs_after_it_and_what_was_sent_is
     await queued(shop)
     after = Workshop(shop.journal)
     after.seconds = shop.seconds
-    after.engine.waits.find_caller = lambda _: ANYONE
+    after.engine.offline_queue.find_caller = lambda _: ANYONE
     assert [each.id for each in await after.engine.recover()] == ["runs"]
     after.engine.resume()
     await until(lambda: len(after.sent) == 1)
@@ -436,7 +439,7 @@ async def test_what_was_queued_before_a_crash_waits_for_its_server_to_start() ->
     await queued(shop)
     after = Workshop(shop.journal)
     after.seconds = shop.seconds
-    after.engine.waits.find_caller = lambda _: ANYONE
+    after.engine.offline_queue.find_caller = lambda _: ANYONE
     after.stage.server_queue.detach("it starts", is_failure=False)
     await after.engine.recover()
     after.engine.resume()
@@ -453,12 +456,12 @@ async def test_a_hub_that_ends_leaves_what_is_still_queued_to_the_next_one() -> 
     first, second = await queued(shop)
     waits = Standing(second)
     shop.stage.hub.refuse_new_calls()
-    shop.engine.leave_waiting()
+    shop.engine.release_offline()
     assert not waits.is_left
-    shop.engine.leave_unsent()
+    shop.engine.release_unsent()
     shop.sent[0].finish(DONE)
     async with asyncio.timeout(SECONDS):
-        await shop.engine.until_idle()
+        await shop.engine.wait_idle()
     assert (waits.is_left, len(shop.sent), first.record.state) == (True, 1, "completed")
     assert ((await kept(shop, second)).phase, shop.stage.server_queue.queued) == ("waiting", 0)
 
@@ -472,5 +475,5 @@ async def test_a_task_that_is_not_kept_leaves_no_call_behind() -> None:
     journal.settle("refused")
     journal.settle("refused")
     refused = await asyncio.gather(*beginning, return_exceptions=True)
-    assert [type(each) for each in refused] == [NotKept, NotKept]
+    assert [type(each) for each in refused] == [TaskNotStored, TaskNotStored]
     assert (shop.sent, shop.stage.server_queue.running, shop.stage.server_queue.queued) == ([], 0, 0)

@@ -11,22 +11,21 @@ import msgspec
 import pytest
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.ports.courier import Receipt
-from isthmus.core.ports.journal import Document
+from isthmus.core.ports import Document, PushReceipt
 from isthmus.core.tasks import outbox as module
-from isthmus.core.tasks.engine import Engine
-from isthmus.core.tasks.live import Live
-from isthmus.core.tasks.outbox import AT_ONCE_PER_HOST, AWAY_SECONDS, Letter, Outbox, Standing
-from isthmus.core.tasks.pushes import ATTEMPTS_MAX, DELIVERY, Delivery, delivery_of
-from isthmus.core.tasks.record import Recipient, Record
+from isthmus.core.tasks.delivery import ATTEMPTS_MAX, DELIVERY, Delivery, delivery_of
+from isthmus.core.tasks.engine import TaskEngine
+from isthmus.core.tasks.live_task import LiveTask
+from isthmus.core.tasks.outbox import AT_ONCE_PER_HOST, AWAY_SECONDS, OwnerStatus, PushOutbox, PushRequest
+from isthmus.core.tasks.record import PushRecipient, TaskRecord
 from isthmus.model.callers import Caller, Grants
 from isthmus.storage.memory import MemoryJournal
 from tests.unit.core.doubles import DONE, call
 from tests.unit.core.tasks.doubles import OWNER, HeldJournal, Workshop, draft, said, turns, until
 
-YES = Receipt(200)
-BUSY = Receipt(503)
-GONE = Receipt(410)
+YES = PushReceipt(200)
+BUSY = PushReceipt(503)
+GONE = PushReceipt(410)
 
 
 class Post:
@@ -35,13 +34,13 @@ class Post:
     def __init__(self) -> None:
         self.carried: list[tuple[str, str]] = []
         self.marks: list[str] = []
-        self.receipts: defaultdict[str, deque[Receipt | Exception]] = defaultdict(deque)
+        self.receipts: defaultdict[str, deque[PushReceipt | Exception]] = defaultdict(deque)
         self.held: dict[str, asyncio.Event] = {}
 
     async def refusal(self, url: str, *, is_trusted: bool) -> str | None:
         return None
 
-    async def carry(self, url: str, headers: Mapping[str, str], body: bytes, *, is_trusted: bool) -> Receipt:
+    async def post(self, url: str, headers: Mapping[str, str], body: bytes, *, is_trusted: bool) -> PushReceipt:
         assert is_trusted == ("private" in url)
         self.carried.append((url, body.decode()))
         self.marks.append(headers["mark"])
@@ -57,10 +56,10 @@ class Post:
         return [body for where, body in self.carried if where == url]
 
 
-def write(recipient: Recipient, record: Record, mark: str) -> Sequence[Letter]:
+def write(recipient: PushRecipient, record: TaskRecord, mark: str) -> Sequence[PushRequest]:
     """Two letters of an end, one of anything else."""
     words = [f"{record.id} {record.state}"] + [f"{record.id} over"] * record.is_ended
-    return [Letter(recipient.url, {"mark": f"{mark}-{at}"}, word.encode()) for at, word in enumerate(words)]
+    return [PushRequest(recipient.url, {"mark": f"{mark}-{at}"}, word.encode()) for at, word in enumerate(words)]
 
 
 class Office:
@@ -70,12 +69,12 @@ class Office:
         self.shop = shop or Workshop()
         self.post = Post()
         self.background = BackgroundTasks()
-        self.engine: Engine = self.shop.engine
-        self.outbox = Outbox(
+        self.engine: TaskEngine = self.shop.engine
+        self.outbox = PushOutbox(
             self.engine, self.shop.journal, self.post, write, self.background, lambda: self.shop.seconds, lambda: 0.0
         )
 
-    async def begin(self, *urls: str, id: str = "t") -> Live:
+    async def begin(self, *urls: str, id: str = "t") -> LiveTask:
         """Begin a task whose changes are told there."""
         made = msgspec.structs.replace(draft(call(), id=id), recipients=tuple(map(recipient, urls)))
         return await self.engine.begin(made)
@@ -95,8 +94,8 @@ class Office:
         await turns()
 
 
-def recipient(url: str) -> Recipient:
-    return Recipient(f"to {url}", url, "1.0", is_trusted="private" in url)
+def recipient(url: str) -> PushRecipient:
+    return PushRecipient(f"to {url}", url, "1.0", is_trusted="private" in url)
 
 
 @asynccontextmanager
@@ -124,12 +123,12 @@ async def test_every_change_is_told_once_and_in_order() -> None:
             ("delivered", 1, 1),
             ("delivered", 2, 2),
         ]
-        assert (office.outbox._server_queues, office.outbox._hosts) == ({}, {})
+        assert (office.outbox._queues, office.outbox._hosts) == ({}, {})
 
 
 async def test_what_does_not_arrive_is_tried_again_and_what_follows_it_waits() -> None:
     async with sending() as office:
-        office.post.receipts["http://a/"].extend([BUSY, Receipt(None, "refused"), YES, YES, BUSY])
+        office.post.receipts["http://a/"].extend([BUSY, PushReceipt(None, "refused"), YES, YES, BUSY])
         await office.begin("http://a/")
         office.end()
         await office.until_carried(6)
@@ -162,7 +161,7 @@ async def test_nobody_is_tried_for_ever() -> None:
 
 async def test_who_asks_to_be_left_alone_is_until_then() -> None:
     async with sending() as office:
-        office.post.receipts["http://a/"].append(Receipt(429, retry_after=100.0))
+        office.post.receipts["http://a/"].append(PushReceipt(429, retry_after=100.0))
         await office.begin("http://a/")
         await office.until_carried(1)
         [(document, delivery)] = await office.kept()
@@ -208,7 +207,7 @@ async def test_what_a_task_came_to_is_told_even_if_it_went_on_before_that_was_se
     office.end()
     await turns()
     office.engine.reopen(live)
-    office.engine.carry_on(live, said("again"), call())
+    office.engine.continue_with(live, said("again"), call())
     await turns()
     async with sending(office):
         await office.until_carried(4)
@@ -216,7 +215,7 @@ async def test_what_a_task_came_to_is_told_even_if_it_went_on_before_that_was_se
 
 
 async def test_a_large_end_is_told_as_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("isthmus.core.tasks.pushes.ENDED_BYTES_MAX", 0)
+    monkeypatch.setattr("isthmus.core.tasks.delivery.ENDED_BYTES_MAX", 0)
     async with sending() as office:
         await office.begin("http://a/")
         office.end()
@@ -240,7 +239,7 @@ async def test_what_was_due_when_the_hub_ended_is_sent_by_the_next_one() -> None
 
 async def test_it_goes_on_with_the_letter_that_did_not_arrive() -> None:
     async with sending() as before:
-        before.post.receipts["http://a/"].extend([YES, YES, Receipt(503, retry_after=9.0)])
+        before.post.receipts["http://a/"].extend([YES, YES, PushReceipt(503, retry_after=9.0)])
         await before.begin("http://a/")
         before.end()
         await before.until_carried(3)
@@ -261,14 +260,14 @@ async def test_what_becomes_due_while_the_journal_is_read_is_not_forgotten() -> 
 
 
 async def test_what_is_too_much_to_remember_waits_in_the_journal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LANES_MAX", 4)
+    monkeypatch.setattr(module, "QUEUES_MAX", 4)
     monkeypatch.setattr(module, "READ_AT_ONCE", 2)
     async with sending() as office:
         for number in range(10):
             office.post.held[f"http://{number}/"] = asyncio.Event()
             await office.begin(f"http://{number}/", id=f"t{number}")
         await turns(20)
-        assert len(office.outbox._server_queues) == 4
+        assert len(office.outbox._queues) == 4
         for number in range(10):
             office.end(number)
         for event in office.post.held.values():
@@ -280,11 +279,11 @@ async def test_what_is_too_much_to_remember_waits_in_the_journal(monkeypatch: py
 
 
 async def test_who_names_many_that_do_not_answer_holds_up_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LANES_MAX", 4)
+    monkeypatch.setattr(module, "QUEUES_MAX", 4)
     async with sending() as office:
         urls = [f"http://{number}/" for number in range(6)]
         for url in urls:
-            office.post.receipts[url].append(Receipt(503, retry_after=3600.0))
+            office.post.receipts[url].append(PushReceipt(503, retry_after=3600.0))
         await office.begin(*urls)
         await office.until_carried(4)
         other = Caller("other", "default", Grants(("*",)))
@@ -292,7 +291,7 @@ async def test_who_names_many_that_do_not_answer_holds_up_nobody_else(monkeypatc
         await office.engine.begin(made)
         await office.until_carried(5)
         assert len(office.post.to("http://b/")) == 1
-        assert len(office.outbox._server_queues) == 4
+        assert len(office.outbox._queues) == 4
 
 
 async def test_nothing_is_held_of_what_was_missed_once_the_journal_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,7 +389,7 @@ async def test_one_that_cannot_be_read_keeps_no_other_waiting() -> None:
 async def test_who_was_taken_off_the_list_is_sent_nothing_more() -> None:
     office = Office()
     live = await office.begin("http://a/", "http://b/")
-    office.engine.address(live, (recipient("http://b/"),))
+    office.engine.set_recipients(live, (recipient("http://b/"),))
     async with sending(office):
         await office.until_carried(1)
         assert office.post.carried == [("http://b/", "t submitted")]
@@ -400,7 +399,7 @@ async def test_who_was_taken_off_the_list_is_sent_nothing_more() -> None:
 async def test_what_is_due_goes_to_the_newest_address_of_its_recipient() -> None:
     office = Office()
     live = await office.begin("http://a/")
-    office.engine.address(live, (msgspec.structs.replace(recipient("http://a/"), url="http://new/"),))
+    office.engine.set_recipients(live, (msgspec.structs.replace(recipient("http://a/"), url="http://new/"),))
     async with sending(office):
         await office.until_carried(1)
         assert office.post.carried == [("http://new/", "t submitted")]
@@ -412,9 +411,9 @@ async def test_what_is_due_of_a_task_that_is_gone_is_dropped() -> None:
     office.end()
     await turns()
     await office.shop.journal.prune("task", ("completed",), before=1e12, limit=9)
-    office.engine._rested.take(live.key)
+    office.engine._store._cache.drop(live.key)
     async with sending(office):
-        await until(lambda: not office.outbox._server_queues)
+        await until(lambda: not office.outbox._queues)
         await turns()
         assert [each.state for each, _ in await office.kept()] == ["dropped", "dropped"]
         assert office.post.carried == []
@@ -422,11 +421,11 @@ async def test_what_is_due_of_a_task_that_is_gone_is_dropped() -> None:
 
 async def test_a_delivery_that_was_pruned_meanwhile_is_forgotten() -> None:
     async with sending() as office:
-        office.post.receipts["http://a/"].append(Receipt(503, retry_after=0.01))
+        office.post.receipts["http://a/"].append(PushReceipt(503, retry_after=0.01))
         await office.begin("http://a/")
         await office.until_carried(1)
         await office.shop.journal.prune(DELIVERY, ("due",), before=1e12, limit=9)
-        await until(lambda: not office.outbox._server_queues)
+        await until(lambda: not office.outbox._queues)
         assert len(office.post.carried) == 1
 
 
@@ -476,10 +475,10 @@ async def test_a_journal_that_does_not_keep_what_was_sent_does_not_end_it() -> N
 
 async def test_nothing_is_begun_any_more_once_it_is_closed() -> None:
     async with sending() as office:
-        office.post.receipts["http://a/"].append(Receipt(503, retry_after=100.0))
+        office.post.receipts["http://a/"].append(PushReceipt(503, retry_after=100.0))
         await office.begin("http://a/")
         await office.until_carried(1)
-        [server_queue] = office.outbox._server_queues.values()
+        [server_queue] = office.outbox._queues.values()
         timer = server_queue.timer
         office.outbox.close()
         assert timer is not None
@@ -491,24 +490,24 @@ async def test_nothing_is_begun_any_more_once_it_is_closed() -> None:
 
 async def test_who_is_gone_is_told_nothing_and_of_whom_nobody_can_say_later() -> None:
     async with sending() as office:
-        server_statuses: dict[str, Standing] = {"mine": "gone", "theirs": "away"}
-        office.outbox.judge = lambda owner, key: server_statuses[key] if owner == OWNER else "known"
+        server_statuses: dict[str, OwnerStatus] = {"mine": "gone", "theirs": "away"}
+        office.outbox.check_owner = lambda owner, key: server_statuses[key] if owner == OWNER else "known"
         named = [msgspec.structs.replace(recipient(f"http://{key}/"), key=key) for key in server_statuses]
         await office.engine.begin(msgspec.structs.replace(draft(call(), id="t"), recipients=tuple(named)))
         await until(
-            lambda: {server_queue.timer is not None for server_queue in office.outbox._server_queues.values()} == {True}
+            lambda: {server_queue.timer is not None for server_queue in office.outbox._queues.values()} == {True}
         )
         assert office.post.carried == []
         assert [(each.state, delivery.attempts) for each, delivery in await office.kept()] == [
             ("dropped", ()),
             ("due", ()),
         ]
-        (server_queue,) = office.outbox._server_queues.values()
+        (server_queue,) = office.outbox._queues.values()
         server_statuses["theirs"] = "known"
         assert server_queue.timer is not None
         assert server_queue.timer.when() - asyncio.get_running_loop().time() > AWAY_SECONDS / 2
         server_queue.timer.cancel()
-        office.outbox._ready(server_queue)
+        office.outbox._set_ready(server_queue)
         await office.until_carried(1)
         assert office.post.to("http://theirs/") == ["t submitted"]
 
@@ -517,9 +516,9 @@ async def test_a_key_that_is_revoked_between_two_letters_ends_them() -> None:
     async with sending() as office:
         await office.begin("http://a/")
         await office.until_carried(1)
-        answers: deque[Standing] = deque(["known", "gone"])
-        office.outbox.judge = lambda _owner, _key: answers.popleft()
+        answers: deque[OwnerStatus] = deque(["known", "gone"])
+        office.outbox.check_owner = lambda _owner, _key: answers.popleft()
         office.end()
-        await until(lambda: not answers and not office.outbox._server_queues)
+        await until(lambda: not answers and not office.outbox._queues)
         assert office.post.to("http://a/") == ["t submitted", "t completed"]
         assert [each.state for each, _ in await office.kept()] == ["delivered", "dropped"]

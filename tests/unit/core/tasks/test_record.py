@@ -1,6 +1,9 @@
-"""What is kept of a task comes back as it was, and every way a call can end has a state."""
+"""What is stored of a task, and which outcomes ask the user to log in."""
 
 from __future__ import annotations
+
+import json
+from typing import Any
 
 import msgspec
 import pytest
@@ -9,19 +12,21 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from isthmus.core.tasks.record import (
-    Asked,
-    Ending,
-    Owner,
-    Phase,
-    Record,
+    CallPhase,
+    StoredOutcome,
+    StoredQuestion,
+    TaskOwner,
+    TaskRecord,
     document_of,
-    ending_of,
-    outcome_of,
+    is_login,
+    login_question,
     owner_of,
     record_of,
+    restored_outcome,
     state_after,
+    stored_outcome,
 )
-from isthmus.model.conversation import Data, File, Message, TaskState, Text
+from isthmus.model.calls import Outcome, Result
 from isthmus.model.faults import (
     BadArguments,
     Bug,
@@ -36,7 +41,7 @@ from isthmus.model.faults import (
     UnknownTool,
 )
 from isthmus.model.names import ServerName
-from isthmus.model.outcomes import Result
+from isthmus.model.tasks import DataPart, FilePart, Message, TaskState, TextPart
 from tests.unit.core.doubles import ANYONE, SERVER, raw
 
 JSON = st.recursive(
@@ -48,7 +53,7 @@ TEXTS = st.text(max_size=10)
 
 
 def message(id: str, text: str, value: Raw) -> Message:
-    return Message(id, "user", (Text(text), Data(value), File(url=text)), metadata=value, references=(id,))
+    return Message(id, "user", (TextPart(text), DataPart(value), FilePart(url=text)), metadata=value, references=(id,))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +69,7 @@ def message(id: str, text: str, value: Raw) -> Message:
     ],
 )
 def test_a_fault_comes_back_from_its_ending(fault: Fault) -> None:
-    outcome = outcome_of(ending_of(fault))
+    outcome = restored_outcome(stored_outcome(fault))
     assert isinstance(outcome, Fault)
     assert type(outcome) is type(fault)
     assert (outcome.message, outcome.executed, outcome.server) == (fault.message, fault.executed, fault.server)
@@ -75,26 +80,26 @@ def test_a_fault_comes_back_from_its_ending(fault: Fault) -> None:
 
 def test_so_does_a_result() -> None:
     for result in (Result(raw({"content": []})), Result(raw({"isError": True}), is_error=True)):
-        assert outcome_of(ending_of(result)) == result
+        assert restored_outcome(stored_outcome(result)) == result
 
 
 def test_an_ending_of_another_version_is_a_loss() -> None:
-    outcome = outcome_of(Ending(reason="of tomorrow", message="told then", executed="unknown"))
+    outcome = restored_outcome(StoredOutcome(reason="of tomorrow", message="told then", executed="unknown"))
     assert isinstance(outcome, Lost)
     assert (outcome.message, outcome.executed) == ("told then", "unknown")
 
 
 def test_a_face_can_keep_its_callers_tasks_apart() -> None:
-    owners = [owner_of(ANYONE), owner_of(ANYONE, "mcp"), Owner("default\nanyone", "mcp")]
+    owners = [owner_of(ANYONE), owner_of(ANYONE, "mcp"), TaskOwner("default\nanyone", "mcp")]
     assert [owner.key for owner in owners[:2]] == ["default\nanyone", "default\nanyone\nmcp"]
     assert owners[0] != owners[1]
 
 
 @given(TEXTS, TEXTS, JSON)
 def test_a_record_is_kept_to_the_letter(id: str, text: str, value: Raw) -> None:
-    record = Record(
+    record = TaskRecord(
         id,
-        Owner(text, id),
+        TaskOwner(text, id),
         text,
         "1.0",
         "failed",
@@ -103,8 +108,8 @@ def test_a_record_is_kept_to_the_letter(id: str, text: str, value: Raw) -> None:
         7,
         (message(id, text, value),),
         "over",
-        Asked(text, value),
-        Ending(value, is_error=True, message=text, server=ServerName("files"), code=-32000, data=value),
+        StoredQuestion(text, value),
+        StoredOutcome(value, is_error=True, message=text, server=ServerName("files"), code=-32000, data=value),
         value,
         value,
     )
@@ -120,29 +125,29 @@ def test_a_record_is_kept_to_the_letter(id: str, text: str, value: Raw) -> None:
         ("completed", "over", "completed"),
     ],
 )
-def test_a_task_whose_call_was_sent_is_listed_as_being_worked_on(state: TaskState, phase: Phase, kept: str) -> None:
-    record = Record("t", Owner("tenant", "me"), "talk", "1.0", state, 1.0, 2.0, phase=phase)
+def test_a_task_whose_call_was_sent_is_listed_as_being_worked_on(state: TaskState, phase: CallPhase, kept: str) -> None:
+    record = TaskRecord("t", TaskOwner("tenant", "me"), "talk", "1.0", state, 1.0, 2.0, phase=phase)
     document = document_of(record)
     assert (document.state, document.group, document.at, document.owner) == (kept, "talk", 2.0, "tenant\nme")
     assert record_of(document).state == state
 
 
 def test_owners_of_two_tenants_are_never_the_same() -> None:
-    assert Owner("a", "b").key != Owner("ab", "").key
+    assert TaskOwner("a", "b").key != TaskOwner("ab", "").key
 
 
 def test_a_document_that_is_no_record_is_an_error() -> None:
-    record = Record("t", Owner("tenant", "me"), "talk", "1.0", "working", 1.0, 2.0)
+    record = TaskRecord("t", TaskOwner("tenant", "me"), "talk", "1.0", "working", 1.0, 2.0)
     broken = msgspec.structs.replace(document_of(record), body=b'{"id":1}')
     with pytest.raises(msgspec.MsgspecError):
         record_of(broken)
 
 
 def test_a_result_is_kept_whole_and_an_error_of_the_tool_fails_the_task() -> None:
-    assert ending_of(Result(raw({"content": []}))) == Ending(raw({"content": []}))
+    assert stored_outcome(Result(raw({"content": []}))) == StoredOutcome(raw({"content": []}))
     assert state_after(Result(raw({}))) == "completed"
     bad = Result(raw({"isError": True}), is_error=True)
-    assert ending_of(bad).is_error
+    assert stored_outcome(bad).is_error
     assert state_after(bad) == "failed"
 
 
@@ -158,12 +163,70 @@ def test_a_result_is_kept_whole_and_an_error_of_the_tool_fails_the_task() -> Non
     ],
 )
 def test_a_fault_says_whether_the_tool_ran(fault: Fault, state: TaskState, executed: str) -> None:
-    ending = ending_of(fault)
+    ending = stored_outcome(fault)
     assert (ending.reason, ending.message, ending.executed) == (fault.reason, fault.message, executed)
     assert not ending.result
     assert state_after(fault) == state
 
 
 def test_a_server_s_own_error_is_kept_with_its_code_and_data() -> None:
-    ending = ending_of(ServerError(SERVER, -32050, "no", raw({"why": 1})))
+    ending = stored_outcome(ServerError(SERVER, -32050, "no", raw({"why": 1})))
     assert (ending.code, ending.message, ending.data, ending.executed) == (-32050, "no", raw({"why": 1}), "yes")
+
+
+BANK = ServerName("bank")
+VISIT = {"mode": "url", "message": "Log in", "url": "https://bank.example/in", "elicitationId": "e1"}
+
+
+def required(*visits: Any) -> ServerError:
+    return ServerError(BANK, -32042, "Log in first", raw({"elicitations": visits}))
+
+
+def test_a_server_that_names_an_address_has_it_asked_as_it_wrote_it() -> None:
+    assert login_question(required(VISIT)) == StoredQuestion("elicitation/create", raw(VISIT))
+
+
+def test_of_several_addresses_all_are_told() -> None:
+    asked = login_question(required(VISIT, {**VISIT, "url": "https://other.example", "message": "And there"}))
+    assert asked is not None
+    params = json.loads(bytes(asked.params))
+    assert (params["mode"], params["url"]) == ("url", "https://bank.example/in")
+    assert params["message"] == "Log in\nAnd there https://other.example"
+    assert len(params["elicitations"]) == 2
+    assert is_login(asked)
+
+
+def test_a_server_that_turned_the_hub_away_and_says_where_to_log_in_is_asked_about() -> None:
+    asked = login_question(NotConnected(BANK, "HTTP 401", status=401, login="https://bank.example/.well-known/x"))
+    assert asked is not None
+    assert json.loads(bytes(asked.params))["url"] == "https://bank.example/.well-known/x"
+    assert is_login(asked)
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        Result(raw({})),
+        NotConnected(BANK, "HTTP 401", status=401),
+        ServerError(BANK, -32042, "no data"),
+        ServerError(BANK, -32042, "odd data", raw([1])),
+        ServerError(BANK, -32000, "another", raw({"elicitations": [VISIT]})),
+        required(),
+        required({"mode": "form", "message": "Who?"}, {"mode": "url"}, 5),
+    ],
+)
+def test_whatever_else_happens_is_an_end(outcome: Outcome) -> None:
+    assert login_question(outcome) is None
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        StoredQuestion("sampling/createMessage", raw(VISIT)),
+        StoredQuestion("elicitation/create", raw({"message": "Who?"})),
+        StoredQuestion("elicitation/create", raw({"mode": "form", "url": "https://x"})),
+        StoredQuestion("elicitation/create", raw([])),
+    ],
+)
+def test_other_questions_are_no_login(asked: StoredQuestion) -> None:
+    assert not is_login(asked)

@@ -6,21 +6,21 @@ import asyncio
 
 import pytest
 
-from isthmus.core.watch import levels as module
-from isthmus.core.watch.levels import Levels
-from isthmus.model.events import LogLevel
+from isthmus.core.watch import log_levels as module
+from isthmus.core.watch.log_levels import LogLevels
+from isthmus.model.calls import LogLevel
 from isthmus.model.names import ServerName
 from tests.unit.core.doubles import SERVER
 
 
-def heard(levels: Levels) -> list[LogLevel | None]:
+def heard(levels: LogLevels) -> list[LogLevel | None]:
     told: list[LogLevel | None] = []
     levels.watch(lambda: told.append(levels.lowest))
     return told
 
 
 def test_while_nobody_has_chosen_servers_say_what_they_like() -> None:
-    levels = Levels()
+    levels = LogLevels()
     told = heard(levels)
     levels.hear("a")
     levels.hear("b")
@@ -29,7 +29,7 @@ def test_while_nobody_has_chosen_servers_say_what_they_like() -> None:
 
 
 def test_the_most_talkative_level_that_anybody_wants_is_asked_for() -> None:
-    levels = Levels()
+    levels = LogLevels()
     told = heard(levels)
     levels.want("a", "error")
     levels.want("b", "info")
@@ -38,7 +38,7 @@ def test_the_most_talkative_level_that_anybody_wants_is_asked_for() -> None:
 
 
 def test_who_leaves_or_wants_less_is_heard_as_well() -> None:
-    levels = Levels()
+    levels = LogLevels()
     levels.want("a", "debug")
     levels.want("b", "warning")
     told = heard(levels)
@@ -50,7 +50,7 @@ def test_who_leaves_or_wants_less_is_heard_as_well() -> None:
 
 
 def test_who_never_chose_loses_nothing_to_who_did() -> None:
-    levels = Levels()
+    levels = LogLevels()
     levels.hear("a")
     told = heard(levels)
     levels.want("b", "error")
@@ -60,14 +60,14 @@ def test_who_never_chose_loses_nothing_to_who_did() -> None:
 
 
 def test_once_somebody_has_chosen_what_servers_would_say_by_themselves_is_unknown() -> None:
-    levels = Levels()
+    levels = LogLevels()
     levels.want("a", "error")
     levels.leave("a")
     assert levels.lowest == "debug"
 
 
 def test_choosing_again_and_again_is_one_choice() -> None:
-    levels = Levels()
+    levels = LogLevels()
     told = heard(levels)
     levels.want("a", "debug")
     levels.want("a", "error")
@@ -77,7 +77,7 @@ def test_choosing_again_and_again_is_one_choice() -> None:
 
 
 def test_a_watcher_that_left_hears_nothing() -> None:
-    levels = Levels()
+    levels = LogLevels()
     told: list[str] = []
     unwatch = levels.watch(lambda: told.append("told"))
     unwatch()
@@ -87,7 +87,7 @@ def test_a_watcher_that_left_hears_nothing() -> None:
 
 
 def test_what_single_calls_want_is_asked_for_once_and_for_good() -> None:
-    levels = Levels()
+    levels = LogLevels()
     told = heard(levels)
     levels.call("error")
     levels.call("info")
@@ -99,7 +99,7 @@ def test_what_single_calls_want_is_asked_for_once_and_for_good() -> None:
 
 
 def test_what_a_call_wants_takes_nothing_from_who_never_chose() -> None:
-    levels = Levels()
+    levels = LogLevels()
     levels.hear("a")
     told = heard(levels)
     levels.call("error")
@@ -108,7 +108,7 @@ def test_what_a_call_wants_takes_nothing_from_who_never_chose() -> None:
 
 
 async def test_who_chooses_waits_until_servers_have_taken_it() -> None:
-    levels, asking = Levels(), asyncio.get_running_loop().create_future()
+    levels, asking = LogLevels(), asyncio.get_running_loop().create_future()
     await levels.settled({SERVER})
     levels.ask(SERVER, asking)
     waiting = asyncio.ensure_future(levels.settled({SERVER}))
@@ -122,7 +122,7 @@ async def test_who_chooses_waits_until_servers_have_taken_it() -> None:
 
 async def test_who_chooses_does_not_wait_for_servers_that_are_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TAKE_SECONDS", 3600.0)
-    levels, silent = Levels(), asyncio.get_running_loop().create_future()
+    levels, silent = LogLevels(), asyncio.get_running_loop().create_future()
     levels.ask(SERVER, silent)
     async with asyncio.timeout(30):
         await levels.settled({ServerName("another")})
@@ -131,7 +131,7 @@ async def test_who_chooses_does_not_wait_for_servers_that_are_not_its_own(monkey
 
 async def test_servers_that_say_nothing_are_waited_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TAKE_SECONDS", 0.01)
-    levels, asking = Levels(), asyncio.get_running_loop().create_future()
+    levels, asking = LogLevels(), asyncio.get_running_loop().create_future()
     levels.ask(SERVER, asking)
     async with asyncio.timeout(30):
         await levels.settled({SERVER})

@@ -7,18 +7,18 @@ from collections.abc import Callable
 import pytest
 import structlog
 
-from isthmus.core.watch import tasks as module
-from isthmus.core.watch.tasks import KEEP_SECONDS, Place, Task, Tasks, kept_task
+from isthmus.core.watch import server_tasks as module
+from isthmus.core.watch.server_tasks import KEEP_SECONDS, LinkSession, ServerTask, ServerTasks, hub_task
 from isthmus.model.callers import Caller
-from isthmus.model.events import Progress
+from isthmus.model.calls import Progress
 from isthmus.model.names import ServerName
-from isthmus.model.tasks import TaskState
+from isthmus.model.tasks import ServerTaskState
 from tests.unit.core.doubles import ANYONE
 
 OTHER = Caller("other", ANYONE.tenant, ANYONE.grants)
 NAMESAKE = Caller(ANYONE.name, "another tenant", ANYONE.grants)
 A, B = ServerName("a"), ServerName("b")
-HERE = Place()
+HERE = LinkSession()
 
 
 class Clock:
@@ -29,28 +29,28 @@ class Clock:
         return self.now
 
 
-def state(id: str, status: str = "working", ttl: float | None = None) -> TaskState:
-    return TaskState(id, status, status in ("completed", "failed", "cancelled"), ttl, {})
+def state(id: str, status: str = "working", ttl: float | None = None) -> ServerTaskState:
+    return ServerTaskState(id, status, status in ("completed", "failed", "cancelled"), ttl, {})
 
 
-def registered(*ids: str, caller: Caller = ANYONE, place: Place | None = HERE) -> Tasks:
-    tasks = Tasks(Clock())
+def registered(*ids: str, caller: Caller = ANYONE, place: LinkSession | None = HERE) -> ServerTasks:
+    tasks = ServerTasks(Clock())
     for id in ids:
         tasks.made(caller, A, place, state(id))
     return tasks
 
 
-def listed(tasks: Tasks, caller: Caller = ANYONE, session: str = "") -> list[tuple[str, str]]:
+def listed(tasks: ServerTasks, caller: Caller = ANYONE, session: str = "") -> list[tuple[str, str]]:
     return [(task.state.id, task.state.status) for task in tasks.of(caller, session)]
 
 
 Heard = list[tuple[str, str, bool]]
 
 
-def listening(tasks: Tasks, caller: Caller = ANYONE, session: str = "") -> tuple[Heard, Callable[[], None]]:
+def listening(tasks: ServerTasks, caller: Caller = ANYONE, session: str = "") -> tuple[Heard, Callable[[], None]]:
     heard: Heard = []
 
-    def tell(task: Task, is_other: bool) -> None:  # noqa: FBT001 - the type of a listener
+    def tell(task: ServerTask, is_other: bool) -> None:  # noqa: FBT001 - the type of a listener
         heard.append((task.state.id, task.state.status, is_other))
 
     return heard, tasks.listen(caller, session, tell)
@@ -60,9 +60,9 @@ def listening(tasks: Tasks, caller: Caller = ANYONE, session: str = "") -> tuple
 
 
 def test_how_a_task_of_the_hubs_own_stands_is_told_to_its_caller_alone() -> None:
-    tasks = Tasks(Clock())
+    tasks = ServerTasks(Clock())
     (mine, _), (others, _) = listening(tasks), listening(tasks, OTHER)
-    task = kept_task(ANYONE, A, "", state("t"))
+    task = hub_task(ANYONE, A, "", state("t"))
     for status in ("working", "input_required", "completed"):
         tasks.announce(task, state("t", status))
     assert mine == [("t", "working", False), ("t", "input_required", True), ("t", "completed", True)]
@@ -71,9 +71,9 @@ def test_how_a_task_of_the_hubs_own_stands_is_told_to_its_caller_alone() -> None
 
 def test_where_callers_cannot_be_told_apart_only_the_conversation_that_asked_is_told() -> None:
     anybody = Caller("anybody", ANYONE.tenant, ANYONE.grants, is_anyone=True)
-    tasks = Tasks(Clock())
+    tasks = ServerTasks(Clock())
     (one, leave), (other, _) = [listening(tasks, anybody, session) for session in ("one", "other")]
-    kept = kept_task(anybody, A, "one", state("kept"))
+    kept = hub_task(anybody, A, "one", state("kept"))
     for id, session in (("passed", "one"), ("nobody's", "")):
         tasks.made(anybody, A, HERE, state(id), session=session)
     for _ in range(2):
@@ -85,9 +85,9 @@ def test_where_callers_cannot_be_told_apart_only_the_conversation_that_asked_is_
 
 
 def test_the_conversation_that_asked_for_it_is_told_if_it_listens() -> None:
-    tasks = Tasks(Clock())
+    tasks = ServerTasks(Clock())
     (one, leave), (other, _) = listening(tasks, session="one"), listening(tasks, session="other")
-    task = kept_task(ANYONE, A, "one", state("t"))
+    task = hub_task(ANYONE, A, "one", state("t"))
     tasks.announce(task, state("t", "input_required"))
     leave()
     tasks.announce(task, state("t", "completed"))
@@ -118,16 +118,16 @@ def test_what_a_server_answers_is_known_afterwards() -> None:
 
 
 def test_an_answer_of_another_link_counts_only_if_the_first_is_lost() -> None:
-    tasks = registered("1", place=(place := Place()))
-    tasks.answered(ANYONE, A, Place(), state("1", "input_required"))
+    tasks = registered("1", place=(place := LinkSession()))
+    tasks.answered(ANYONE, A, LinkSession(), state("1", "input_required"))
     assert listed(tasks) == [("1", "working")]
     place.is_lost = True
-    tasks.answered(ANYONE, A, Place(), state("1", "input_required"))
+    tasks.answered(ANYONE, A, LinkSession(), state("1", "input_required"))
     assert listed(tasks) == [("1", "input_required")]
 
 
 def test_a_task_ends_with_the_process_that_it_was_made_in() -> None:
-    place = Place(is_process=True)
+    place = LinkSession(is_process=True)
     tasks = registered("1", place=place)
     place.is_lost = True
     tasks.told(A, place, state("1", "completed"))
@@ -136,7 +136,7 @@ def test_a_task_ends_with_the_process_that_it_was_made_in() -> None:
 
 def test_a_task_is_forgotten_when_its_server_says() -> None:
     clock = Clock()
-    tasks = Tasks(clock)
+    tasks = ServerTasks(clock)
     tasks.made(ANYONE, A, HERE, state("1", ttl=10.0))
     tasks.made(ANYONE, A, HERE, state("2"))
     clock.now += 9.0
@@ -217,7 +217,7 @@ def test_an_end_is_told_once_and_what_comes_after_it_not_at_all() -> None:
 def test_what_is_said_on_another_link_or_of_another_server_is_about_another_task(server: ServerName) -> None:
     tasks = registered("1")
     heard, _ = listening(tasks)
-    tasks.told(server, Place() if server == A else HERE, state("1", "failed"))
+    tasks.told(server, LinkSession() if server == A else HERE, state("1", "failed"))
     assert (heard, listed(tasks)) == ([], [("1", "working")])
 
 
@@ -242,7 +242,7 @@ def test_an_id_that_is_given_anew_is_of_whom_it_was_given_to_last() -> None:
 
 
 def test_an_id_that_a_new_link_gives_anew_is_not_the_earlier_callers_any_more() -> None:
-    place, later = Place(), Place()
+    place, later = LinkSession(), LinkSession()
     tasks = registered("1", "2", place=place)
     assert not tasks.is_anothers(ANYONE, A, "1")
     place.is_lost = True
@@ -256,8 +256,8 @@ def test_an_id_that_a_new_link_gives_anew_is_not_the_earlier_callers_any_more() 
 
 
 def test_links_that_count_alike_are_not_confused() -> None:
-    places = {ANYONE: Place(), OTHER: Place()}
-    tasks = Tasks(Clock())
+    places = {ANYONE: LinkSession(), OTHER: LinkSession()}
+    tasks = ServerTasks(Clock())
     for caller, place in places.items():
         tasks.made(caller, A, place, state("1"))
     (mine, _), (others, _) = listening(tasks), listening(tasks, OTHER)
@@ -267,7 +267,7 @@ def test_links_that_count_alike_are_not_confused() -> None:
 
 
 def test_the_conversation_that_asked_is_told_while_it_listens_and_then_the_callers_others() -> None:
-    tasks = Tasks(Clock())
+    tasks = ServerTasks(Clock())
     tasks.made(ANYONE, A, HERE, state("1"), session="x")
     (asked, leave), (another, _) = listening(tasks, session="x"), listening(tasks, session="y")
     tasks.told(A, HERE, state("1"))
@@ -278,7 +278,7 @@ def test_the_conversation_that_asked_is_told_while_it_listens_and_then_the_calle
 
 
 def test_conversations_with_processes_of_their_own_know_their_own_tasks_by_the_same_id() -> None:
-    tasks, places = Tasks(Clock()), {"x": Place(), "y": Place()}
+    tasks, places = ServerTasks(Clock()), {"x": LinkSession(), "y": LinkSession()}
     for session, place in places.items():
         tasks.made(ANYONE, A, place, state("1"), session=session)
     ears = {session: listening(tasks, session=session) for session in ("x", "y", "z")}
@@ -293,7 +293,7 @@ def test_conversations_with_processes_of_their_own_know_their_own_tasks_by_the_s
 def test_a_broken_listener_costs_only_itself() -> None:
     tasks = registered("1")
 
-    def broken(_task: Task, _is_other: bool) -> None:  # noqa: FBT001 - the type of a listener
+    def broken(_task: ServerTask, _is_other: bool) -> None:  # noqa: FBT001 - the type of a listener
         raise RuntimeError("broken")
 
     tasks.listen(ANYONE, "", broken)
@@ -308,10 +308,10 @@ def test_a_broken_listener_costs_only_itself() -> None:
 
 
 def test_progress_of_the_request_that_a_task_was_made_by_is_reported_until_it_ends() -> None:
-    tasks, heard = Tasks(Clock()), list[Progress]()
+    tasks, heard = ServerTasks(Clock()), list[Progress]()
     tasks.made(ANYONE, A, HERE, state("1"), request=7, report=heard.append)
     tasks.made(ANYONE, A, HERE, state("2"), request=8)
-    for place, request in ((HERE, 7), (HERE, 8), (Place(), 7), (HERE, -1)):
+    for place, request in ((HERE, 7), (HERE, 8), (LinkSession(), 7), (HERE, -1)):
         tasks.progressed(place, request, lambda: Progress({}))
     assert len(heard) == 1
     tasks.told(A, HERE, state("1", "completed"))
@@ -327,7 +327,7 @@ def test_a_report_that_fails_costs_only_itself() -> None:
     def broken(_event: Progress) -> None:
         raise RuntimeError("broken")
 
-    tasks = Tasks(Clock())
+    tasks = ServerTasks(Clock())
     tasks.made(ANYONE, A, HERE, state("1"), request=7, report=broken)
     with structlog.testing.capture_logs() as logs:
         tasks.progressed(HERE, 7, lambda: Progress({}))

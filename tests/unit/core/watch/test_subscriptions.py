@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 from structlog.testing import capture_logs
 
-from isthmus.core.ports.announcer import Announcer, Follower
+from isthmus.core.ports import Subscriber, SubscriptionLink
 from isthmus.core.watch.subscriptions import LENGTH_MAX, Subscriptions
 from isthmus.model.faults import Fault, NotConnected, ServerError
 from isthmus.model.names import ServerName
@@ -219,8 +219,8 @@ async def test_after_a_gap_who_follows_a_resource_is_told_and_nobody_above_it() 
 
 # -- followers with a link of their own ----------------------------------------------------------------------------
 
-SOMEBODY = Follower(ANYONE, frozenset({"roots"}), "one")
-ANOTHER = Follower(ANYONE, frozenset({"roots"}), "two")
+SOMEBODY = Subscriber(ANYONE, frozenset({"roots"}), "one")
+ANOTHER = Subscriber(ANYONE, frozenset({"roots"}), "two")
 NOTES = KEY[1]
 
 
@@ -229,7 +229,7 @@ class Links:
 
     def __init__(self) -> None:
         self.common = Server()
-        self.links: dict[Follower, Server] = {}
+        self.links: dict[Subscriber, Server] = {}
         self.looked = 0
         self.further: list[asyncio.Future[None]] = []
         self.subscriptions = Subscriptions()
@@ -238,24 +238,24 @@ class Links:
     def __bool__(self) -> bool:
         return bool(self.links)
 
-    def refusal(self, follower: Follower) -> Fault | None:
+    def refusal(self, follower: Subscriber) -> Fault | None:
         return None
 
-    def is_apart(self, follower: Follower) -> bool:
+    def is_separate(self, follower: Subscriber) -> bool:
         return False
 
-    def own(self, follower: Follower) -> list[Server]:
+    def own(self, follower: Subscriber) -> list[Server]:
         self.looked += 1
         return [self.links[follower]] if follower in self.links else []
 
-    def ask_too(self, follower: Follower, links: Sequence[Announcer], uri: str) -> None:
-        asking = self.subscriptions.ask_too((SERVER, uri), follower, links)
+    def subscribe_also(self, follower: Subscriber, links: Sequence[SubscriptionLink], uri: str) -> None:
+        asking = self.subscriptions.subscribe_also((SERVER, uri), follower, links)
         self.further.append(asyncio.ensure_future(asking))
 
     async def settled(self) -> None:
         await asyncio.gather(*self.further)
 
-    async def add(self, follower: Follower | None) -> Ear:
+    async def add(self, follower: Subscriber | None) -> Ear:
         ear = Ear()
         assert await self.subscriptions.add(KEY, ear, follower) is None
         return ear
@@ -420,7 +420,7 @@ async def test_a_link_is_not_asked_to_stand_in_for_who_has_left() -> None:
 
 async def test_who_leaves_with_many_resources_is_compared_with_each_other_follower_once() -> None:
     links, uris = Links(), [f"file:///{number}" for number in range(20)]
-    followers = [Follower(ANYONE, frozenset({"roots"}), str(number)) for number in range(20)]
+    followers = [Subscriber(ANYONE, frozenset({"roots"}), str(number)) for number in range(20)]
     links.links = {follower: Server() for follower in followers}
     ears = {follower: Ear() for follower in followers}
     for follower, ear in ears.items():

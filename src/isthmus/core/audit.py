@@ -1,0 +1,361 @@
+"""The audit log: facts, the records made from them, the hash chain over the records, and calls without an end.
+
+A fact is created on the path of a call and costs next to nothing; `RecordEncoder` turns it into a record later.
+Records say who called what, when, and how it ended. They contain neither arguments nor results, only a keyed digest of
+the arguments: equal calls can be compared and a known argument can be proved, but nothing can be guessed without the
+key.
+
+The digest of each record covers the record before it, so that changing, removing, adding or moving one breaks all that
+follow. A signed checkpoint outside of the log (`Seal`) says how far the chain reaches, because cutting off its end
+leaves no trace. `storage` appends records, `isthmus audit verify` checks them, and `app` closes calls that a crash left
+open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from hashlib import blake2b, sha256
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from isthmus.model.calls import Call, Outcome
+from isthmus.model.faults import Executed, Fault
+from isthmus.model.names import ServerName
+
+# -- facts and records -------------------------------------------------------------------------------------------------
+
+TEXT_LENGTH_MAX = 256
+"""Callers and servers choose their names; a record stays short."""
+
+MEMBERS_MAX = 24
+
+Value: TypeAlias = str | int | float | bool | None
+
+CallFact: TypeAlias = tuple[float, Call, ServerName | None, Outcome | None, float, bool, str]
+"""Time, call, server, outcome (None: the call is about to be sent), seconds, whether it was sent, and the id that the
+call's records share if it has several. A bare tuple, because every call creates one."""
+
+
+class AuditEvent(msgspec.Struct, frozen=True):
+    """A fact that is not about a call: a key was revoked, a definition changed, a hub started."""
+
+    at: float
+    event: str
+    about: Mapping[str, Value]
+
+
+class EncodedRecord(msgspec.Struct, frozen=True, gc=False):
+    """A fact that is already encoded, so that its call can be freed."""
+
+    at: float
+    content: bytes
+
+
+Fact: TypeAlias = CallFact | AuditEvent | EncodedRecord
+
+STARTED = "hub.started"
+STOPPED = "hub.stopped"
+UNCLEAN = "hub.unclean"
+"""The previous hub did not stop cleanly: facts that it had not written are missing."""
+UNSIGNED = "audit.unsigned"
+"""Records at the end that no checkpoint covers although the previous hub stopped cleanly: somebody added them."""
+REFUSED = "caller.refused"
+"""Rejected requests, by frontend and count: no valid credential, or a forbidden origin."""
+LOST = "audit.lost"
+"""Records that could not be written, and their count."""
+CUT = "audit.cut"
+"""A starting hub found that the log ends before its checkpoint, or has none."""
+CALL_STARTED = "call.begun"
+CALL_ENDED = "call"
+CALL_LOST = "call.lost"
+"""A call that started and whose end is unknown, because its hub crashed."""
+
+LOST_OUTCOME = "lost"
+
+
+class CallRecord(msgspec.Struct, omit_defaults=True):
+    """The record of a call."""
+
+    at: float
+    event: str
+    caller: str
+    tenant: str
+    face: str
+    kind: str
+    name: str
+    arguments: str
+    server: str | None = None
+    outcome: str = ""
+    executed: str = ""
+    seconds: float = -1.0
+    session: str = ""
+    id: str = ""
+    key: str = ""
+    """The id of the key that the caller used."""
+
+
+class RecordEncoder:
+    """Encodes facts as records."""
+
+    def __init__(self, key: bytes) -> None:
+        self._keyed = blake2b(key=key, digest_size=16)
+        self._encoder = msgspec.json.Encoder()
+
+    def record(self, fact: Fact) -> tuple[float, bytes]:
+        """The time of a fact and its record; a text that cannot be encoded only loses its own record."""
+        if isinstance(fact, EncodedRecord):
+            return fact.at, fact.content
+        at = fact.at if isinstance(fact, AuditEvent) else fact[0]
+        try:
+            if isinstance(fact, tuple):
+                return at, self._encoder.encode(self._call_record(*fact))
+            members: dict[str, Value] = {"at": at, "event": fact.event}
+            for key, value in list(fact.about.items())[:MEMBERS_MAX]:
+                members.setdefault(key, value[:TEXT_LENGTH_MAX] if isinstance(value, str) else value)
+            return at, self._encoder.encode(members)
+        except UnicodeError:
+            return at, self._encoder.encode({"at": at, "event": "audit.unwritable"})
+
+    def _call_record(
+        self,
+        at: float,
+        call: Call,
+        server: ServerName | None,
+        outcome: Outcome | None,
+        seconds: float,
+        was_sent: bool,  # noqa: FBT001 - a member of the fact, which is a tuple
+        id: str,
+    ) -> CallRecord:
+        caller = call.caller
+        common = (
+            at,
+            CALL_ENDED if outcome is not None else CALL_STARTED,
+            caller.name[:TEXT_LENGTH_MAX],
+            caller.tenant[:TEXT_LENGTH_MAX],
+            call.face,
+            call.kind,
+            _audited_name(call),
+            self.digest(call.arguments),
+            server,
+        )
+        session = self.digest(call.session.encode(errors="replace"))[:16] if call.session else ""
+        id = id[:TEXT_LENGTH_MAX]
+        if outcome is None:
+            return CallRecord(*common, session=session, id=id, key=caller.key)
+        word, executed = outcome_word(outcome, was_sent=was_sent)
+        return CallRecord(*common, word, executed, round(seconds, 6), session, id, caller.key)
+
+    def digest(self, data: Any) -> str:
+        """A keyed digest: equal data can be compared, and without the key it says nothing."""
+        keyed = self._keyed.copy()
+        keyed.update(data)
+        return keyed.hexdigest()
+
+
+def outcome_word(outcome: Outcome, *, was_sent: bool) -> tuple[str, Executed]:
+    """How a call ended, in one word, and whether it ran."""
+    if isinstance(outcome, Fault):
+        return outcome.reason, outcome.executed
+    if outcome.asked_by is not None:
+        return "asked", "unknown"
+    return ("tool_error" if outcome.is_error else "result"), ("yes" if was_sent else "no")
+
+
+def _audited_name(call: Call) -> str:
+    """The name that was called. The query and the user of a URI are removed: they may be secrets."""
+    if call.kind not in ("resource", "uri_argument"):
+        return call.name[:TEXT_LENGTH_MAX]
+    address = call.name.partition("?")[0].partition("#")[0]
+    scheme, slashes, rest = address.partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{slashes}{host.rpartition('@')[2]}{slash}{path}"[:TEXT_LENGTH_MAX]
+
+
+# -- the chain ---------------------------------------------------------------------------------------------------------
+
+SealKind: TypeAlias = Literal["checkpoint", "anchor"]
+"""A `checkpoint` vouches that the log reaches at least this far; an `anchor`, that the hub deleted what came before."""
+
+VerifySignature: TypeAlias = Callable[[bytes, bytes], bool]
+"""Whether the second argument is a valid signature of the first."""
+
+
+class Point(msgspec.Struct, frozen=True):
+    """A place in the chain: the number of a record, the first being 1, and its digest."""
+
+    number: int
+    digest: bytes
+
+
+START = Point(0, bytes(32))
+"""The point before the first record."""
+
+
+class AuditRow(msgspec.Struct, frozen=True):
+    """A record as it is stored."""
+
+    number: int
+    at: float
+    content: bytes
+    digest: bytes
+
+
+class Seal(msgspec.Struct, frozen=True):
+    """A signed point."""
+
+    point: Point
+    at: float
+    signature: bytes
+
+
+class LogState(msgspec.Struct, frozen=True):
+    """The state of a log: where it ends, its last record, and up to where older records were deleted."""
+
+    head: Point
+    last: bytes | None = None
+    anchor: Seal | None = None
+
+
+class ChainBreak(msgspec.Struct, frozen=True):
+    """The first record that was altered or is missing; 0 if the checkpoint itself is wrong."""
+
+    number: int
+    why: str
+
+
+def follow(before: Point, content: bytes) -> Point:
+    """The point of the next record."""
+    number = before.number + 1
+    return Point(number, sha256(before.digest + number.to_bytes(8, "big") + content).digest())
+
+
+def signed_text(kind: SealKind, point: Point, at: float) -> bytes:
+    """The text that is signed for a point."""
+    return f"isthmus audit {kind} {point.number} {point.digest.hex()} {at!r}".encode()
+
+
+class _ChainMembers(msgspec.Struct):
+    """The members of a record that verification reads."""
+
+    at: float | None = None
+    event: str = ""
+    why: str = ""
+
+
+_CHAIN_MEMBERS = msgspec.json.Decoder(_ChainMembers)
+
+
+class Verification:
+    """Checks the rows of a log one by one and reports the first break."""
+
+    def __init__(self, anchor: Seal | None, checkpoint: Seal | None, check: VerifySignature) -> None:
+        self._before = START if anchor is None else anchor.point
+        self._checkpoint = checkpoint
+        self.count = 0
+        self.broken: ChainBreak | None = None
+        if anchor is not None and not check(signed_text("anchor", anchor.point, anchor.at), anchor.signature):
+            why = "the deletion of older records is not signed by the hub's key"
+            self.broken = ChainBreak(anchor.point.number + 1, why)
+        elif checkpoint is not None and not check(
+            signed_text("checkpoint", checkpoint.point, checkpoint.at), checkpoint.signature
+        ):
+            self.broken = ChainBreak(0, "the checkpoint is not signed by the hub's key")
+
+    @property
+    def head(self) -> Point:
+        """The last valid record."""
+        return self._before
+
+    def take(self, row: AuditRow) -> ChainBreak | None:
+        """Check the next row; None if it is valid."""
+        if self.broken is None:
+            self.broken = self._break_at(row)
+        if self.broken is None:
+            self.count += 1
+            self._before = Point(row.number, row.digest)
+        return self.broken
+
+    def _break_at(self, row: AuditRow) -> ChainBreak | None:
+        expected = self._before.number + 1
+        if row.number != expected:
+            return ChainBreak(expected, f"it is missing: record {row.number} comes in its place")
+        if follow(self._before, row.content).digest != row.digest:
+            return ChainBreak(row.number, "it was changed, or does not follow the record before it")
+        try:
+            members = _CHAIN_MEMBERS.decode(row.content)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            members = _ChainMembers()
+        if members.at is None or members.at != row.at:
+            return ChainBreak(row.number, "the time it is indexed by differs from the time in the record")
+        if members.event == CUT:  # records that the hub appended afterwards must not hide it
+            return ChainBreak(row.number, f"the hub recorded here at its start that {members.why}")
+        sealed = None if self._checkpoint is None else self._checkpoint.point
+        if sealed is not None and sealed.number == row.number and sealed.digest != row.digest:
+            return ChainBreak(row.number, "it differs from the record that the checkpoint vouches for")
+        return None
+
+    def end(self) -> ChainBreak | None:
+        """Check, after the last row, that no rows are missing at the end."""
+        if self.broken is None and self._checkpoint is None and self._before is not START:
+            self.broken = ChainBreak(0, "there is no checkpoint: records may be missing at the end")
+        if self.broken is None and self._checkpoint is not None:
+            number = self._checkpoint.point.number
+            if self._before.number < number:
+                missing = self._before.number + 1
+                why = f"it is missing at the end: the checkpoint vouches for {number} records"
+                self.broken = ChainBreak(missing, why)
+        return self.broken
+
+
+# -- calls without an end ----------------------------------------------------------------------------------------------
+
+
+class _CallMembers(msgspec.Struct):
+    """The members of a record that tell which call starts or ends."""
+
+    event: str = ""
+    id: str = ""
+
+
+_CALL_MEMBERS = msgspec.json.Decoder(_CallMembers)
+_CALL_RECORD = msgspec.json.Decoder(CallRecord)
+_CALL_MARK = b'"event":"call'
+"""In every record of a call and in hardly any other: most records are skipped without decoding them."""
+
+
+class UnfinishedCalls:
+    """Reads records in order and knows which calls have started and not ended.
+
+    Only calls that are written before they are sent can be seen to lack an end: those of `strict`, and tasks.
+    """
+
+    def __init__(self) -> None:
+        self.open: dict[str, AuditRow] = {}
+        """The start records of open calls, by the id that a call's records share."""
+        self.lost = 0
+        """Calls that the log records as lost."""
+
+    def take(self, row: AuditRow) -> None:
+        """Read the next record."""
+        if _CALL_MARK not in row.content:
+            return
+        try:
+            members = _CALL_MEMBERS.decode(row.content)
+        except msgspec.MsgspecError:
+            return  # `Verification` reports it
+        if members.event == CALL_STARTED:
+            self.open[members.id] = row
+        elif members.event in (CALL_ENDED, CALL_LOST):
+            self.open.pop(members.id, None)
+            self.lost += members.event == CALL_LOST
+
+
+def lost_call_record(begun: AuditRow, at: float) -> EncodedRecord | None:
+    """The record that closes a lost call; None if its start record cannot be decoded."""
+    try:
+        record = _CALL_RECORD.decode(begun.content)
+    except msgspec.MsgspecError:
+        return None
+    lost = msgspec.structs.replace(record, at=at, event=CALL_LOST, outcome=LOST_OUTCOME, executed="unknown")
+    return EncodedRecord(at, msgspec.json.encode(lost))
