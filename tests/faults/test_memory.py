@@ -12,7 +12,7 @@ import pytest
 
 from isthmus.core.calls.inflight import InFlight
 from isthmus.frontends.http.request_cycle import RequestCycle
-from isthmus.model.outcomes import Result
+from isthmus.model.calls import Result
 from isthmus.upstream import http_shared
 from isthmus.upstream.streamable_http import link as streamable
 from isthmus.upstream.streamable_http.post import Post
@@ -111,7 +111,7 @@ class Deaf(Scripted):
 async def test_withdrawals_that_nobody_acknowledges_give_their_connections_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_shared, "NOTICE_SECONDS", 0.2)
+    monkeypatch.setattr(http_shared, "ONE_WAY_SECONDS", 0.2)
     monkeypatch.setattr(streamable, "SPARE_CONNECTIONS", 2)
     async with Deaf() as server, hub_of(tmp_path, {"a": {**server.entry, "max_calls": 2, "timeout": 5}}) as hub:
         await hub.ready("a")

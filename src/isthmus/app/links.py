@@ -8,14 +8,14 @@ from typing import assert_never
 
 from isthmus import __version__
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.ports.credentials import Credentials
+from isthmus.core.ports import Credentials
 from isthmus.core.settings import Limits
-from isthmus.core.watch.tasks import ServerTasks
+from isthmus.core.watch.server_tasks import ServerTasks
 from isthmus.credentials.login import Login, LoginNeeded, NotReady
 from isthmus.credentials.logins import Logins, StaticCredentials
+from isthmus.model.calls import ClientCapabilities
 from isthmus.model.credentials import Subject
 from isthmus.model.names import ServerName
-from isthmus.model.questions import ClientCapabilities
 from isthmus.transport.egress import Egress, Guarded
 from isthmus.upstream.a2a.link import AgentLink, TaskOwners
 from isthmus.upstream.http_shared import CallerHeaders
@@ -92,13 +92,13 @@ class Links:
         if login is None:
             link = await self._reach(settings, carrier, _shown(settings))
             if settings.secrets:
-                link.hide = settings.redact
+                link.redact = settings.redact
         else:
             await _be_ready(login)
             link = await self._reach_with(login, settings, carrier)
         link.on_task, link.on_progress = self._tasks.told, self._tasks.progressed
         if self._profile is not None:
-            link.client_caps, link.can_vary = self._profile, False
+            link.client_caps, link.lists_by_client = self._profile, False
         if self.are_shared:
             link.can_ask = False
         return link
@@ -117,9 +117,9 @@ class Links:
             if failed.status == UNAUTHORIZED and not login.refused():
                 raise _wanting(f"{words} ({failed})" if (words := login.words()) else str(failed)) from failed
             raise
-        link.on_refused = login.refused
-        link.login_words = login.words
-        link.hide = lambda text: settings.redact(login.hide(text))
+        link.on_credentials_refused = login.refused
+        link.login_hint = login.words
+        link.redact = lambda text: settings.redact(login.hide(text))
         return link
 
     async def _reach(self, settings: ServerSettings, carrier: Carrier, credentials: Credentials) -> BaseLink:
@@ -171,7 +171,7 @@ class Links:
             background=self._background,
             max_calls=settings.max_calls,
         )
-        link.user_headers = CallerHeaders(reach.user_headers)
+        link.caller_headers = CallerHeaders(reach.user_headers)
         return link
 
     def _named(
@@ -192,7 +192,7 @@ class Links:
                 max_calls=most,
             )
             plain.places = others
-            plain.belong_to_one_caller()
+            plain.dedicate_to_caller()
             return plain
         kind = SseLink if carrier == "sse" else StreamableLink
         link = kind(
@@ -206,7 +206,7 @@ class Links:
             max_calls=most,
         )
         link.stays = True
-        link.belong_to_one_caller()
+        link.dedicate_to_caller()
         return link
 
     def _socket(self, settings: ServerSettings, reach: WebSocketSettings, credentials: Credentials) -> SocketLink:
@@ -243,7 +243,7 @@ class Links:
             background=self._background,
             max_calls=settings.max_calls,
         )
-        link.given = self._given
+        link.task_owners = self._given
         return link
 
     def _python(self, settings: ServerSettings, reach: PythonSettings) -> PythonLink:

@@ -31,16 +31,25 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.settings import HARD_SECONDS_MAX, Limits
 from isthmus.frontends.rest.listings import list_document, servers_document
-from isthmus.model.calls import EVERYTHING, Call, Kind, Surface
-from isthmus.model.events import Event, Progress
+from isthmus.model.calls import (
+    EVERYTHING,
+    NOT_ASKED,
+    Call,
+    Event,
+    Kind,
+    OnReply,
+    Outcome,
+    Progress,
+    Question,
+    Result,
+    Surface,
+)
 from isthmus.model.faults import FAULTS, Executed, Fault
 from isthmus.model.names import ServerName
-from isthmus.model.outcomes import Outcome, Result
-from isthmus.model.questions import NOT_ASKED, OnReply, Question
 from isthmus.storage.memory import MemoryJournal
 from isthmus.transport.egress import Egress, parse_url
 from isthmus.transport.http import HttpClient, Lost, Ticket, request_head
-from isthmus.upstream.local import builtin_tools
+from isthmus.upstream.python.builtin import builtin_tools
 from isthmus.upstream.settings import HttpSettings, ServerSettings
 from isthmus.wire.jsonrpc import object_members
 from isthmus.wire.lines import Oversized
@@ -370,7 +379,7 @@ REMOTE_LIMITS = Limits(call_seconds=HARD_SECONDS_MAX, hard_seconds=HARD_SECONDS_
 
 
 def running_as_server(source: RemoteSource) -> tuple[Configuration, Surface]:
-    """A configuration whose only server is the running hub, for `isthmus stdio`, which must survive lost connections."""
+    """A configuration whose only server is the running hub, for `isthmus stdio`, which survives lost connections."""
     server = ServerSettings(HUB, source.reach, timeout=REMOTE_LIMITS.call_seconds)
     hub = HubSettings(limits=REMOTE_LIMITS, audit="off")  # the running hub keeps the audit log
     return Configuration(None, hub, (server,)), Surface("own", HUB)

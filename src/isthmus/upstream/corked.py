@@ -130,12 +130,12 @@ class CorkedLink(DuplexLink[HeldRequest]):
         if self._channel is not None:
             self._channel.kill()
 
-    def _broke(self, reason: str, *, is_dead: bool = True) -> None:
+    def _on_broken(self, reason: str, *, is_dead: bool = True) -> None:
         self._held = {}
-        super()._broke(reason, is_dead=is_dead)
+        super()._on_broken(reason, is_dead=is_dead)
 
     async def aclose(self) -> None:
         """Give the channel up in good order; whatever is still on it ends as lost."""
         if self._channel is not None:
-            self._broke("closed by the hub", is_dead=False)
+            self._on_broken("closed by the hub", is_dead=False)
             await self._channel.aclose()

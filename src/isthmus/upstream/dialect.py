@@ -7,8 +7,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from isthmus.model.calls import Call
-from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
+from isthmus.model.calls import NO_CAPABILITIES, Call, ClientCapabilities
 from isthmus.wire.jsonrpc import Payload, render
 from isthmus.wire.mcp import legacy, modern
 from isthmus.wire.mcp.calls import call_params, request_params

@@ -16,10 +16,9 @@ import structlog
 
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.settings import Limits
-from isthmus.model.events import LogMessage
+from isthmus.model.calls import NOT_ASKED, LogMessage, OnReply, Question
 from isthmus.model.faults import BadReply, Fault, ServerError
 from isthmus.model.names import ServerName
-from isthmus.model.questions import NOT_ASKED, OnReply, Question
 from isthmus.upstream.link import BaseLink
 from isthmus.upstream.waiters import CallWaiter, Waiter, log_alone, lost, waiter_for
 from isthmus.wire import jsonrpc
@@ -65,12 +64,12 @@ class DuplexLink(BaseLink, Generic[S]):
         super().__init__(server, me, limits)
         self._pending: dict[int, S] = {}
         self._garbage = 0
-        self._is_garbage_told = False
+        self._is_garbage_logged = False
         self._listening: int | None = None
         """The request on which a modern server announces changes."""
         self._next_listening: int | None = None
         """One that takes its place as soon as the server acknowledges it."""
-        self._is_deaf = False
+        self._missed_changes = False
         """One of them was ended by the server, and what it told since then was not heard."""
 
     # -- what a kind adds ------------------------------------------------------------------------------------------
@@ -102,14 +101,14 @@ class DuplexLink(BaseLink, Generic[S]):
     # -- sending ---------------------------------------------------------------------------------------------------
 
     def send(self, inflight: InFlight) -> None:
-        """See `core.ports.link.Link`."""
+        """See `core.ports.Link`."""
         id = self.next_id()
         inflight.carriage = id
         waiter = waiter_for(inflight) if self.dialect.era == "legacy" else CallWaiter(inflight)
         params = self.dialect.call_params(inflight.call, inflight.name, id)
         self._dispatch(id, METHODS.get(inflight.call.kind, inflight.name), params, waiter)
         if self._early:
-            self._put_early_soon()
+            self._deliver_early_soon()
 
     def _notify(self, method: str, params: Payload | None) -> None:
         self._say(jsonrpc.notification(method, params))
@@ -117,16 +116,16 @@ class DuplexLink(BaseLink, Generic[S]):
     def listen(self) -> None:
         """A modern server announces changes only to those who ask; the request stays open for the link's life."""
         if self.dialect.era == "modern" and self.capabilities.announces_changes and not self.lost.done():
-            self._jointly.again()
+            self._modern_subscriptions.again()
 
-    def _listen_for(self, uris: Collection[str]) -> None:
+    def _listen_to(self, uris: Collection[str]) -> None:
         if self._listening is None:
             self._listening = self._next_listening  # it may be acknowledged soon, and the next one later
         else:
             self._stop_listening(self._next_listening)
         self._next_listening = id = self.next_id()
-        self._expect_hearing()
-        self._dispatch(id, modern.LISTEN, self._listen_params(uris), _Listening(self, id))
+        self._expect_listening()
+        self._dispatch(id, modern.LISTEN, self._listen_params(uris), _ListenWaiter(self, id))
 
     def _stop_listening(self, id: int | None) -> None:
         if id is not None and self._pending.pop(id, None) is not None:
@@ -134,12 +133,12 @@ class DuplexLink(BaseLink, Generic[S]):
 
     # -- giving up -------------------------------------------------------------------------------------------------
 
-    def _say_of(self, sent: S, message: bytes) -> None:
+    def _send_about(self, sent: S, message: bytes) -> None:
         """Send what has no answer and is about a request."""
         self._say(message)
 
     def may_have_run(self, inflight: InFlight) -> bool:
-        """See `core.ports.link.Link`."""
+        """See `core.ports.Link`."""
         sent = self._pending.get(_id_of(inflight))
         return sent is None or self._has_gone(sent)
 
@@ -149,10 +148,10 @@ class DuplexLink(BaseLink, Generic[S]):
         if sent is None:
             return
         if self._has_gone(sent):
-            self._stray(inflight)
+            self._note_abandoned(inflight)
             id = sent.wire_id or str(sent.id).encode()
-            self._say_of(sent, jsonrpc.notification(CANCELLED, cancelled_params(id, reason)))
-            self._end_run(inflight)
+            self._send_about(sent, jsonrpc.notification(CANCELLED, cancelled_params(id, reason)))
+            self._cancel_hidden_task(inflight)
         self._take_back(sent)
 
     def _forget(self, waiter: Waiter) -> None:
@@ -173,24 +172,24 @@ class DuplexLink(BaseLink, Generic[S]):
                     sent.waiter.result(message.result)
             case ErrorReply(id=id):
                 if (sent := self._answered(id)) is not None:
-                    self.erred(sent.waiter, message)
+                    self.on_error_reply(sent.waiter, message)
             case Notification():
-                self.noted(message.method, message.params)
+                self.on_notification(message.method, message.params)
             case Request():
                 if self._can_reply():
                     self._asked(message)
             case Malformed() if (sent := self._answered(jsonrpc.answered_in(text))) is not None:
                 sent.waiter.fail(BadReply(self.server, message.message))
             case _:
-                self._tell_garbage(text)
+                self._log_garbage(text)
                 return
         self._garbage = 0
 
     def _asked(self, request: Request) -> None:
         """Put a server's request to the caller it can be meant for."""
         if request.method in QUESTIONS and self.client_caps:
-            self._note_asked()
-        self._put_to_one(request, self._say)
+            self._note_question()
+        self._ask_only_caller(request, self._say)
 
     def _waiters(self) -> Iterable[Waiter]:
         return (sent.waiter for sent in self._pending.values())
@@ -204,18 +203,18 @@ class DuplexLink(BaseLink, Generic[S]):
         except ValueError:
             return None
 
-    def noted(self, method: str, params: Members) -> None:
+    def on_notification(self, method: str, params: Members) -> None:
         """Progress names its request; nothing else does."""
         if method == PROGRESS:
             sent = self._pending.get(token_of(params))
             if sent is not None:
                 sent.waiter.progress(params)
             else:
-                self._progressed(params)
+                self._on_late_progress(params)
         elif method == modern.ACKNOWLEDGED:
             self._acknowledged(params)
         else:
-            super().noted(method, params)
+            super().on_notification(method, params)
 
     def _acknowledged(self, params: Members) -> None:
         """The server tells from now on; what it says of an earlier subscription is no news."""
@@ -224,34 +223,34 @@ class DuplexLink(BaseLink, Generic[S]):
             return
         before, self._listening, self._next_listening = self._listening, self._next_listening, None
         self._stop_listening(before)
-        self._heard()
-        self._jointly.acknowledged(modern.read_honoured(params))
-        if self._is_deaf:
-            self._is_deaf = self._jointly.is_asking
+        self._listen_done()
+        self._modern_subscriptions.acknowledged(modern.read_honoured(params))
+        if self._missed_changes:
+            self._missed_changes = self._modern_subscriptions.is_asking
             self.on_gap()
 
-    def _logged(self, line: LogMessage) -> None:
+    def _on_log_line(self, line: LogMessage) -> None:
         """A line that names no call is the caller's who alone has calls here; else it is the operator's."""
         if not log_alone(line, self._waiters()):
             self.on_log(line)
 
-    def _tell_garbage(self, text: bytes) -> None:
+    def _log_garbage(self, text: bytes) -> None:
         # Many servers print a banner to the wrong stream; once is news, the rest is noise.
         self._garbage += 1
         if self._garbage > GARBAGE_MAX:
             self._fail(f"it wrote over {GARBAGE_MAX} lines in a row that are no messages")
-        elif not self._is_garbage_told:
-            self._is_garbage_told = True
+        elif not self._is_garbage_logged:
+            self._is_garbage_logged = True
             log.warning("server wrote something that is no message", server=self.server, text=repr(text[:120]))
 
     # -- ending ----------------------------------------------------------------------------------------------------
 
     def _fail(self, reason: str) -> None:
         """The stream cannot be trusted any more: end it, and with it what was on the way."""
-        self._broke(reason)
+        self._on_broken(reason)
         self._cut()
 
-    def _broke(self, reason: str, *, is_dead: bool = True) -> None:
+    def _on_broken(self, reason: str, *, is_dead: bool = True) -> None:
         if self.lost.done():
             return
         self._lose(reason)
@@ -262,10 +261,10 @@ class DuplexLink(BaseLink, Generic[S]):
     def _reason(self) -> str:
         return self.lost.result() if self.lost.done() else "it is not running"
 
-    def deafened(self, subscription: int) -> None:
+    def on_listen_ended(self, subscription: int) -> None:
         """The server ended a subscription: if no other is on its way, ask for one in a while."""
         if self._drop_listening(subscription) and not self.lost.done():
-            self._is_deaf = True
+            self._missed_changes = True
             if self._next_listening is None:
                 asyncio.get_running_loop().call_later(RELISTEN_SECONDS, self.listen)
 
@@ -273,26 +272,26 @@ class DuplexLink(BaseLink, Generic[S]):
         """Whether it was one that matters."""
         if subscription == self._next_listening:
             self._next_listening = None
-            self._jointly.interrupted()
+            self._modern_subscriptions.interrupted()
         elif subscription == self._listening:
             self._listening = None
-            self._jointly.closed()
+            self._modern_subscriptions.closed()
         else:
             return False
         return True
 
-    def refused_to_tell(self, subscription: int, reply: ErrorReply) -> None:
+    def on_listen_refused(self, subscription: int, reply: ErrorReply) -> None:
         """The server does not announce after all, or not this; what it announced before stays so."""
         if subscription == self._next_listening:
             self._next_listening = None
             refusal = ServerError(self.server, reply.code, reply.message, reply.data)
-            self._heard(refusal)
-            self._jointly.refused(refusal)
+            self._listen_done(refusal)
+            self._modern_subscriptions.refused(refusal)
         else:
-            self.deafened(subscription)
+            self.on_listen_ended(subscription)
 
 
-class _Listening:
+class _ListenWaiter:
     """Waits for the end of a subscription; a refusal is told to who asked for it."""
 
     def __init__(self, link: DuplexLink[Any], id: int) -> None:
@@ -301,11 +300,11 @@ class _Listening:
 
     def result(self, payload: Payload) -> None:
         """The stream was ended in good order."""
-        self._link.deafened(self._id)
+        self._link.on_listen_ended(self._id)
 
     def error(self, reply: ErrorReply) -> None:
         """The server does not announce after all."""
-        self._link.refused_to_tell(self._id, reply)
+        self._link.on_listen_refused(self._id, reply)
 
     def fail(self, fault: Fault) -> None:
         """The link is gone, which its owner hears elsewhere."""

@@ -168,7 +168,7 @@ class _OneWayPost:
     """One of them: a sink that reads nothing, until the reply ends or its time is over."""
 
     def __init__(self, notices: OneWayPosts, head: bytes, message: bytes) -> None:
-        self._notices = notices
+        self._one_way_posts = notices
         self._head = head
         self._message = message
         self._loop = asyncio.get_running_loop()
@@ -176,14 +176,14 @@ class _OneWayPost:
 
     def send(self) -> None:
         """Put it on its way, and give it up after a while."""
-        self._watch(self._notices.client.send(self._head, self._message, self))
+        self._watch(self._one_way_posts.client.send(self._head, self._message, self))
 
     def _watch(self, ticket: Ticket) -> None:
         self._timer = self._loop.call_later(ONE_WAY_SECONDS, self._expire, ticket)
 
     def _expire(self, ticket: Ticket) -> None:
         ticket.abort()
-        self._notices.done(self)
+        self._one_way_posts.done(self)
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> None: ...
 
@@ -192,7 +192,7 @@ class _OneWayPost:
     def on_end(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._notices.done(self)
+        self._one_way_posts.done(self)
 
     def on_lost(self, lost: ConnectionLost) -> None:
         self.on_end()

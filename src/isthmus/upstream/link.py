@@ -15,15 +15,25 @@ from weakref import ref
 import msgspec
 
 from isthmus.core.calls.inflight import InFlight, OpenQuestion
-from isthmus.core.ports.exchange import ElicitationExchange, HubExchange
+from isthmus.core.ports import ElicitationExchange, HubExchange
 from isthmus.core.settings import Limits
-from isthmus.core.watch.tasks import LinkSession
-from isthmus.model.calls import Call
-from isthmus.model.events import LogLevel, LogMessage, Progress
+from isthmus.core.watch.server_tasks import LinkSession
+from isthmus.model.calls import (
+    GIVEN_UP,
+    NO_CAPABILITIES,
+    UNSURE,
+    Answered,
+    Call,
+    ClientCapabilities,
+    LogLevel,
+    LogMessage,
+    Progress,
+    Question,
+    Reply,
+)
 from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError
 from isthmus.model.features import TASK_ABILITIES, TOPICS, Ability, Topic
 from isthmus.model.names import ServerName
-from isthmus.model.questions import GIVEN_UP, NO_CAPABILITIES, UNSURE, Answered, ClientCapabilities, Question, Reply
 from isthmus.model.tasks import ServerTaskState
 from isthmus.upstream.dialect import LegacyDialect, McpDialect, ModernDialect
 from isthmus.upstream.listing import Listing, read_topic
@@ -130,7 +140,7 @@ def _unheard(*_: object) -> None:
     """What a link tells before its owner listens. One for all: there may be ten thousand links."""
 
 
-def _in_vain() -> bool:
+def _no_other_credentials() -> bool:
     """There is nothing else to show."""
     return False
 
@@ -166,23 +176,22 @@ class BaseLink(ABC):
     __slots__ = (
         "__dict__",
         "_early",
-        "_elsewhere",
-        "_hearing",
         "_last_id",
+        "_listen_ack",
         "_me",
         "_questions",
+        "_url_elicitations",
         "can_wait",
         "capabilities",
         "client_caps",
         "dialect",
         "has_asked",
-        "has_declined",
-        "hide",
+        "has_unanswered_question",
         "hubs",
-        "is_lasting",
+        "is_persistent",
         "is_probing",
         "limits",
-        "login_words",
+        "login_hint",
         "lost",
         "on_asked",
         "on_changed",
@@ -197,6 +206,7 @@ class BaseLink(ABC):
         "on_task",
         "on_updated",
         "place",
+        "redact",
         "server",
         "strays",
     )
@@ -207,19 +217,19 @@ class BaseLink(ABC):
     can_ask = True
     """Whether such a server may ask something of callers, and so may list and do other things for those it can ask."""
 
-    can_vary = True
+    lists_by_client = True
     """Whether it is found out what such a server lists to those; else everybody is listed the same."""
 
     takes_methods = False
     """Whether its server can be asked for any method of MCP, and not for tools alone."""
 
-    is_callers_own = False
+    is_dedicated = False
     """Whether only one caller uses the server: then its requests keep their ids, and its greeting is kept for it."""
 
     initialize_result: msgspec.Raw | None = None
-    """What the server said when it was greeted, as the result of `initialize`; kept only where `is_callers_own`."""
+    """What the server said when it was greeted, as the result of `initialize`; kept only where `is_dedicated`."""
 
-    vet: Callable[[], Awaitable[None]] | None = None
+    recheck: Callable[[], Awaitable[None]] | None = None
     """Looks anew at what the server lists, before calls go on to a server that had to be greeted anew."""
 
     may_send: Callable[[InFlight], bool] | None = None
@@ -231,7 +241,7 @@ class BaseLink(ABC):
     @property
     def can_log_in(self) -> bool:
         """Whether a person could log in at its server by the command line."""
-        return bool(self.login_words())
+        return bool(self.login_hint())
 
     start_seconds = ASK_SECONDS
     """How long the first answer may take: a process may have to be installed and started first."""
@@ -254,55 +264,55 @@ class BaseLink(ABC):
         """Where ids of tasks mean what they do now."""
         self.on_renewed: Callable[[], None] = _unheard
         self.on_gap: Callable[[], None] = _unheard
-        self.on_asked: Callable[[], None] = _unheard
+        self.on_question: Callable[[], None] = _unheard
         """Hears of a question that does not say which call it is about: programs had better not share such a link."""
         self.has_asked = False
         """Whether there was such a question, though nobody may have heard of it then."""
         self.can_wait = True
         """Whether a question that comes while there is no call may be the next call's."""
-        self.has_declined = False
+        self.has_unanswered_question = False
         """Whether such a question was answered by nobody: a server that asks only once had better be greeted anew."""
-        self.strays: str | None = None
+        self.abandoned_session: str | None = None
         """The conversation, or `UNKNOWN_SESSION`, of calls that were given up and that the server may ask about all the same;
         None if there are no such calls."""
         self.on_doubt: Callable[[], None] = _unheard
-        self.on_shut_out: Callable[[], None] = _unheard
+        self.on_unauthorized: Callable[[], None] = _unheard
         """Hears of a call that was turned away because of what the server was shown."""
-        self.on_refused: Callable[[], bool] = _in_vain
+        self.on_credentials_refused: Callable[[], bool] = _no_other_credentials
         """Asked when the server did not take what it was shown: whether there may be something else to show."""
-        self.hide: Callable[[str], str] = str
+        self.redact: Callable[[str], str] = str
         """Takes out of a text what the server is shown, which it may repeat to anybody."""
-        self.login_words: Callable[[], str] = str
+        self.login_hint: Callable[[], str] = str
         """Says how a person logs in at its server; nothing where none could."""
         self.on_lost: Callable[[str], None] = _unheard
         self.is_probing = False
-        self.is_lasting = True
+        self.is_persistent = True
         """Whether a later call of the same caller comes the same way, so that it can ask about an earlier one."""
         self._me = me
         self.client_caps: ClientCapabilities = NO_CAPABILITIES
         """What those whose calls it carries can be asked; said when an earlier server is greeted."""
         self.limits = limits
-        self._hearing: asyncio.Future[Fault | None] | None = None
+        self._listen_ack: asyncio.Future[Fault | None] | None = None
         """Ends when a server has taken up what it was last asked to tell."""
         self._early: dict[bytes, tuple[Request, Callable[[bytes], None], asyncio.TimerHandle]] = {}
         """What the server asked before there was a call that it could be about, and how it is answered."""
         self._questions: dict[bytes, OpenQuestion] = {}
         """What the server asked and was not answered, by its own ids."""
-        self._elsewhere = UrlElicitations()
+        self._url_elicitations = UrlElicitations()
         self._last_id = 0
 
     @cached_property
-    def _singly(self) -> LegacySubscriptions:
+    def _legacy_subscriptions(self) -> LegacySubscriptions:
         """Made when something is followed: of thousands of links most never are."""
-        return LegacySubscriptions(self.server, self._ask_about, self._forget)
+        return LegacySubscriptions(self.server, self._send_subscription, self._forget)
 
     @cached_property
-    def _jointly(self) -> ModernSubscriptions:
-        """Made when it is needed, as `_singly`."""
-        return ModernSubscriptions(self.server, self._listen_for)
+    def _modern_subscriptions(self) -> ModernSubscriptions:
+        """Made when it is needed, as `_legacy_subscriptions`."""
+        return ModernSubscriptions(self.server, self._listen_to)
 
     @property
-    def last_words(self) -> str | None:
+    def last_output(self) -> str | None:
         """What the operator may want to read beside the reason for which the link was lost."""
         return None
 
@@ -330,15 +340,15 @@ class BaseLink(ABC):
 
     @abstractmethod
     def send(self, inflight: InFlight) -> None:
-        """See `core.ports.link.Link`."""
+        """See `core.ports.Link`."""
 
     @abstractmethod
     def may_have_run(self, inflight: InFlight) -> bool:
-        """See `core.ports.link.Link`."""
+        """See `core.ports.Link`."""
 
     @abstractmethod
     def withdraw(self, inflight: InFlight, reason: str) -> None:
-        """See `core.ports.link.Link`."""
+        """See `core.ports.Link`."""
 
     @abstractmethod
     async def aclose(self) -> None:
@@ -347,21 +357,21 @@ class BaseLink(ABC):
     # -- asking ----------------------------------------------------------------------------------------------------
 
     def next_id(self) -> int:
-        """Ids towards a server are the link's own, whatever the callers' are; but see `callers_id`."""
+        """Ids towards a server are the link's own, whatever the callers' are; but see `caller_request_id`."""
         self._last_id += 1
         return self._last_id
 
-    def belong_to_one_caller(self) -> None:
+    def dedicate_to_caller(self) -> None:
         """From now on only one caller's calls are sent here."""
-        self.is_callers_own = True
+        self.is_dedicated = True
         self._last_id = OWN_IDS
 
-    def callers_id(self, call: Call, used: Iterable[bytes | None]) -> bytes | None:
+    def caller_request_id(self, call: Call, used: Iterable[bytes | None]) -> bytes | None:
         """The id under which the caller wants a call sent; None if it is to be one of the link's own.
 
         It is the link's own on a link that others use too, and while another request of the same id is on its way.
         """
-        if call.request_id is None or not self.is_callers_own or len(memoryview(call.request_id)) > ID_BYTES_MAX:
+        if call.request_id is None or not self.is_dedicated or len(memoryview(call.request_id)) > ID_BYTES_MAX:
             return None
         try:
             id = msgspec.json.decode(call.request_id, type=int | str)
@@ -378,25 +388,25 @@ class BaseLink(ABC):
         Raises:
             Fault: the server refused, the link broke, or no answer came in time.
         """
-        return await self.answered(self.inquire(method, params), within)
+        return await self.answered(self.start_request(method, params), within)
 
-    def inquire(self, method: str, params: bytes) -> HubRequest:
+    def start_request(self, method: str, params: bytes) -> HubRequest:
         """Ask without waiting: `answered` does, and must be called."""
-        inquiry = HubRequest(self.server, method)
-        self._dispatch(self.next_id(), method, params, inquiry)
-        return inquiry
+        own_request = HubRequest(self.server, method)
+        self._dispatch(self.next_id(), method, params, own_request)
+        return own_request
 
-    async def answered(self, inquiry: HubRequest, within: float = ASK_SECONDS) -> msgspec.Raw:
+    async def answered(self, own_request: HubRequest, within: float = ASK_SECONDS) -> msgspec.Raw:
         """Wait for the result of what was asked. Raises as `ask` does."""
         try:
             # Not `wait_for`: in Python 3.11 it swallows a cancellation that comes together with the answer.
             async with asyncio.timeout(within):
-                return await inquiry.answer
+                return await own_request.answer
         except TimeoutError:
-            raise BadReply(self.server, f"no answer to {inquiry.method} within {within:g} s") from None
+            raise BadReply(self.server, f"no answer to {own_request.method} within {within:g} s") from None
         finally:
-            self._forget(inquiry)
-            del inquiry  # a fault has this frame; it must not have the fault, or the link is only freed as a cycle
+            self._forget(own_request)
+            del own_request  # a fault has this frame; it must not have the fault, or the link is only freed as a cycle
 
     async def ping(self, within: float) -> None:
         """See whether the server still answers. Raises `Fault` if not; an error is an answer too."""
@@ -407,7 +417,7 @@ class BaseLink(ABC):
 
     # -- greeting --------------------------------------------------------------------------------------------------
 
-    async def greet(self, era: Era) -> None:
+    async def handshake(self, era: Era) -> None:
         """Find out the server's era, or use the one that is known, and open the link in it.
 
         Raises:
@@ -428,7 +438,7 @@ class BaseLink(ABC):
         self.capabilities = discovery.capabilities
         self.hubs = read_hubs(discovery.meta)
 
-    async def look_round(self) -> None:
+    async def refresh_hubs(self) -> None:
         """Ask a modern hub which others are behind it now. Raises `Fault`."""
         if self.dialect.era == "modern":
             discovery = modern.read_discover_result(await self.ask(modern.DISCOVER, self.dialect.params()))
@@ -447,7 +457,7 @@ class BaseLink(ABC):
             pass  # an error, silence, or an answer no modern server gives: ask the earlier way
         self.is_probing = False
         discovery = None if answer is None else modern.read_discover_result(answer)
-        if self.is_callers_own and answer is not None and discovery is not None:
+        if self.is_dedicated and answer is not None and discovery is not None:
             self.initialize_result = msgspec.Raw(modern.as_initialize_result(answer))
         return discovery
 
@@ -478,12 +488,12 @@ class BaseLink(ABC):
         self.dialect = LegacyDialect(welcome.protocolVersion)
         self.capabilities = welcome.capabilities
         self.hubs = read_hubs(welcome.meta)
-        if self.is_callers_own:
+        if self.is_dedicated:
             self.initialize_result = answer.copy()
-        self._welcomed(answer, welcome)
+        self._on_initialized(answer, welcome)
         self._notify("notifications/initialized", None)
 
-    def _welcomed(self, answer: Payload, welcome: legacy.InitializeResult) -> None:  # noqa: B027 - most keep nothing of it
+    def _on_initialized(self, answer: Payload, welcome: legacy.InitializeResult) -> None:  # noqa: B027 - most keep nothing of it
         """The server said what it is; a kind may want to keep more of that."""
 
     # -- listing ---------------------------------------------------------------------------------------------------
@@ -491,7 +501,7 @@ class BaseLink(ABC):
     def abilities(self) -> frozenset[Ability]:
         """What the server says it can do, in its own era's way."""
         told = self.capabilities.abilities() - OTHERS[self.dialect.era]
-        return told if self.is_lasting else told - TASK_ABILITIES
+        return told if self.is_persistent else told - TASK_ABILITIES
 
     async def list_features(
         self,
@@ -523,7 +533,7 @@ class BaseLink(ABC):
 
     # -- what belongs to no request --------------------------------------------------------------------------------
 
-    def noted(self, method: str, params: Members) -> None:
+    def on_notification(self, method: str, params: Members) -> None:
         """The server tells something that is about no request, or does not say about which."""
         if (topic := TOPIC_OF.get(method)) is not None:
             self.on_changed(topic)
@@ -531,28 +541,28 @@ class BaseLink(ABC):
             if (uri := read_string(params.get("uri"))) is not None:
                 self.on_updated(uri)
         elif method == CANCELLED:
-            self._taken_back(params)
+            self._on_cancelled(params)
         elif method == STATUS_NOTIFICATION:
-            self._task_told(params)
+            self._on_task_status(params)
         elif method == COMPLETED and (id := params.get(ELICITATION_ID)) is not None:
-            self._elsewhere.done(id)
+            self._url_elicitations.done(id)
         elif method == LOGGED and (line := read_log(params)) is not None:
-            self._logged(line)
+            self._on_log_line(line)
 
-    def _task_told(self, params: Members) -> None:
+    def _on_task_status(self, params: Members) -> None:
         """A modern server tells only who asks it to, which the hub does not: it asks how tasks stand."""
         if self.dialect.era == "legacy" and (state := state_of(params)) is not None:
             self.on_task(self.server, self.place, state)
 
-    def _progressed(self, params: Members) -> None:
+    def _on_late_progress(self, params: Members) -> None:
         """Progress of what nobody waits for any more."""
         self.on_progress(self.place, token_of(params), partial(read_progress, params, self.server))
 
     def link_session_of(self, inflight: InFlight) -> LinkSession | None:
-        """See `core.ports.link.TaskLink`."""
+        """See `core.ports.TaskLink`."""
         return self.place
 
-    def _logged(self, line: LogMessage) -> None:
+    def _on_log_line(self, line: LogMessage) -> None:
         """Nobody can say whose it is: it is the operator's."""
         self.on_log(line)
 
@@ -563,98 +573,100 @@ class BaseLink(ABC):
         """
         if self.dialect.era != "legacy" or "logging" not in self.abilities():
             return None
-        return self.inquire("logging/setLevel", self.dialect.params({"level": msgspec.json.encode(level)}))
+        return self.start_request("logging/setLevel", self.dialect.params({"level": msgspec.json.encode(level)}))
 
     async def subscribe(self, uri: str) -> None:
-        """See `core.ports.announcer.SubscriptionLink`."""
+        """See `core.ports.SubscriptionLink`."""
         if self.lost.done():
             raise NotConnected(self.server, self.lost.result())
         if self.dialect.era == "legacy":
-            await self._singly.want(uri)
+            await self._legacy_subscriptions.want(uri)
         elif "subscribe" in self.abilities():
-            await self._jointly.want(uri)
+            await self._modern_subscriptions.want(uri)
         else:
             raise ServerError(self.server, jsonrpc.METHOD_NOT_FOUND, "It does not tell of updates of resources")
 
     def unsubscribe(self, uri: str) -> None:
-        """See `core.ports.announcer.SubscriptionLink`."""
+        """See `core.ports.SubscriptionLink`."""
         if not self.lost.done():
-            (self._singly if self.dialect.era == "legacy" else self._jointly).drop(uri)
+            (self._legacy_subscriptions if self.dialect.era == "legacy" else self._modern_subscriptions).drop(uri)
 
-    def _ask_about(self, method: str, uri: str) -> HubRequest:
+    def _send_subscription(self, method: str, uri: str) -> HubRequest:
         """Ask an earlier server to tell of one resource, or to stop that."""
-        inquiry = HubRequest(self.server)
-        self._dispatch(self.next_id(), method, self.dialect.params({"uri": msgspec.json.encode(uri)}), inquiry)
-        return inquiry
+        own_request = HubRequest(self.server)
+        self._dispatch(self.next_id(), method, self.dialect.params({"uri": msgspec.json.encode(uri)}), own_request)
+        return own_request
 
-    def _listen_for(self, uris: Collection[str]) -> None:
+    def _listen_to(self, uris: Collection[str]) -> None:
         """Have a modern server tell of its lists and of these resources, in place of what it was asked before."""
-        self._jointly.acknowledged(None)
+        self._modern_subscriptions.acknowledged(None)
 
     @property
-    def hearing(self) -> asyncio.Future[Fault | None] | None:
+    def listen_ack(self) -> asyncio.Future[Fault | None] | None:
         """Ends when the server tells what it was last asked to, or refuses; None if it was asked for nothing."""
-        return self._hearing
+        return self._listen_ack
 
-    def _expect_hearing(self) -> None:
+    def _expect_listening(self) -> None:
         """A server was asked to tell: it says when it does."""
-        if self._hearing is None or self._hearing.done():
-            self._hearing = asyncio.get_running_loop().create_future()
+        if self._listen_ack is None or self._listen_ack.done():
+            self._listen_ack = asyncio.get_running_loop().create_future()
 
-    def _heard(self, refusal: Fault | None = None) -> None:
-        if self._hearing is not None and not self._hearing.done():
-            self._hearing.set_result(refusal)
+    def _listen_done(self, refusal: Fault | None = None) -> None:
+        if self._listen_ack is not None and not self._listen_ack.done():
+            self._listen_ack.set_result(refusal)
 
     def _listen_params(self, uris: Collection[str]) -> bytes:
         """Parameters of a modern `subscriptions/listen`: every list that the server has, and these resources."""
         topics = frozenset(topic for topic in TOPICS if topic in self.abilities())
-        return self.dialect.params({"notifications": modern.write_listen_filter(modern.ListenFilter(topics, tuple(uris)))})
+        return self.dialect.params(
+            {"notifications": modern.write_listen_filter(modern.ListenFilter(topics, tuple(uris)))}
+        )
 
     # -- what the server asks --------------------------------------------------------------------------------------
 
-    def _put_to_one(self, request: Request, say: Callable[[bytes], None]) -> None:
+    def _ask_only_caller(self, request: Request, say: Callable[[bytes], None]) -> None:
         """Put a server's request that names no call to the caller it can be meant for."""
         is_question = request.method in QUESTIONS and self.client_caps
         if is_question and not any(isinstance(waiter, CallWaiter) for waiter in self._waiters()):
-            self._asked_idle(request, say)
+            self._on_question_between_calls(request, say)
         else:
-            self._put(request, lone_call(self._waiters(), self.strays), say)
+            self._ask_caller(request, lone_call(self._waiters(), self.abandoned_session), say)
 
-    def _asked_idle(self, request: Request, say: Callable[[bytes], None]) -> None:
+    def _on_question_between_calls(self, request: Request, say: Callable[[bytes], None]) -> None:
         """Some ask for the roots as soon as they are greeted, before the call that the link was made for is sent.
 
         Such a question waits for it, a moment. One about what is over must not reach whoever calls next.
         """
-        self._forget_early(bytes(request.id))
+        self._drop_early(bytes(request.id))
         if self.can_wait and len(self._early) < EARLY_MAX:
-            timer = asyncio.get_running_loop().call_later(EARLY_SECONDS, self._put_early, request, say)
+            timer = asyncio.get_running_loop().call_later(EARLY_SECONDS, self._deliver_early, request, say)
             self._early[bytes(request.id)] = (request, say, timer)
             return
         if not self.can_wait:
-            self.strays = UNKNOWN_SESSION
-        self.has_declined = True
-        self._put(request, None, say)
+            self.abandoned_session = UNKNOWN_SESSION
+        self.has_unanswered_question = True
+        self._ask_caller(request, None, say)
 
-    def _put_early_soon(self) -> None:
+    def _deliver_early_soon(self) -> None:
         """A call is sent: what waits is put to it, though not before whoever starts it has it in hand."""
         for request, say, _ in self._early.values():
-            asyncio.get_running_loop().call_soon(self._put_early, request, say)
+            asyncio.get_running_loop().call_soon(self._deliver_early, request, say)
 
-    def _put_early(self, request: Request, say: Callable[[bytes], None]) -> None:
+    def _deliver_early(self, request: Request, say: Callable[[bytes], None]) -> None:
         """Put a question that waited to the call that came, if one did and is not over."""
-        if self._forget_early(bytes(request.id)) and not self.lost.done():
-            waiter = lone_call(self._waiters(), self.strays)
-            self.has_declined |= waiter is None
-            self._put(request, waiter, say)
+        if self._drop_early(bytes(request.id)) and not self.lost.done():
+            waiter = lone_call(self._waiters(), self.abandoned_session)
+            self.has_unanswered_question |= waiter is None
+            self._ask_caller(request, waiter, say)
 
-    def _forget_early(self, id: bytes) -> bool:
+    def _drop_early(self, id: bytes) -> bool:
         """Let a question wait no more; False if there is none."""
         early = self._early.pop(id, None)
         if early is not None:
             early[-1].cancel()
         return early is not None
 
-    def _put(self, request: Request, waiter: Waiter | None, say: Callable[[bytes], None]) -> None:
+    def _ask_caller(self, request: Request, waiter: Waiter | None, say: Callable[[bytes], None]) -> None:
         """Put a server's own request to the caller of whom it is asked, if that is known and it is a question."""
         if request.method not in QUESTIONS or (waiter is None and not self.client_caps):
             say(reply_to(request))
@@ -670,7 +682,7 @@ class BaseLink(ABC):
         if asked is not None:
             self._questions[bytes(request.id)] = asked
             if (id := request.params.get(ELICITATION_ID)) is not None and asked.asked_of is not None:
-                self._elsewhere.sent(id, asked.asked_of)
+                self._url_elicitations.sent(id, asked.asked_of)
 
     def _reply(self, request: Request, say: Callable[[bytes], None], reply: Reply) -> None:
         was_open = self._questions.pop(bytes(request.id), None) is not None
@@ -678,65 +690,65 @@ class BaseLink(ABC):
             return
         message = _render_reply(request, reply)
         if was_open:
-            self._give(message, say)
+            self._send_reply(message, say)
         else:  # a refusal at once, of which there may be as many as the server likes to have
             say(message)
 
-    def _give(self, message: bytes, say: Callable[[bytes], None]) -> None:
+    def _send_reply(self, message: bytes, say: Callable[[bytes], None]) -> None:
         """Send an answer that the server waits for; a carrier that drops some of what it says sees to it."""
         say(message)
 
-    def erred(self, waiter: Waiter, reply: ErrorReply) -> None:
+    def on_error_reply(self, waiter: Waiter, reply: ErrorReply) -> None:
         """Tell who waits of the server's error; of one that sends the user elsewhere first, remember whose it was."""
         if reply.code == URL_ELICITATION_REQUIRED and isinstance(waiter, CallWaiter):
             for id in read_url_elicitations(reply.data):
-                self._elsewhere.sent(id, waiter.inflight)
-        waiter.error(redact_error(reply, self.hide))
+                self._url_elicitations.sent(id, waiter.inflight)
+        waiter.error(redact_error(reply, self.redact))
 
-    def hide_for(self, _: InFlight) -> Callable[[str], str]:
+    def redactor_for(self, _: InFlight) -> Callable[[str], str]:
         """See `upstream.redaction.Redacting`."""
-        return self.hide
+        return self.redact
 
-    def _taken_back(self, params: Members) -> None:
+    def _on_cancelled(self, params: Members) -> None:
         """The server does not want an answer any more; by the specification it gets none."""
         id = bytes(params.get("requestId", b""))
-        self._forget_early(id)
+        self._drop_early(id)
         asked = self._questions.pop(id, None)
         if asked is not None:
             asked.take_back()
 
-    def _note_asked(self) -> None:
+    def _note_question(self) -> None:
         """The server asks without saying which call it is about."""
         self.has_asked = True
-        self.on_asked()
+        self.on_question()
 
-    def _end_run(self, inflight: InFlight) -> None:
+    def _cancel_hidden_task(self, inflight: InFlight) -> None:
         """A call was given up: end the task that it is run as, of which its caller knows nothing."""
         if is_hidden_task(inflight):
             params = self.dialect.params({ID: msgspec.json.encode(inflight.name)})
             self._dispatch(self.next_id(), CANCEL, params, IgnoredResponse())
 
-    def _stray(self, inflight: InFlight) -> None:
+    def _note_abandoned(self, inflight: InFlight) -> None:
         """A call that may have reached the server was given up: it may ask about it all the same."""
         session = inflight.call.session
         if not isinstance(inflight.exchange, HubExchange):
-            self.strays = session if self.strays in (None, session) else UNKNOWN_SESSION
+            self.abandoned_session = session if self.abandoned_session in (None, session) else UNKNOWN_SESSION
 
     def _lose(self, reason: str) -> None:
         if not self.lost.done():
             self.place.is_lost = True
             self.lost.set_result(reason)
-            self._heard()
-            self._stop_following()
+            self._listen_done()
+            self._drop_subscriptions()
             self.on_lost(reason)
             questions, self._questions = self._questions, {}
             for asked in questions.values():
                 asked.take_back()
 
-    def _stop_following(self) -> None:
+    def _drop_subscriptions(self) -> None:
         """Let go of what has this link as well, so that it can be freed at once; what is asked for later is new."""
-        self.__dict__.pop("_singly", None)
-        if (jointly := self.__dict__.pop("_jointly", None)) is not None:
+        self.__dict__.pop("_legacy_subscriptions", None)
+        if (jointly := self.__dict__.pop("_modern_subscriptions", None)) is not None:
             jointly.stop()
 
 

@@ -20,15 +20,13 @@ import structlog
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.ports.announcer import Subscriber, SubscriptionLink
-from isthmus.core.watch.tasks import LinkSession
+from isthmus.core.ports import Subscriber, SubscriptionLink
+from isthmus.core.watch.server_tasks import LinkSession
 from isthmus.model.callers import Caller
-from isthmus.model.calls import Call
+from isthmus.model.calls import NO_CAPABILITIES, Call, ClientCapabilities, LogMessage
 from isthmus.model.credentials import Subject
-from isthmus.model.events import LogMessage
 from isthmus.model.faults import Fault, NotConnected, Overloaded, UnknownTool
 from isthmus.model.features import TOPICS, Topic
-from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 from isthmus.upstream.link import BaseLink, ConnectFailed
 from isthmus.upstream.link_sync import SubscriptionSync
 from isthmus.upstream.redaction import Redact
@@ -48,7 +46,7 @@ GUESTS_MAX = 1_000
 FOLLOW_SECONDS = 5.0
 """How long a call waits for its new link to say that it tells of what its caller follows."""
 
-VET_SECONDS = 1.0
+RECHECK_SECONDS = 1.0
 """How often a server that announces changes all the time is looked at on such links."""
 
 MISSED_MAX = 1_000
@@ -111,14 +109,14 @@ class LinkPool:
         background: BackgroundTasks,
         connect: Callable[[ClientCapabilities, Subject | None], Awaitable[BaseLink]],
         on_log: Callable[[LogMessage], None],
-        following: SubscriptionSync,
+        subscription_sync: SubscriptionSync,
     ) -> None:
         """`connect` makes a link and greets the server; it raises `ConnectFailed` or a `Fault`."""
         self._settings = settings
         self._background = background
         self._connect = connect
         self._on_log = on_log
-        self._following = following
+        self._subscription_sync = subscription_sync
         self._missed: dict[LinkKey, None] = {}
         """Those whose link was closed to make room, with all that it knew: their next one has them look."""
         self._members: OrderedDict[LinkKey, _PooledLink] = OrderedDict()
@@ -127,8 +125,8 @@ class LinkPool:
         """Which links are kept by conversations that share them, by the name of the conversation."""
         self._calls = 0
         self._is_closed = False
-        self._is_vetting = False
-        self._unvetted: dict[BaseLink, None] = {}
+        self._is_rechecking = False
+        self._unchecked: dict[BaseLink, None] = {}
         """Links on which it is to be looked whether tools still look as they did."""
         self.differs_by_client = False
         """The server wants to know when it is greeted what can be asked, and so of each profile on its own link."""
@@ -140,7 +138,7 @@ class LinkPool:
         """There was such a question: conversations that begin, and calls outside of any, do so on a link without calls.
 
         Any two of these may be two programs'."""
-        self.is_followed_for_all = False
+        self.shares_subscriptions = False
         """Who follows a resource does so for everybody whose calls go on these links."""
         self.on_changed: Callable[[ClientCapabilities, Topic], None] = lambda _profile, _topic: None
         """Hears what servers announce on its links, and to callers of which profile."""
@@ -151,7 +149,7 @@ class LinkPool:
         return len(self._members)
 
     def __bool__(self) -> bool:
-        """See `core.ports.announcer.PrivateLinks`."""
+        """See `core.ports.PrivateLinks`."""
         return bool(self._members) or self._settings.credentials.is_divided
 
     def adjust(self, settings: ServerSettings) -> None:
@@ -236,7 +234,12 @@ class LinkPool:
 
     def _is_worn(self, member: _PooledLink) -> bool:
         """Whether its server may still ask about a call that is over, so that no other conversation may begin on it."""
-        return self._asks and _has_no_session(member.key) and member.link is not None and member.link.strays is not None
+        return (
+            self._asks
+            and _has_no_session(member.key)
+            and member.link is not None
+            and member.link.abandoned_session is not None
+        )
 
     def _begin(self, member: _PooledLink) -> None:
         """A first call comes: what is asked later, while there is none, may be about this one."""
@@ -305,7 +308,7 @@ class LinkPool:
         something last.
         """
         idle = [each for each in self._members.values() if not (each.calls or each.borrowers)]
-        followed = {self._home(follower) for follower in self._following.followers()} if idle else ()
+        followed = {self._home(follower) for follower in self._subscription_sync.followers()} if idle else ()
         held = Counter(_owner(member.key) for member in self._members.values())
         return min(
             idle,
@@ -330,14 +333,14 @@ class LinkPool:
         return member is not None and member.link is not None and member.link.may_have_run(inflight)
 
     def link_session_of(self, inflight: InFlight) -> LinkSession | None:
-        """See `core.ports.link.TaskLink`."""
+        """See `core.ports.TaskLink`."""
         member = self._of.get(inflight)
         return None if member is None or member.link is None else member.link.link_session_of(inflight)
 
-    def hide_for(self, inflight: InFlight) -> Redact:
+    def redactor_for(self, inflight: InFlight) -> Redact:
         """See `upstream.redaction.Redacting`."""
         member = self._of.get(inflight)
-        return self._settings.redact if member is None or member.link is None else member.link.hide
+        return self._settings.redact if member is None or member.link is None else member.link.redact
 
     def withdraw(self, inflight: InFlight, reason: str) -> None:
         """Tell the server, if the call got that far."""
@@ -367,8 +370,8 @@ class LinkPool:
     def _rest(self, member: _PooledLink) -> None:
         if member.calls or member.borrowers or member.link is None or not self._has(member):
             return
-        if self._is_worn(member) and member.link.strays not in {guest.scope[2] for guest in member.guests}:
-            self._following.gap(member.link)  # while it still is the link of those who follow something on it
+        if self._is_worn(member) and member.link.abandoned_session not in {guest.scope[2] for guest in member.guests}:
+            self._subscription_sync.gap(member.link)  # while it still is the link of those who follow something on it
             self._retire(member)
         elif self._settings.isolation == "call" or member.is_over:
             self._retire(member)
@@ -433,17 +436,17 @@ class LinkPool:
         return [member.link for member in members if member.link is not None]
 
     def refusal(self, follower: Subscriber) -> Fault | None:
-        """See `core.ports.announcer.PrivateLinks`."""
+        """See `core.ports.PrivateLinks`."""
         return self._without_own(follower.caller)
 
     def is_separate(self, follower: Subscriber) -> bool:
-        """See `core.ports.announcer.PrivateLinks`."""
+        """See `core.ports.PrivateLinks`."""
         return self._subject_of(follower.caller) is not None
 
     def subscribe_also(self, follower: Subscriber, links: Sequence[SubscriptionLink], uri: str) -> None:
-        """See `core.ports.announcer.PrivateLinks`."""
+        """See `core.ports.PrivateLinks`."""
         if not self._is_closed:
-            self._following.subscribe_also(follower, links, uri)
+            self._subscription_sync.subscribe_also(follower, links, uri)
 
     def _home(self, follower: Subscriber) -> LinkKey | None:
         """The key of the link for a follower's calls; None if that is everybody's, or each has another."""
@@ -459,12 +462,12 @@ class LinkPool:
 
     def _wanted(self, key: LinkKey) -> list[str]:
         """What those follow whose calls go on such a link."""
-        if self.is_followed_for_all:
-            return self._following.wanted()
+        if self.shares_subscriptions:
+            return self._subscription_sync.wanted()
         if self._settings.isolation == "call":
             return []
         home = _base(key)
-        followed = self._following.followers().items()
+        followed = self._subscription_sync.followers().items()
         return [uri for follower, uris in followed if self._home(follower) == home for uri in uris]
 
     async def _follow(self, member: _PooledLink, link: BaseLink) -> None:
@@ -474,7 +477,7 @@ class LinkPool:
             async with asyncio.timeout(FOLLOW_SECONDS):
                 while new := [uri for uri in dict.fromkeys(self._wanted(member.key)) if uri not in asked]:
                     asked |= dict.fromkeys(new)
-                    await self._following.follow(link, new)
+                    await self._subscription_sync.follow(link, new)
         except TimeoutError:
             log.warning("server does not say whether it tells of updates", server=self._settings.name)
 
@@ -483,13 +486,13 @@ class LinkPool:
         links = [member.link for member in self._members.values() if member.link is not None]
         with suppress(TimeoutError):
             async with asyncio.timeout(FOLLOW_SECONDS):
-                await asyncio.gather(*(self._following.follow(link, [uri]) for link in links))
+                await asyncio.gather(*(self._subscription_sync.follow(link, [uri]) for link in links))
 
     def unsubscribe_all(self, uri: str) -> None:
         """Have no link tell of a resource any more."""
         for member in self._members.values():
             if member.link is not None:
-                self._following.stop(member.link, uri)
+                self._subscription_sync.stop(member.link, uri)
 
     def _hold(self, member: _PooledLink, link: BaseLink) -> None:
         """Let calls wait until their link, which was there before, tells of what their caller follows."""
@@ -534,7 +537,7 @@ class LinkPool:
             await link.aclose()  # its place was taken, or the pool closed, while it was made
             return None
         link.on_lost = lambda _reason: self._lost(member)
-        link.on_shut_out = partial(self._shut_out, member, link)
+        link.on_unauthorized = partial(self._on_unauthorized, member, link)
         link.on_log = self._on_log
         return link
 
@@ -544,16 +547,16 @@ class LinkPool:
         member.link = link
         if member.key in self._missed:
             del self._missed[member.key]
-            self._following.gap(link)
+            self._subscription_sync.gap(link)
         self._send_waiting(member, link)
         if not self._has(member):
             self._close(link)
         elif not (member.calls or member.borrowers) or link.lost.done():
             self._retire(member)  # whoever wanted it has left meanwhile
 
-    def _shut_out(self, member: _PooledLink, link: BaseLink) -> None:
+    def _on_unauthorized(self, member: _PooledLink, link: BaseLink) -> None:
         """The server does not take any more what it is shown on this link: the next call has another one made."""
-        link.on_refused()
+        link.on_credentials_refused()
         member.is_over = True
 
     def renew(self, subject: Subject) -> None:
@@ -565,54 +568,54 @@ class LinkPool:
             member.is_over = True
             self._rest(member)
 
-    def _note_asked(self) -> None:
+    def _note_question(self) -> None:
         """The server does not say which call its questions are about: from now on no two programs share a link."""
         self._asks = True
 
     def _attend(self, link: BaseLink, client_caps: ClientCapabilities) -> None:
         """Hear what is told on this link, which the keeper's own need not tell."""
-        link.on_asked = self._note_asked
+        link.on_question = self._note_question
         self._asks |= link.has_asked
         link.on_changed = partial(self._changed, link, client_caps)
         if not client_caps and "tasks" in link.abilities():
             link.listen()  # it may tell there how they stand
         link.on_renewed = partial(self._renewed, link, client_caps)
-        if self.is_followed_for_all:
-            self._following.attend_for_all(link)
+        if self.shares_subscriptions:
+            self._subscription_sync.attend_for_all(link)
         else:
-            self._following.attend(link)
+            self._subscription_sync.attend(link)
 
     def _changed(self, link: BaseLink, client_caps: ClientCapabilities, topic: Topic) -> None:
         if topic == "tools":
-            self._vet_soon([link])
+            self._recheck_soon([link])
         self.on_changed(client_caps, topic)
 
-    def vet_again(self) -> None:
+    def recheck_all(self) -> None:
         """Look for what nobody announced, on every link."""
-        self._vet_soon([member.link for member in self._members.values() if member.link is not None])
+        self._recheck_soon([member.link for member in self._members.values() if member.link is not None])
 
-    def _vet_soon(self, links: Sequence[BaseLink]) -> None:
-        self._unvetted |= dict.fromkeys(link for link in links if link.vet is not None)
-        if self._unvetted and not self._is_vetting:
-            self._is_vetting = True
-            self._background.spawn(f"lists of {self._settings.name} to single callers", self._vet_while_due())
+    def _recheck_soon(self, links: Sequence[BaseLink]) -> None:
+        self._unchecked |= dict.fromkeys(link for link in links if link.recheck is not None)
+        if self._unchecked and not self._is_rechecking:
+            self._is_rechecking = True
+            self._background.spawn(f"lists of {self._settings.name} to single callers", self._recheck_while_due())
 
-    async def _vet_while_due(self) -> None:
+    async def _recheck_while_due(self) -> None:
         try:
-            while links := self._unvetted:
-                self._unvetted = {}
+            while links := self._unchecked:
+                self._unchecked = {}
                 for link in links:
-                    await _vet(link)
-                await asyncio.sleep(VET_SECONDS)
+                    await _recheck(link)
+                await asyncio.sleep(RECHECK_SECONDS)
         finally:
-            self._is_vetting = False
+            self._is_rechecking = False
 
     def _renewed(self, link: BaseLink, client_caps: ClientCapabilities) -> None:
         """The server forgot what it was asked on this link, and may have changed."""
         for topic in TOPICS:
             self.on_changed(client_caps, topic)
         self.on_renewed(link)
-        self._following.resume_own(link)
+        self._subscription_sync.resume_own(link)
 
     def _send_waiting(self, member: _PooledLink, link: BaseLink) -> None:
         link.can_wait = not (member.has_carried and _has_no_session(member.key))
@@ -685,7 +688,7 @@ class LinkPool:
     def _lost(self, member: _PooledLink) -> None:
         """A link broke. It tells the calls on it itself; who followed something on it is told to look."""
         if member.link is not None:
-            self._following.gap(member.link)
+            self._subscription_sync.gap(member.link)
         self._retire(member)
 
     async def aclose(self) -> None:
@@ -699,10 +702,10 @@ class LinkPool:
         await asyncio.gather(*(link.aclose() for link in links), return_exceptions=True)
 
 
-async def _vet(link: BaseLink) -> None:
-    if link.vet is not None and not link.lost.done():
+async def _recheck(link: BaseLink) -> None:
+    if link.recheck is not None and not link.lost.done():
         with suppress(Fault):  # one that cannot list now is taken for what it was, or is lost
-            await link.vet()
+            await link.recheck()
 
 
 def _base(key: LinkKey) -> LinkKey:
@@ -717,7 +720,7 @@ def _owner(key: LinkKey) -> tuple[str, ...]:
 
 def _has_declined(member: _PooledLink) -> bool:
     """Whether its server asked something while there was no call, and may not ask a second time."""
-    return member.link is not None and member.link.has_declined
+    return member.link is not None and member.link.has_unanswered_question
 
 
 def _is_conversations(key: LinkKey) -> bool:

@@ -14,8 +14,8 @@ import structlog
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
-from isthmus.core.ports.announcer import Subscriber, SubscriptionLink
-from isthmus.core.watch.levels import LogLevels
+from isthmus.core.ports import Subscriber, SubscriptionLink
+from isthmus.core.watch.log_levels import LogLevels
 from isthmus.model.faults import Fault, NotConnected
 from isthmus.model.names import ServerName
 from isthmus.upstream.link import BaseLink
@@ -154,8 +154,8 @@ class LogLevelSync:
         """Ask a link at once, or when it has answered; its server may have forgotten what it was asked."""
         if link in self._asking:
             self._due.add(link)
-        elif (inquiry := self._ask(link)) is not None:
-            asking = self._background.spawn(f"log level of {self._server}", self._follow(link, inquiry))
+        elif (own_request := self._ask(link)) is not None:
+            asking = self._background.spawn(f"log level of {self._server}", self._follow(link, own_request))
             self._asking[link] = asking
             self._levels.ask(self._server, asking)
 
@@ -165,19 +165,19 @@ class LogLevelSync:
         level = self._levels.lowest
         return None if level is None or link.lost.done() else link.set_level(level)
 
-    async def _follow(self, link: BaseLink, inquiry: HubRequest | None) -> None:
+    async def _follow(self, link: BaseLink, own_request: HubRequest | None) -> None:
         try:
-            while inquiry is not None:
-                await self._answered(link, inquiry)
-                inquiry = self._ask(link) if link in self._due else None
+            while own_request is not None:
+                await self._answered(link, own_request)
+                own_request = self._ask(link) if link in self._due else None
         finally:
             del self._asking[link]
             self._due.discard(link)
 
-    async def _answered(self, link: BaseLink, inquiry: HubRequest) -> None:
+    async def _answered(self, link: BaseLink, own_request: HubRequest) -> None:
         """Wait for an answer; a refusal is no harm."""
         try:
-            await link.answered(inquiry)
+            await link.answered(own_request)
         except Fault as fault:
             level = log.debug if isinstance(fault, NotConnected) else log.warning
             level("server refused a log level", server=self._server, reason=fault.message)

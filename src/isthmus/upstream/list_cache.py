@@ -13,9 +13,9 @@ from typing import NamedTuple, Protocol, get_args
 import msgspec
 import structlog
 
+from isthmus.model.calls import ClientCapabilities
 from isthmus.model.features import Ability
 from isthmus.model.names import ServerName
-from isthmus.model.questions import ClientCapabilities
 from isthmus.upstream.listing import Listing, read_lists, written_lists
 from isthmus.upstream.settings import PythonSettings, ServerSettings
 

@@ -15,10 +15,10 @@ import msgspec
 
 from isthmus.core.catalog.snapshot import FeatureLists
 from isthmus.core.settings import Limits
+from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities
 from isthmus.model.faults import BadReply, ServerError
 from isthmus.model.features import Ability, Feature, Prompt, Resource, Template, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 from isthmus.upstream.dialect import McpDialect
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload

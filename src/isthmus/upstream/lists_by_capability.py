@@ -17,12 +17,12 @@ import structlog
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.catalog.snapshot import FeatureLists
-from isthmus.core.ports.learner import ListLoad
+from isthmus.core.ports import ListLoad
 from isthmus.model.callers import Caller
+from isthmus.model.calls import ClientCapabilities
 from isthmus.model.faults import Fault
 from isthmus.model.features import TOPICS, Ability, Topic
 from isthmus.model.names import ServerName
-from isthmus.model.questions import ClientCapabilities
 from isthmus.upstream.link import BaseLink, ConnectFailed
 from isthmus.upstream.listing import Listing, RelistSchedule, offered, sharing
 
@@ -55,8 +55,8 @@ class _CapabilityLists:
         """Who asked last; an earlier server may have to be greeted in its name."""
         self.listing: Listing | None = None
         self.abilities: frozenset[Ability] = frozenset()
-        self.pace = RelistSchedule()
-        self.pace.doubt(TOPICS)
+        self.schedule = RelistSchedule()
+        self.schedule.doubt(TOPICS)
         self.asked_at = now
         self.task: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
@@ -85,14 +85,14 @@ class ListsByCapability:
         self._is_at_hand = is_at_hand
         self._server = server
         self._background = background
-        self._lend = lend
+        self._link_for_listing = lend
         self._on_known = on_known
         self._loop = asyncio.get_running_loop()
         self._of: OrderedDict[ClientCapabilities, _CapabilityLists] = OrderedDict()
         self._is_open = False
 
-    def learn(self, caller: Caller, client_caps: ClientCapabilities) -> ListLoad | None:
-        """See `core.ports.learner.ListLoader`."""
+    def load_lists(self, caller: Caller, client_caps: ClientCapabilities) -> ListLoad | None:
+        """See `core.ports.ListLoader`."""
         variant = self._of.get(client_caps) or self._admit(caller, client_caps)
         if variant is None:
             return None
@@ -100,7 +100,7 @@ class ListsByCapability:
         variant.caller = caller
         variant.asked_at = self._loop.time()
         if variant.failed_at is not None and self._loop.time() - variant.failed_at > RETRY_SECONDS:
-            variant.pace.doubt(TOPICS)
+            variant.schedule.doubt(TOPICS)
         self._read_soon(variant)
         return None if variant.task is None or variant.learning.done.done() else variant.learning
 
@@ -165,19 +165,19 @@ class ListsByCapability:
     def end(self) -> None:
         """The server is never asked again. Whoever keeps it has this one and is had by it; untied, both are freed."""
         self.forget()
-        del self._lend, self._is_at_hand, self._on_known
+        del self._link_for_listing, self._is_at_hand, self._on_known
 
     def changed(self, topics: Iterable[Topic], client_caps: ClientCapabilities | None = None) -> None:
         """The server announced a change, to callers of one profile or to the hub itself, which stands for all."""
         found = self._of.get(client_caps) if client_caps is not None else None
         for variant in self._of.values() if client_caps is None else () if found is None else (found,):
-            variant.pace.announce(topics)
+            variant.schedule.announce(topics)
             self._read_soon(variant)
 
     def doubt(self, topics: Iterable[Topic]) -> None:
         """Something changed that nobody announced: it may have for all."""
         for variant in self._of.values():
-            variant.pace.doubt(topics)
+            variant.schedule.doubt(topics)
             self._read_soon(variant)
 
     def refresh(self) -> None:
@@ -185,14 +185,14 @@ class ListsByCapability:
         now = self._loop.time()
         for variant in self._of.values():
             if now - variant.asked_at < RECENT_SECONDS or self._is_at_hand(variant.client_caps):
-                variant.pace.doubt(TOPICS)
+                variant.schedule.doubt(TOPICS)
                 self._read_soon(variant)
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def _read_soon(self, variant: _CapabilityLists) -> None:
         """Read what is stale: at once, or when it has rested."""
-        seconds = variant.pace.wait(self._loop.time())
+        seconds = variant.schedule.wait(self._loop.time())
         if not self._is_open or variant.task is not None or seconds is None:
             return
         if variant.timer is not None:
@@ -205,7 +205,7 @@ class ListsByCapability:
 
     async def _read_while_due(self, variant: _CapabilityLists) -> None:
         try:
-            while due := variant.pace.take(self._loop.time()):
+            while due := variant.schedule.take(self._loop.time()):
                 await self._read(variant, due)
                 variant.settle()
                 self._on_known()
@@ -219,7 +219,7 @@ class ListsByCapability:
         topics = {*TOPICS} if variant.listing is None else {*due}
         weary = {topic for topic, is_announced in due.items() if is_announced}
         try:
-            async with self._lend(variant.caller, variant.client_caps) as link:
+            async with self._link_for_listing(variant.caller, variant.client_caps) as link:
                 variant.listing = await link.list_features(topics, variant.listing, variant.client_caps)
                 variant.abilities = link.abilities()
         except (Fault, ConnectFailed) as failed:
@@ -229,7 +229,7 @@ class ListsByCapability:
             log.warning("server did not list to callers that it can ask", server=self._server, reason=str(failed))
         else:
             variant.failed_at = None
-        variant.pace.rest(weary, self._loop.time())
+        variant.schedule.rest(weary, self._loop.time())
 
 
 def _stop(variant: _CapabilityLists) -> None:

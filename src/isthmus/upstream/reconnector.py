@@ -24,15 +24,12 @@ from isthmus.core.calls.server_queue import ServerLogLine, ServerQueue
 from isthmus.core.catalog.review import Review
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.catalog.view import ServerState
-from isthmus.core.ports.announcer import SubscriptionLink
-from isthmus.core.ports.learner import ListLoad
-from isthmus.core.ports.link import Link
+from isthmus.core.ports import Link, ListLoad, SubscriptionLink
 from isthmus.model.callers import Caller
+from isthmus.model.calls import ClientCapabilities, LogMessage
 from isthmus.model.credentials import Subject
-from isthmus.model.events import LogMessage
 from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError
 from isthmus.model.features import TOPICS, Tool, Topic
-from isthmus.model.questions import ClientCapabilities
 from isthmus.upstream.backoff import Backoff
 from isthmus.upstream.link import BaseLink, ConnectFailed, WrongCarrier
 from isthmus.upstream.link_pool import LinkPool
@@ -157,44 +154,48 @@ class Reconnector:
         self._era: Era = settings.reach.era
         self._carrier: Carrier | None = None
         self._link: BaseLink | None = None
-        self._following = SubscriptionSync(hub, background, settings.name)
-        self._loudness = LogLevelSync(hub.levels, background, settings.name)
-        self._variants = ListsByCapability(
-            settings.name, background, self._lend, is_at_hand=self._is_at_hand, on_known=self._vary
+        self._subscription_sync = SubscriptionSync(hub, background, settings.name)
+        self._log_level_sync = LogLevelSync(hub.levels, background, settings.name)
+        self._lists_by_capability = ListsByCapability(
+            settings.name,
+            background,
+            self._link_for_listing,
+            is_at_hand=self._is_at_hand,
+            on_known=self._publish_by_capability,
         )
-        self._pool = self._further_links()
+        self._pool = self._make_pool()
         server_queue.pool = self._pool
         self._listing = Listing()
-        self._pace = RelistSchedule()
+        self._schedule = RelistSchedule()
         self._is_doubtful = False
         self._due = 0.0
         """When the lists are to be asked for again."""
         self._news: asyncio.Future[None] | None = None
-        self._is_shut_out = False
+        self._is_unauthorized = False
         """The server takes nobody who has not logged in."""
         self._login: asyncio.Future[None] | None = None
         """Ends when somebody has."""
-        self._shut_out_at = 0.0
+        self._unauthorized_at = 0.0
 
     async def run(self) -> None:
         """Keep the server up until cancelled, or until it is lost while it is leaving."""
-        unwatch = self._hub.levels.watch(self._loudness.changed)
+        unwatch = self._hub.levels.watch(self._log_level_sync.changed)
         try:
-            await self._recall()
+            await self._load_cached()
             while not self.is_leaving:
-                self._is_shut_out = False
+                self._is_unauthorized = False
                 await self._attempt()
-                if self._is_shut_out:
+                if self._is_unauthorized:
                     await self._await_login()
                 else:
                     await asyncio.sleep(self._backoff.next(random.random()))  # noqa: S311 - spread, not secrecy
         finally:
             unwatch()
-            self._variants.close()
+            self._lists_by_capability.close()
             if self._pool is not None:
                 await self._pool.aclose()
 
-    async def _recall(self) -> None:
+    async def _load_cached(self) -> None:
         """Show what the server listed last until it has answered, and let calls wait for it meanwhile."""
         known = None if self._lists is None or self.is_hidden else await self._lists.recall(self.settings)
         if known is None:
@@ -205,9 +206,9 @@ class Reconnector:
         self._listing = known.listing
         self._holds_calls = True
         self.server_queue.grace = self.server_queue.hard_seconds  # the first attempt ends long before that
-        self._stand(reason=RECALLED, is_recalled=True, abilities=known.abilities, **self._offer())
+        self._publish_status(reason=RECALLED, is_recalled=True, abilities=known.abilities, **self._offer())
 
-    def _remember(self, link: BaseLink) -> None:
+    def _cache_lists(self, link: BaseLink) -> None:
         if self._lists is not None:
             self._lists.keep(self.settings, self._listing, link.abilities())
 
@@ -217,11 +218,13 @@ class Reconnector:
             self._holds_calls = False
             self.server_queue.end_grace()
 
-    def _further_links(self) -> LinkPool | None:
+    def _make_pool(self) -> LinkPool | None:
         """Links that not everybody shares; None if the server can have no other than its one."""
-        pool = LinkPool(self.settings, self._background, self._connect_greeted, self._heard, self._following)
+        pool = LinkPool(
+            self.settings, self._background, self._connect_initialized, self._on_server_log, self._subscription_sync
+        )
         pool.on_changed = self._note_change_for
-        pool.on_renewed = self._loudness.renew
+        pool.on_renewed = self._log_level_sync.renew
         return pool
 
     def show(self, *, is_awaited: bool = False) -> None:
@@ -233,7 +236,7 @@ class Reconnector:
 
     def inherit(self, before: Reconnector) -> None:
         """Be ready for the callers of whoever keeps the server now."""
-        self._variants.inherit(before._variants)
+        self._lists_by_capability.inherit(before._lists_by_capability)
 
     @property
     def initialize_result(self) -> msgspec.Raw | None:
@@ -243,7 +246,7 @@ class Reconnector:
     async def ready(self, within: float) -> None:
         """Wait until its first attempt has ended, and a moment for what it lists to single callers."""
         await asyncio.wait({self.tried}, timeout=within)
-        await self._variants.known(self._hub.limits.listing_seconds)
+        await self._lists_by_capability.known(self._hub.limits.listing_seconds)
 
     def adjust(self, settings: ServerSettings) -> None:
         """Take settings that ask for nothing to be started anew."""
@@ -251,13 +254,15 @@ class Reconnector:
         self.server_queue.adjust(settings.max_calls, settings.max_queued, settings.timeout)
         if self._pool is not None:
             self._pool.adjust(settings)
-        self._stand(rules=settings.rules)
+        self._publish_status(rules=settings.rules)
 
     def crashed(self, error: BaseException) -> None:
         """A defect in the keeper itself: say so instead of looking merely slow."""
         self._stop_holding()
         self.server_queue.detach("a defect in the hub stopped it; see the log", is_failure=True)
-        self._stand(state="stopped", reason=f"a defect in the hub: {error}", is_settled=True, is_recalled=False)
+        self._publish_status(
+            state="stopped", reason=f"a defect in the hub: {error}", is_settled=True, is_recalled=False
+        )
 
     def leave(self) -> None:
         """Tell who still waits that the hub goes; the link is closed when `run` is cancelled."""
@@ -270,17 +275,17 @@ class Reconnector:
     async def _await_login(self) -> None:
         """Leave the server alone until it is shown something else, or somebody wants it all the same."""
         loop = asyncio.get_running_loop()
-        self._login, self._shut_out_at = loop.create_future(), loop.time()
-        self.server_queue.on_wanted = self._look_once_more
+        self._login, self._unauthorized_at = loop.create_future(), loop.time()
+        self.server_queue.on_wanted = self._retry_login
         try:
             await asyncio.wait({self._login}, timeout=LOGIN_SECONDS)
         finally:
             self.server_queue.on_wanted = None
             self._login = None
 
-    def _look_once_more(self) -> None:
+    def _retry_login(self) -> None:
         """Somebody calls: a person may have logged in elsewhere meanwhile, of which nobody here would hear."""
-        if asyncio.get_running_loop().time() - self._shut_out_at >= LOGIN_LOOK_SECONDS:
+        if asyncio.get_running_loop().time() - self._unauthorized_at >= LOGIN_LOOK_SECONDS:
             self.renew()
 
     def renew(self, subject: Subject | None = None) -> None:
@@ -303,7 +308,7 @@ class Reconnector:
         if isinstance(failed, ConnectFailed) and failed.wants_login:
             return True
         status = failed.status if isinstance(failed, NotConnected | ConnectFailed) else None
-        return status == UNAUTHORIZED and link is not None and not link.on_refused()
+        return status == UNAUTHORIZED and link is not None and not link.on_credentials_refused()
 
     # -- one life of a link ----------------------------------------------------------------------------------------
 
@@ -338,37 +343,37 @@ class Reconnector:
         except WrongCarrier:
             raise
         except ConnectFailed as failed:
-            self._is_shut_out = self._is_login_wanted(failed, None)
+            self._is_unauthorized = self._is_login_wanted(failed, None)
             self._give_up(str(failed), None, failed.login)
             return
-        link.is_lasting = self.settings.isolation != "call"
+        link.is_persistent = self.settings.isolation != "call"
         # Heard before the calls on the link end, so that a lost link counts as one failure and not as many.
-        link.on_lost = lambda reason: self._give_up(link.hide(reason), link.last_words)
+        link.on_lost = lambda reason: self._give_up(link.redact(reason), link.last_output)
         try:
-            await self._live(link, carrier)
+            await self._run_link(link, carrier)
         except WrongCarrier:
             raise
         except (Fault, ConnectFailed) as failed:
-            why = self._why(link, failed)
+            why = self._failure_reason(link, failed)
             if isinstance(self.settings.reach, TargetHttpSettings) and self._carrier is None and _is_answer(failed):
                 raise WrongCarrier(why) from failed
             login = failed.login if isinstance(failed, NotConnected | ConnectFailed) else None
-            self._is_shut_out = self._is_login_wanted(failed, link)
-            if self._is_shut_out and (words := link.login_words()):
+            self._is_unauthorized = self._is_login_wanted(failed, link)
+            if self._is_unauthorized and (words := link.login_hint()):
                 why = f"{words} ({why})"
-            self._give_up(link.hide(why), link.last_words, login)
+            self._give_up(link.redact(why), link.last_output, login)
         finally:
             self._link = None
             link.on_lost = lambda _reason: None
             await link.aclose()
 
-    async def _live(self, link: BaseLink, carrier: Carrier) -> None:
-        await link.greet(self._known_era())
+    async def _run_link(self, link: BaseLink, carrier: Carrier) -> None:
+        await link.handshake(self._known_era())
         self._era, self._carrier = link.dialect.era, carrier
-        self._check_circle(link)
-        await self._hear(link)
+        self._check_loop(link)
+        await self._listen_first(link)
         self._listing = await self._reviewed(link, await link.list_features())
-        self._take_up(link)
+        self._use_link(link)
         began = asyncio.get_running_loop().time()
         try:
             await self._watch(link)
@@ -387,19 +392,19 @@ class Reconnector:
             raise ServerError(link.server, METHOD_NOT_FOUND, words)
         return listing
 
-    async def _vet(self, link: BaseLink) -> None:
+    async def _recheck(self, link: BaseLink) -> None:
         """Look at the tools of a server that forgot its session, before anything is called in the next one."""
         if self._hub.review.withholds(self.settings.name):
             self._listing = await self._reviewed(link, await link.list_features({"tools"}, self._listing))
-            self._stand(**self._offer())
+            self._publish_status(**self._offer())
 
-    def _take_up(self, link: BaseLink) -> None:
+    def _use_link(self, link: BaseLink) -> None:
         """Let calls go on a link that has been greeted and listed, and say so."""
         if not link.can_ask:  # what some were listed was by a server that is not as it was
-            self._variants.forget()
+            self._lists_by_capability.forget()
         self._link = link
         gone = {tool.name for tool in self.server_status.tools} - {tool.name for tool in self._listing.tools}
-        self._stand(
+        self._publish_status(
             state="ready",
             reason=None,
             detail=None,
@@ -412,63 +417,63 @@ class Reconnector:
         )
         self.server_queue.refuse_tools(gone)  # calls may have waited for what it listed in an earlier run
         self._stop_holding()
-        self._remember(link)
+        self._cache_lists(link)
         self._attach(link)  # not before: calls that waited may be for tools that are withheld now
-        self._vary_from(link)
-        self._tell_ready(link)
-        self._loudness.attend(link)
+        self._open_by_capability(link)
+        self._log_ready(link)
+        self._log_level_sync.attend(link)
         self._resubscribe()
         self._plan_refresh()
 
-    def _tell_ready(self, link: BaseLink) -> None:
+    def _log_ready(self, link: BaseLink) -> None:
         log.info("server ready", server=link.server, tools=len(self._listing.tools), protocol=link.dialect.version)
 
-    def _check_circle(self, link: BaseLink) -> None:
+    def _check_loop(self, link: BaseLink) -> None:
         """A hub that leads back to this one would list what is listed here for ever, under longer and longer names.
 
         Nothing of it stays listed: else two hubs that found out together would each wait for the other.
         """
         if (why := find_loop(link.hubs, self._hub.id)) is not None:
             self._listing = Listing()
-            self._remember(link)
-            self._stand(**self._offer() | {"abilities": frozenset(), "variants": {}, "hubs": {}})
+            self._cache_lists(link)
+            self._publish_status(**self._offer() | {"abilities": frozenset(), "variants": {}, "hubs": {}})
             raise ConnectFailed(why)
 
-    async def _hear(self, link: BaseLink) -> None:
+    async def _listen_first(self, link: BaseLink) -> None:
         """Hear of changes before anything is listed: of one between the two nobody would be told.
 
         A server that does not say in a moment that it tells is listed all the same, and again once it does.
         """
-        self._pace.clear()
-        link.vet, link.may_send = partial(self._vet, link), partial(is_visible_now, self._hub)
+        self._schedule.clear()
+        link.recheck, link.may_send = partial(self._recheck, link), partial(is_visible_now, self._hub)
         link.on_changed = self._note_change
         link.on_renewed = self._renewed
-        link.on_gap = self._gap
+        link.on_gap = self._on_gap
         link.listen()
-        hearing = link.hearing
-        if hearing is None or not link.capabilities.announces_changes:
+        listen_ack = link.listen_ack
+        if listen_ack is None or not link.capabilities.announces_changes:
             return
-        await asyncio.wait({hearing}, timeout=HEARING_SECONDS)
-        if not hearing.done():
-            hearing.add_done_callback(partial(self._heard_late, link))
+        await asyncio.wait({listen_ack}, timeout=HEARING_SECONDS)
+        if not listen_ack.done():
+            listen_ack.add_done_callback(partial(self._on_late_listen_ack, link))
 
-    def _heard_late(self, link: BaseLink, hearing: asyncio.Future[Fault | None]) -> None:
-        if hearing.result() is None and not link.lost.done():
-            self._pace.doubt(TOPICS)
-            self._variants.doubt(TOPICS)
+    def _on_late_listen_ack(self, link: BaseLink, listen_ack: asyncio.Future[Fault | None]) -> None:
+        if listen_ack.result() is None and not link.lost.done():
+            self._schedule.doubt(TOPICS)
+            self._lists_by_capability.doubt(TOPICS)
             self._wake()
 
     def _attach(self, link: BaseLink) -> None:
-        link.on_updated = self._following.updated
-        link.on_log = self._heard
-        link.on_doubt = link.on_shut_out = self._note_doubt
+        link.on_updated = self._subscription_sync.updated
+        link.on_log = self._on_server_log
+        link.on_doubt = link.on_unauthorized = self._note_doubt
         self.server_queue.attach(link if self._pool is None else self._divide(link, self._pool))
         if not self.is_hidden:
             self._hub.subscriptions.attach(link.server, self._announcer(), self._pool)
 
     def _announcer(self) -> SubscriptionLink | None:
         """Who is asked to tell of resources for everybody."""
-        if self._link is None or self._pool is None or not self._pool.is_followed_for_all:
+        if self._link is None or self._pool is None or not self._pool.shares_subscriptions:
             return self._link
         return AllLinks(self._link, self._pool)
 
@@ -479,7 +484,7 @@ class Reconnector:
         pool.differs_by_client = link.dialect.era == "legacy" and link.can_ask
         pool.is_duplex = link.is_duplex
         pool.takes_methods = link.takes_methods
-        pool.is_followed_for_all = not link.can_vary
+        pool.shares_subscriptions = not link.lists_by_client
         self.server_queue.uses_pool = pool.differs_by_client or carried_by is pool
         return carried_by
 
@@ -494,57 +499,57 @@ class Reconnector:
         configured = self.settings.reach.era
         return self._era if configured == "auto" else configured
 
-    def _why(self, link: BaseLink, failed: Exception) -> str:
+    def _failure_reason(self, link: BaseLink, failed: Exception) -> str:
         """Words for a failed attempt; if it died of the probe, the next one does without."""
         self._era = "legacy" if link.is_probing and link.lost.done() else "auto"
         return link.lost.result() if link.lost.done() else str(getattr(failed, "why", failed))
 
     # -- links for single callers ----------------------------------------------------------------------------------
 
-    async def _connect_greeted(self, client_caps: ClientCapabilities, subject: Subject | None = None) -> BaseLink:
+    async def _connect_initialized(self, client_caps: ClientCapabilities, subject: Subject | None = None) -> BaseLink:
         """A link beside the keeper's own, to the same server in the same way, for those who can be asked this.
 
         With a `subject` it is made in that caller's own name.
         """
         link = await self._connect(self.settings, self._carrier or "auto", subject)
         link.client_caps = client_caps
-        link.is_lasting = self.settings.isolation != "call"
+        link.is_persistent = self.settings.isolation != "call"
         try:
-            await link.greet(self._known_era())
-            await self._guard(link)
-            await self._loudness.prepare(link)
+            await link.handshake(self._known_era())
+            await self._guard_tools(link)
+            await self._log_level_sync.prepare(link)
         except (Fault, ConnectFailed) as failed:
             await link.aclose()
             # The server may have repeated what it was shown.
-            raise ConnectFailed(link.hide(str(getattr(failed, "why", failed)))) from failed
+            raise ConnectFailed(link.redact(str(getattr(failed, "why", failed)))) from failed
         except BaseException:
             await link.aclose()
             raise
         return link
 
-    async def _guard(self, link: BaseLink) -> None:
+    async def _guard_tools(self, link: BaseLink) -> None:
         """See that nothing is called on a link beside the keeper's own that looks otherwise there than it is shown."""
-        vetted = ToolGuard(link, self._hub.review, lambda: self._listing)
-        link.vet, link.may_send = vetted.look, vetted.may_send
-        await vetted.look()
+        guard = ToolGuard(link, self._hub.review, lambda: self._listing)
+        link.recheck, link.may_send = guard.look, guard.may_send
+        await guard.look()
 
     # -- what is listed to single callers ---------------------------------------------------------------------------
 
-    def learn(self, caller: Caller, client_caps: ClientCapabilities) -> ListLoad | None:
-        """See `core.ports.learner.ListLoader`."""
-        if self._link is not None and not (self._link.can_ask and self._link.can_vary):
+    def load_lists(self, caller: Caller, client_caps: ClientCapabilities) -> ListLoad | None:
+        """See `core.ports.ListLoader`."""
+        if self._link is not None and not (self._link.can_ask and self._link.lists_by_client):
             return None
-        return self._variants.learn(caller, client_caps)
+        return self._lists_by_capability.load_lists(caller, client_caps)
 
-    def _vary_from(self, link: BaseLink) -> None:
-        if link.can_ask and link.can_vary:
-            self._variants.open()
+    def _open_by_capability(self, link: BaseLink) -> None:
+        if link.can_ask and link.lists_by_client:
+            self._lists_by_capability.open()
 
-    def _vary(self) -> None:
-        self._stand(variants=self._variants.offers(self._listing, self.server_status.abilities))
+    def _publish_by_capability(self) -> None:
+        self._publish_status(variants=self._lists_by_capability.offers(self._listing, self.server_status.abilities))
 
     @asynccontextmanager
-    async def _lend(self, caller: Caller, client_caps: ClientCapabilities) -> AsyncIterator[BaseLink]:
+    async def _link_for_listing(self, caller: Caller, client_caps: ClientCapabilities) -> AsyncIterator[BaseLink]:
         """A modern server is told with every request in whose name it is; an earlier one when it is greeted."""
         link = self._link
         if link is None:
@@ -564,7 +569,7 @@ class Reconnector:
             news = self._news = loop.create_future()
             if self._is_doubtful:
                 await self._ping(link)
-            elif due := self._pace.take(loop.time()):
+            elif due := self._schedule.take(loop.time()):
                 await self._relist(link, due)
             else:
                 await self._idle(link, news)
@@ -572,7 +577,7 @@ class Reconnector:
     async def _idle(self, link: BaseLink, news: asyncio.Future[Any]) -> None:
         """Wait until there is something to do."""
         loop = asyncio.get_running_loop()
-        pause = self._pace.wait(loop.time())
+        pause = self._schedule.wait(loop.time())
         patience = max(0.0, min(PING_SECONDS, self._due - loop.time()))
         is_resting = pause is not None and pause < patience
         timeout = pause if is_resting else patience
@@ -580,10 +585,10 @@ class Reconnector:
         if news.done() or is_resting:
             return
         if loop.time() >= self._due:
-            self._pace.doubt(TOPICS)
-            self._variants.refresh()
+            self._schedule.doubt(TOPICS)
+            self._lists_by_capability.refresh()
             if self._pool is not None:
-                self._pool.vet_again()
+                self._pool.recheck_all()
         else:
             self._is_doubtful |= not self.server_queue.running
 
@@ -607,24 +612,24 @@ class Reconnector:
 
     def _note_change(self, topic: Topic) -> None:
         """The server announced a change: list again, once, however often it says so."""
-        self._variants.changed((topic,))
-        if self._pace.announce((topic,)):
+        self._lists_by_capability.changed((topic,))
+        if self._schedule.announce((topic,)):
             self._wake()
 
     def _note_change_for(self, client_caps: ClientCapabilities, topic: Topic) -> None:
         """The same, on a link that not everybody shares: of who can be asked nothing, whose list is everybody's."""
         if client_caps:
-            self._variants.changed((topic,), client_caps)
+            self._lists_by_capability.changed((topic,), client_caps)
         else:
             self._note_change(topic)
 
     def _renewed(self) -> None:
         """The server forgot what it was asked: ask again."""
-        self._pace.announce(TOPICS)
-        self._variants.changed(TOPICS)
+        self._schedule.announce(TOPICS)
+        self._lists_by_capability.changed(TOPICS)
         if self._link is not None:
-            self._loudness.renew(self._link)
-            self._following.forget(self._link)
+            self._log_level_sync.renew(self._link)
+            self._subscription_sync.forget(self._link)
         self._resubscribe()
         self._wake()
 
@@ -653,58 +658,58 @@ class Reconnector:
         weary = {topic for topic, is_announced in due.items() if is_announced}
         try:
             if link.hubs:
-                await link.look_round()
-                self._check_circle(link)
+                await link.refresh_hubs()
+                self._check_loop(link)
             self._listing = await self._reviewed(link, await link.list_features({*due}, self._listing))
         except Fault as failed:
             # A list that it cannot give now is no reason to take the calls from it that it works on.
             weary = {*due}
             log.warning("server announced a change and gave no list", server=link.server, reason=str(failed))
             if not isinstance(failed, BadReply | ServerError):
-                self._pace.announce(due)
+                self._schedule.announce(due)
                 self._is_doubtful = True
         else:
-            self._stand(state="ready", reason=None, **self._offer())
-            self._remember(link)
+            self._publish_status(state="ready", reason=None, **self._offer())
+            self._cache_lists(link)
             if self._listing != before:
-                self._variants.doubt({*due} - weary)  # which nobody has announced to anybody
+                self._lists_by_capability.doubt({*due} - weary)  # which nobody has announced to anybody
         self._plan_refresh()
-        self._pace.rest(weary, asyncio.get_running_loop().time())
+        self._schedule.rest(weary, asyncio.get_running_loop().time())
 
     # -- what callers want beside their calls ----------------------------------------------------------------------
 
     def _resubscribe(self) -> None:
         if self._link is not None and not self.is_hidden:
-            self._following.resume(self._link)
+            self._subscription_sync.resume(self._link)
 
-    def _gap(self) -> None:
+    def _on_gap(self) -> None:
         """The server told something that nobody heard: look at everything that it may have told of."""
-        self._pace.announce(TOPICS)
-        self._variants.changed(TOPICS)
-        self._following.gap()
+        self._schedule.announce(TOPICS)
+        self._lists_by_capability.changed(TOPICS)
+        self._subscription_sync.gap()
         self._wake()
 
-    def _heard(self, line: LogMessage) -> None:
+    def _on_server_log(self, line: LogMessage) -> None:
         """The server logged what belongs to no call, or to several: the operator can read it."""
         text = self.settings.redact(bytes(line.members["data"]).decode("utf-8", "replace"))
-        text = text if self._link is None else self._link.hide(text)
+        text = text if self._link is None else self._link.redact(text)
         self.server_queue.hear(ServerLogLine(time.time(), line.level, text[:LINE_LENGTH_MAX]))
 
     # -- telling ---------------------------------------------------------------------------------------------------
 
-    def _give_up(self, reason: str, last_words: str | None, login: str | None = None) -> None:
+    def _give_up(self, reason: str, last_output: str | None, login: str | None = None) -> None:
         """There is no link, or none any more: calls and listings hear why, and the log, unless it is no news."""
         reason = self.settings.reason(reason)
-        detail = None if last_words is None else self.settings.redact(last_words)
+        detail = None if last_output is None else self.settings.redact(last_output)
         if reason != self.server_status.reason:
             log.warning("server not connected", server=self.settings.name, reason=reason, detail=detail)
         self._stop_holding()
         self.server_queue.detach(reason, is_failure=True, login=login)
-        self._variants.close()
+        self._lists_by_capability.close()
         if not self.is_hidden:
             self._hub.subscriptions.attach(self.settings.name, None)
-        state: ServerState = "login" if self._is_shut_out else self.absent
-        self._stand(state=state, reason=reason, detail=detail, is_settled=True, is_recalled=False)
+        state: ServerState = "login" if self._is_unauthorized else self.absent
+        self._publish_status(state=state, reason=reason, detail=detail, is_settled=True, is_recalled=False)
 
     def _offer(self) -> dict[str, object]:
         """What the last listing changes in the server's standing."""
@@ -718,12 +723,12 @@ class Reconnector:
             "templates": listing.templates,
             "is_unlisted": listing.is_unlisted,
             "notes": (*listing.all_notes(), *depth_notes(hubs)),
-            "variants": self._variants.offers(listing, abilities),
+            "variants": self._lists_by_capability.offers(listing, abilities),
             "hubs": hubs,
             "missing": listing.missing,
         }
 
-    def _stand(self, **changes: object) -> None:
+    def _publish_status(self, **changes: object) -> None:
         self.server_status = msgspec.structs.replace(self.server_status, **changes)
         if not self.is_hidden:
             self._hub.publish(self.server_status)
@@ -739,12 +744,12 @@ class AllLinks:
         self._pool = pool
 
     async def subscribe(self, uri: str) -> None:
-        """See `core.ports.announcer.SubscriptionLink`."""
+        """See `core.ports.SubscriptionLink`."""
         await self._link.subscribe(uri)
         await self._pool.subscribe_all(uri)
 
     def unsubscribe(self, uri: str) -> None:
-        """See `core.ports.announcer.SubscriptionLink`."""
+        """See `core.ports.SubscriptionLink`."""
         self._link.unsubscribe(uri)
         self._pool.unsubscribe_all(uri)
 

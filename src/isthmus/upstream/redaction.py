@@ -1,6 +1,6 @@
 """What a server says went wrong, without what it was shown to let the hub in: it may repeat that to anybody.
 
-Only failures are looked through, which are rare, for the very texts that the link showed (`BaseLink.hide`). What a tool
+Only failures are looked through, which are rare, for the very texts that the link showed (`BaseLink.redact`). What a tool
 returns is its own affair. Called by links and by who waits for their answers.
 """
 
@@ -42,39 +42,41 @@ _STRING = re.compile(rb'("(?:[^"\\]|\\.)*")(\s*:)?', re.DOTALL)
 class Redacting(Protocol):
     """A link, or several, that know what their server was shown."""
 
-    def hide_for(self, inflight: InFlight) -> Redact:
+    def redactor_for(self, inflight: InFlight) -> Redact:
         """What takes that out of a text which answers a call."""
 
 
-def redact_error(reply: ErrorReply, hide: Redact) -> ErrorReply:
+def redact_error(reply: ErrorReply, redact: Redact) -> ErrorReply:
     """A server's error without what it was shown."""
-    if hide is str:
+    if redact is str:
         return reply
-    data = None if reply.data is None else redact_json(reply.data, hide)
-    return msgspec.structs.replace(reply, message=hide(reply.message), data=data)
+    data = None if reply.data is None else redact_json(reply.data, redact)
+    return msgspec.structs.replace(reply, message=redact(reply.message), data=data)
 
 
-def redact_result(payload: msgspec.Raw, hide: Redact) -> msgspec.Raw:
+def redact_result(payload: msgspec.Raw, redact: Redact) -> msgspec.Raw:
     """A result that tells of a failure, without what the server was shown."""
-    return redact_json(payload, hide, RESULT_LENGTH_MIN, REDACTED_RESULT)
+    return redact_json(payload, redact, RESULT_LENGTH_MIN, REDACTED_RESULT)
 
 
-def redact_json(payload: msgspec.Raw, hide: Redact, shortest: int = 0, instead: msgspec.Raw = REDACTED) -> msgspec.Raw:
+def redact_json(
+    payload: msgspec.Raw, redact: Redact, shortest: int = 0, instead: msgspec.Raw = REDACTED
+) -> msgspec.Raw:
     """JSON without what a server was shown, byte for byte the same elsewhere; texts below `shortest` are left alone."""
-    if hide is str:
+    if redact is str:
         return payload
     raw = bytes(payload)
     text = raw.decode("utf-8", "surrogatepass")
     is_bare, is_crowded = "\\" not in text, raw.count(b'"') > 2 * STRINGS_MAX
     # Most failures hold no secret; in one without escapes that can be seen at once.
-    if (is_bare or is_crowded) and hide(text) == text:
+    if (is_bare or is_crowded) and redact(text) == text:
         return payload
     if is_crowded:
         return instead
 
     def without(found: re.Match[bytes]) -> bytes:
         said: str = json.loads(found[1])
-        hidden = hide(said)
+        hidden = redact(said)
         if found[2] is not None:
             is_spared = len(said) - len(hidden.replace(MARK, "")) < KEY_LENGTH_MIN
         else:

@@ -15,12 +15,12 @@ import msgspec
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.ports.credentials import Credentials
+from isthmus.core.ports import Credentials
 from isthmus.core.settings import Limits
+from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities
 from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError
 from isthmus.model.features import TOPICS, Ability, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 from isthmus.transport.egress import DialFailed, Egress, EgressRefused, parse_url
 from isthmus.transport.http import ConnectionLost, Ticket, client_for, request_head
 from isthmus.upstream.dialect import LegacyDialect, McpDialect
@@ -83,7 +83,7 @@ class RpcLink(BaseLink):
         max_calls: int,
     ) -> None:
         super().__init__(server, me, limits)
-        self.user_headers = CallerHeaders(reach.user_headers)
+        self.caller_headers = CallerHeaders(reach.user_headers)
         self.dialect = LegacyDialect("JSON-RPC 2.0")
         self._egress = egress
         self._origin, target = parse_url(reach.url)
@@ -102,7 +102,7 @@ class RpcLink(BaseLink):
         self._head = self._new_head()
         self._declared = tuple(_described(server, tool) for tool in reach.tools)
         self._inquiries: dict[Waiter, _Post] = {}
-        self.callers_ids: set[bytes] = set()
+        self.caller_request_ids: set[bytes] = set()
         """Ids of requests on their way, where callers choose them."""
 
     def _new_head(self) -> bytes:
@@ -119,7 +119,7 @@ class RpcLink(BaseLink):
 
     # -- greeting and listing --------------------------------------------------------------------------------------
 
-    async def greet(self, era: Era) -> None:
+    async def handshake(self, era: Era) -> None:
         """There is nothing to say; but see whether somebody is there, unless asking for the tools will show it.
 
         Raises:
@@ -183,9 +183,9 @@ class RpcLink(BaseLink):
     def send(self, inflight: InFlight) -> None:
         """POST the call."""
         call = inflight.call
-        lines = self.user_headers.lines_for(inflight) if call.headers else b""
+        lines = self.caller_headers.lines_for(inflight) if call.headers else b""
         if lines is not None:
-            wire_id = None if call.request_id is None else self.callers_id(call, self.callers_ids)
+            wire_id = None if call.request_id is None else self.caller_request_id(call, self.caller_request_ids)
             waiter = _RpcWaiter(inflight)
             inflight.carriage = self._post(inflight.name, call.arguments, waiter, lines=lines, wire_id=wire_id)
 
@@ -196,8 +196,8 @@ class RpcLink(BaseLink):
         self, method: str, params: Payload, waiter: Waiter, lines: bytes = b"", wire_id: bytes | None = None
     ) -> _Post:
         post = _Post(self, b"%d" % self.next_id() if wire_id is None else wire_id, waiter)
-        if self.is_callers_own:
-            self.callers_ids.add(post.id)
+        if self.is_dedicated:
+            self.caller_request_ids.add(post.id)
         post.ticket = self._client.send(self._present_head() + lines, jsonrpc.request_as(post.id, method, params), post)
         return post
 
@@ -259,7 +259,7 @@ class _Post:
 
     def _finish(self) -> None:
         self.is_over = True
-        self._link.callers_ids.discard(self.id)
+        self._link.caller_request_ids.discard(self.id)
 
     # -- the reply, as the client hands it over --------------------------------------------------------------------
 
@@ -294,13 +294,15 @@ class _Post:
         if isinstance(self.waiter, HubRequest) and self._says_no_method(body, message):
             self._fail(ServerError(self._link.server, jsonrpc.METHOD_NOT_FOUND, f"it answered HTTP {self._status}"))
         elif self._status in TURNED_AWAY:
-            detail = self._link.hide(f"it answered HTTP {self._status}{_words(message)}{_ADVICE.get(self._status, '')}")
+            detail = self._link.redact(
+                f"it answered HTTP {self._status}{_words(message)}{_ADVICE.get(self._status, '')}"
+            )
             if self._status == UNAUTHORIZED:
-                self._link.on_shut_out()
+                self._link.on_unauthorized()
             self._fail(turned_away(self._link.server, detail, self._status, self._login))
         elif isinstance(message, ErrorReply) and (message.id is None or self._is_own(message.id)):
             self._finish()
-            self.waiter.error(redact_error(message, self._link.hide))
+            self.waiter.error(redact_error(message, self._link.redact))
         elif isinstance(message, Response) and self._status == OK and self._is_own(message.id):
             self._finish()
             self.waiter.result(message.result)
@@ -410,7 +412,7 @@ class CallerNamedRpcLink(RpcLink):
     places: Sequence[str] = ()
     """Where else to look for the endpoint, at the same origin, if it is not where the link was made for."""
 
-    async def greet(self, era: Era) -> None:
+    async def handshake(self, era: Era) -> None:
         """Find out where JSON-RPC is spoken: any answer to `tools/list` in JSON-RPC shows that.
 
         Raises:

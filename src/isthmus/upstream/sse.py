@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.ports.credentials import Credentials
+from isthmus.core.ports import Credentials
 from isthmus.core.settings import Limits
 from isthmus.model.faults import BadReply
 from isthmus.model.names import ServerName
@@ -86,10 +86,10 @@ class SseLink(DuplexLink["PostedRequest"]):
             limit=max_calls + SPARE_CONNECTIONS,
             connect_seconds=limits.connect_seconds,
         )
-        self._notices = OneWayPosts(self._client)
+        self._one_way_posts = OneWayPosts(self._client)
         self.stays = False
         """As of `StreamableLink`; the endpoint that the stream names is the server's own affair."""
-        self.user_headers = CallerHeaders()
+        self.caller_headers = CallerHeaders()
         self._stream: _Stream | None = None
         self._endpoint: str | None = None
         """Where messages are sent, once it is known."""
@@ -99,7 +99,7 @@ class SseLink(DuplexLink["PostedRequest"]):
 
     # -- opening ---------------------------------------------------------------------------------------------------
 
-    async def greet(self, era: Era) -> None:
+    async def handshake(self, era: Era) -> None:
         """Open the stream, learn the endpoint, and initialize; there is no other era to find out.
 
         Raises:
@@ -113,7 +113,7 @@ class SseLink(DuplexLink["PostedRequest"]):
         self._head = self._new_head(target)
         await self._initialize()
         # Many servers refuse what they hear before `initialized`, and another connection may be faster.
-        await self._notices.quiet()
+        await self._one_way_posts.quiet()
 
     async def _open(self) -> str:
         for _ in range(HOPS_MAX):
@@ -163,52 +163,52 @@ class SseLink(DuplexLink["PostedRequest"]):
             return
         lines: bytes | None = b""
         if isinstance(waiter, CallWaiter) and waiter.inflight.call.headers:
-            lines = self.user_headers.lines_for(waiter.inflight)
+            lines = self.caller_headers.lines_for(waiter.inflight)
         if lines is None:
             return
         wire_id = None
-        if self.is_callers_own and isinstance(waiter, CallWaiter):
-            wire_id = self.callers_id(waiter.inflight.call, [sent.wire_id for sent in self._pending.values()])
+        if self.is_dedicated and isinstance(waiter, CallWaiter):
+            wire_id = self.caller_request_id(waiter.inflight.call, [sent.wire_id for sent in self._pending.values()])
         body = jsonrpc.request(id, method, params) if wire_id is None else jsonrpc.request_as(wire_id, method, params)
-        self._pending[id] = letter = PostedRequest(self, id, waiter)
-        letter.lines, letter.wire_id = lines, wire_id
-        letter.ticket = self._client.send(self._present_head() + lines, body, letter)
+        self._pending[id] = posted = PostedRequest(self, id, waiter)
+        posted.lines, posted.wire_id = lines, wire_id
+        posted.ticket = self._client.send(self._present_head() + lines, body, posted)
 
     def _say(self, message: bytes) -> None:
         if self._head is not None and not self.lost.done():
-            self._notices.send(self._present_head(), message)
+            self._one_way_posts.send(self._present_head(), message)
 
-    def _say_of(self, sent: PostedRequest, message: bytes) -> None:
+    def _send_about(self, sent: PostedRequest, message: bytes) -> None:
         if self._head is not None and not self.lost.done():
-            self._notices.send(self._present_head() + sent.lines, message)
+            self._one_way_posts.send(self._present_head() + sent.lines, message)
 
-    def _give(self, message: bytes, say: Callable[[bytes], None]) -> None:
+    def _send_reply(self, message: bytes, say: Callable[[bytes], None]) -> None:
         if self._head is not None and not self.lost.done():
-            self._notices.answer(self._present_head(), message)
+            self._one_way_posts.answer(self._present_head(), message)
 
     def _can_reply(self) -> bool:
-        return self._notices.has_room()
+        return self._one_way_posts.has_room()
 
-    def undelivered(self, letter: PostedRequest, lost_: ConnectionLost) -> None:
+    def undelivered(self, posted: PostedRequest, lost_: ConnectionLost) -> None:
         """A POST broke before it was accepted; the answer may come all the same, but nobody can know."""
-        if self._is_waited_for(letter):
+        if self._is_waited_for(posted):
             self.on_doubt()
-            letter.waiter.fail(lost(self.server, lost_.reason, may_have_left=lost_.may_have_left))
+            posted.waiter.fail(lost(self.server, lost_.reason, may_have_left=lost_.may_have_left))
 
-    def refused(self, letter: PostedRequest, status: int, words: str, login: str | None) -> None:
+    def refused(self, posted: PostedRequest, status: int, words: str, login: str | None) -> None:
         """The server did not accept a POST; its session may be gone."""
-        if self._is_waited_for(letter):
+        if self._is_waited_for(posted):
             self.on_doubt()
-            detail = self.hide(f"HTTP {status}{words}")
+            detail = self.redact(f"HTTP {status}{words}")
             if status in TURNED_AWAY:
                 if status == UNAUTHORIZED:
-                    self.on_shut_out()
-                letter.waiter.fail(turned_away(self.server, f"it answered {detail}", status, login))
+                    self.on_unauthorized()
+                posted.waiter.fail(turned_away(self.server, f"it answered {detail}", status, login))
             else:
-                letter.waiter.fail(BadReply(self.server, detail))
+                posted.waiter.fail(BadReply(self.server, detail))
 
-    def _is_waited_for(self, letter: PostedRequest) -> bool:
-        return self._pending.pop(letter.id, None) is not None
+    def _is_waited_for(self, posted: PostedRequest) -> bool:
+        return self._pending.pop(posted.id, None) is not None
 
     # -- giving up -------------------------------------------------------------------------------------------------
 
@@ -226,15 +226,15 @@ class SseLink(DuplexLink["PostedRequest"]):
     # -- receiving -------------------------------------------------------------------------------------------------
 
     def _answered(self, id: Payload | None) -> PostedRequest | None:
-        letter = super()._answered(self._own_id(id) if self.is_callers_own and id is not None else id)
-        if letter is not None:
-            letter.answered()
-        return letter
+        posted = super()._answered(self._own_id(id) if self.is_dedicated and id is not None else id)
+        if posted is not None:
+            posted.answered()
+        return posted
 
     def _own_id(self, id: Payload) -> Payload | None:
         """The link's own id of the request that has this one on the wire; None if there is no such request."""
-        for own, letter in self._pending.items():
-            if jsonrpc.same_id(id, letter.wire_id or b"%d" % own):
+        for own, posted in self._pending.items():
+            if jsonrpc.same_id(id, posted.wire_id or b"%d" % own):
                 return b"%d" % own
         return None
 
@@ -244,7 +244,7 @@ class SseLink(DuplexLink["PostedRequest"]):
 
     def ended(self, reason: str) -> None:
         """The stream is over, and no answer can come any more."""
-        self._broke(reason)
+        self._on_broken(reason)
 
     # -- ending ----------------------------------------------------------------------------------------------------
 
@@ -254,7 +254,7 @@ class SseLink(DuplexLink["PostedRequest"]):
 
     async def aclose(self) -> None:
         """Close the stream, which ends the session, and every connection."""
-        self._broke("closed by the hub", is_dead=False)
+        self._on_broken("closed by the hub", is_dead=False)
         self._cut()
         await self._client.aclose()
 

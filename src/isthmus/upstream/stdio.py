@@ -38,7 +38,7 @@ class StdioLink(CorkedLink):
                 cwd=reach.cwd,
                 program=program,
                 on_bytes=self._received,
-                on_lost=self._broke,
+                on_lost=self._on_broken,
                 on_drained=self.flush,
                 limits=reach.limits,
             )
@@ -52,7 +52,7 @@ class StdioLink(CorkedLink):
         return None if self._process is None else self._process.pid
 
     @property
-    def last_words(self) -> str | None:
+    def last_output(self) -> str | None:
         """The end of what the process said on its standard error."""
         tail = "" if self._process is None else self._process.stderr_tail.strip()
         return tail[-LAST_WORDS_LENGTH:] or None

@@ -87,16 +87,21 @@ class LegacySubscriptions:
 
     def _send(self, method: str, uri: str, within: float) -> None:
         self._under_way.add(uri)
-        inquiry = self._ask(method, uri)
+        own_request = self._ask(method, uri)
         late = BadReply(self._server, f"no answer to {method} within {within:g} s")
-        timer = asyncio.get_running_loop().call_later(within, inquiry.fail, late)
-        inquiry.answer.add_done_callback(partial(self._answered, method, uri, inquiry, timer))
+        timer = asyncio.get_running_loop().call_later(within, own_request.fail, late)
+        own_request.answer.add_done_callback(partial(self._answered, method, uri, own_request, timer))
 
     def _answered(
-        self, method: str, uri: str, inquiry: HubRequest, timer: asyncio.TimerHandle, answer: asyncio.Future[msgspec.Raw]
+        self,
+        method: str,
+        uri: str,
+        own_request: HubRequest,
+        timer: asyncio.TimerHandle,
+        answer: asyncio.Future[msgspec.Raw],
     ) -> None:
         timer.cancel()
-        self._forget(inquiry)
+        self._forget(own_request)
         self._under_way.discard(uri)
         refusal = answer.exception()
         if method == SUBSCRIBE:

@@ -29,9 +29,7 @@ TAKE_OVER_SECONDS = 60.0
 class Supervisor:
     """Keeps servers. Each is in `reconnectors` unless it is disabled."""
 
-    def __init__(
-        self, hub: Hub, background: BackgroundTasks, connect: Connect, lists: ListCache | None = None
-    ) -> None:
+    def __init__(self, hub: Hub, background: BackgroundTasks, connect: Connect, lists: ListCache | None = None) -> None:
         """Without `lists` nothing is known of servers before they answer."""
         self._lists = lists
         self._hub = hub
@@ -39,7 +37,7 @@ class Supervisor:
         self._connect = connect
         self.reconnectors: dict[ServerName, Reconnector] = {}
         self._tasks: dict[Reconnector, asyncio.Task[None]] = {}
-        self._heirs: dict[ServerName, Reconnector] = {}
+        self._successors: dict[ServerName, Reconnector] = {}
         """Keepers that are to take another's place as soon as they have a link."""
 
     # -- coming ----------------------------------------------------------------------------------------------------
@@ -89,40 +87,40 @@ class Supervisor:
         The old link serves until the new one does, so that nobody waits for the change.
         """
         present = self.reconnectors.get(settings.name)
-        self._disinherit(settings.name)
+        self._drop_successor(settings.name)
         if present is None or settings.disabled:
             self.remove(settings.name)
             self.add(settings, is_awaited=False)
         elif starts_the_same(present.settings, settings):
             present.adjust(settings)
         else:
-            heir = self._heirs[settings.name] = self._start(settings)
-            heir.is_hidden = True
-            heir.inherit(present)
-            self._background.spawn(f"change of {settings.name}", self._take_over(heir))
+            successor = self._successors[settings.name] = self._start(settings)
+            successor.is_hidden = True
+            successor.inherit(present)
+            self._background.spawn(f"change of {settings.name}", self._take_over(successor))
 
-    def _disinherit(self, server: ServerName) -> None:
-        heir = self._heirs.pop(server, None)
-        if heir is not None:
-            self._background.spawn(f"end of {server}", self._end(heir))
+    def _drop_successor(self, server: ServerName) -> None:
+        successor = self._successors.pop(server, None)
+        if successor is not None:
+            self._background.spawn(f"end of {server}", self._end(successor))
 
-    async def _take_over(self, heir: Reconnector) -> None:
-        await heir.ready(TAKE_OVER_SECONDS)
-        name = heir.settings.name
-        if self._heirs.get(name) is not heir:
+    async def _take_over(self, successor: Reconnector) -> None:
+        await successor.ready(TAKE_OVER_SECONDS)
+        name = successor.settings.name
+        if self._successors.get(name) is not successor:
             return  # it was changed again, or removed
-        del self._heirs[name]
+        del self._successors[name]
         before = self.reconnectors[name]
-        self.reconnectors[name] = heir
+        self.reconnectors[name] = successor
         before.is_hidden = True
-        heir.show()
+        successor.show()
         self._hub.recall.forget(name)
         log.info("server changed", server=name)
         await self._drain(before)
 
     def renew(self, server: ServerName, subject: Subject | None) -> None:
         """A server is shown something else from now on, in everybody's name or in one caller's."""
-        for reconnector in (self.reconnectors.get(server), self._heirs.get(server)):
+        for reconnector in (self.reconnectors.get(server), self._successors.get(server)):
             if reconnector is not None:
                 reconnector.renew(subject)
 
@@ -130,7 +128,7 @@ class Supervisor:
 
     def remove(self, server: ServerName) -> None:
         """Forget a server: nobody sees it from now on; the calls it works on may finish."""
-        self._disinherit(server)
+        self._drop_successor(server)
         reconnector = self.reconnectors.pop(server, None)
         if reconnector is not None:
             reconnector.is_hidden = True

@@ -15,16 +15,12 @@ from typing import Protocol
 import msgspec
 
 from isthmus.core.calls.inflight import InFlight, OpenQuestion
-from isthmus.core.ports.exchange import HubExchange, LateProgressExchange
-from isthmus.core.ports.link import TaskLink
-from isthmus.core.watch.tasks import LinkSession
-from isthmus.model.calls import TASK_KINDS
-from isthmus.model.events import LogMessage
+from isthmus.core.ports import HubExchange, LateProgressExchange, TaskLink
+from isthmus.core.watch.server_tasks import LinkSession
+from isthmus.model.calls import NOT_ASKED, TASK_KINDS, Declined, LogMessage, OnReply, Outcome, Question, Reply, Result
 from isthmus.model.faults import BadReply, Fault, Lost, NotConnected, ServerError, Unanswered
 from isthmus.model.features import Feature
 from isthmus.model.names import ServerName
-from isthmus.model.outcomes import Outcome, Result
-from isthmus.model.questions import NOT_ASKED, Declined, OnReply, Question, Reply
 from isthmus.upstream.redaction import Redacting, redact_result
 from isthmus.wire.jsonrpc import MEMBERS_MAX, ErrorReply, Payload, is_crowded, render
 from isthmus.wire.mcp.calls import read_any_result, read_call_result, read_resource_result
@@ -202,7 +198,7 @@ class CallWaiter:
     def _hidden(self, payload: msgspec.Raw) -> msgspec.Raw:
         """A result that tells of a failure, without what the server was shown."""
         link: object = self.inflight.link
-        return redact_result(payload, link.hide_for(self.inflight)) if isinstance(link, Redacting) else payload
+        return redact_result(payload, link.redactor_for(self.inflight)) if isinstance(link, Redacting) else payload
 
     def _is_about_task(self) -> bool:
         call = self.inflight.call
@@ -307,20 +303,20 @@ UNKNOWN_SESSION = ""
 """Stands for calls that are not of one conversation, or of none: who made them cannot be told apart."""
 
 
-def lone_call(waiters: Iterable[Waiter], strays: str | None = None) -> CallWaiter | None:
+def lone_call(waiters: Iterable[Waiter], abandoned_session: str | None = None) -> CallWaiter | None:
     """Whom a question that names no call is put to: the latest call of the one program that has any; None if unsure.
 
     Calls of one conversation are one program's. Without a conversation, two calls of the same caller may be two
-    programs'. `strays` is the conversation of calls that nobody waits for and that may ask all the same.
+    programs'. `abandoned_session` is the conversation of calls that nobody waits for and that may ask all the same.
     """
     calls = _calls_among(waiters)
     if len({(waiter.inflight.call.caller, waiter.inflight.call.session) for waiter in calls}) != 1:
         return None
     session = calls[0].inflight.call.session
-    if session == UNKNOWN_SESSION and (len(calls) > 1 or strays is not None):
+    if session == UNKNOWN_SESSION and (len(calls) > 1 or abandoned_session is not None):
         return None
     own = _callers_own(calls)
-    return _OneOfCalls(own) if own and strays in (None, session) else None
+    return _OneOfCalls(own) if own and abandoned_session in (None, session) else None
 
 
 class _OneOfCalls(CallWaiter):

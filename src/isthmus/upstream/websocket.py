@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.ports.credentials import Credentials
+from isthmus.core.ports import Credentials
 from isthmus.core.settings import Limits
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import SOCKET_SCHEMES, DialFailed, Egress, EgressRefused, parse_url
@@ -79,7 +79,7 @@ class SocketLink(CorkedLink):
 
     def ended(self, reason: str) -> None:
         """The WebSocket carries nothing more."""
-        self._broke(reason)
+        self._on_broken(reason)
 
     def _frame(self, message: bytes) -> bytes:
         assert self._socket is not None  # nothing is framed before there is a channel

@@ -9,9 +9,7 @@ from typing import Any
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants
-from isthmus.model.calls import Call
-from isthmus.model.events import LogMessage
-from isthmus.model.outcomes import Result
+from isthmus.model.calls import Call, LogMessage, Result
 from isthmus.upstream.link import BaseLink
 from isthmus.wire.mcp.messages import Implementation
 from tests.unit.core.doubles import ANYONE, Listener, Stage, call, tool

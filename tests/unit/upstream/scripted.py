@@ -13,12 +13,11 @@ from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.settings import Limits
-from isthmus.model.calls import Call
+from isthmus.model.calls import NO_CAPABILITIES, Call, ClientCapabilities
 from isthmus.model.credentials import Subject
 from isthmus.model.faults import BadReply, Fault, Lost
 from isthmus.model.features import TOPICS, Ability, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 from isthmus.telemetry.counters import Counters
 from isthmus.upstream.dialect import ModernDialect
 from isthmus.upstream.link import BaseLink, ConnectFailed
@@ -77,7 +76,7 @@ class Scripted(BaseLink):
     def is_closed(self) -> bool:
         return self.closings > 0
 
-    async def greet(self, era: Era) -> None:
+    async def handshake(self, era: Era) -> None:
         self.greeted_as.append(era)
         if self.greeting is not None:
             await self.greeting.wait()

@@ -17,9 +17,8 @@ import pytest
 
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.settings import Limits
-from isthmus.model.calls import Surface
+from isthmus.model.calls import UNSURE, Answered, OnReply, Surface
 from isthmus.model.faults import Cancelled, Lost, ServerError
-from isthmus.model.questions import UNSURE, Answered, OnReply
 from isthmus.upstream import duplex, link, subscriptions
 from isthmus.upstream.corked import HOLD_ABOVE_BYTES, CorkedLink
 from isthmus.upstream.dialect import ModernDialect
@@ -73,7 +72,7 @@ class Line(CorkedLink):
         return message + b"\n"
 
     def broken(self) -> None:
-        self._broke("the wire broke")
+        self._on_broken("the wire broke")
 
 
 async def turn() -> None:
@@ -188,7 +187,10 @@ async def test_what_is_asked_before_its_call_waits_for_it() -> None:
     assert question.method == "roots/list"
     pipe.said()
     reply(Answered(raw({"roots": []})))
-    assert (pipe.said(), line.has_declined) == ([{"jsonrpc": "2.0", "id": 7, "result": {"roots": []}}], False)
+    assert (pipe.said(), line.has_unanswered_question) == (
+        [{"jsonrpc": "2.0", "id": 7, "result": {"roots": []}}],
+        False,
+    )
 
 
 async def test_what_is_asked_and_no_call_follows_is_refused_after_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +202,7 @@ async def test_what_is_asked_and_no_call_follows_is_refused_after_a_moment(monke
         while not (said := pipe.said()):  # noqa: ASYNC110 - a timer of the loop's own
             await asyncio.sleep(0)
     assert (said[0]["id"], said[0]["error"]["message"]) == (7, UNSURE.message)
-    assert line.has_declined
+    assert line.has_unanswered_question
 
 
 # -- whose question it is, and until when ------------------------------------------------------------------------------
@@ -232,11 +234,11 @@ class Asking:
         self.line = Line(Pipe())
         self.line.client_caps = ABLE
         self.heard = 0
-        self.line.on_asked = self._hear
+        self.line.on_question = self._listen_first
         self._stage = Stage()
         self._stage.server_queue.attach(self.line)
 
-    def _hear(self) -> None:
+    def _listen_first(self) -> None:
         self.heard += 1
 
     async def call(self, session: str = "") -> tuple[InFlight, Spared]:
@@ -264,7 +266,7 @@ async def test_a_question_among_calls_of_no_conversation_reaches_none_of_them_an
     asking.line.read(ASKS)
     assert asking.is_refused()
     assert [listener.asked for _, listener in calls] == [[], []]
-    assert (asking.heard, asking.line.has_asked, asking.line.strays) == (1, True, None)
+    assert (asking.heard, asking.line.has_asked, asking.line.abandoned_session) == (1, True, None)
 
 
 class Sent(Spared):
@@ -329,7 +331,7 @@ async def test_a_call_that_never_left_cannot_be_asked_about() -> None:
     asking = Asking()
     listener = Spared()
     asking._stage.hub.start(call(client_caps=ABLE), listener).cancel("enough")
-    assert asking.line.strays is None
+    assert asking.line.abandoned_session is None
 
 
 async def test_a_question_about_what_is_over_does_not_wait_for_the_next_program() -> None:
@@ -348,7 +350,7 @@ async def test_a_question_whose_call_is_over_before_it_was_put_is_refused() -> N
     asking._stage.hub.start(call(client_caps=ABLE), listener).cancel("enough")
     await turn()
     assert asking.is_refused()
-    assert (listener.asked, asking.line.has_declined) == ([], True)
+    assert (listener.asked, asking.line.has_unanswered_question) == ([], True)
 
 
 async def test_a_question_that_waited_is_put_to_nobody_when_two_programs_call_at_once() -> None:
@@ -506,11 +508,11 @@ async def test_a_server_that_never_acknowledges_keeps_few_subscriptions(monkeypa
 
 async def test_refused_subscriptions_leave_the_one_that_works_alone() -> None:
     line = modern(pipe := Pipe())
-    following = asyncio.ensure_future(line.subscribe("file:///good"))
+    subscription_sync = asyncio.ensure_future(line.subscribe("file:///good"))
     await turn()
     await turn()
     line.read(acknowledged(1))
-    await following
+    await subscription_sync
     for id in range(2, 14):
         refusing = asyncio.ensure_future(line.subscribe("file:///bad"))
         await turn()
@@ -530,7 +532,7 @@ async def test_refused_subscriptions_leave_the_one_that_works_alone() -> None:
 
 async def test_a_refused_subscription_is_told_without_what_the_server_was_shown() -> None:
     line = modern(Pipe())
-    line.hide = lambda text: text.replace("unknown", "***")
+    line.redact = lambda text: text.replace("unknown", "***")
     refusing = asyncio.ensure_future(line.subscribe("file:///bad"))
     await turn()
     await turn()
@@ -633,8 +635,8 @@ async def test_one_that_the_server_ends_before_it_tells_is_asked_for_again(monke
         assert [watched(said) for said in pipe.said()] == [["file:///a"]] * 2
         line.read(acknowledged(2))
         await subscribing
-    line.deafened(1)  # which was over long ago
-    assert not line._is_deaf
+    line.on_listen_ended(1)  # which was over long ago
+    assert not line._missed_changes
 
 
 async def test_a_method_is_asked_for_by_its_name_with_its_parameters_and_its_error_comes_back_as_it_is() -> None:

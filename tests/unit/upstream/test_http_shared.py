@@ -143,7 +143,7 @@ async def test_quiet_comes_when_all_were_taken_or_lost(*, is_taken: bool) -> Non
 
 
 async def test_one_that_is_never_acknowledged_gives_its_connection_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "NOTICE_SECONDS", 0.05)
+    monkeypatch.setattr(module, "ONE_WAY_SECONDS", 0.05)
     background = BackgroundTasks("test")
     async with Server() as server:
         client = HttpClient(server.origin, Egress(), background, is_configured=True)
@@ -157,7 +157,7 @@ async def test_one_that_is_never_acknowledged_gives_its_connection_back(monkeypa
 
 
 async def test_beyond_the_limit_none_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "NOTICES_MAX", 2)
+    monkeypatch.setattr(module, "ONE_WAY_MAX", 2)
     background = BackgroundTasks("test")
     async with Server() as server:
         client = HttpClient(server.origin, Egress(), background, is_configured=True)
@@ -180,7 +180,7 @@ async def test_beyond_the_limit_none_is_sent(monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_answers_are_sent_however_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "NOTICES_MAX", 2)
+    monkeypatch.setattr(module, "ONE_WAY_MAX", 2)
     background = BackgroundTasks("test")
     async with Server() as server:
         client = HttpClient(server.origin, Egress(), background, is_configured=True, limit=1)
@@ -200,7 +200,7 @@ async def test_answers_are_sent_however_many_wait(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_an_answers_time_begins_when_a_connection_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "NOTICE_SECONDS", 0.01)
+    monkeypatch.setattr(module, "ONE_WAY_SECONDS", 0.01)
     background = BackgroundTasks("test")
     async with Server() as server:
         client = HttpClient(server.origin, Egress(), background, is_configured=True, limit=1)
@@ -212,7 +212,7 @@ async def test_an_answers_time_begins_when_a_connection_takes_it(monkeypatch: py
         notices.send(head, b"a notice")
         async with asyncio.timeout(10):
             await notices.quiet()  # its time was over before there was a connection for it
-        monkeypatch.setattr(module, "NOTICE_SECONDS", 30.0)
+        monkeypatch.setattr(module, "ONE_WAY_SECONDS", 30.0)
         await first.request()
         await first.say(ACCEPTED)
         second = await server.accept()
@@ -222,7 +222,7 @@ async def test_an_answers_time_begins_when_a_connection_takes_it(monkeypatch: py
 
 
 async def test_an_answer_that_is_never_acknowledged_gives_its_connection_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "NOTICE_SECONDS", 0.01)
+    monkeypatch.setattr(module, "ONE_WAY_SECONDS", 0.01)
     background = BackgroundTasks("test")
     async with Server() as server:
         client = HttpClient(server.origin, Egress(), background, is_configured=True)
@@ -233,8 +233,8 @@ async def test_an_answer_that_is_never_acknowledged_gives_its_connection_back(mo
 
 
 async def test_an_answer_does_not_wait_for_a_connection_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "NOTICE_SECONDS", 0.01)
-    monkeypatch.setattr(module, "ANSWER_SECONDS", 0.01)
+    monkeypatch.setattr(module, "ONE_WAY_SECONDS", 0.01)
+    monkeypatch.setattr(module, "REPLY_SECONDS", 0.01)
     background = BackgroundTasks("test")
     async with Server() as server:
         client = HttpClient(server.origin, Egress(), background, is_configured=True, limit=1)
@@ -246,7 +246,7 @@ async def test_an_answer_does_not_wait_for_a_connection_for_ever(monkeypatch: py
         notices.send(head, b"a notice")
         async with asyncio.timeout(10):
             await notices.quiet()
-        monkeypatch.setattr(module, "NOTICE_SECONDS", 30.0)
+        monkeypatch.setattr(module, "ONE_WAY_SECONDS", 30.0)
         later = Recorder()
         client.send(head, b"another call", later)
         await first.request()

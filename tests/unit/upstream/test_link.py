@@ -88,7 +88,7 @@ async def test_an_exchange_that_breaks_costs_nobody_anything() -> None:
 
 
 async def test_only_so_much_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "IDS_MAX", 2)
+    monkeypatch.setattr(module, "ELICITATIONS_MAX", 2)
     told, elsewhere = list[str](), UrlElicitations()
     inflight = started(Sent(told))
     for id in ("x" * module.ELICITATION_ID_LENGTH_MAX, "e1", "e2", "e3"):

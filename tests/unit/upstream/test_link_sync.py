@@ -10,8 +10,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.ports.announcer import Subscriber, SubscriptionLink
-from isthmus.core.watch.levels import LogLevels
+from isthmus.core.ports import Subscriber, SubscriptionLink
+from isthmus.core.watch.log_levels import LogLevels
 from isthmus.model.faults import Fault
 from isthmus.upstream import link_sync as module
 from isthmus.upstream.link_sync import LogLevelSync, SubscriptionSync
@@ -31,8 +31,8 @@ class Followed:
         self.hub = Stage().hub
         self.background = BackgroundTasks("following")
         self.common, self.link = Scripted(), Scripted()
-        self.following = SubscriptionSync(self.hub, self.background, NAME)
-        self.following.attend(self.link)
+        self.subscription_sync = SubscriptionSync(self.hub, self.background, NAME)
+        self.subscription_sync.attend(self.link)
         self.hub.subscriptions.attach(NAME, self.common, self)
         self.mine: list[str] = []
         self.others: list[str] = []
@@ -50,7 +50,7 @@ class Followed:
         return [self.link] if follower == ME else []
 
     def subscribe_also(self, follower: Subscriber, links: Sequence[SubscriptionLink], uri: str) -> None:
-        self.following.subscribe_also(follower, links, uri)
+        self.subscription_sync.subscribe_also(follower, links, uri)
 
     async def follow(self, uri: str) -> None:
         subscriptions = self.hub.subscriptions
@@ -74,15 +74,15 @@ async def test_a_link_is_asked_for_everything_portion_by_portion(
 ) -> None:
     monkeypatch.setattr(module, "SUBSCRIBE_AT_ONCE", 2)
     then: list[str] = []
-    await followed.following.follow(followed.link, URIS, then.append)
-    await followed.following.follow(followed.link, URIS)
+    await followed.subscription_sync.follow(followed.link, URIS, then.append)
+    await followed.subscription_sync.follow(followed.link, URIS)
     assert (subscribed(followed.link), then) == (URIS, URIS)
 
 
 async def test_what_a_server_refuses_is_no_harm(followed: Followed) -> None:
     followed.link.refuses.add("resources/subscribe")
     with capture_logs() as logs:
-        await followed.following.follow(followed.link, URIS[:1])
+        await followed.subscription_sync.follow(followed.link, URIS[:1])
     assert [(line["event"], line["log_level"]) for line in logs] == [("server refused a subscription", "warning")]
     assert followed.hub.subscriptions.asked(followed.link) == []
 
@@ -91,7 +91,7 @@ async def test_what_the_own_link_tells_is_its_followers_and_the_rest_everybody_e
     await followed.follow(URIS[0])
     followed.link.on_updated(URIS[0])
     assert (followed.mine, followed.others) == (URIS[:1], [])
-    followed.following.updated(URIS[0])
+    followed.subscription_sync.updated(URIS[0])
     assert (followed.mine, followed.others) == (URIS[:1], URIS[:1])
 
 
@@ -100,13 +100,13 @@ async def test_after_a_gap_only_those_look_who_hear_from_that_link(followed: Fol
         await followed.follow(uri)
     followed.link.on_gap()
     assert (followed.mine, followed.others) == (URIS[:2], [])
-    followed.following.gap()
+    followed.subscription_sync.gap()
     assert (followed.mine, followed.others) == (URIS[:2], URIS[:2])
 
 
 async def test_a_link_whose_server_forgot_everything_is_asked_again_and_its_followers_look(followed: Followed) -> None:
     await followed.follow(URIS[0])
-    followed.following.resume_own(followed.link)
+    followed.subscription_sync.resume_own(followed.link)
     while len(followed.background):  # noqa: ASYNC110 - a crew tells nobody
         await asyncio.sleep(0)
     assert (subscribed(followed.link), subscribed(followed.common)) == (URIS[:1] * 2, URIS[:1])
@@ -117,7 +117,7 @@ async def test_a_new_common_link_is_asked_for_everything_and_those_look_who_hear
     await followed.follow(URIS[0])
     fresh = Scripted()
     followed.hub.subscriptions.attach(NAME, fresh)
-    followed.following.resume(fresh)
+    followed.subscription_sync.resume(fresh)
     while len(followed.background):  # noqa: ASYNC110 - a crew tells nobody
         await asyncio.sleep(0)
     assert subscribed(fresh) == URIS[:1]
@@ -143,7 +143,7 @@ async def test_the_common_link_is_asked_too_while_nobody_waits(followed: Followe
 
 async def test_its_followers_are_this_servers(followed: Followed) -> None:
     await followed.follow(URIS[0])
-    assert followed.following.followers() == {ME: {URIS[0]: 1}}
+    assert followed.subscription_sync.followers() == {ME: {URIS[0]: 1}}
 
 
 class Slow(Scripted):

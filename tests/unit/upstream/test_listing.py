@@ -95,8 +95,8 @@ async def test_exactly_as_much_as_a_server_may_have_is_no_news() -> None:
     [["a", "a"], ["a", "b", "a"], ["a", "b", "c", "b"], ["x" * 100_000, "y" * 100_000, "x" * 100_000]],
 )
 async def test_a_list_that_runs_in_a_circle_is_cut_where_it_closes(cursors: list[str]) -> None:
-    following: Iterator[str] = iter(cursors)
-    lister = Lister(lambda _method, cursor: page(f"after {(cursor or '')[:2]}", cursor=next(following)))
+    subscription_sync: Iterator[str] = iter(cursors)
+    lister = Lister(lambda _method, cursor: page(f"after {(cursor or '')[:2]}", cursor=next(subscription_sync)))
     listing = await tools_of(lister)
     assert len(lister.asked) == len(cursors)
     assert listing.all_notes() == ("its list of tools runs in a circle and was cut",)
@@ -246,56 +246,56 @@ async def test_what_two_listings_have_in_common_is_kept_once() -> None:
 
 
 def test_what_is_fresh_is_not_read() -> None:
-    pace = RelistSchedule()
-    assert not pace
-    assert pace.wait(5.0) is None
-    assert pace.take(5.0) == {}
+    schedule = RelistSchedule()
+    assert not schedule
+    assert schedule.wait(5.0) is None
+    assert schedule.take(5.0) == {}
 
 
 def test_the_first_announcement_is_followed_at_once_and_the_next_in_a_second() -> None:
-    pace = RelistSchedule()
-    assert pace.announce(["tools"])
-    assert pace.wait(5.0) == 0.0
-    assert pace.take(5.0) == {"tools": True}
-    pace.rest(["tools"], 5.25)
-    assert pace.announce(["tools"])
-    assert pace.take(5.5) == {}
-    assert pace.wait(5.5) == RELIST_SECONDS - 0.25
-    assert pace.take(6.25) == {"tools": True}
+    schedule = RelistSchedule()
+    assert schedule.announce(["tools"])
+    assert schedule.wait(5.0) == 0.0
+    assert schedule.take(5.0) == {"tools": True}
+    schedule.rest(["tools"], 5.25)
+    assert schedule.announce(["tools"])
+    assert schedule.take(5.5) == {}
+    assert schedule.wait(5.5) == RELIST_SECONDS - 0.25
+    assert schedule.take(6.25) == {"tools": True}
 
 
 def test_saying_it_again_is_no_news() -> None:
-    pace = RelistSchedule()
-    assert pace.announce(["tools"])
-    assert not pace.announce(["tools"])
-    assert pace.announce(["tools", "prompts"])
-    assert pace.take(5.0) == {"tools": True, "prompts": True}
-    assert pace.announce(["tools"])
+    schedule = RelistSchedule()
+    assert schedule.announce(["tools"])
+    assert not schedule.announce(["tools"])
+    assert schedule.announce(["tools", "prompts"])
+    assert schedule.take(5.0) == {"tools": True, "prompts": True}
+    assert schedule.announce(["tools"])
 
 
 def test_a_list_does_not_wait_for_another() -> None:
-    pace = RelistSchedule()
-    pace.rest(["tools"], 5.0)
-    pace.announce(["tools", "prompts"])
-    assert pace.wait(5.5) == 0.0
-    assert pace.take(5.5) == {"prompts": True}
-    assert pace.wait(5.5) == RELIST_SECONDS - 0.5
-    assert pace
+    schedule = RelistSchedule()
+    schedule.rest(["tools"], 5.0)
+    schedule.announce(["tools", "prompts"])
+    assert schedule.wait(5.5) == 0.0
+    assert schedule.take(5.5) == {"prompts": True}
+    assert schedule.wait(5.5) == RELIST_SECONDS - 0.5
+    assert schedule
 
 
 def test_a_doubt_takes_nothing_from_an_announcement() -> None:
-    pace = RelistSchedule()
-    pace.announce(["tools"])
-    pace.doubt(TOPICS)
-    assert pace.announce(["prompts"])
-    assert pace.take(5.0) == {"tools": True, "prompts": True, "resources": False}
+    schedule = RelistSchedule()
+    schedule.announce(["tools"])
+    schedule.doubt(TOPICS)
+    assert schedule.announce(["prompts"])
+    assert schedule.take(5.0) == {"tools": True, "prompts": True, "resources": False}
 
 
 def test_after_everything_was_read_the_next_announcement_is_the_first() -> None:
-    pace = RelistSchedule()
-    pace.rest(["tools"], 5.0)
-    pace.announce(["tools"])
-    pace.clear()
-    assert not pace
-    pace.announce(["tools"])
-    assert pace.wait(5.0) == 0.0
+    schedule = RelistSchedule()
+    schedule.rest(["tools"], 5.0)
+    schedule.announce(["tools"])
+    schedule.clear()
+    assert not schedule
+    schedule.announce(["tools"])
+    assert schedule.wait(5.0) == 0.0

@@ -8,9 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from isthmus.model.callers import Caller, Grants
-from isthmus.model.calls import EVERYTHING
+from isthmus.model.calls import EVERYTHING, ClientCapabilities
 from isthmus.model.faults import BadReply
-from isthmus.model.questions import ClientCapabilities
 from isthmus.upstream import link_pool as pools
 from isthmus.upstream import listing as paces
 from isthmus.upstream import lists_by_capability as module
@@ -120,7 +119,7 @@ async def test_a_list_that_is_old_is_read_again_for_profiles_that_cost_no_link(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reconnectors, "REFRESH_SECONDS", 0.01)
-    monkeypatch.setattr(paces, "LOOK_AGAIN_SECONDS", 0.001)
+    monkeypatch.setattr(paces, "RELIST_SECONDS", 0.001)
     generous(kept, is_modern=True)
     link = await kept.ready()
     await listed(kept)
@@ -139,8 +138,8 @@ async def test_a_server_that_lists_nothing_to_a_profile_costs_that_profile_only(
     assert await listed(kept) == ["files.read"]
     assert len(link.profiled) == 1, "it is left alone for a while"
     monkeypatch.setattr(module, "RETRY_SECONDS", -1.0)
-    monkeypatch.setattr(paces, "LOOK_AGAIN_SECONDS", 0.001)
-    await kept.until(lambda: kept.supervisor.reconnectors[NAME]._variants._of[ABLE].task is None)
+    monkeypatch.setattr(paces, "RELIST_SECONDS", 0.001)
+    await kept.until(lambda: kept.supervisor.reconnectors[NAME]._lists_by_capability._of[ABLE].task is None)
     await listed(kept)
     await kept.until(lambda: ABLE in kept.server_status.variants)
 
@@ -154,7 +153,7 @@ async def test_a_link_that_cannot_be_made_costs_that_profile_only(kept: Kept) ->
 
 
 async def test_there_is_an_end_to_the_profiles_that_are_known(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "VARIANTS_MAX", 2)
+    monkeypatch.setattr(module, "CAPABILITIES_MAX", 2)
     generous(kept, is_modern=True)
     link = await kept.ready()
     all_client_caps: list[ClientCapabilities] = [frozenset({"elicitation", f"elicitation.{n}"}) for n in range(5)]
@@ -169,7 +168,7 @@ async def test_there_is_an_end_to_the_profiles_that_are_known(kept: Kept, monkey
 
 
 async def test_one_callers_profiles_crowd_out_nobody_elses(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "VARIANTS_EACH_MAX", 2)
+    monkeypatch.setattr(module, "CAPABILITIES_PER_CALLER_MAX", 2)
     generous(kept, is_modern=True)
     await kept.ready()
     many: list[ClientCapabilities] = [frozenset({"elicitation", f"elicitation.{n}"}) for n in range(3)]
@@ -187,14 +186,14 @@ async def test_what_changed_for_everybody_without_a_word_is_looked_at_for_every_
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "RECENT_SECONDS", -1.0)
-    monkeypatch.setattr(paces, "LOOK_AGAIN_SECONDS", 0.001)
+    monkeypatch.setattr(paces, "RELIST_SECONDS", 0.001)
     monkeypatch.setattr(pools, "CONVERSATION_SECONDS", 0.0)
     generous(kept, is_modern=False)
     base = await kept.ready()
     await listed(kept)
     await kept.until(lambda: kept.links[1].is_closed)
     reconnector = kept.supervisor.reconnectors[NAME]
-    reconnector._variants.refresh()
+    reconnector._lists_by_capability.refresh()
     assert len(kept.links) == 2, "to look for what may not be there, no link is made"
     generous(kept, is_modern=False)
     base.names.append("write")
@@ -255,7 +254,7 @@ async def test_servers_that_cannot_ask_are_not_asked(kept: Kept, monkeypatch: py
 async def test_the_first_change_after_the_first_listing_is_looked_at_at_once_and_each_list_by_itself(
     kept: Kept, monkeypatch: pytest.MonkeyPatch, *, is_modern: bool
 ) -> None:
-    monkeypatch.setattr(paces, "LOOK_AGAIN_SECONDS", 600.0)
+    monkeypatch.setattr(paces, "RELIST_SECONDS", 600.0)
     generous(kept, is_modern=is_modern)
     await kept.ready()
     await listed(kept)
@@ -268,7 +267,7 @@ async def test_the_first_change_after_the_first_listing_is_looked_at_at_once_and
 
 
 async def test_what_was_announced_again_is_read_once_it_has_rested(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paces, "LOOK_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(paces, "RELIST_SECONDS", 0.01)
     generous(kept, is_modern=False)
     await kept.ready()
     await listed(kept)

@@ -11,8 +11,8 @@ import pytest
 
 from isthmus.core.catalog.pins import Pinning, Pins
 from isthmus.core.catalog.review import Review
-from isthmus.core.ports.announcer import Subscriber
-from isthmus.model.events import LogMessage
+from isthmus.core.ports import Subscriber
+from isthmus.model.calls import LogMessage
 from isthmus.model.faults import BadReply, Lost, NotConnected, ServerError
 from isthmus.upstream import listing as paces
 from isthmus.upstream import reconnector as module
@@ -101,8 +101,8 @@ async def test_a_server_that_says_when_it_tells_is_listed_then_and_once(kept: Ke
     def told(link: Scripted) -> None:
         def listen() -> None:
             asked.append(len(link.listings))
-            link._expect_hearing()
-            link._heard()
+            link._expect_listening()
+            link._on_server_log()
 
         link.capabilities = ANNOUNCING
         link.listen = listen  # type: ignore[method-assign]
@@ -122,12 +122,12 @@ async def test_a_server_that_says_late_that_it_tells_is_listed_again(
 
     def slow(link: Scripted) -> None:
         link.capabilities = ANNOUNCING
-        link.listen = link._expect_hearing  # type: ignore[method-assign]
+        link.listen = link._expect_listening  # type: ignore[method-assign]
 
     kept.prepare = slow
     link = await kept.ready()
     assert len(link.listings) == 1
-    link._heard(BadReply(NAME, "no such stream") if is_refused else None)
+    link._on_server_log(BadReply(NAME, "no such stream") if is_refused else None)
     await asyncio.sleep(0)
     link.on_changed("prompts")
     await kept.until(lambda: len(link.listings) == 2)
@@ -248,7 +248,7 @@ async def test_a_lost_server_keeps_its_tools_and_says_why(kept: Kept) -> None:
     await kept.until(lambda: kept.server_status.state == "ready")
 
 
-async def test_a_server_that_died_of_the_probe_is_greeted_the_earlier_way_next(kept: Kept) -> None:
+async def test_a_server_that_died_of_the_probe_is_initialized_the_earlier_way_next(kept: Kept) -> None:
     def fragile(link: Scripted) -> None:
         link.dies_of_probe = True
 
@@ -471,7 +471,7 @@ async def test_who_calls_a_server_that_wants_a_login_has_it_looked_at_once_more(
 
 async def test_a_token_that_can_be_renewed_is_no_reason_to_wait_for_a_login(kept: Kept) -> None:
     def prepare(link: Scripted) -> None:
-        link.on_refused = lambda: True
+        link.on_credentials_refused = lambda: True
         link.refusal = NotConnected(NAME, "it answered HTTP 401", status=401) if len(kept.links) < 1 else None
 
     kept.prepare = prepare
@@ -481,7 +481,7 @@ async def test_a_token_that_can_be_renewed_is_no_reason_to_wait_for_a_login(kept
 
 async def test_a_link_whose_token_was_refused_is_given_up_and_the_server_asked_for(kept: Kept) -> None:
     link = await kept.ready()
-    link.login_words = lambda: "it wants a login: run isthmus login files"
+    link.login_hint = lambda: "it wants a login: run isthmus login files"
     link.ping_fault = NotConnected(NAME, "it answered HTTP 401", status=401)
     kept.supervisor.renew(NAME, None)
     await kept.until(lambda: kept.server_status.state == "login")
@@ -684,7 +684,7 @@ async def test_after_a_loss_who_follows_a_resource_is_told_once(kept: Kept) -> N
     link.die("gone")
     await kept.until(lambda: len(kept.links) == 2 and len(told) == 2)
     assert sorted(told) == ["file:///x", "file:///x/y"]
-    assert kept.links[1]._jointly.wanted == {"file:///x", "file:///x/y"}
+    assert kept.links[1]._modern_subscriptions.wanted == {"file:///x", "file:///x/y"}
 
 
 async def test_a_server_that_forgot_what_it_was_asked_is_asked_again_and_who_follows_is_told_once(kept: Kept) -> None:
@@ -705,7 +705,7 @@ async def test_who_has_a_link_of_its_own_hears_from_it_also_while_the_keeper_has
     )
     inflight, _ = kept.start()
     await kept.until(lambda: len(kept.links) == 2 and kept.links[1].sent == [inflight])
-    assert kept.links[1]._jointly.wanted == {"file:///x"}
+    assert kept.links[1]._modern_subscriptions.wanted == {"file:///x"}
     common.on_updated("file:///x")
     assert told == []
     kept.refuse("away")
@@ -743,7 +743,7 @@ async def test_after_a_gap_everything_is_looked_at_and_who_follows_is_told_once(
 async def test_the_first_announcement_after_a_look_of_the_hubs_own_is_followed_at_once(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paces, "LOOK_AGAIN_SECONDS", 600.0)
+    monkeypatch.setattr(paces, "RELIST_SECONDS", 600.0)
     link = await kept.ready()
     reconnector = kept.supervisor.reconnectors[NAME]
     reconnector._due = 0.0
@@ -757,7 +757,7 @@ async def test_the_first_announcement_after_a_look_of_the_hubs_own_is_followed_a
 async def test_a_list_that_changes_does_not_wait_for_another_that_changed_before(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paces, "LOOK_AGAIN_SECONDS", 600.0)
+    monkeypatch.setattr(paces, "RELIST_SECONDS", 600.0)
     link = await kept.ready()
     link.on_changed("tools")
     await kept.until(lambda: len(link.listings) == 2)
@@ -807,7 +807,7 @@ async def test_a_hub_is_looked_at_before_it_is_listed_again_and_given_up_if_it_h
     assert len(link.listings) == 1
 
 
-def vetted(link: Scripted, mode: Pinning) -> ToolGuard:
+def guard(link: Scripted, mode: Pinning) -> ToolGuard:
     return ToolGuard(link, Review(Pins({}, lambda _: mode, lambda _: None)), Listing)
 
 
@@ -816,14 +816,14 @@ async def test_a_tool_that_is_withheld_there_is_not_called_and_all_else_is() -> 
     asked = (call("files.read"), call("files.write"), call("files.read", kind="prompt"))
     calls = [stage.start(each)[0] for each in asked]
     link = Scripted()
-    looked = vetted(link, "approve")
+    looked = guard(link, "approve")
     await looked.look()
     assert [looked.may_send(each) for each in calls] == [False, True, True], "it lists no write, and that is its affair"
 
 
 async def test_where_nothing_is_withheld_it_is_not_even_asked() -> None:
     link = Scripted()
-    looked = vetted(link, "warn")
+    looked = guard(link, "warn")
     await looked.look()
     assert link.listings == []
     assert looked.may_send(Stage().start()[0])

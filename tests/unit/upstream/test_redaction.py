@@ -23,12 +23,12 @@ from isthmus.wire.jsonrpc import ErrorReply
 SECRET = 'abc"\\/é-0123456789'
 
 
-def hide(text: str) -> str:
+def redact(text: str) -> str:
     return text.replace(SECRET, "***").replace("text", "***")
 
 
 def hidden(payload: bytes, shortest: int = 0) -> bytes:
-    return bytes(redact_json(msgspec.Raw(payload), hide, shortest))
+    return bytes(redact_json(msgspec.Raw(payload), redact, shortest))
 
 
 @pytest.mark.parametrize("is_ascii", [True, False])
@@ -51,7 +51,7 @@ def test_all_else_stays_byte_for_byte() -> None:
     assert hidden(odd) == odd.replace(b'"a text"', b'"a ***"')
     assert hidden(b'{"text":1}') == b'{"text":1}'
     bare = msgspec.Raw(b'{"a":"b"}')
-    assert redact_json(bare, hide) is bare
+    assert redact_json(bare, redact) is bare
     assert redact_json(msgspec.Raw(odd), str) == msgspec.Raw(odd)
 
 
@@ -62,20 +62,20 @@ def test_a_result_keeps_the_words_of_the_protocol() -> None:
 
 def test_an_error_is_told_without_it() -> None:
     reply = ErrorReply(msgspec.Raw(b"1"), -1, f"no: {SECRET}", msgspec.Raw(json.dumps([SECRET]).encode()))
-    assert redact_error(reply, hide) == ErrorReply(msgspec.Raw(b"1"), -1, "no: ***", msgspec.Raw(b'["***"]'))
+    assert redact_error(reply, redact) == ErrorReply(msgspec.Raw(b"1"), -1, "no: ***", msgspec.Raw(b'["***"]'))
     assert redact_error(reply, str) is reply
-    assert redact_error(ErrorReply(None, -1, "no", None), hide) == ErrorReply(None, -1, "no", None)
+    assert redact_error(ErrorReply(None, -1, "no", None), redact) == ErrorReply(None, -1, "no", None)
 
 
 def test_what_would_take_too_long_is_left_out_if_a_secret_is_in_it() -> None:
     crowd = [b'"x\\n"'] * (STRINGS_MAX + 1)
     harmless = msgspec.Raw(b"[" + b",".join(crowd) + b"]")
     telling = msgspec.Raw(b"[" + b",".join([*crowd, b'"a text"']) + b"]")
-    assert redact_json(harmless, hide) is harmless
-    assert redact_json(telling, hide) == REDACTED
+    assert redact_json(harmless, redact) is harmless
+    assert redact_json(telling, redact) == REDACTED
     few = [*crowd[2:], b'"a text"']
-    assert redact_json(msgspec.Raw(b"[" + b",".join(few) + b"]"), hide) != REDACTED
-    assert redact_result(telling, hide) == REDACTED_RESULT
+    assert redact_json(msgspec.Raw(b"[" + b",".join(few) + b"]"), redact) != REDACTED
+    assert redact_result(telling, redact) == REDACTED_RESULT
     assert json.loads(bytes(REDACTED_RESULT))["isError"] is True
 
 

@@ -15,9 +15,8 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.settings import Limits
 from isthmus.credentials.logins import StaticCredentials
-from isthmus.model.calls import Call
+from isthmus.model.calls import Call, Result
 from isthmus.model.faults import BadArguments, BadReply, Cancelled, Lost, NotConnected, ServerError
-from isthmus.model.outcomes import Result
 from isthmus.transport.egress import Egress
 from isthmus.upstream.http_shared import CallerHeaders
 from isthmus.upstream.link import OWN_IDS
@@ -123,7 +122,7 @@ async def test_a_call_is_a_post_whose_method_is_the_tool(scene: Scene) -> None:
 
 
 async def test_a_users_header_goes_with_the_call_if_the_server_receives_it(scene: Scene) -> None:
-    scene.link.user_headers = CallerHeaders(["X-User-Id"])
+    scene.link.caller_headers = CallerHeaders(["X-User-Id"])
     scene.put(msgspec.structs.replace(call("files.add", {}), headers={"x-user-id": "ann", "X-Key": "forged"}))
     head = await (await scene.server.accept()).request()
     assert b"\r\nX-User-Id: ann\r\n" in head
@@ -131,7 +130,7 @@ async def test_a_users_header_goes_with_the_call_if_the_server_receives_it(scene
 
 
 async def test_a_users_header_that_cannot_be_written_ends_the_call_unsent(scene: Scene) -> None:
-    scene.link.user_headers = CallerHeaders(["X-User-Id"])
+    scene.link.caller_headers = CallerHeaders(["X-User-Id"])
     _, listener = scene.put(msgspec.structs.replace(call("files.add", {}), headers={"X-User-Id": "a\nb"}))
     (fault,) = listener.ends
     assert isinstance(fault, BadArguments)
@@ -275,7 +274,7 @@ async def test_closing_the_link_ends_what_is_on_it(scene: Scene) -> None:
 
 
 async def test_declared_tools_cost_the_server_a_connection_and_no_request(scene: Scene) -> None:
-    await scene.link.greet("legacy")
+    await scene.link.handshake("legacy")
     assert await (await scene.server.accept()).rest() == b""
     listing = await scene.link.list_features()
     assert [bytes(one.definition["inputSchema"]) for one in listing.tools] == [
@@ -288,7 +287,7 @@ async def test_declared_tools_cost_the_server_a_connection_and_no_request(scene:
 async def test_a_server_that_is_not_there_is_found_out_when_greeted(scene: Scene) -> None:
     await scene.server.__aexit__(None, None, None)
     with pytest.raises(NotConnected):
-        await scene.link.greet("legacy")
+        await scene.link.handshake("legacy")
     with pytest.raises(NotConnected):
         await scene.link.ping(5)
 
@@ -318,7 +317,7 @@ async def listed(
 )
 async def test_tools_are_learned_in_whatever_shape_they_are_told(scene: Scene, result: Any) -> None:
     link = scene.dial()
-    await link.greet("legacy")
+    await link.handshake("legacy")
     tools = (await listed(scene, link, answer(result=result))).tools
     assert [(one.name, bytes(one.definition.get("description", b"null"))) for one in tools] == [
         ("add", b'"Add."'),
@@ -424,7 +423,7 @@ class PlainScene:
             background=background,
             max_calls=4,
         )
-        self.link.belong_to_one_caller()
+        self.link.dedicate_to_caller()
         self.stage = Stage.of(ready(is_unlisted=True))
         self.stage.server_queue.attach(self.link)
 
@@ -452,7 +451,7 @@ async def plain_scene() -> AsyncIterator[PlainScene]:
 
 @pytest.mark.parametrize("members", [{"result": {"tools": []}}, {"error": {"code": -32601, "message": "no"}}])
 async def test_whoever_answers_in_json_rpc_speaks_it(plain_scene: PlainScene, members: dict[str, Any]) -> None:
-    greeting = asyncio.ensure_future(plain_scene.link.greet("auto"))
+    greeting = asyncio.ensure_future(plain_scene.link.handshake("auto"))
     _, told = await plain_scene.answer(**members)
     assert told["method"] == "tools/list"
     await greeting
@@ -461,14 +460,14 @@ async def test_whoever_answers_in_json_rpc_speaks_it(plain_scene: PlainScene, me
 
 
 async def test_who_answers_otherwise_does_not(plain_scene: PlainScene) -> None:
-    greeting = asyncio.ensure_future(plain_scene.link.greet("auto"))
+    greeting = asyncio.ensure_future(plain_scene.link.handshake("auto"))
     await plain_scene.answer(body=b"<h1>Hello</h1>")
     with pytest.raises(BadReply):
         await greeting
 
 
 async def test_an_http_status_alone_is_no_json_rpc_where_no_operator_says_so(plain_scene: PlainScene) -> None:
-    greeting = asyncio.ensure_future(plain_scene.link.greet("auto"))
+    greeting = asyncio.ensure_future(plain_scene.link.handshake("auto"))
     await plain_scene.answer(status=404, body=b"")
     with pytest.raises(BadReply):
         await greeting
@@ -476,7 +475,7 @@ async def test_an_http_status_alone_is_no_json_rpc_where_no_operator_says_so(pla
 
 async def test_the_next_place_is_tried_where_json_rpc_is_not_spoken(plain_scene: PlainScene) -> None:
     plain_scene.link.places = [f"{plain_scene.server.origin}/"]
-    greeting = asyncio.ensure_future(plain_scene.link.greet("auto"))
+    greeting = asyncio.ensure_future(plain_scene.link.handshake("auto"))
     elsewhere, _ = await plain_scene.answer(status=404, body=b"Not Found")
     head, _ = await plain_scene.answer(error={"code": -32601, "message": "no"})
     await greeting

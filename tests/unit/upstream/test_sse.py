@@ -13,7 +13,7 @@ import pytest_asyncio
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
 from isthmus.credentials.logins import StaticCredentials
-from isthmus.model.events import LogMessage
+from isthmus.model.calls import LogMessage
 from isthmus.model.faults import BadArguments, BadReply, Lost, NotConnected
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress
@@ -77,7 +77,7 @@ class Held(Scene):
 
     async def greeted(self) -> Peer:
         """Open the link as a good server does; returns its stream."""
-        greeting = asyncio.ensure_future(self.link.greet("auto"))
+        greeting = asyncio.ensure_future(self.link.handshake("auto"))
         stream = await self.opened()
         assert (await self.taken())["method"] == "initialize"
         await stream.say(event(message(id=1, result=WELCOME)))
@@ -111,7 +111,7 @@ async def held() -> AsyncIterator[Held]:
 
 
 async def test_the_stream_is_asked_for_and_messages_go_to_the_endpoint_it_names(held: Held) -> None:
-    greeting = asyncio.ensure_future(held.link.greet("auto"))
+    greeting = asyncio.ensure_future(held.link.handshake("auto"))
     await held.opened("/messages?s=1")
     head = (await (await held.server.accept()).request()).partition(b"\r\n\r\n")[0].split(b"\r\n")
     greeting.cancel()
@@ -132,7 +132,7 @@ async def test_what_the_server_says_of_itself_is_known_after_greeting(held: Held
 
 @pytest.mark.parametrize("endpoint", ["messages?s=1", "{origin}/messages?s=1", "?s=1"])
 async def test_an_endpoint_may_be_relative_or_whole(held: Held, endpoint: str) -> None:
-    greeting = asyncio.ensure_future(held.link.greet("auto"))
+    greeting = asyncio.ensure_future(held.link.handshake("auto"))
     await held.opened(endpoint.format(origin=held.server.origin))
     request = await (await held.server.accept()).request()
     greeting.cancel()
@@ -150,7 +150,7 @@ async def test_an_endpoint_may_be_relative_or_whole(held: Held, endpoint: str) -
     ],
 )
 async def test_an_endpoint_elsewhere_is_refused_and_nothing_is_sent(held: Held, endpoint: str, words: str) -> None:
-    greeting = asyncio.ensure_future(held.link.greet("auto"))
+    greeting = asyncio.ensure_future(held.link.handshake("auto"))
     await held.opened(endpoint)
     with pytest.raises(ConnectFailed, match=words) as refused:
         await greeting
@@ -170,7 +170,7 @@ async def test_an_endpoint_elsewhere_is_refused_and_nothing_is_sent(held: Held, 
     ],
 )
 async def test_what_gives_no_stream_is_told_apart(held: Held, answered: bytes, *, is_wrong: bool, words: str) -> None:
-    greeting = asyncio.ensure_future(held.link.greet("auto"))
+    greeting = asyncio.ensure_future(held.link.handshake("auto"))
     stream = await held.server.accept()
     await stream.request()
     await stream.say(answered)
@@ -180,7 +180,7 @@ async def test_what_gives_no_stream_is_told_apart(held: Held, answered: bytes, *
 
 
 async def test_who_wants_a_login_before_there_is_a_stream_says_where(held: Held) -> None:
-    greeting = asyncio.ensure_future(held.link.greet("auto"))
+    greeting = asyncio.ensure_future(held.link.handshake("auto"))
     stream = await held.server.accept()
     await stream.request()
     place = "https://a.example/in"
@@ -192,7 +192,7 @@ async def test_who_wants_a_login_before_there_is_a_stream_says_where(held: Held)
 
 async def test_a_stream_without_an_endpoint_is_not_waited_for_long(held: Held) -> None:
     held.link.start_seconds = 1.0  # long enough for the head to be read, which the words depend on
-    greeting = asyncio.ensure_future(held.link.greet("auto"))
+    greeting = asyncio.ensure_future(held.link.handshake("auto"))
     await (await held.server.accept()).say(STREAM + event(b"{}"))
     with pytest.raises(WrongCarrier, match="named no endpoint within"):
         await greeting
@@ -200,14 +200,14 @@ async def test_a_stream_without_an_endpoint_is_not_waited_for_long(held: Held) -
 
 async def test_a_server_that_does_not_answer_at_all_may_be_of_any_carrier(held: Held) -> None:
     held.link.start_seconds = 0.05
-    greeting = asyncio.ensure_future(held.link.greet("auto"))
+    greeting = asyncio.ensure_future(held.link.handshake("auto"))
     with pytest.raises(ConnectFailed, match="did not answer within") as failed:
         await greeting
     assert not isinstance(failed.value, WrongCarrier)
 
 
 async def test_a_stream_that_ends_before_its_endpoint_is_told(held: Held) -> None:
-    greeting = asyncio.ensure_future(held.link.greet("auto"))
+    greeting = asyncio.ensure_future(held.link.handshake("auto"))
     stream = await held.server.accept()
     await stream.request()
     await stream.say(STREAM)
@@ -217,7 +217,7 @@ async def test_a_stream_that_ends_before_its_endpoint_is_told(held: Held) -> Non
 
 
 async def test_an_endless_line_before_the_endpoint_is_refused(held: Held) -> None:
-    greeting = asyncio.ensure_future(held.link.greet("auto"))
+    greeting = asyncio.ensure_future(held.link.handshake("auto"))
     stream = await held.server.accept()
     await stream.say(STREAM + b"event: endpoint\ndata: /" + b"x" * 5000)
     with pytest.raises(ConnectFailed, match="event of over 4096 bytes"):
@@ -228,12 +228,12 @@ async def test_an_endless_line_before_the_endpoint_is_refused(held: Held) -> Non
 async def test_nobody_there_is_told(held: Held) -> None:
     link = dial("http://127.0.0.1:1/sse", held.background)
     with pytest.raises(ConnectFailed, match="connection refused"):
-        await link.greet("auto")
+        await link.handshake("auto")
     await link.aclose()
 
 
 async def test_a_redirect_within_the_origin_is_followed(held: Held) -> None:
-    greeting = asyncio.ensure_future(held.link.greet("auto"))
+    greeting = asyncio.ensure_future(held.link.handshake("auto"))
     moved = await held.server.accept()
     await moved.request()
     await moved.say(reply("307 Temporary Redirect", b"", "location: /sse/"))
@@ -248,7 +248,7 @@ async def test_a_redirect_within_the_origin_is_followed(held: Held) -> None:
     ("location", "words"), [("http://evil.example/", "redirects to http://evil.example"), ("/sse", "in circles")]
 )
 async def test_a_redirect_elsewhere_or_without_end_is_not(held: Held, location: str, words: str) -> None:
-    greeting = asyncio.ensure_future(held.link.greet("auto"))
+    greeting = asyncio.ensure_future(held.link.handshake("auto"))
     moved = await held.server.accept()
 
     async def redirect() -> None:
@@ -307,7 +307,7 @@ async def test_a_refused_post_fails_its_call_alone(held: Held, status: int, kind
     _, listener = held.start()
     post = await held.server.accept()
     await posted(post)
-    held.link.hide = lambda text: text.replace("a-secret", "***")
+    held.link.redact = lambda text: text.replace("a-secret", "***")
     await post.say(reply(f"{status} No", message(id=None, error={"code": -32600, "message": "not with a-secret"})))
     fault = (await over(listener)).fault
     assert isinstance(fault, kind)
@@ -363,7 +363,7 @@ async def test_a_withdrawn_call_is_cancelled_in_words(held: Held) -> None:
 
 
 async def test_a_users_headers_go_with_the_call_and_its_cancellation_and_with_nothing_else(held: Held) -> None:
-    held.link.user_headers = CallerHeaders(["X-User-Id"])
+    held.link.caller_headers = CallerHeaders(["X-User-Id"])
     await held.greeted()
     inflight, _ = held.put(msgspec.structs.replace(call(), headers={"x-user-id": "ann", "X-Other": "1"}))
     post = await held.server.accept()
@@ -379,7 +379,7 @@ async def test_a_users_headers_go_with_the_call_and_its_cancellation_and_with_no
 
 
 async def test_a_users_header_that_cannot_be_written_ends_the_call_unsent(held: Held) -> None:
-    held.link.user_headers = CallerHeaders(["X-User-Id"])
+    held.link.caller_headers = CallerHeaders(["X-User-Id"])
     stream = await held.greeted()
     _, listener = held.put(msgspec.structs.replace(call(), headers={"X-User-Id": "a\r\nb"}))
     assert isinstance(listener.fault, BadArguments)
@@ -506,7 +506,7 @@ async def test_the_official_servers_are_greeted_listed_and_called(
 ) -> None:
     running = await spawn(peer, "--transport", "sse")
     scene = Scene(dial(running.at("/sse"), background))
-    await scene.link.greet("auto")
+    await scene.link.handshake("auto")
     listing = await scene.link.list_features()
     await scene.link.ping(5.0)
     assert {"add", "slow"} <= {tool.name for tool in listing.tools}
@@ -523,7 +523,7 @@ async def test_a_server_killed_under_calls_loses_the_link_and_says_what_is_not_k
 ) -> None:
     running = await spawn("raw_server", "--transport", "sse", "--ledger", str(ledger.path), "--mode", "sleep:60")
     scene = Scene(dial(running.at("/sse"), background))
-    await scene.link.greet("auto")
+    await scene.link.handshake("auto")
     listeners = [scene.start("pay", {"nonce": f"n{at}"})[1] for at in range(5)]
     await eventually(lambda: len(ledger.ran()) == 5, "all calls run")
     await running.kill()
@@ -540,6 +540,6 @@ async def test_a_foreign_endpoint_of_a_real_server_gets_nothing(
     running = await spawn("raw_server", "--transport", "sse", "--ledger", str(ledger.path), "--mode", mode)
     link = dial(running.at("/sse"), background)
     with pytest.raises(ConnectFailed, match="which is not"):
-        await link.greet("auto")
+        await link.handshake("auto")
     assert ledger.lines() == []
     await link.aclose()

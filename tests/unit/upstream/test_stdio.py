@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from isthmus.core.settings import Limits
-from isthmus.model.events import LogMessage
+from isthmus.model.calls import LogMessage
 from isthmus.model.faults import Lost
 from isthmus.upstream import duplex
 from isthmus.upstream.link import ConnectFailed
@@ -33,7 +33,7 @@ async def started(words: list[str], limits: Limits | None = None) -> Scene:
 
 async def greeted(*options: str) -> Scene:
     scene = await started(command("raw_server", *options))
-    await scene.link.greet("auto")
+    await scene.link.handshake("auto")
     return scene
 
 
@@ -101,15 +101,15 @@ async def test_what_a_server_that_does_not_read_was_not_given_can_be_withdrawn_f
 
 async def test_the_process_and_its_last_words_are_known() -> None:
     link = StdioLink(SERVER, ME, Limits())
-    assert (link.pid, link.last_words) == (None, None)
+    assert (link.pid, link.last_output) == (None, None)
     script = "import sys; sys.stderr.write('x' * 1000 + ' no such file\\n'); sys.exit(3)"
     await link.start(StdioSettings(sys.executable, ("-c", script)), {})
     assert link.pid is not None
     async with asyncio.timeout(10):
         assert "3" in await link.lost
-    assert link.last_words is not None
-    assert link.last_words.endswith("x no such file")
-    assert len(link.last_words) == 600
+    assert link.last_output is not None
+    assert link.last_output.endswith("x no such file")
+    assert len(link.last_output) == 600
     await link.aclose()
 
 

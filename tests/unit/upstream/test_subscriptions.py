@@ -54,11 +54,11 @@ class Earlier:
 
     async def answer(self, refusal: Fault | None = None) -> None:
         """Answer the oldest request."""
-        inquiry = self.open.pop(0)
+        own_request = self.open.pop(0)
         if refusal is None:
-            inquiry.result(msgspec.Raw(b"{}"))
+            own_request.result(msgspec.Raw(b"{}"))
         else:
-            inquiry.fail(refusal)
+            own_request.fail(refusal)
         await turn()
 
 

@@ -177,7 +177,7 @@ async def test_what_callers_follow_is_asked_of_the_new_link(kept: Kept) -> None:
     kept.supervisor.change(settings(OTHER))
     await kept.until(lambda: old.is_closed)
     new = kept.links[1]
-    await kept.until(lambda: "file:///x" in new._jointly.wanted)
+    await kept.until(lambda: "file:///x" in new._modern_subscriptions.wanted)
     await kept.until(lambda: told == ["told"])  # it may have changed while the servers did
     new.on_updated("file:///x")
     assert told == ["told", "told"]
@@ -186,9 +186,12 @@ async def test_what_callers_follow_is_asked_of_the_new_link(kept: Kept) -> None:
 async def test_an_heir_asks_for_nothing_before_it_takes_over(kept: Kept) -> None:
     old, new, opened = await changing(kept)
     await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: None)
-    assert ("file:///x" in old._jointly.wanted, "file:///x" in new._jointly.wanted) == (True, False)
+    assert ("file:///x" in old._modern_subscriptions.wanted, "file:///x" in new._modern_subscriptions.wanted) == (
+        True,
+        False,
+    )
     opened.set()
-    await kept.until(lambda: "file:///x" in new._jointly.wanted)
+    await kept.until(lambda: "file:///x" in new._modern_subscriptions.wanted)
 
 
 # -- going ---------------------------------------------------------------------------------------------------------

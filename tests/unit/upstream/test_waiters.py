@@ -10,25 +10,28 @@ import msgspec
 import pytest
 
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.ports.exchange import HubExchange, ReportProgress
-from isthmus.core.watch.tasks import LinkSession, ServerTask
+from isthmus.core.ports import HubExchange, ReportProgress
+from isthmus.core.watch.server_tasks import LinkSession, ServerTask
 from isthmus.model.callers import Caller, Grants
-from isthmus.model.calls import Call, Kind, Surface
-from isthmus.model.events import LogMessage, Progress
-from isthmus.model.faults import BadReply, Fault, Lost, NotConnected, Overloaded, ServerError, Unanswered
-from isthmus.model.features import Ability
-from isthmus.model.names import ServerName
-from isthmus.model.outcomes import Result
-from isthmus.model.questions import (
+from isthmus.model.calls import (
     NO_CAPABILITIES,
     NOT_ASKED,
     TOO_LATE,
     Answered,
+    Call,
     ClientCapabilities,
     Declined,
+    Kind,
+    LogMessage,
+    Progress,
     Question,
     Reply,
+    Result,
+    Surface,
 )
+from isthmus.model.faults import BadReply, Fault, Lost, NotConnected, Overloaded, ServerError, Unanswered
+from isthmus.model.features import Ability
+from isthmus.model.names import ServerName
 from isthmus.model.tasks import ServerTaskState
 from isthmus.upstream.dialect import ModernDialect
 from isthmus.upstream.waiters import (
@@ -220,7 +223,7 @@ async def test_a_question_among_calls_of_several_callers_is_nobodys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sessions", "strays", "is_sure"),
+    ("sessions", "abandoned_session", "is_sure"),
     [
         (["one"], None, True),
         (["one", "one"], None, True),
@@ -237,10 +240,10 @@ async def test_a_question_among_calls_of_several_callers_is_nobodys() -> None:
     ],
 )
 async def test_a_question_is_put_to_one_program_for_certain_or_to_nobody(
-    sessions: list[str], strays: str | None, *, is_sure: bool
+    sessions: list[str], abandoned_session: str | None, *, is_sure: bool
 ) -> None:
     waiters = waiters_of(*sessions)
-    whose = lone_call(waiters, strays)
+    whose = lone_call(waiters, abandoned_session)
     assert (whose is not None) == is_sure
     assert whose is None or whose.inflight is waiters[-1].inflight
 
@@ -308,20 +311,20 @@ async def test_progress_is_passed_on_without_the_token_of_this_hop() -> None:
 
 
 async def test_an_inquiry_hands_its_answer_to_who_awaits_it() -> None:
-    inquiry = HubRequest(SERVER)
-    inquiry.progress({})
-    inquiry.result(raw({"tools": []}))
-    inquiry.result(raw("again"))
-    inquiry.error(REFUSED)
-    assert bytes(await inquiry.answer) == b'{"tools": []}'
+    own_request = HubRequest(SERVER)
+    own_request.progress({})
+    own_request.result(raw({"tools": []}))
+    own_request.result(raw("again"))
+    own_request.error(REFUSED)
+    assert bytes(await own_request.answer) == b'{"tools": []}'
 
 
 async def test_an_inquiry_raises_the_servers_error_where_it_is_awaited() -> None:
-    inquiry = HubRequest(SERVER)
-    inquiry.error(REFUSED)
-    inquiry.result(raw("too late"))
+    own_request = HubRequest(SERVER)
+    own_request.error(REFUSED)
+    own_request.result(raw("too late"))
     with pytest.raises(ServerError, match="no"):
-        await inquiry.answer
+        await own_request.answer
 
 
 def test_a_loss_says_whether_the_request_may_have_left() -> None:
@@ -669,8 +672,8 @@ async def test_progress_that_comes_after_the_answer_is_its_requests(carriage: ob
 async def test_a_link_passes_on_how_a_task_stands_and_where_that_was_said() -> None:
     link, heard = Scripted(), list[tuple[ServerName, LinkSession, ServerTaskState]]()
     link.on_task = lambda server, place, state: heard.append((server, place, state))
-    link.noted(STATUS_NOTIFICATION, {key: raw(value) for key, value in STATE.items()})
-    link.noted(STATUS_NOTIFICATION, {"taskId": raw("t")})
+    link.on_notification(STATUS_NOTIFICATION, {key: raw(value) for key, value in STATE.items()})
+    link.on_notification(STATUS_NOTIFICATION, {"taskId": raw("t")})
     ((server, place, state),) = heard
     assert (server, place, state.id, state.status) == (NAME, link.place, "t", "working")
     assert (link.place.is_process, link.place.is_lost) == (False, False)
@@ -680,14 +683,14 @@ async def test_a_modern_server_that_was_not_asked_to_tell_is_not_heard() -> None
     link, heard = Scripted(), list[str]()
     link.dialect = ModernDialect(Implementation("isthmus", "1"))
     link.on_task = lambda _server, _place, state: heard.append(state.id)
-    link.noted(STATUS_NOTIFICATION, {key: raw(value) for key, value in STATE.items()})
+    link.on_notification(STATUS_NOTIFICATION, {key: raw(value) for key, value in STATE.items()})
     assert heard == []
 
 
 async def test_a_link_passes_on_progress_of_what_nobody_waits_for() -> None:
     link, heard = Scripted(), list[tuple[LinkSession, int, Progress]]()
     link.on_progress = lambda place, request, event: heard.append((place, request, event()))
-    link._progressed({"progressToken": raw(7), "progress": raw(1), "_meta": raw({})})
+    link._on_late_progress({"progressToken": raw(7), "progress": raw(1), "_meta": raw({})})
     assert heard == [(link.place, 7, Progress({"progress": raw(1), "_meta": raw({})}, NAME))]
 
 
@@ -696,7 +699,7 @@ async def test_what_the_hub_gave_up_asking_by_itself_asks_nothing_later() -> Non
         """What the hub asks in a caller's name."""
 
     stage, link = staged(), Scripted()
-    link._stray(stage.hub.start(about("t"), Glance()))
-    assert link.strays is None
-    link._stray(stage.hub.start(about("t"), Listener()))
-    assert link.strays == ""
+    link._note_abandoned(stage.hub.start(about("t"), Glance()))
+    assert link.abandoned_session is None
+    link._note_abandoned(stage.hub.start(about("t"), Listener()))
+    assert link.abandoned_session == ""

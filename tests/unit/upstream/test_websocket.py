@@ -17,7 +17,7 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
 from isthmus.credentials.dpop import ProofKey, Prover
 from isthmus.credentials.logins import StaticCredentials
-from isthmus.model.events import LogMessage
+from isthmus.model.calls import LogMessage
 from isthmus.model.faults import Lost, ServerError
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress
@@ -47,7 +47,7 @@ def dial(url: str, background: BackgroundTasks) -> SocketLink:
 async def greeted(url: str, background: BackgroundTasks) -> Scene:
     link = dial(url, background)
     await link.start()
-    await link.greet("auto")
+    await link.handshake("auto")
     return Scene(link)
 
 

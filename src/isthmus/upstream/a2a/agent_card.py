@@ -67,17 +67,17 @@ class SkillTool(msgspec.Struct, frozen=True):
     tool: Tool
     skill: str
     """The skill's id; empty for the agent as a whole."""
-    is_worded: bool
+    takes_text: bool
     """It takes words, and not the arguments of a schema of its own."""
 
 
 def tools_of(card: AgentCard, server: ServerName) -> dict[str, SkillTool]:
     """The tools that a card stands for, by their names."""
     skills = card.skills or (AgentSkill("", card.name, card.description),)
-    return {offered.tool.name: offered for offered in _offers(skills, server)}
+    return {offered.tool.name: offered for offered in _tools(skills, server)}
 
 
-def _offers(skills: Iterable[AgentSkill], server: ServerName) -> Iterator[SkillTool]:
+def _tools(skills: Iterable[AgentSkill], server: ServerName) -> Iterator[SkillTool]:
     taken: set[str] = set()
     for skill in skills:
         name = _name(skill.id, taken)
@@ -178,7 +178,9 @@ def choose_endpoint(card: AgentCard, home: HttpOrigin, allowed: Iterable[str], m
     return "its card names no place that can be spoken to: " + "; ".join(dict.fromkeys(refusals))
 
 
-def _contact(interface: AgentInterface, home: HttpOrigin, trusted: set[HttpOrigin], max_depth: int) -> AgentEndpoint | str:
+def _contact(
+    interface: AgentInterface, home: HttpOrigin, trusted: set[HttpOrigin], max_depth: int
+) -> AgentEndpoint | str:
     binding = _binding(interface, max_depth)
     if binding is None:
         return f"{interface.binding[:40]} {interface.version[:20]} is not spoken"

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from isthmus.core.settings import Limits
-from isthmus.model.conversation import Update
 from isthmus.model.faults import BadReply, Fault, Lost, ServerError
 from isthmus.model.names import ServerName
+from isthmus.model.tasks import Update
 from isthmus.transport.http import ConnectionLost as LostReply
 from isthmus.transport.http import Ticket
 from isthmus.upstream.http_shared import ADVICE, EVENT_STREAM, OK, UNAUTHORIZED, login_url, media_type
@@ -70,7 +70,7 @@ _ADVICE = {**ADVICE, 405: "; check that its card names the right place"}
 class ExchangeOwner(Protocol):
     """Whom a visit is for."""
 
-    def heard(self, update: Update, *, is_whole: bool) -> None:
+    def on_update(self, update: Update, *, is_whole: bool) -> None:
         """The agent said something; `is_whole` if that is all it answers."""
 
     def ended(self) -> None:
@@ -86,9 +86,9 @@ class ExchangeLink(Protocol):
     server: ServerName
     limits: Limits
     lingering: LingeringConnections
-    hide: Redact
+    redact: Redact
     on_doubt: Callable[[], None]
-    on_shut_out: Callable[[], None]
+    on_unauthorized: Callable[[], None]
 
 
 class HttpExchange:
@@ -193,14 +193,14 @@ class HttpExchange:
         if self._status in TURNED_AWAY:
             detail = f"it answered HTTP {self._status}{_ADVICE.get(self._status, '')}"
             if self._status == UNAUTHORIZED:
-                self._link.on_shut_out()
+                self._link.on_unauthorized()
             self._owner.failed(turned_away(self._link.server, detail, self._status, self._login))
             return
         answer = self._binding.read(self.id, self.asked, self._status, body)
         if isinstance(answer, A2aProblem):
             self._owner.failed(self._passing() or self._fault(answer))
         else:
-            self._owner.heard(answer, is_whole=True)
+            self._owner.on_update(answer, is_whole=True)
 
     def _read_events(self, chunk: bytes, decoder: SseDecoder) -> None:
         for event in decoder.feed(chunk):
@@ -220,7 +220,7 @@ class HttpExchange:
             self.abandon()
             self._owner.failed(fault)
         else:
-            self._owner.heard(update, is_whole=False)
+            self._owner.on_update(update, is_whole=False)
 
     def _passing(self) -> Fault | None:
         """The fault of a question that can be asked again, where the agent says that it may do better then."""
@@ -232,8 +232,8 @@ class HttpExchange:
     def _fault(self, problem: A2aProblem) -> Fault:
         code = code_of(problem)
         if code is None:
-            return BadReply(self._link.server, self._link.hide(problem.message))
-        fault = ServerError(self._link.server, code, self._link.hide(problem.message))
+            return BadReply(self._link.server, self._link.redact(problem.message))
+        fault = ServerError(self._link.server, code, self._link.redact(problem.message))
         if self._status != OK:
             fault.executed = "unknown"
         return fault

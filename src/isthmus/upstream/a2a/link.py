@@ -13,15 +13,14 @@ from typing import NamedTuple
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.ports.credentials import Credentials
+from isthmus.core.ports import Credentials
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller
-from isthmus.model.calls import Call
-from isthmus.model.conversation import Update
+from isthmus.model.calls import NO_CAPABILITIES, Call, ClientCapabilities
 from isthmus.model.faults import BadArguments, BadReply, Fault, NotConnected
 from isthmus.model.features import TOPICS, Ability, Topic
 from isthmus.model.names import ServerName
-from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
+from isthmus.model.tasks import Update
 from isthmus.transport.egress import Egress, HttpOrigin, parse_url
 from isthmus.transport.http import ConnectionLost, HttpClient, Ticket, client_for, request_head
 from isthmus.upstream.a2a.agent_card import (
@@ -41,11 +40,10 @@ from isthmus.upstream.link import ASK_SECONDS, BaseLink, ConnectFailed
 from isthmus.upstream.listing import PAGE_BYTES_MAX, TTL_SECONDS_MIN, Listing
 from isthmus.upstream.settings import AgentSettings, Era
 from isthmus.upstream.waiters import Waiter
-from isthmus.wire.a2a.cards import HUBS, SCHEMAS, AgentCard
+from isthmus.wire.a2a.cards import HUBS, SCHEMAS, AgentCard, read_card
 from isthmus.wire.a2a.client import ClientOperation, ClientRequest
 from isthmus.wire.a2a.negotiate import VERSION_PARAMETER
 from isthmus.wire.a2a.operations import A2aProblem, CancelTask, SendMessage, SubscribeToTask
-from isthmus.wire.a2a.read_cards import read_card
 from isthmus.wire.jsonrpc import Payload
 from isthmus.wire.mcp.hub_meta import read_hubs
 from isthmus.wire.mcp.messages import Implementation
@@ -59,21 +57,21 @@ class CancelRequest:
 
     def __init__(self, on_done: Callable[[CancelRequest], None]) -> None:
         self._on_done = on_done
-        self._visit: HttpExchange | None = None
+        self._exchange: HttpExchange | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def begin(self, visit: HttpExchange) -> None:
+    def begin(self, exchange: HttpExchange) -> None:
         """Wait for the answer."""
-        self._visit = visit
+        self._exchange = exchange
         self._timer = asyncio.get_running_loop().call_later(CANCEL_SECONDS, self.end)
 
     @property
     def has_left(self) -> bool:
         """Whether the agent may have heard it."""
-        return self._visit is not None and self._visit.may_have_left
+        return self._exchange is not None and self._exchange.may_have_left
 
-    def heard(self, update: Update, *, is_whole: bool) -> None:
+    def on_update(self, update: Update, *, is_whole: bool) -> None:
         """See `VisitOwner`."""
         self.end()
 
@@ -89,8 +87,8 @@ class CancelRequest:
         """Wait no longer."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._visit is not None:
-            self._visit.abandon()
+        if self._exchange is not None:
+            self._exchange.abandon()
         if not self.done.done():
             self.done.set_result(None)
         self._on_done(self)
@@ -194,12 +192,12 @@ def _owned_task(caller: Caller, server: ServerName, id: str) -> _OwnedTask:
     return _OwnedTask(_Owner(caller.tenant, caller.name), server, id)
 
 
-FAREWELLS_MAX = 2
+CANCELS_MAX = 2
 """Tasks given up of which the agent was told and may still answer, after a moment in which it is any number."""
 
-TOLD_SECONDS = 1.0
+CANCEL_GRACE_SECONDS = 1.0
 
-SPARE_CONNECTIONS = 2 + LINGERING_MAX + FAREWELLS_MAX
+SPARE_CONNECTIONS = 2 + LINGERING_MAX + CANCELS_MAX
 """Connections beside those for calls: the card and a ping, calls that are over, and tasks that are given up."""
 
 CLOSE_SECONDS = 1.0
@@ -254,12 +252,12 @@ class AgentLink(BaseLink):
         self._contact: AgentEndpoint | None = None
         self._notes: tuple[str, ...] = ()
         """What is odd about the card."""
-        self._offers: dict[str, SkillTool] = {}
-        self.given = TaskOwners()
+        self._tools: dict[str, SkillTool] = {}
+        self.task_owners = TaskOwners()
         """Who may go on with which task; the links of a hub share one, which whoever makes them sets."""
         self.lingering = LingeringConnections()
-        self._commissions: set[RemoteTask] = set()
-        self._farewells: dict[CancelRequest, None] = {}  # the oldest first
+        self._remote_tasks: set[RemoteTask] = set()
+        self._cancel_requests: dict[CancelRequest, None] = {}  # the oldest first
 
     @property
     def _headers(self) -> dict[str, str]:
@@ -283,7 +281,7 @@ class AgentLink(BaseLink):
 
     # -- the card --------------------------------------------------------------------------------------------------
 
-    async def greet(self, era: Era) -> None:
+    async def handshake(self, era: Era) -> None:
         """Read the card and choose the place to speak to.
 
         Raises:
@@ -296,7 +294,7 @@ class AgentLink(BaseLink):
         """See whether the agent is still there; whatever it answers."""
         await self._fetch(self._card_targets[0], within)
 
-    async def look_round(self) -> None:
+    async def refresh_hubs(self) -> None:
         """Which hubs there are is said in the card."""
         await self._read_again()
 
@@ -311,7 +309,7 @@ class AgentLink(BaseLink):
         contact = choose_endpoint(card, self._home, self._origins, self.limits.depth)
         if isinstance(contact, str):
             raise ConnectFailed(contact)
-        self._settle(*await self._extended(card, contact, within))
+        self._use_card(*await self._extended(card, contact, within))
         # The card that only we see may change without the one that everybody sees.
         tag = fetched.headers.get("etag", "")
         self._tag = tag if _TAG.fullmatch(tag) and not card.has_extended else ""
@@ -320,7 +318,7 @@ class AgentLink(BaseLink):
         self, card: AgentCard, contact: AgentEndpoint, within: float
     ) -> tuple[AgentCard, AgentEndpoint]:
         """The card for those who prove who they are, if there is one that can be used; else this one."""
-        self._notes = _required(card)
+        self._notes = _unknown_extensions(card)
         if not card.has_extended or not self._headers:
             return card, contact
         more = await self._fetch_extended(contact, within)
@@ -350,11 +348,11 @@ class AgentLink(BaseLink):
                 raise
             raise BadReply(self.server, refused.why) from refused
 
-    def _settle(self, card: AgentCard, contact: AgentEndpoint) -> None:
+    def _use_card(self, card: AgentCard, contact: AgentEndpoint) -> None:
         hubs = next((each.params for each in card.extensions if each.uri == HUBS), b"")
         self.hubs = read_hubs(hubs)
         self._card, self._contact = card, contact
-        self._offers = tools_of(card, self.server)
+        self._tools = tools_of(card, self.server)
         self.dialect = LegacyDialect(f"A2A {contact.binding.version}")
 
     async def _fetch_card(self, within: float) -> CardReply:
@@ -410,44 +408,44 @@ class AgentLink(BaseLink):
             return known
         if known is not None:
             await self._read_again()
-        return listing_of(self._offers.values(), self.limits, self._ttl_seconds, self._notes)
+        return listing_of(self._tools.values(), self.limits, self._ttl_seconds, self._notes)
 
     # -- commissions ---------------------------------------------------------------------------------------------------
 
     def send(self, inflight: InFlight) -> None:
         """Tell the agent what it is to do."""
-        offered = self._offers.get(inflight.name)
+        offered = self._tools.get(inflight.name)
         if offered is None or self.is_lost:
             inflight.finish(NotConnected(self.server, f"it has no skill {inflight.name} any more"))
             return
-        told = self._told(offered, inflight.call)
+        told = self._message(offered, inflight.call)
         if isinstance(told, str):
             inflight.finish(BadArguments(inflight.call.name, told))
             return
-        commission = inflight.carriage = RemoteTask(self, inflight, told)
-        self._commissions.add(commission)
-        commission.begin()
+        remote_task = inflight.carriage = RemoteTask(self, inflight, told)
+        self._remote_tasks.add(remote_task)
+        remote_task.begin()
 
-    def _told(self, offered: SkillTool, call: Call) -> TaskMessage | str:
+    def _message(self, offered: SkillTool, call: Call) -> TaskMessage | str:
         told = message_for(offered, call.arguments)
-        if isinstance(told, str) or not told.task or self.given.has(call.caller, self.server, told.task):
+        if isinstance(told, str) or not told.task or self.task_owners.has(call.caller, self.server, told.task):
             return told
         return f"task_id {told.task[:100]!r} is no task that you were given here; leave it out to begin a new one"
 
-    def visit(self, asked: ClientOperation, owner: ExchangeOwner) -> HttpExchange:
+    def start_exchange(self, asked: ClientOperation, owner: ExchangeOwner) -> HttpExchange:
         """Send a request to the place where the agent is spoken to."""
         contact = self._contact
         assert contact is not None, "the card was read before anything was sent"
-        visit = HttpExchange(self, contact.binding, self.next_id(), asked, owner)
-        visit.ticket = self._dial(contact, visit)
-        return visit
+        exchange = HttpExchange(self, contact.binding, self.next_id(), asked, owner)
+        exchange.ticket = self._dial(contact, exchange)
+        return exchange
 
-    def _dial(self, contact: AgentEndpoint, visit: HttpExchange) -> Ticket:
-        asked = visit.asked
+    def _dial(self, contact: AgentEndpoint, exchange: HttpExchange) -> Ticket:
+        asked = exchange.asked
         is_stream = isinstance(asked, SubscribeToTask) or (isinstance(asked, SendMessage) and asked.is_stream)
         accept = "text/event-stream, application/json" if is_stream else JSON
-        head, body = self._head(contact, contact.binding.write(visit.id, asked), accept)
-        return self._client(contact.origin).send(head, body, visit)
+        head, body = self._head(contact, contact.binding.write(exchange.id, asked), accept)
+        return self._client(contact.origin).send(head, body, exchange)
 
     def _head(self, contact: AgentEndpoint, outgoing: ClientRequest, accept: str = JSON) -> tuple[bytes, bytes | None]:
         """A request as it is sent: its head, and its body."""
@@ -457,28 +455,28 @@ class AgentLink(BaseLink):
         headers = {**self._headers, **own}
         return request_head(outgoing.verb, contact.target(outgoing.path), contact.origin, headers), outgoing.body
 
-    def over(self, commission: RemoteTask) -> None:
+    def over(self, remote_task: RemoteTask) -> None:
         """See `CommissionOwner`."""
-        self._commissions.discard(commission)
+        self._remote_tasks.discard(remote_task)
 
-    def took_up(self, inflight: InFlight, task: str) -> None:
+    def task_started(self, inflight: InFlight, task: str) -> None:
         """See `CommissionOwner`: from now on its caller may go on with it."""
-        self.given.add(inflight.call.caller, self.server, task)
+        self.task_owners.add(inflight.call.caller, self.server, task)
 
-    def give_up_task(self, task: str) -> None:
+    def cancel_task(self, task: str) -> None:
         """Tell the agent that nobody waits for a task; what it answers is of no interest."""
         if not self.is_lost:
-            farewell = CancelRequest(self._ended)
-            self._farewells[farewell] = None
-            farewell.begin(self.visit(CancelTask(task), farewell))
-            asyncio.get_running_loop().call_later(TOLD_SECONDS, self._end_farewells)
+            cancel_request = CancelRequest(self._ended)
+            self._cancel_requests[cancel_request] = None
+            cancel_request.begin(self.start_exchange(CancelTask(task), cancel_request))
+            asyncio.get_running_loop().call_later(CANCEL_GRACE_SECONDS, self._end_slow_cancels)
 
-    def _ended(self, farewell: CancelRequest) -> None:
-        self._farewells.pop(farewell, None)
+    def _ended(self, cancel_request: CancelRequest) -> None:
+        self._cancel_requests.pop(cancel_request, None)
 
-    def _end_farewells(self) -> None:
+    def _end_slow_cancels(self) -> None:
         """What an agent was told and does not answer holds few connections; what waits for one has yet to be told."""
-        while len(self._farewells) > FAREWELLS_MAX and (oldest := next(iter(self._farewells))).has_left:
+        while len(self._cancel_requests) > CANCELS_MAX and (oldest := next(iter(self._cancel_requests))).has_left:
             oldest.end()
 
     def may_have_run(self, inflight: InFlight) -> bool:
@@ -492,18 +490,18 @@ class AgentLink(BaseLink):
 
     async def aclose(self) -> None:
         """Close every connection; whatever is still on one ends as lost, and its agent is told to stop."""
-        for commission in list(self._commissions):
-            commission.take_leave()
+        for remote_task in list(self._remote_tasks):
+            remote_task.cancel_if_known()
         self._lose("closed by the hub")
-        for commission in list(self._commissions):
-            commission.close()
-        await self._say_farewell()
+        for remote_task in list(self._remote_tasks):
+            remote_task.close()
+        await self._wait_for_cancels()
         for client in self._clients.values():
             await client.aclose()
 
-    async def _say_farewell(self) -> None:
+    async def _wait_for_cancels(self) -> None:
         """Let what was just given up reach the agent, for a moment."""
-        pending = {farewell.done for farewell in self._farewells}
+        pending = {cancel_request.done for cancel_request in self._cancel_requests}
         if pending:
             await asyncio.wait(pending, timeout=CLOSE_SECONDS)
 
@@ -535,7 +533,7 @@ class AgentLink(BaseLink):
         """An agent tells nothing beside its tasks."""
 
 
-def _required(card: AgentCard) -> tuple[str, ...]:
+def _unknown_extensions(card: AgentCard) -> tuple[str, ...]:
     """What an agent wants its clients to know that the hub does not; it may refuse every message for that."""
     unknown = [extension.uri for extension in card.extensions if extension.is_required and extension.uri not in KNOWN]
     return tuple(f"it requires the extension {uri[:200]!r}, which is not known here" for uri in unknown)

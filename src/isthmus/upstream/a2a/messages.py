@@ -9,11 +9,10 @@ import msgspec
 from msgspec import Raw
 
 from isthmus.core.calls.inflight import InFlight
-from isthmus.model.conversation import ABSENT, DataPart, Message, Part, TaskStatus, TextPart
-from isthmus.model.events import LOG_LEVELS, Event, LogMessage, Progress
+from isthmus.model.calls import LOG_LEVELS, Event, LogMessage, Progress, Question
 from isthmus.model.faults import ServerError
 from isthmus.model.names import ServerName
-from isthmus.model.questions import Question
+from isthmus.model.tasks import ABSENT, DataPart, Message, Part, TaskStatus, TextPart
 from isthmus.upstream.a2a.agent_card import SkillTool
 from isthmus.upstream.redaction import Redact, redact_json
 from isthmus.wire.a2a.fields import null_as_absent
@@ -32,7 +31,7 @@ class TaskMessage(msgspec.Struct, frozen=True):
     metadata: Raw = ABSENT
     task: str = ""
     context: str = ""
-    is_worded: bool = True
+    takes_text: bool = True
     """The tool takes words, and the task that they are about."""
 
 
@@ -49,8 +48,8 @@ _TEXT_ARGUMENTS = msgspec.json.Decoder(_TextArguments)
 def message_for(offered: SkillTool, arguments: Raw) -> TaskMessage | str:
     """What the arguments of a tool tell its agent, or what is wrong with them."""
     metadata = Raw(msgspec.json.encode({SKILL: offered.skill})) if offered.skill else ABSENT
-    if not offered.is_worded:
-        return TaskMessage((DataPart(arguments, "application/json"),), metadata, is_worded=False)
+    if not offered.takes_text:
+        return TaskMessage((DataPart(arguments, "application/json"),), metadata, takes_text=False)
     try:
         words = _TEXT_ARGUMENTS.decode(arguments)
     except msgspec.MsgspecError as error:
@@ -87,9 +86,9 @@ class AgentQuestion(NamedTuple):
     """A question, and how its answer is told the agent."""
 
     question: Question
-    is_passed_on: bool = False
+    is_hubs_own: bool = False
     """The answer is told as it is: it is another hub's question."""
-    is_worded: bool = False
+    takes_text: bool = False
     """The answer is one text."""
 
 
@@ -99,12 +98,12 @@ def question_in(parts: Iterable[Part]) -> AgentQuestion:
     objects = [members for part in parts if isinstance(part, DataPart) and (members := object_members(part.data))]
     for members in objects:
         if (method := read_string(members.get("method"))) in QUESTIONS and is_object(members.get("params", Raw())):
-            return AgentQuestion(Question(method, members["params"]), is_passed_on=True)
+            return AgentQuestion(Question(method, members["params"]), is_hubs_own=True)
     words = _encode("\n".join(part.text for part in parts if isinstance(part, TextPart)) or NO_WORDS)
     schema = next((schema for members in objects if (schema := _schema(members))), None)
     wanted = schema or _TEXT_SCHEMA
     params = Raw(render({"message": words, "requestedSchema": wanted}))
-    return AgentQuestion(Question(ELICIT, params), is_worded=schema is None)
+    return AgentQuestion(Question(ELICIT, params), takes_text=schema is None)
 
 
 def _schema(members: dict[str, Raw]) -> bytes | None:
@@ -146,7 +145,7 @@ _ELICITED = msgspec.json.Decoder(_Elicited)
 
 def answer_parts(asking: AgentQuestion, result: Raw) -> tuple[Part, ...] | None:
     """The parts that tell an agent the answer; None if there is none: the caller declined."""
-    if asking.is_passed_on:
+    if asking.is_hubs_own:
         return (DataPart(result, "application/json"),)
     try:
         elicited = _ELICITED.decode(result)
@@ -155,7 +154,7 @@ def answer_parts(asking: AgentQuestion, result: Raw) -> tuple[Part, ...] | None:
     if elicited.action != "accept":
         return None
     content = elicited.content or {}
-    text = read_string(content.get(ANSWER)) if asking.is_worded else None
+    text = read_string(content.get(ANSWER)) if asking.takes_text else None
     return (DataPart(Raw(render(content)), "application/json"),) if text is None else (TextPart(text),)
 
 
@@ -231,8 +230,8 @@ class _Facts(msgspec.Struct):
 _FACTS = msgspec.json.Decoder(_Facts)
 
 
-def fault_in(status: TaskStatus, server: ServerName, hide: Redact = str) -> ServerError | None:
-    """The fault that a hub's status tells of, without what `hide` takes out of it; None if it tells of none."""
+def fault_in(status: TaskStatus, server: ServerName, redact: Redact = str) -> ServerError | None:
+    """The fault that a hub's status tells of, without what `redact` takes out of it; None if it tells of none."""
     message = status.message
     try:
         facts = None if message is None or not message.metadata else _FACTS.decode(message.metadata)
@@ -240,8 +239,8 @@ def fault_in(status: TaskStatus, server: ServerName, hide: Redact = str) -> Serv
         facts = None
     if message is None or facts is None:
         return None
-    words = hide("\n".join(part.text for part in message.parts if isinstance(part, TextPart)))
-    fault = ServerError(server, _code(facts), words or "It failed", redact_json(message.metadata, hide))
+    words = redact("\n".join(part.text for part in message.parts if isinstance(part, TextPart)))
+    fault = ServerError(server, _code(facts), words or "It failed", redact_json(message.metadata, redact))
     fault.executed = facts.executed
     return fault
 

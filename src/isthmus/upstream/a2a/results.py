@@ -16,8 +16,8 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
-from isthmus.model.conversation import Artifact, DataPart, FilePart, Part, TaskArtifactUpdate, TextPart
-from isthmus.model.outcomes import Result
+from isthmus.model.calls import Result
+from isthmus.model.tasks import Artifact, DataPart, FilePart, Part, TaskArtifactUpdate, TextPart
 from isthmus.wire.a2a.fields import is_object
 from isthmus.wire.jsonrpc import Payload, compact, object_members, render
 

@@ -1,6 +1,6 @@
 """One agent and the servers that dialled in under it: who is here, who is away, who is just coming.
 
-`upstream.dialin.registry` has one of these for each agent; faces see it as `core.ports.relay.AgentServers`.
+`upstream.dialin.registry` has one of these for each agent; faces see it as `core.ports.AgentServers`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import dropwhile, islice
 import msgspec
 import structlog
 
-from isthmus.core.ports.relay import ConnectingServer
+from isthmus.core.ports import ConnectingServer
 from isthmus.model.names import ServerName
 from isthmus.model.relay import AgentRules, DialledServer
 from isthmus.upstream.dialin.link import DialInLink
@@ -170,7 +170,7 @@ class AgentServer:
         self.title: str | None = None
         """What it calls itself."""
         self.welcome = b""
-        """See `core.ports.relay.AgentServer`."""
+        """See `core.ports.AgentServer`."""
 
     @property
     def server(self) -> ServerName:
@@ -289,11 +289,11 @@ class DialInAgent:
 
     @property
     def agent(self) -> str:
-        """See `core.ports.relay.AgentServers`."""
+        """See `core.ports.AgentServers`."""
         return self.key
 
     def seats(self) -> Sequence[AgentServer]:
-        """See `core.ports.relay.AgentServers`."""
+        """See `core.ports.AgentServers`."""
         return self._list
 
     def seat(self, server_id: str) -> AgentServer | None:
@@ -394,7 +394,7 @@ class DialInAgent:
             arrival.ended.set_result(None)
 
     def arriving(self) -> Sequence[ConnectingServer]:
-        """See `core.ports.relay.AgentServers`."""
+        """See `core.ports.AgentServers`."""
         return tuple(self._arriving.values()) if self._arriving else ()
 
     def arrivals(self) -> tuple[tuple[DialInLink, str], ...]:
@@ -404,7 +404,7 @@ class DialInAgent:
     # -- telling ---------------------------------------------------------------------------------------------------
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """See `core.ports.relay.AgentServers`."""
+        """See `core.ports.AgentServers`."""
         self._watchers[callback] = None
         return lambda: self._unwatch(callback)
 

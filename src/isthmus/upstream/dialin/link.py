@@ -16,11 +16,10 @@ import msgspec
 
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.settings import Limits
-from isthmus.model.calls import Call
+from isthmus.model.calls import NO_CAPABILITIES, Call, ClientCapabilities
 from isthmus.model.faults import BadArguments, Fault, ServerError
 from isthmus.model.features import TOPICS, Topic
 from isthmus.model.names import ServerName
-from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 from isthmus.model.relay import Claim
 from isthmus.upstream.corked import CorkedLink, HeldRequest
 from isthmus.upstream.dialect import ModernDialect
@@ -227,14 +226,14 @@ class DialInLink(CorkedLink):
 
     # -- greeting --------------------------------------------------------------------------------------------------
 
-    async def greet(self, era: Era) -> None:
+    async def handshake(self, era: Era) -> None:
         """Open the link in an earlier way, and in the modern one if the server refuses that.
 
         Pipes end with the program behind them, and some of those end on what they do not know: only our own client,
-        which is a hub itself, is asked for its era first. Raises as `BaseLink.greet` does.
+        which is a hub itself, is asked for its era first. Raises as `BaseLink.handshake` does.
         """
         try:
-            await super().greet(era)
+            await super().handshake(era)
         except ConnectFailed as failed:
             if not isinstance(failed.__cause__, ServerError) or self.lost.done():
                 raise
@@ -260,22 +259,22 @@ class DialInLink(CorkedLink):
         One that does not say in a moment that it tells is listed all the same, and again once it does.
         """
         self.listen()
-        hearing = self.hearing
-        if hearing is None:
+        listen_ack = self.listen_ack
+        if listen_ack is None:
             return
-        await asyncio.wait({hearing}, timeout=HEARING_SECONDS)
-        if not hearing.done():
-            hearing.add_done_callback(self._heard_late)
+        await asyncio.wait({listen_ack}, timeout=HEARING_SECONDS)
+        if not listen_ack.done():
+            listen_ack.add_done_callback(self._on_late_listen_ack)
 
-    def _heard_late(self, hearing: asyncio.Future[Fault | None]) -> None:
-        if hearing.result() is None and not self.lost.done():
+    def _on_late_listen_ack(self, listen_ack: asyncio.Future[Fault | None]) -> None:
+        if listen_ack.result() is None and not self.lost.done():
             for topic in TOPICS:
                 self.on_changed(topic)
 
     def _changed_early(self, topic: Topic) -> None:
         self.early |= {topic}
 
-    def _welcomed(self, answer: Payload, welcome: legacy.InitializeResult) -> None:
+    def _on_initialized(self, answer: Payload, welcome: legacy.InitializeResult) -> None:
         self.who = legacy.read_server_info(welcome.serverInfo)
         self.welcome = bytes(answer) if len(memoryview(answer)) <= WELCOME_BYTES_MAX else b""
 
@@ -293,15 +292,15 @@ class DialInLink(CorkedLink):
         To read five megabytes takes ten milliseconds, during which nobody else is heard.
         """
         if len(text) > self.limits.notification_bytes and not self._pending:
-            self._tell_garbage(text)
+            self._log_garbage(text)
         else:
             super().read(text)
 
-    def erred(self, waiter: Waiter, reply: ErrorReply) -> None:
-        """See `BaseLink.erred`; a hub, as our own client is, tells what became of a call that was not answered."""
+    def on_error_reply(self, waiter: Waiter, reply: ErrorReply) -> None:
+        """See `BaseLink.on_error_reply`; a hub, as our own client is, tells what became of a call that was not answered."""
         told = read_error(self.server, reply) if self.is_muxed or self.hubs else reply
         if isinstance(told, ErrorReply):
-            super().erred(waiter, told)
+            super().on_error_reply(waiter, told)
         else:
             waiter.fail(told)
 
@@ -319,7 +318,7 @@ class DialInLink(CorkedLink):
     # -- questions -------------------------------------------------------------------------------------------------
 
     def send(self, inflight: InFlight) -> None:
-        """See `core.ports.link.Link`. What is asked between calls from now on may be about one that is over."""
+        """See `core.ports.Link`. What is asked between calls from now on may be about one that is over."""
         super().send(inflight)
         self.can_wait = False
         if self._nudge is None and not self.is_muxed:
@@ -353,8 +352,8 @@ class DialInLink(CorkedLink):
             answered = int(bytes(id))
             self._unread = tuple(nudge for nudge in self._unread if nudge > answered)
 
-    def _stray(self, inflight: InFlight) -> None:
-        super()._stray(inflight)
+    def _note_abandoned(self, inflight: InFlight) -> None:
+        super()._note_abandoned(inflight)
         if len(self._strayed) < STRAYS_MAX:
             self._strayed |= {str(inflight.carriage).encode()}
         else:
@@ -376,7 +375,7 @@ class DialInLink(CorkedLink):
         sent = super()._answered(id)
         if id is not None and self._unread:
             self._has_read(id)
-        if sent is None and id is not None and self.strays is not None:
+        if sent is None and id is not None and self.abandoned_session is not None:
             self._answered_late(bytes(id))
         return sent
 
@@ -387,18 +386,18 @@ class DialInLink(CorkedLink):
         elif id in self._strayed:
             self._strayed -= {id}
             if not self._strayed and not self._has_doubts:
-                self.strays = None
+                self.abandoned_session = None
 
     def _asked(self, request: Request) -> None:
-        if self.strays is not None:
+        if self.abandoned_session is not None:
             patience = TOLD_SECONDS if self._told_id is None else STRAY_SECONDS
             if asyncio.get_running_loop().time() - self._strayed_at > patience:
-                self.strays, self._strayed, self._has_doubts = None, frozenset(), False
+                self.abandoned_session, self._strayed, self._has_doubts = None, frozenset(), False
         super()._asked(request)
 
-    def _asked_idle(self, request: Request, say: Callable[[bytes], None]) -> None:
-        super()._asked_idle(request, say)
-        if self.strays is not None:
+    def _on_question_between_calls(self, request: Request, say: Callable[[bytes], None]) -> None:
+        super()._on_question_between_calls(request, say)
+        if self.abandoned_session is not None:
             self._has_doubts = True
             self._doubt()
 
@@ -412,11 +411,11 @@ class DialInLink(CorkedLink):
 
     def ended(self, reason: str) -> None:
         """The channel carries nothing more."""
-        self._broke(reason)
+        self._on_broken(reason)
 
     def end(self, code: int, words: str, reason: str) -> None:
         """Close it: `words` are told to the peer, `reason` to whoever has calls on it."""
-        self._broke(reason, is_dead=False)
+        self._on_broken(reason, is_dead=False)
         self._offered.close(code, words)
 
     async def aclose(self) -> None:

@@ -18,12 +18,12 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.view import ServerState
-from isthmus.core.ports.learner import ListLoad
+from isthmus.core.ports import ListLoad
 from isthmus.model.callers import Caller
+from isthmus.model.calls import ClientCapabilities
 from isthmus.model.credentials import Subject
 from isthmus.model.features import TOPICS, Ability
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.model.questions import ClientCapabilities
 from isthmus.upstream.dialin.link import FAILED, NORMAL, DialInLink, renamed
 from isthmus.upstream.link import BaseLink, ConnectFailed
 from isthmus.upstream.listing import Listing
@@ -61,7 +61,7 @@ class DialInReconnector(Reconnector):
         self._refresh: asyncio.TimerHandle | None = None
         self._unwatch: Callable[[], None] | None = None
 
-    def _further_links(self) -> None:
+    def _make_pool(self) -> None:
         """There is the one that came."""
 
     @property
@@ -77,7 +77,7 @@ class DialInReconnector(Reconnector):
     def relisted(self, listing: Listing) -> None:
         """Offer less than it last listed."""
         self._listing = listing
-        self._stand(**self._offer())
+        self._publish_status(**self._offer())
 
     # -- coming ----------------------------------------------------------------------------------------------------
 
@@ -85,7 +85,9 @@ class DialInReconnector(Reconnector):
         """Show a server that is known from before and has not come yet."""
         self._listing = renamed(listing, self.settings.name)
         self.server_queue.explain(reason)
-        self._stand(state=self.absent, reason=_in_words(reason), abilities=abilities, is_settled=True, **self._offer())
+        self._publish_status(
+            state=self.absent, reason=_in_words(reason), abilities=abilities, is_settled=True, **self._offer()
+        )
         self._show_once()
 
     def take(self, link: DialInLink) -> None:
@@ -100,24 +102,24 @@ class DialInReconnector(Reconnector):
         link.on_leaving = self._leaves
         link.on_changed = self._note_change
         if link.dialect.era == "modern":
-            link.on_gap = self._gap
-        self._pace.clear()
+            link.on_gap = self._on_gap
+        self._schedule.clear()
         self._is_doubtful = False
         self.server_queue.refuse_tools(
             _tools_of(self._listing) - _tools_of(link.listing)
         )  # another program may have come
         self._listing = link.listing = renamed(link.listing, self.settings.name)
-        self._take_up(link)
+        self._use_link(link)
         self._show_once()
         if self._unwatch is None and "logging" in link.abilities():
-            self._unwatch = self._hub.levels.watch(self._loudness.changed)
+            self._unwatch = self._hub.levels.watch(self._log_level_sync.changed)
         if before is not None:
             before.end(NORMAL, REPLACED, "another connection took its place")
         early, link.early = link.early, frozenset()
         for topic in early:
             self._note_change(topic)
 
-    def _tell_ready(self, link: BaseLink) -> None:
+    def _log_ready(self, link: BaseLink) -> None:
         log.info(
             "server dialled in",
             server=link.server,
@@ -132,8 +134,8 @@ class DialInReconnector(Reconnector):
         if link is not None:
             link.on_lost = link.on_updated = link.on_log = link.on_doubt = link.on_changed = link.on_gap = _unheard
             link.on_leaving = None
-            self._following.forget(link)
-            self._loudness.forget(link)
+            self._subscription_sync.forget(link)
+            self._log_level_sync.forget(link)
         self._stop_work()
 
     def _show_once(self) -> None:
@@ -141,9 +143,9 @@ class DialInReconnector(Reconnector):
             self.show()
             self._on_stand()
 
-    def learn(self, caller: Caller, client_caps: ClientCapabilities) -> ListLoad | None:
-        """See `core.ports.learner.ListLoader`: only a modern server is told of each caller what it can be asked."""
-        return None if self._link is None else super().learn(caller, client_caps)
+    def load_lists(self, caller: Caller, client_caps: ClientCapabilities) -> ListLoad | None:
+        """See `core.ports.ListLoader`: only a modern server is told of each caller what it can be asked."""
+        return None if self._link is None else super().load_lists(caller, client_caps)
 
     # -- work ------------------------------------------------------------------------------------------------------
 
@@ -164,8 +166,8 @@ class DialInReconnector(Reconnector):
 
     def look(self) -> None:
         """List the server again, and soon: something may have changed that nobody announces."""
-        self._pace.doubt(TOPICS)
-        self._variants.refresh()
+        self._schedule.doubt(TOPICS)
+        self._lists_by_capability.refresh()
         self._wake()
 
     def _wake(self) -> None:
@@ -187,9 +189,9 @@ class DialInReconnector(Reconnector):
             while not link.lost.done():
                 if self._is_doubtful:
                     await self._ping(link)
-                elif due := self._pace.take(loop.time()):
+                elif due := self._schedule.take(loop.time()):
                     await self._relist(link, due)
-                elif pause := self._pace.wait(loop.time()):
+                elif pause := self._schedule.wait(loop.time()):
                     await asyncio.wait({link.lost}, timeout=pause)
                 else:
                     return
@@ -216,7 +218,7 @@ class DialInReconnector(Reconnector):
     def _went(self, reason: str) -> None:
         self._give_up(reason, None)
 
-    def _give_up(self, reason: str, last_words: str | None, login: str | None = None) -> None:
+    def _give_up(self, reason: str, last_output: str | None, login: str | None = None) -> None:
         """It went: calls and listings hear why."""
         self._be_away(self.settings.reason(reason), is_failure=True)
 
@@ -225,9 +227,9 @@ class DialInReconnector(Reconnector):
         self._link = None
         log.info("server away", server=self.settings.name, reason=reason)
         self.server_queue.detach(reason, is_failure=is_failure)
-        self._variants.close()
+        self._lists_by_capability.close()
         self._hub.subscriptions.attach(self.settings.name, None)
-        self._stand(state=self.absent, reason=_in_words(reason))
+        self._publish_status(state=self.absent, reason=_in_words(reason))
 
     def release(self) -> DialInLink | None:
         """Let go of the link, which goes on to work for another keeper; calls that were sent on it are not touched."""
@@ -244,7 +246,7 @@ class DialInReconnector(Reconnector):
             self.is_hidden = True
             self._hub.subscriptions.detach(self.settings.name)
             self._hub.close_server_queue(self.settings.name)
-        self._variants.end()
+        self._lists_by_capability.end()
         self._on_stand = _unheard
         if self._unwatch is not None:
             self._unwatch()
@@ -253,9 +255,9 @@ class DialInReconnector(Reconnector):
         if link is not None:
             link.end(code, words, reason)
 
-    def _stand(self, **changes: object) -> None:
+    def _publish_status(self, **changes: object) -> None:
         before = self.server_status
-        super()._stand(**changes)
+        super()._publish_status(**changes)
         if self.server_status != before and not self.is_hidden:
             self._on_stand()
 

@@ -16,7 +16,7 @@ import structlog
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
-from isthmus.core.ports.journal import Journal
+from isthmus.core.ports import Journal
 from isthmus.model.faults import Fault
 from isthmus.model.names import ServerName
 from isthmus.model.relay import Claim, DialledServer, Forgetting
@@ -168,7 +168,7 @@ class DialInRegistry:
         """Greet a server, list it and give it its seat, or close its channel and say why."""
         try:
             async with asyncio.timeout(ARRIVE_SECONDS):
-                await link.greet("auto" if link.is_muxed else "legacy")
+                await link.handshake("auto" if link.is_muxed else "legacy")
                 if (why := find_loop(link.hubs, self._hub.id)) is not None:
                     raise ConnectFailed(why)
                 await link.hear()
@@ -296,7 +296,7 @@ class DialInRegistry:
         self._plan_forgetting()
 
     def forget(self, server: ServerName) -> Forgetting:
-        """See `core.ports.relay.RelayAdmin`."""
+        """See `core.ports.RelayAdmin`."""
         seat = self._seats.get(server)
         if seat is None:
             return "unknown"
@@ -385,12 +385,12 @@ class DialInRegistry:
         if self._remembered is None:
             return
         for record in await self._remembered.load():
-            self._recall(record)
+            self._load_cached(record)
             await asyncio.sleep(0)  # there may be thousands, and others wait
         self._away = dict(sorted(self._away.items(), key=lambda entry: entry[1]))
         self._plan_forgetting()
 
-    def _recall(self, record: ServerRecord) -> None:
+    def _load_cached(self, record: ServerRecord) -> None:
         agent = self.roster(record.agent)
         if self._is_closing or agent.seat(record.server_id) is not None:
             return  # it is here already

@@ -22,12 +22,12 @@ from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.rules import ToolRules
 from isthmus.core.catalog.snapshot import ServerStatus
-from isthmus.core.ports.journal import Journal, JournalEntry
+from isthmus.core.ports import Journal, JournalEntry
 from isthmus.model.callers import Caller
+from isthmus.model.calls import Result
 from isthmus.model.faults import Bug, NotConnected
 from isthmus.model.features import Ability, Tool
 from isthmus.model.names import FeatureName, ServerName, parse_server_name
-from isthmus.model.outcomes import Result
 from isthmus.model.relay import DEFAULT_TENANT
 from isthmus.upstream.python.registry import REGISTRY, FunctionRegistry, NameTaken
 from isthmus.upstream.python.runner import Runner

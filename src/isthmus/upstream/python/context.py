@@ -17,8 +17,7 @@ import msgspec
 
 from isthmus.core.calls.inflight import InFlight, OpenQuestion
 from isthmus.core.catalog.schema import ArgumentCheck, UnusableSchema, compile_check
-from isthmus.model.events import LOG_LEVELS, Event, LogLevel, LogMessage, Progress
-from isthmus.model.questions import GIVEN_UP, Declined, Question, Reply
+from isthmus.model.calls import GIVEN_UP, LOG_LEVELS, Declined, Event, LogLevel, LogMessage, Progress, Question, Reply
 from isthmus.upstream.waiters import ask_caller
 from isthmus.wire.mcp.input_requests import CAPABILITY_NEEDED
 

@@ -12,11 +12,10 @@ from collections.abc import Set
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.settings import Limits
-from isthmus.model.events import LogLevel
+from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities, LogLevel
 from isthmus.model.faults import NotConnected
 from isthmus.model.features import TOPICS, Ability, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 from isthmus.upstream.dialect import LegacyDialect
 from isthmus.upstream.link import BaseLink, ConnectFailed
 from isthmus.upstream.listing import Listing
@@ -58,7 +57,7 @@ class PythonLink(BaseLink):
 
     # -- greeting and listing --------------------------------------------------------------------------------------
 
-    async def greet(self, era: Era) -> None:
+    async def handshake(self, era: Era) -> None:
         """Import the module.
 
         Raises:

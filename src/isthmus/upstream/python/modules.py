@@ -125,7 +125,7 @@ def _import(name: str, path: str | None, where: str = "path says where to look f
         module = importlib.import_module(name)
     except BaseException as error:  # `sys.exit` in a module must cost that module only
         log.warning("a Python module could not be imported", module=name, exc_info=error)
-        raise ConnectFailed(_why(name, error, where)) from error
+        raise ConnectFailed(_failure_reason(name, error, where)) from error
     if path is not None:
         _check_origin(module, path)
     return module
@@ -147,7 +147,7 @@ def _check_origin(module: ModuleType, path: str) -> None:
         raise ConnectFailed(f"a module called {top} was loaded from {loaded} before; give one of the two another name")
 
 
-def _why(name: str, error: BaseException, where: str) -> str:
+def _failure_reason(name: str, error: BaseException, where: str) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name is not None and f"{name}.".startswith(f"{error.name}."):
         return f"there is no Python module called {error.name}; {where}"
     if isinstance(error, SystemExit):

@@ -26,10 +26,9 @@ import structlog
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.settings import Limits
-from isthmus.model.events import Event, Progress
+from isthmus.model.calls import Event, Outcome, Progress, Result
 from isthmus.model.faults import BadArguments, BadReply
 from isthmus.model.names import ServerName
-from isthmus.model.outcomes import Outcome, Result
 from isthmus.upstream.python.context import Context, QuestionSender
 from isthmus.upstream.python.model_types import encoded
 from isthmus.upstream.python.signatures import BadArgument, Runnable

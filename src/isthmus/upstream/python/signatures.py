@@ -283,7 +283,9 @@ class Function:
 def _schemas_of(types: list[Any]) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
     parts: dict[str, Any] = {}
     hook = partial(model_types.schema_of, parts=parts)
-    schemas, components = msgspec.json.schema_components(types, schema_hook=hook, ref_template=model_types.REF + "{name}")
+    schemas, components = msgspec.json.schema_components(
+        types, schema_hook=hook, ref_template=model_types.REF + "{name}"
+    )
     return schemas, {**components, **parts}
 
 

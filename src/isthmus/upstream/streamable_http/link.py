@@ -16,15 +16,13 @@ import structlog
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.ports.credentials import Credentials
+from isthmus.core.ports import Credentials
 from isthmus.core.settings import Limits
-from isthmus.core.watch.tasks import LinkSession
-from isthmus.model.calls import Call
-from isthmus.model.events import LogMessage
+from isthmus.core.watch.server_tasks import LinkSession
+from isthmus.model.calls import NO_CAPABILITIES, Call, ClientCapabilities, LogMessage
 from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError, UnknownTool
 from isthmus.model.features import TOPICS, Feature, Topic
 from isthmus.model.names import ServerName
-from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 from isthmus.transport.egress import Egress, parse_url
 from isthmus.transport.http import client_for, header_lines, request_head
 from isthmus.transport.http_connection import ConnectionLost, Ticket
@@ -62,18 +60,18 @@ class ChangesOwner(Protocol):
 
     server: ServerName
     limits: Limits
-    hide: Redact
+    redact: Redact
 
-    def heard(self, changes: NotificationStream, honoured: Collection[str] | None = None) -> None:
+    def on_stream_open(self, stream: NotificationStream, honoured: Collection[str] | None = None) -> None:
         """The server tells on the stream from now on; of resources only these, if it says which."""
 
-    def unheard(self, changes: NotificationStream, refusal: Fault) -> None:
+    def on_stream_refused(self, stream: NotificationStream, refusal: Fault) -> None:
         """The server gives no such stream."""
 
-    def deaf(self, changes: NotificationStream) -> None:
+    def on_stream_ended(self, stream: NotificationStream) -> None:
         """The stream has ended and may be opened again."""
 
-    def noted(self, method: str, params: Members) -> None:
+    def on_notification(self, method: str, params: Members) -> None:
         """The server tells something."""
 
     def asked(self, request: Request, waiter: None = None) -> None:
@@ -118,7 +116,7 @@ class NotificationStream:
         self._status = status
         self._is_stream = status == OK and media_type(headers) == EVENT_STREAM
         if self._is_stream and not self._is_modern:
-            self._link.heard(self)
+            self._link.on_stream_open(self)
 
     def on_body(self, chunk: bytes) -> None:
         """Look for announcements."""
@@ -132,12 +130,12 @@ class NotificationStream:
     def _read(self, data: bytes) -> None:
         match jsonrpc.decode(data, max_depth=self._link.limits.depth, max_values=None):
             case Notification(method=method, params=params):
-                self._link.heard(self, modern.read_honoured(params) if method == modern.ACKNOWLEDGED else None)
-                self._link.noted(method, params)
+                self._link.on_stream_open(self, modern.read_honoured(params) if method == modern.ACKNOWLEDGED else None)
+                self._link.on_notification(method, params)
             case Request() as request:
                 self._link.asked(request)
             case ErrorReply() as refused:
-                reply = redact_error(refused, self._link.hide)
+                reply = redact_error(refused, self._link.redact)
                 self._refusal = ServerError(self._link.server, reply.code, reply.message, reply.data)
             case _:
                 pass
@@ -145,9 +143,9 @@ class NotificationStream:
     def on_end(self) -> None:
         """The server ended the stream, or gave none."""
         if (refusal := self._refusal or self._refused()) is not None:
-            self._link.unheard(self, refusal)
+            self._link.on_stream_refused(self, refusal)
         else:
-            self._link.deaf(self)
+            self._link.on_stream_ended(self)
 
     def on_lost(self, lost_: ConnectionLost) -> None:
         """The stream broke, or could not be asked for."""
@@ -159,7 +157,7 @@ class NotificationStream:
             return None
         match jsonrpc.decode(self._words):
             case ErrorReply() as refused:
-                reply = redact_error(refused, self._link.hide)
+                reply = redact_error(refused, self._link.redact)
                 return ServerError(self._link.server, reply.code, reply.message, reply.data)
             case _:
                 return BadReply(self._link.server, f"HTTP {self._status} instead of a stream of changes")
@@ -184,7 +182,7 @@ HEADS_MAX = 10_000
 EVENT_ID_LENGTH_MAX = 1024
 HOPS_MAX = 3
 
-EAR_SECONDS = 1.0
+STREAM_OPEN_SECONDS = 1.0
 """How long a call waits for the stream on which its server may ask; a server that gives none may not say so."""
 
 
@@ -221,34 +219,34 @@ class StreamableLink(BaseLink):
             connect_seconds=limits.connect_seconds,
         )
         self._session: str | None = None
-        self._is_greeted = False
+        self._is_initialized = False
         self._is_endpoint = False
         self._wrong: str | None = None
         self._location: str | None = None
         self.stays = False
         """Whether it must be found where it was said to be: of a redirect, only to the same with or without a slash."""
-        self.user_headers = CallerHeaders()
+        self.caller_headers = CallerHeaders()
         self._heads: dict[tuple[str, str | None], bytes] = {}
         self._generation = credentials.generation
         """Of what is shown in these."""
         self._posts: dict[int, Post] = {}
         self._places: dict[bytes, HeaderParams] = {}
-        self._notices = OneWayPosts(self._client)
+        self._one_way_posts = OneWayPosts(self._client)
         self._expired: list[Post] | None = None
-        self._is_vetting = False
+        self._is_rechecking = False
         """There is a new session, and it is looked at what is listed in it before anything else is sent."""
-        self._changes: NotificationStream | None = None
+        self._stream: NotificationStream | None = None
         """The stream on which the server announces changes."""
-        self._next_changes: NotificationStream | None = None
+        self._next_stream: NotificationStream | None = None
         """One that takes its place as soon as the server tells on it."""
-        self._heard_last: str | None = None
+        self._last_event_id: str | None = None
         """The last event of a stream of changes that ended."""
         self._resumes: dict[Post, tuple[asyncio.TimerHandle, str]] = {}
         """Requests whose streams ended too soon, until they are asked for again from their last event on."""
         self._relisten: asyncio.TimerHandle | None = None
         self._pause = 1.0
-        self._heard_at = 0.0
-        self._is_deaf = False
+        self._opened_at = 0.0
+        self._missed_changes = False
         """The stream of changes has ended, and what was told since then was not heard."""
 
     # -- heads -----------------------------------------------------------------------------------------------------
@@ -269,7 +267,7 @@ class StreamableLink(BaseLink):
                 **self._state_headers(method, name),
             },
         )
-        if self._is_greeted and self._expired is None:  # not while there is no session to name
+        if self._is_initialized and self._expired is None:  # not while there is no session to name
             if len(self._heads) >= HEADS_MAX:
                 self._heads.clear()
             self._heads[key] = head
@@ -289,11 +287,11 @@ class StreamableLink(BaseLink):
         session = {} if self._session is None else {legacy.SESSION_HEADER: self._session}
         return {modern.VERSION_HEADER: self.dialect.version, **session}
 
-    async def greet(self, era: Era) -> None:
+    async def handshake(self, era: Era) -> None:
         """Find the era, and the place if the server points to another one of its own."""
         for _ in range(HOPS_MAX):
             try:
-                await super().greet(era)
+                await super().handshake(era)
             except (NotConnected, BadReply):
                 if self._location is None:
                     self._check_carrier()
@@ -302,40 +300,40 @@ class StreamableLink(BaseLink):
                 place = same_origin_target(self._origin, self._target, self._location, "redirects to", stays=self.stays)
                 self._target, self._location = place, None
             else:
-                self._is_greeted = True
-                await self._hear_questions()
+                self._is_initialized = True
+                await self._listen_for_questions()
                 return
         raise ConnectFailed("it redirects in circles")
 
-    async def _hear_questions(self) -> None:
+    async def _listen_for_questions(self) -> None:
         """Open the stream on which an earlier server may ask, before a call can make it ask: what comes sooner is lost.
 
         Servers on the TypeScript SDK ask there, unless they say which call a question is about.
         """
         if self.client_caps and self.dialect.era == "legacy" and self._session is not None:
-            await self._open_ear()
+            await self._open_stream_first()
 
-    async def _open_ear(self) -> None:
-        self._expect_hearing()
+    async def _open_stream_first(self) -> None:
+        self._expect_listening()
         self.listen()
-        if (hearing := self.hearing) is not None:
-            await asyncio.wait({hearing}, timeout=EAR_SECONDS)
+        if (listen_ack := self.listen_ack) is not None:
+            await asyncio.wait({listen_ack}, timeout=STREAM_OPEN_SECONDS)
 
     async def subscribe(self, uri: str) -> None:
         """An earlier server tells on the stream of changes, which a link for single callers need not have open yet."""
-        is_deaf = self._changes is None and self._next_changes is None and self._hearing is None
+        is_deaf = self._stream is None and self._next_stream is None and self._listen_ack is None
         if is_deaf and self.dialect.era == "legacy" and self._session is not None:
-            await self._open_ear()
+            await self._open_stream_first()
         await super().subscribe(uri)
 
-    def redirected(self, location: str) -> None:
+    def on_redirect(self, location: str) -> None:
         """The server points elsewhere; while greeting, that is followed."""
-        if not self._is_greeted:
+        if not self._is_initialized:
             self._location = location
 
-    def judged(self, answer: str, *, is_endpoint: bool) -> None:
+    def on_carrier_judged(self, answer: str, *, is_endpoint: bool) -> None:
         """A reply tells whether this is an MCP endpoint; one that ever looked like it is taken for one."""
-        if not self._is_greeted:
+        if not self._is_initialized:
             self._is_endpoint |= is_endpoint
             self._wrong = answer
 
@@ -348,7 +346,7 @@ class StreamableLink(BaseLink):
 
     def send(self, inflight: InFlight) -> None:
         """POST the call."""
-        lines = self.user_headers.lines_for(inflight) if inflight.call.headers else b""
+        lines = self.caller_headers.lines_for(inflight) if inflight.call.headers else b""
         if lines is None:
             return
         id = self.next_id()
@@ -358,18 +356,18 @@ class StreamableLink(BaseLink):
         body = jsonrpc.request(id, method, self.dialect.call_params(call, name, id))
         post = Post(self, id, method, None if call.kind == "method" else name, body, waiter)
         if call.request_id is not None:
-            self._rename(post, call, name)
+            self._use_caller_id(post, call, name)
         if self.dialect.era == "modern" and (places := self._places_of(inflight.target.feature)):
             lines += header_lines(param_headers(places, inflight.call.arguments))
         post.lines = lines
         inflight.carriage = post
         self._send(post)
         if self._early:
-            self._put_early_soon()
+            self._deliver_early_soon()
 
-    def _rename(self, post: Post, call: Call, name: str) -> None:
+    def _use_caller_id(self, post: Post, call: Call, name: str) -> None:
         """Have a request carry its caller's own id, where it may."""
-        post.wire_id = self.callers_id(call, [other.wire_id for other in self._posts.values()])
+        post.wire_id = self.caller_request_id(call, [other.wire_id for other in self._posts.values()])
         if post.wire_id is not None:
             params = self.dialect.call_params(call, name, post.id)
             post.body = jsonrpc.request_as(post.wire_id, post.method, params)
@@ -394,7 +392,7 @@ class StreamableLink(BaseLink):
             self._transmit(post)
 
     def _is_let_through(self, post: Post) -> bool:
-        return post.method == "initialize" or (self._is_vetting and post.method == TOOLS.method)
+        return post.method == "initialize" or (self._is_rechecking and post.method == TOOLS.method)
 
     def _transmit(self, post: Post) -> None:
         post.session = self._session
@@ -402,15 +400,15 @@ class StreamableLink(BaseLink):
         post.ticket = self._client.send(head + post.lines if post.lines else head, post.body, post)
 
     def _notify(self, method: str, params: Payload | None) -> None:
-        self._tell(method, jsonrpc.notification(method, params))
+        self._post_one_way(method, jsonrpc.notification(method, params))
 
-    def _tell(self, method: str, message: bytes, lines: bytes = b"") -> None:
-        self._notices.send(self._head(method) + lines, message)
+    def _post_one_way(self, method: str, message: bytes, lines: bytes = b"") -> None:
+        self._one_way_posts.send(self._head(method) + lines, message)
 
-    def _give(self, message: bytes, say: Callable[[bytes], None]) -> None:
-        self._notices.answer(self._head(""), message)
+    def _send_reply(self, message: bytes, say: Callable[[bytes], None]) -> None:
+        self._one_way_posts.answer(self._head(""), message)
 
-    def over(self, post: Post) -> None:
+    def on_post_over(self, post: Post) -> None:
         """A request has ended, one way or the other."""
         self._posts.pop(post.id, None)
 
@@ -461,10 +459,10 @@ class StreamableLink(BaseLink):
         post = inflight.carriage
         if isinstance(post, Post):
             if self.dialect.era == "legacy" and post.may_have_left:
-                self._stray(inflight)
+                self._note_abandoned(inflight)
                 params = cancelled_params(post.wire_id or str(post.id).encode(), reason)
-                self._tell(CANCELLED, jsonrpc.notification(CANCELLED, params), post.lines)
-                self._end_run(inflight)
+                self._post_one_way(CANCELLED, jsonrpc.notification(CANCELLED, params), post.lines)
+                self._cancel_hidden_task(inflight)
             post.abandon()
 
     def _forget(self, waiter: Waiter) -> None:
@@ -473,18 +471,18 @@ class StreamableLink(BaseLink):
                 post.abandon()
                 return
 
-    def noted(self, method: str, params: Members) -> None:
+    def on_notification(self, method: str, params: Members) -> None:
         """The server tells something: a change, or progress of a call that it did not tell on the call's stream."""
         if method == PROGRESS:
             post = self._posts.get(token_of(params))
             if post is not None:
                 post.waiter.progress(params)
             else:
-                self._progressed(params)
+                self._on_late_progress(params)
         else:
-            super().noted(method, params)
+            super().on_notification(method, params)
 
-    def _logged(self, line: LogMessage) -> None:
+    def _on_log_line(self, line: LogMessage) -> None:
         """A line that names no call is the caller's who alone has calls here; else it is the operator's."""
         if not log_alone(line, self._waiters()):
             self.on_log(line)
@@ -494,13 +492,13 @@ class StreamableLink(BaseLink):
 
     def asked(self, request: Request, waiter: Waiter | None = None) -> None:
         """A server's own request, on a call's stream or on one that all share; the answer is a POST of its own."""
-        say = partial(self._tell, "")
+        say = partial(self._post_one_way, "")
         if waiter is not None:
-            self._put(request, waiter, say)
+            self._ask_caller(request, waiter, say)
             return
         if request.method in QUESTIONS:
-            self._note_asked()
-        self._put_to_one(request, say)
+            self._note_question()
+        self._ask_only_caller(request, say)
 
     async def list_features(
         self,
@@ -517,15 +515,15 @@ class StreamableLink(BaseLink):
 
     # -- sessions --------------------------------------------------------------------------------------------------
 
-    def welcomed(self, session: str | None) -> None:
+    def on_session(self, session: str | None) -> None:
         """The server answered `initialize`, with a session or without."""
         if session is None or (0 < len(session) <= SESSION_LENGTH_MAX and session.isascii() and session.isprintable()):
             self._session = session
 
-    def session_gone(self, post: Post) -> None:
+    def on_session_gone(self, post: Post) -> None:
         """A 404 for our session proves that the request did not run: it waits for a new session and goes once more."""
         if self._expired is None and post.session != self._session:
-            if not self._is_barred(post):
+            if not self._fail_if_barred(post):
                 self._transmit(post)  # another's 404 came before, and there is a new session already
             return
         if self._expired is None:
@@ -536,15 +534,15 @@ class StreamableLink(BaseLink):
         self._expired.append(post)
 
     async def _renew(self) -> None:
-        self._session = self._heard_last = None
+        self._session = self._last_event_id = None
         self.place.is_lost = True
         self.place = LinkSession()
         self._heads.clear()
         try:
             await self._initialize()
-            if self.vet is not None:
-                self._is_vetting = True
-                await self.vet()
+            if self.recheck is not None:
+                self._is_rechecking = True
+                await self.recheck()
         except (Fault, ConnectFailed) as failed:
             waiting, self._expired = self._expired or [], None
             for post in waiting:
@@ -552,15 +550,15 @@ class StreamableLink(BaseLink):
             self._lose(f"its session expired and it gave no new one ({failed})")
             return
         finally:
-            self._is_vetting = False
+            self._is_rechecking = False
         waiting, self._expired = self._expired or [], None
         for post in waiting:
-            if not post.is_over and not self._is_barred(post):
+            if not post.is_over and not self._fail_if_barred(post):
                 self._transmit(post)
         self.listen()  # the stream of changes was the old session's
         self.on_renewed()  # a server that forgot the session forgot what it was asked, and may have changed
 
-    def _is_barred(self, post: Post) -> bool:
+    def _fail_if_barred(self, post: Post) -> bool:
         """Whether a call may not be sent to the server as it is now; it is told so."""
         if self.may_send is None or not isinstance(post.waiter, CallWaiter):
             return False
@@ -580,69 +578,69 @@ class StreamableLink(BaseLink):
         if self.lost.done() or not (self.capabilities.announces_changes or self._session is not None):
             return
         if self.dialect.era == "modern":
-            self._jointly.again()
+            self._modern_subscriptions.again()
             return
-        last, self._heard_last = self._heard_last, None
-        changes = self._next_stream()
-        changes.is_resumed = last is not None
-        changes.ticket = self._client.send(self._listen_head(last), None, changes)
+        last, self._last_event_id = self._last_event_id, None
+        stream = self._open_next_stream()
+        stream.is_resumed = last is not None
+        stream.ticket = self._client.send(self._listen_head(last), None, stream)
 
-    def _listen_for(self, uris: Collection[str]) -> None:
-        changes = self._next_stream()
+    def _listen_to(self, uris: Collection[str]) -> None:
+        stream = self._open_next_stream()
         body = jsonrpc.request(self.next_id(), modern.LISTEN, self._listen_params(uris))
-        changes.ticket = self._client.send(self._head(modern.LISTEN), body, changes)
+        stream.ticket = self._client.send(self._head(modern.LISTEN), body, stream)
 
-    def _next_stream(self) -> NotificationStream:
-        if self._changes is None:
-            self._changes = self._next_changes  # it may tell soon, and the next one later
-        elif self._next_changes is not None:
-            self._next_changes.close()
-        self._expect_hearing()
-        self._next_changes = NotificationStream(self, self.dialect.era)
-        return self._next_changes
+    def _open_next_stream(self) -> NotificationStream:
+        if self._stream is None:
+            self._stream = self._next_stream  # it may tell soon, and the next one later
+        elif self._next_stream is not None:
+            self._next_stream.close()
+        self._expect_listening()
+        self._next_stream = NotificationStream(self, self.dialect.era)
+        return self._next_stream
 
-    def heard(self, changes: NotificationStream, honoured: Collection[str] | None = None) -> None:
+    def on_stream_open(self, stream: NotificationStream, honoured: Collection[str] | None = None) -> None:
         """The server tells on a stream of changes; only now is the one before it given up."""
-        if changes is self._next_changes:
-            before, self._changes, self._next_changes = self._changes, changes, None
+        if stream is self._next_stream:
+            before, self._stream, self._next_stream = self._stream, stream, None
             if before is not None:
                 before.close()
-            self._heard_at = asyncio.get_running_loop().time()
-            self._heard()
-            self._jointly.acknowledged(honoured)
-            if self._is_deaf:
-                self._is_deaf = self._jointly.is_asking
+            self._opened_at = asyncio.get_running_loop().time()
+            self._listen_done()
+            self._modern_subscriptions.acknowledged(honoured)
+            if self._missed_changes:
+                self._missed_changes = self._modern_subscriptions.is_asking
                 self.on_gap()
 
-    def unheard(self, changes: NotificationStream, refusal: Fault) -> None:
+    def on_stream_refused(self, stream: NotificationStream, refusal: Fault) -> None:
         """The server does not announce after all, or not this; what was open before stays so."""
-        if changes.is_resumed:  # it may only have forgotten what was heard last
-            self.deaf(changes)
+        if stream.is_resumed:  # it may only have forgotten what was heard last
+            self.on_stream_ended(stream)
             return
-        if changes is self._next_changes:
-            self._next_changes = None
-            self._heard(refusal)
-            self._jointly.refused(refusal)
-        elif changes is self._changes:
-            self.deaf(changes)
+        if stream is self._next_stream:
+            self._next_stream = None
+            self._listen_done(refusal)
+            self._modern_subscriptions.refused(refusal)
+        elif stream is self._stream:
+            self.on_stream_ended(stream)
 
-    def deaf(self, changes: NotificationStream) -> None:
+    def on_stream_ended(self, stream: NotificationStream) -> None:
         """The stream of changes ended: open it again in a while, and look for what was missed."""
-        if changes is self._changes:
-            self._changes = None
-            self._jointly.closed()
-        if changes is self._next_changes:
-            self._next_changes = None
-            self._jointly.interrupted()
-        self._is_deaf = True
+        if stream is self._stream:
+            self._stream = None
+            self._modern_subscriptions.closed()
+        if stream is self._next_stream:
+            self._next_stream = None
+            self._modern_subscriptions.interrupted()
+        self._missed_changes = True
         if self.lost.done() or self._relisten is not None:
             return
-        self._heard_last = changes.event_id if _is_header(changes.event_id or "") else None
-        if asyncio.get_running_loop().time() - self._heard_at > RELISTEN_SECONDS:
+        self._last_event_id = stream.event_id if _is_header(stream.event_id or "") else None
+        if asyncio.get_running_loop().time() - self._opened_at > RELISTEN_SECONDS:
             self._pause = 1.0  # it was open for a while, so that opening it again is worth it
         delay = random.uniform(0.5, 1.0) * self._pause  # noqa: S311 - spread, not secrecy
-        if changes.retry is not None and changes.event_id is not None:
-            delay = min(max(changes.retry, RELISTEN_SECONDS_MIN), RELISTEN_SECONDS)
+        if stream.retry is not None and stream.event_id is not None:
+            delay = min(max(stream.retry, RELISTEN_SECONDS_MIN), RELISTEN_SECONDS)
         self._pause = min(self._pause * 2, RELISTEN_SECONDS)
         self._relisten = asyncio.get_running_loop().call_later(delay, self._listen_again)
 
@@ -662,7 +660,7 @@ class StreamableLink(BaseLink):
         if self._relisten is not None:
             self._relisten.cancel()
         try:
-            if self._session is not None and self._is_greeted:
+            if self._session is not None and self._is_initialized:
                 await self._end_session()
         finally:
             await self._client.aclose()
@@ -670,7 +668,7 @@ class StreamableLink(BaseLink):
     async def _end_session(self) -> None:
         done = _Ended()
         self._client.send(self._request_head("DELETE", self._state_headers("", None)), None, done)
-        await asyncio.wait([done.over], timeout=LINGER_SECONDS)
+        await asyncio.wait([done.on_post_over], timeout=LINGER_SECONDS)
 
 
 def _is_header(event_id: str) -> bool:
@@ -682,14 +680,14 @@ class _Ended:
     """Tells when the reply is there, whatever it is."""
 
     def __init__(self) -> None:
-        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.on_post_over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> None: ...
 
     def on_body(self, chunk: bytes) -> None: ...
 
     def on_end(self) -> None:
-        self.over.set_result(None)
+        self.on_post_over.set_result(None)
 
     def on_lost(self, lost_: ConnectionLost) -> None:
-        self.over.set_result(None)
+        self.on_post_over.set_result(None)

@@ -62,38 +62,38 @@ class PostOwner(Protocol):
     server: ServerName
     limits: Limits
     on_doubt: Callable[[], None]
-    on_shut_out: Callable[[], None]
-    hide: Callable[[str], str]
+    on_unauthorized: Callable[[], None]
+    redact: Callable[[str], str]
 
     @property
     def can_log_in(self) -> bool:
         """Whether a person could log in at its server."""
 
-    def welcomed(self, session: str | None) -> None:
+    def on_session(self, session: str | None) -> None:
         """The server answered `initialize`, with a session or without."""
 
-    def redirected(self, location: str) -> None:
+    def on_redirect(self, location: str) -> None:
         """The server points elsewhere."""
 
-    def judged(self, answer: str, *, is_endpoint: bool) -> None:
+    def on_carrier_judged(self, answer: str, *, is_endpoint: bool) -> None:
         """A reply tells whether this is an MCP endpoint; `answer` is what it was, in words."""
 
-    def session_gone(self, post: Post) -> None:
+    def on_session_gone(self, post: Post) -> None:
         """The session is unknown to the server, so the request did not run: it waits for a new one."""
 
     def asked(self, request: Request, waiter: Waiter | None = None) -> None:
         """The server asks something of its own."""
 
-    def erred(self, waiter: Waiter, reply: ErrorReply) -> None:
+    def on_error_reply(self, waiter: Waiter, reply: ErrorReply) -> None:
         """The server answered with an error, of which who waits is to be told."""
 
-    def noted(self, method: str, params: Members) -> None:
+    def on_notification(self, method: str, params: Members) -> None:
         """The server tells something that need not be about this request."""
 
     def resume(self, post: Post, event_id: str, seconds: float) -> bool:
         """Ask for the rest of a request's stream in a while; False if there is nobody to ask."""
 
-    def over(self, post: Post) -> None:
+    def on_post_over(self, post: Post) -> None:
         """A request has ended, one way or the other."""
 
 
@@ -188,7 +188,7 @@ class Post:
 
     def _finish(self) -> None:
         self.is_over = True
-        self._link.over(self)
+        self._link.on_post_over(self)
 
     # -- the reply, as the client hands it over --------------------------------------------------------------------
 
@@ -199,9 +199,9 @@ class Post:
         if status in ADVICE:
             self._advice = advice_for(status, headers, self._link.server, can_log_in=self._link.can_log_in)
         if self.method == "initialize" and status == OK:
-            self._link.welcomed(headers.get(legacy.SESSION_HEADER))
+            self._link.on_session(headers.get(legacy.SESSION_HEADER))
         if status in REDIRECTS:
-            self._link.redirected(headers.get("location", ""))
+            self._link.on_redirect(headers.get("location", ""))
         elif status == OK and media_type(headers) == EVENT_STREAM:
             self._decoder = SseDecoder(self._link.limits.reply_bytes)
             if self._rest is not None:
@@ -277,17 +277,17 @@ class Post:
             self._answer(message)
             return
         is_endpoint = isinstance(message, ErrorReply) or self._status not in NO_ENDPOINT
-        self._link.judged(f"HTTP {self._status}", is_endpoint=is_endpoint)
+        self._link.on_carrier_judged(f"HTTP {self._status}", is_endpoint=is_endpoint)
         if self._status == NOT_FOUND and self.session is not None:
             self._session_gone()
         elif self._is_session_refused(message):
             # Many servers say so instead of 404. It proves nothing about the request, but the link is no good.
             self._link.on_doubt()
-            self.fail(BadReply(self._link.server, self._link.hide(f"HTTP 400{_words(message)}")))
+            self.fail(BadReply(self._link.server, self._link.redact(f"HTTP 400{_words(message)}")))
         elif self._status in TURNED_AWAY:
-            detail = self._link.hide(f"it answered HTTP {self._status}{_words(message)}{self._advice}")
+            detail = self._link.redact(f"it answered HTTP {self._status}{_words(message)}{self._advice}")
             if self._status == UNAUTHORIZED:
-                self._link.on_shut_out()
+                self._link.on_unauthorized()
             self.fail(turned_away(self._link.server, detail, self._status, self._login))
         elif isinstance(message, ErrorReply):
             self._answer(message)
@@ -301,7 +301,7 @@ class Post:
     def _answer(self, message: Response | ErrorReply) -> None:
         if isinstance(message, ErrorReply):
             self._finish()
-            self._link.erred(self.waiter, message)
+            self._link.on_error_reply(self.waiter, message)
         elif bytes(message.id) != str(self.id).encode() and not self._is_renamed(message.id):
             self.fail(BadReply(self._link.server, "the answer to another request"))
         else:
@@ -320,7 +320,7 @@ class Post:
         self.ticket = None
         self._status = self._size = 0
         self._chunks = []
-        self._link.session_gone(self)
+        self._link.on_session_gone(self)
 
     # -- events ----------------------------------------------------------------------------------------------------
 
@@ -333,7 +333,7 @@ class Post:
                 return
             if event.event == "endpoint":
                 # The earlier HTTP+SSE transport, at an address that takes any verb.
-                self._link.judged("a stream of HTTP+SSE", is_endpoint=False)
+                self._link.on_carrier_judged("a stream of HTTP+SSE", is_endpoint=False)
                 self._spoil("a stream of the earlier HTTP+SSE transport")
             elif event.data:
                 self._read_event(event.data)
@@ -363,7 +363,7 @@ class Post:
             if (line := read_log(params)) is not None:
                 self.waiter.log(line)
         else:
-            self._link.noted(method, params)
+            self._link.on_notification(method, params)
 
     def _linger(self) -> None:
         """Let the server end its stream, so that the connection can be used again; but not for ever."""

@@ -21,7 +21,7 @@ import structlog
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
-from isthmus.core.ports.targets import OpenTarget, TargetSpec
+from isthmus.core.ports import OpenTarget, TargetSpec
 from isthmus.model.callers import Caller
 from isthmus.model.calls import EVERYTHING
 from isthmus.model.faults import Bug, Cancelled, Draining, Fault, NotConnected, TargetRefused, TooManyTargets
@@ -61,7 +61,7 @@ ConfiguredServers: TypeAlias = Callable[[], Iterable[ServerSettings]]
 
 
 class NamedServer(msgspec.Struct, frozen=True):
-    """An address that its caller may name; see `core.ports.targets.TargetAddress`."""
+    """An address that its caller may name; see `core.ports.TargetAddress`."""
 
     owner: NamedServers
     caller: Caller
@@ -72,7 +72,7 @@ class NamedServer(msgspec.Struct, frozen=True):
         return f"Aim({self.address.origin})"  # headers are secrets
 
     def open(self, then: OnOpened) -> Callable[[], None]:
-        """See `core.ports.targets.TargetAddress`."""
+        """See `core.ports.TargetAddress`."""
         return self.owner.open(self, then)
 
 
@@ -137,7 +137,7 @@ class NamedServers:
     # -- who may name what -------------------------------------------------------------------------------------------
 
     def find(self, caller: Caller, named: TargetSpec) -> ServerName | NamedServer | Fault:
-        """See `core.ports.targets.TargetResolver`. Nothing is resolved or dialled."""
+        """See `core.ports.TargetResolver`. Nothing is resolved or dialled."""
         try:
             address = read_address(named.url, named.path)
         except ValueError as error:
@@ -158,7 +158,9 @@ class NamedServers:
     def _allowed(self, address: TargetAddress) -> Ways:
         return tuple(way for way in ways_to(address) if self.settings.allows(read_address(way[1])))
 
-    def _with_headers(self, caller: Caller, address: TargetAddress, ways: Ways, headers: Mapping[str, str]) -> NamedServer | Fault:
+    def _with_headers(
+        self, caller: Caller, address: TargetAddress, ways: Ways, headers: Mapping[str, str]
+    ) -> NamedServer | Fault:
         for name in headers:
             if not self.settings.passes(name):
                 return TargetRefused(
@@ -171,7 +173,9 @@ class NamedServers:
             )
         is_trusted = all(self.settings.trusts(read_address(url)) for _, url in ways)
         try:
-            return NamedServer(self, caller, address, TargetHttpSettings(ways[0][1], given, ways=ways, is_trusted=is_trusted))
+            return NamedServer(
+                self, caller, address, TargetHttpSettings(ways[0][1], given, ways=ways, is_trusted=is_trusted)
+            )
         except ValueError as error:
             return TargetRefused(f"mcp_{error}")  # it begins with the word `headers`, and quotes none of them
 
@@ -190,7 +194,7 @@ class NamedServers:
     # -- reaching one ------------------------------------------------------------------------------------------------
 
     def open(self, aim: NamedServer, then: OnOpened) -> Callable[[], None]:
-        """See `core.ports.targets.TargetAddress`."""
+        """See `core.ports.TargetAddress`."""
         whose = None if self._is_there(aim) else (aim.caller.tenant, aim.caller.name)
         if whose is not None and (others := self._in_the_way(whose)):
             return self._loop.call_soon(then, TooManyTargets(others)).cancel

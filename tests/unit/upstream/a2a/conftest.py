@@ -15,8 +15,8 @@ from tests.unit.upstream.a2a.scripted import KINDS
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody has to wait for the agent's sake."""
-    monkeypatch.setattr(remote_task, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(remote_task, "LOOK_SECONDS_MAX", 0.02)
+    monkeypatch.setattr(remote_task, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(remote_task, "POLL_SECONDS_MAX", 0.02)
 
 
 @pytest_asyncio.fixture(params=KINDS, ids=" ".join)

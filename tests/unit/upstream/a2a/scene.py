@@ -12,9 +12,7 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.settings import Limits
 from isthmus.credentials.logins import StaticCredentials
-from isthmus.model.calls import Call
-from isthmus.model.outcomes import Result
-from isthmus.model.questions import ClientCapabilities
+from isthmus.model.calls import Call, ClientCapabilities, Result
 from isthmus.transport.egress import Egress
 from isthmus.upstream.a2a.link import AgentLink, TaskOwners
 from isthmus.upstream.settings import AgentSettings
@@ -35,7 +33,7 @@ class Scene:
     def __init__(self, agent: ScriptedAgent, background: BackgroundTasks) -> None:
         self.agent = agent
         self._background = background
-        self.given = TaskOwners()
+        self.task_owners = TaskOwners()
         self.link = self.dial(agent.origin)
 
     def dial(self, url: str, *origins: str) -> AgentLink:
@@ -50,12 +48,12 @@ class Scene:
             background=self._background,
             max_calls=4,
         )
-        link.given = self.given
+        link.task_owners = self.task_owners
         return link
 
-    async def greet(self) -> None:
+    async def handshake(self) -> None:
         """Read the card, and have its tools called."""
-        await self.link.greet("legacy")
+        await self.link.handshake("legacy")
         listing = await self.link.list_features()
         self.stage = Stage(*listing.tools)
         self.stage.server_queue.attach(self.link)
@@ -107,7 +105,7 @@ async def opened(kind: Kind = LATEST, *, can_stream: bool = True) -> AsyncIterat
     async with ScriptedAgent(kind, can_stream=can_stream) as agent:
         scene = Scene(agent, background)
         try:
-            await scene.greet()
+            await scene.handshake()
             yield scene
         finally:
             await scene.link.aclose()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self, TypeAlias
 
 from msgspec import Raw
 
-from isthmus.model.conversation import (
+from isthmus.model.tasks import (
     ABSENT,
     Artifact,
     Message,
@@ -64,7 +64,9 @@ KINDS = [Kind(version, binding) for version in ("1.0", "0.3") for binding in ("J
 class Out:
     """The answer to one request, as the test writes it."""
 
-    def __init__(self, writer: asyncio.StreamWriter, stream: UpdateStream, dialect: A2aDialect, asked: Operation) -> None:
+    def __init__(
+        self, writer: asyncio.StreamWriter, stream: UpdateStream, dialect: A2aDialect, asked: Operation
+    ) -> None:
         self._writer = writer
         self._stream = stream
         self._dialect = dialect
@@ -79,7 +81,7 @@ class Out:
     def tell(self, *updates: Update) -> None:
         """Say something on it."""
         for update in updates:
-            self._writer.write(self._stream.tell(update))
+            self._writer.write(self._stream.write(update))
 
     def end(self) -> None:
         """End it in good order."""
@@ -87,7 +89,7 @@ class Out:
 
     def told(self, *updates: Update) -> bytes:
         """The events that say something."""
-        return b"".join(self._stream.tell(update) for update in updates)
+        return b"".join(self._stream.write(update) for update in updates)
 
     def tell_some(self, *updates: Update) -> None:
         """Begin a stream that says where it ends, and say something on it."""

@@ -49,14 +49,14 @@ def test_a_skill_says_what_it_does_with_examples_and_tags() -> None:
     assert shown["description"].startswith("Does.\n\nFor example:\n- try 0\n")
     assert shown["description"].endswith("\n- try 9\n\nTags: a, b")
     assert shown["inputSchema"]["required"] == ["message"]
-    assert (offered.skill, offered.is_worded) == ("s", True)
+    assert (offered.skill, offered.takes_text) == ("s", True)
 
 
 def test_a_skill_with_schemas_takes_and_gives_what_they_say_exactly() -> None:
     skill = AgentSkill("s", "S", "Does.", input_schema=OBJECT, output_schema=OBJECT)
     (offered,) = tools_of(card(skill), SERVER).values()
     assert offered.tool.definition["inputSchema"] == offered.tool.definition["outputSchema"] == OBJECT
-    assert not offered.is_worded
+    assert not offered.takes_text
 
 
 @pytest.mark.parametrize("schema", [b"7", b"{}", b'{"type":"string"}', b'{"type":["object"]}', b"true"])
@@ -64,7 +64,7 @@ def test_a_schema_that_is_not_of_an_object_is_none(schema: bytes) -> None:
     (offered,) = tools_of(
         card(AgentSkill("s", "S", "", input_schema=Raw(schema), output_schema=OBJECT)), SERVER
     ).values()
-    assert offered.is_worded
+    assert offered.takes_text
     assert "outputSchema" not in offered.tool.definition
 
 

@@ -8,12 +8,12 @@ from functools import partial
 import pytest
 from msgspec.structs import replace
 
-from isthmus.model.conversation import TextPart
 from isthmus.model.faults import (
     BadReply,
     NotConnected,
     ServerError,
 )
+from isthmus.model.tasks import TextPart
 from isthmus.upstream.a2a import http_exchange
 from isthmus.upstream.a2a.http_exchange import LINGERING_MAX, LingeringConnections
 from isthmus.wire.a2a.operations import A2aProblem, CancelTask, SendMessage
@@ -46,7 +46,7 @@ async def test_a_refusal_is_told_without_what_the_agent_was_shown(every: Scene) 
     async def refuse(_: SendMessage, out: Out) -> None:
         out.refuse(A2aProblem("invalid_params", "not with secret"))
 
-    every.link.hide = lambda text: text.replace("secret", "***")
+    every.link.redact = lambda text: text.replace("secret", "***")
     fault = (await every.answered(refuse)).fault
     assert isinstance(fault, ServerError), fault
     assert fault.message == "not with ***"
@@ -149,13 +149,13 @@ def _body(body: bytes, status: int = 200) -> Script:
 BAD: dict[str, tuple[Script, str]] = {
     "no JSON": (_event(b"hello"), "usable"),
     "another id": (_event(b'{"jsonrpc":"2.0","id":99,"result":{}}'), "another request"),
-    "nothing": (_event(b'{"jsonrpc":"2.0","id":1,"result":{}}'), "it holds nothing"),
+    "nothing": (_event(b'{"jsonrpc":"2.0","id":1,"result":{}}'), "it is empty"),
     "too much": (_event(b'"%b"' % (b"x" * 70_000)), "an event of over 65536 bytes"),
     "endless artifacts": (_flood(), "artifacts of over 65536 bytes"),
     "silence": (streaming(), "ended before it said anything"),
     "HTML": (_body(b"<html>", 502), "HTTP 502"),
     "a long body": (_body(b"x" * 70_000), "an answer of over 65536 bytes"),
-    "no task": (_body(b'{"jsonrpc":"2.0","id":1,"result":{"task":{"id":7}}}'), "something else"),
+    "no task": (_body(b'{"jsonrpc":"2.0","id":1,"result":{"task":{"id":7}}}'), "unexpected response"),
 }
 
 

@@ -45,7 +45,7 @@ async def test_a_card_that_holds_is_not_read_again(scene: Scene) -> None:
 async def test_the_earlier_place_of_a_card_is_looked_at_too(scene: Scene) -> None:
     scene.agent.paths = lambda path: None if path == "/.well-known/agent.json" else (404, b"")
     link = scene.dial(scene.agent.origin + "/")
-    await link.greet("legacy")
+    await link.handshake("legacy")
     await link.ping(SECONDS)
     assert [head.split()[1] for head in scene.agent.fetched[-3:]] == [
         "/.well-known/agent-card.json",
@@ -59,7 +59,7 @@ async def test_a_card_that_moves_is_found_again(scene: Scene) -> None:
     scene.agent.card_headers = {"etag": '"x"'}
     scene.agent.paths = lambda path: (404, b"") if path.endswith("agent-card.json") else None
     link = scene.dial(scene.agent.origin)
-    await link.greet("legacy")
+    await link.handshake("legacy")
     before = await link.list_features()
     scene.agent.skills.append({"id": "new", "name": "New", "description": ""})
     scene.agent.paths = lambda path: (404, b"") if path.endswith("agent.json") else None
@@ -73,14 +73,14 @@ async def test_who_has_to_prove_who_it_is_to_see_the_card_is_told_where(scene: S
     scene.agent.paths = lambda path: (401, b"")
     link = scene.dial(scene.agent.origin)
     with pytest.raises(NotConnected) as refused:
-        await link.greet("legacy")
+        await link.handshake("legacy")
     assert refused.value.login == "https://login.example/meta"
     await link.aclose()
 
 
 async def test_the_address_of_the_card_itself_will_do(scene: Scene) -> None:
     link = scene.dial(scene.agent.origin + "/cards/mine.json?v=1")
-    await link.greet("legacy")
+    await link.handshake("legacy")
     assert scene.agent.fetched[-1].split()[1] == "/cards/mine.json?v=1"
     await link.aclose()
 
@@ -92,7 +92,7 @@ async def test_the_address_of_the_card_itself_will_do(scene: Scene) -> None:
         ((401, b""), NotConnected, "check the credentials"),
         ((304, b""), NotConnected, "HTTP 304 where its card should be"),
         ((200, b"<html>"), ConnectFailed, "the card cannot be read"),
-        ((200, b'{"name":"x"}'), ConnectFailed, "no place to speak to"),
+        ((200, b'{"name":"x"}'), ConnectFailed, "no interface"),
         (
             (200, b'{"name":"x","supportedInterfaces":[{"url":"http://h/","protocolBinding":"GRPC",'
              b'"protocolVersion":"1.0"}]}'),
@@ -110,14 +110,14 @@ async def test_a_card_that_cannot_be_used_says_why(
     scene.agent.paths = lambda path: answer
     link = scene.dial(scene.agent.origin)
     with pytest.raises(error, match=words):
-        await link.greet("legacy")
+        await link.handshake("legacy")
     await link.aclose()
 
 
 async def test_a_card_that_goes_bad_is_a_list_that_cannot_be_had(scene: Scene) -> None:
     known = await scene.link.list_features()
     scene.agent.paths = lambda path: (200, b"{}")
-    with pytest.raises(BadReply, match="no place to speak to"):
+    with pytest.raises(BadReply, match="no interface"):
         await scene.link.list_features(known=known)
 
 
@@ -151,7 +151,7 @@ async def test_an_agent_that_answers_anything_is_still_there(scene: Scene) -> No
     with pytest.raises(BadReply, match="HTTP 503 where its card should be"):
         await scene.link.list_features(known=known)
     with pytest.raises(BadReply, match="HTTP 503 where its card should be"):
-        await scene.link.look_round()
+        await scene.link.refresh_hubs()
 
 
 async def test_an_agent_that_is_gone_is_not_there(scene: Scene) -> None:
@@ -166,7 +166,7 @@ async def test_an_agent_that_is_gone_is_not_there(scene: Scene) -> None:
 async def test_hubs_behind_the_agent_are_known_by_its_card(scene: Scene) -> None:
     assert not scene.link.is_hub
     scene.agent.extensions = [{"uri": "urn:isthmus:a2a:hubs:1", "params": {"isthmus/hubs": {"x": 0, "y": 1}}}]
-    await scene.link.look_round()
+    await scene.link.refresh_hubs()
     assert scene.link.hubs == {"x": 0, "y": 1}
 
 
@@ -180,7 +180,7 @@ async def test_an_agent_knows_nothing_of_mcp(scene: Scene) -> None:
 
 async def test_a_skill_that_is_gone_is_not_asked_for(scene: Scene) -> None:
     scene.agent.skills = [{"id": "other", "name": "O", "description": ""}]
-    await scene.link.look_round()
+    await scene.link.refresh_hubs()
     fault = (await scene.outcome()).fault
     assert isinstance(fault, NotConnected)
     assert (fault.executed, scene.agent.asked) == ("no", [])
@@ -203,7 +203,7 @@ async def test_an_extension_that_is_required_and_not_known_is_noted(scene: Scene
 async def test_a_tag_that_is_none_is_not_repeated(scene: Scene, tag: str) -> None:
     scene.agent.card_headers = {"etag": tag}
     for _ in range(2):
-        await scene.link.look_round()
+        await scene.link.refresh_hubs()
     assert "if-none-match" not in scene.agent.fetched[-1]
 
 

@@ -8,10 +8,10 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
-from isthmus.model.conversation import ABSENT, DataPart, Part, TaskStatus, TextPart
-from isthmus.model.events import Event, LogMessage, Progress
+from isthmus.model.calls import Event, LogMessage, Progress
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
+from isthmus.model.tasks import ABSENT, DataPart, Part, TaskStatus, TextPart
 from isthmus.upstream.a2a.agent_card import SkillTool
 from isthmus.upstream.a2a.messages import (
     NO_WORDS,
@@ -28,7 +28,7 @@ from tests.unit.core.doubles import Stage, call
 from tests.unit.upstream.a2a.scripted import says
 
 TOOL = Tool.of(ServerName("far"), FeatureName("t"), {})
-WORDED = SkillTool(TOOL, 'a "b"', is_worded=True)
+WORDED = SkillTool(TOOL, 'a "b"', takes_text=True)
 
 
 def test_words_and_data_are_parts_and_the_rest_says_where_they_belong() -> None:
@@ -44,13 +44,13 @@ def test_what_is_null_is_not_there() -> None:
 
 
 def test_arguments_of_a_schema_are_one_part_as_they_are() -> None:
-    told = message_for(SkillTool(TOOL, "s", is_worded=False), Raw(b'{ "n": 1.50 }'))
+    told = message_for(SkillTool(TOOL, "s", takes_text=False), Raw(b'{ "n": 1.50 }'))
     assert isinstance(told, TaskMessage)
-    assert (told.parts, told.is_worded) == ((DataPart(Raw(b'{ "n": 1.50 }'), "application/json"),), False)
+    assert (told.parts, told.takes_text) == ((DataPart(Raw(b'{ "n": 1.50 }'), "application/json"),), False)
 
 
 def test_an_agent_as_a_whole_is_told_no_skill() -> None:
-    told = message_for(SkillTool(TOOL, "", is_worded=True), Raw(b'{"message":"hi"}'))
+    told = message_for(SkillTool(TOOL, "", takes_text=True), Raw(b'{"message":"hi"}'))
     assert isinstance(told, TaskMessage)
     assert told.metadata == ABSENT
 
@@ -123,7 +123,7 @@ def schema_of(asking: AgentQuestion) -> bytes:
 
 def test_words_are_asked_for_in_one_field() -> None:
     asking = question_in((TextPart("Which"), TextPart("one?"), data(b"[1]"), data(b"7")))
-    assert asking.is_worded
+    assert asking.takes_text
     params = json.loads(bytes(asking.question.params))
     assert params["message"] == "Which\none?"
     assert params["requestedSchema"]["required"] == ["message"]
@@ -135,25 +135,25 @@ def test_words_are_asked_for_in_one_field() -> None:
 )
 def test_a_schema_is_asked_for_exactly(part: bytes) -> None:
     asking = question_in((data(part),))
-    assert not asking.is_worded
+    assert not asking.takes_text
     assert schema_of(asking) == FORM
 
 
 @pytest.mark.parametrize("part", [NESTED, b'{"schema":%b}' % NESTED, b'{"type":"object"}', b'{"schema":"x"}', b"{}"])
 def test_what_no_form_can_be_made_of_is_asked_for_in_words(part: bytes) -> None:
-    assert question_in((data(part),)).is_worded
+    assert question_in((data(part),)).takes_text
 
 
 @pytest.mark.parametrize("method", ["elicitation/create", "sampling/createMessage", "roots/list"])
 def test_another_hubs_question_is_passed_on(method: str) -> None:
     asking = question_in((TextPart("Who?"), data(b'{"method":"%b","params":{"a":1.0}}' % method.encode())))
-    assert asking.is_passed_on
+    assert asking.is_hubs_own
     assert (asking.question.method, bytes(asking.question.params)) == (method, b'{"a":1.0}')
 
 
 @pytest.mark.parametrize("part", [b'{"method":"tools/call","params":{}}', b'{"method":"roots/list","params":7}'])
 def test_what_is_no_question_is_not_passed_on(part: bytes) -> None:
-    assert not question_in((data(part),)).is_passed_on
+    assert not question_in((data(part),)).is_hubs_own
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ class Telling:
         self.reports.tell(TaskStatus("working", 1.0, says(*parts, id=id)))
 
     @property
-    def heard(self) -> list[Event]:
+    def on_update(self) -> list[Event]:
         return self.listener.events
 
 
@@ -202,7 +202,7 @@ async def test_each_new_word_is_one_step() -> None:
     telling.tell(TextPart("one"), TextPart("more"))
     telling.tell(TextPart("one"), TextPart("more"))
     telling.tell(TextPart("x" * (WORDS_LENGTH_MAX + 1)), id="n")
-    first, second = telling.heard
+    first, second = telling.on_update
     assert isinstance(first, Progress)
     assert isinstance(second, Progress)
     assert {key: bytes(value) for key, value in first.members.items()} == {"progress": b"1", "message": b'"one\\nmore"'}
@@ -213,7 +213,7 @@ async def test_who_wants_no_progress_hears_a_line_of_the_log() -> None:
     telling = Telling(wants_progress=False)
     telling.tell(TextPart("one"))
     telling.tell(DataPart(Raw(b'{"progress":1}')), id="n")
-    (line,) = telling.heard
+    (line,) = telling.on_update
     assert isinstance(line, LogMessage)
 
 
@@ -224,18 +224,18 @@ async def test_what_says_nothing_is_not_told(part: Part) -> None:
     telling = Telling()
     telling.tell(part)
     telling.reports.tell(TaskStatus("working", 1.0))
-    assert telling.heard == []
+    assert telling.on_update == []
 
 
 async def test_a_question_is_no_report() -> None:
     telling = Telling()
     telling.reports.tell(TaskStatus("input_required", 1.0, says(TextPart("Which?"))))
-    assert telling.heard == []
+    assert telling.on_update == []
 
 
 async def test_a_hubs_report_is_passed_on_without_what_belongs_to_its_hop() -> None:
     telling = Telling()
     telling.tell(DataPart(Raw(b'{"progress":0.50,"total":1,"progressToken":7,"_meta":{}}')))
-    (report,) = telling.heard
+    (report,) = telling.on_update
     assert isinstance(report, Progress)
     assert {key: bytes(value) for key, value in report.members.items()} == {"progress": b"0.50", "total": b"1"}

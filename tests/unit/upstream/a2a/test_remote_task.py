@@ -11,17 +11,7 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
-from isthmus.model.conversation import (
-    Artifact,
-    DataPart,
-    FilePart,
-    Message,
-    Task,
-    TaskStatus,
-    TaskStatusUpdate,
-    TextPart,
-)
-from isthmus.model.events import LogMessage, Progress
+from isthmus.model.calls import NOT_ASKED, Answered, LogMessage, Progress
 from isthmus.model.faults import (
     BadArguments,
     BadReply,
@@ -32,7 +22,16 @@ from isthmus.model.faults import (
     TimedOut,
     Unanswered,
 )
-from isthmus.model.questions import NOT_ASKED, Answered
+from isthmus.model.tasks import (
+    Artifact,
+    DataPart,
+    FilePart,
+    Message,
+    Task,
+    TaskStatus,
+    TaskStatusUpdate,
+    TextPart,
+)
 from isthmus.upstream.a2a import link, remote_task
 from isthmus.upstream.waiters import ROUNDS_MAX
 from isthmus.wire.a2a.operations import A2aProblem, CancelTask, GetTask, SendMessage, SubscribeToTask
@@ -84,7 +83,7 @@ async def test_a_skill_with_a_schema_is_told_its_arguments_as_they_are(scene: Sc
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
     params = {"skills": {"research": {"inputSchema": schema, "outputSchema": schema}}}
     scene.agent.extensions = [{"uri": "urn:isthmus:a2a:skill-schemas:1", "params": params}]
-    await scene.greet()
+    await scene.handshake()
     await scene.answered(streaming(WORKING, DONE), arguments={"n": 7})
     (sent,) = scene.agent.sent()
     assert sent.message.parts == (DataPart(Raw(b'{"n": 7}'), "application/json"),)
@@ -151,7 +150,7 @@ async def test_a_task_that_fails_is_an_error_with_its_content(every: Scene, stat
 
 
 async def test_a_failure_is_told_without_what_the_agent_was_shown_and_an_answer_as_it_is(every: Scene) -> None:
-    every.link.hide = lambda text: text.replace("secret", "***")
+    every.link.redact = lambda text: text.replace("secret", "***")
     failed = await every.answered(streaming(WORKING, stands("failed", TextPart("not with secret"))))
     assert texts(failed) == ["not with ***"]
     done = await every.answered(streaming(WORKING, stands("completed", TextPart("it is secret"))))
@@ -602,7 +601,7 @@ def has_heard(scene: Scene, kind: type, times: int) -> bool:
 async def test_calls_that_are_given_up_before_they_have_a_name_leave_room_for_others(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_task, "NAME_SECONDS", 600)
+    monkeypatch.setattr(remote_task, "TASK_ID_SECONDS", 600)
     scene.agent.scripts[SendMessage] = hang
     for number in range(MANY):
         inflight, _ = scene.start()
@@ -614,8 +613,8 @@ async def test_calls_that_are_given_up_before_they_have_a_name_leave_room_for_ot
 async def test_tasks_whose_end_an_agent_does_not_acknowledge_leave_room_for_calls(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "FAREWELL_SECONDS", 600)
-    monkeypatch.setattr(link, "TOLD_SECONDS", 0.05)
+    monkeypatch.setattr(link, "CANCEL_SECONDS", 600)
+    monkeypatch.setattr(link, "CANCEL_GRACE_SECONDS", 0.05)
     monkeypatch.setattr(link, "CLOSE_SECONDS", 0.01)
     scene.agent.scripts[CancelTask] = hang
     ask = streaming(WORKING, stands("input_required", TextPart("Which one?")))
@@ -645,7 +644,9 @@ LOGIN = (
 
 
 async def test_a_login_that_another_hub_asks_for_is_passed_on_to_who_can_be_sent_there(scene: Scene) -> None:
-    scene.agent.scripts[SendMessage] = streaming(WORKING, stands("auth_required", TextPart("Log in"), DataPart(Raw(LOGIN))))
+    scene.agent.scripts[SendMessage] = streaming(
+        WORKING, stands("auth_required", TextPart("Log in"), DataPart(Raw(LOGIN)))
+    )
     _, listener = scene.start(client_caps=ASKABLE | {"elicitation.url"})
     await until(lambda: bool(listener.asked))
     ((question, answer),) = listener.asked
@@ -666,7 +667,7 @@ async def test_who_cannot_be_sent_there_is_told_where_it_is(scene: Scene) -> Non
 async def test_a_tool_without_a_place_for_the_task_cannot_go_on_unasked(scene: Scene) -> None:
     params = {"skills": {"research": {"inputSchema": {"type": "object"}}}}
     scene.agent.extensions = [{"uri": "urn:isthmus:a2a:skill-schemas:1", "params": params}]
-    await scene.greet()
+    await scene.handshake()
     listener = await scene.answered(streaming(WORKING, stands("input_required", TextPart("Which one?"))), arguments={})
     assert isinstance(listener.fault, Unanswered)
     async with asyncio.timeout(SECONDS):
@@ -739,7 +740,7 @@ async def test_an_answer_that_comes_when_the_link_is_gone_is_told_nobody(scene: 
 
 
 async def test_who_gives_a_task_up_that_it_named_itself_need_not_wait_for_its_name(scene: Scene) -> None:
-    scene.given.add(ANYONE, SERVER, TASK)
+    scene.task_owners.add(ANYONE, SERVER, TASK)
     inflight, listener = scene.start({"message": "go", "task_id": TASK})
     await until(lambda: bool(scene.agent.asked))
     inflight.cancel("enough")

@@ -12,11 +12,11 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.catalog.snapshot import ServerStatus
-from isthmus.core.ports.journal import Journal
+from isthmus.core.ports import Journal
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller
+from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities
 from isthmus.model.names import ServerName
-from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 from isthmus.model.relay import Claim
 from isthmus.transport.websocket import Hearer
 from isthmus.upstream.dialin.mux import LeaveListener
@@ -158,7 +158,9 @@ class Scene:
         self.background = BackgroundTasks("test")
         self.hub = Hub(Limits(), Notes())
         self.time = 1_000_000.0
-        self.book = DialInRegistry(self.hub, self.background, ME, settings or DialInSettings(), lambda: self.time, journal)
+        self.book = DialInRegistry(
+            self.hub, self.background, ME, settings or DialInSettings(), lambda: self.time, journal
+        )
 
     def dial(self, server: Dialler, server_id: str | None = None, claim: Claim = CLAIM, *, muxed: bool = False) -> None:
         """Connect a server."""

@@ -8,12 +8,10 @@ from functools import partial
 import msgspec
 import pytest
 
-from isthmus.core.watch.levels import LogLevels
+from isthmus.core.watch.log_levels import LogLevels
 from isthmus.model.callers import Caller, Grants
-from isthmus.model.calls import EVERYTHING, Call
-from isthmus.model.events import LogMessage, Progress
+from isthmus.model.calls import EVERYTHING, Answered, Call, LogMessage, Progress
 from isthmus.model.faults import BadArguments, Lost
-from isthmus.model.questions import Answered
 from isthmus.upstream import duplex
 from isthmus.upstream.dialin import link as module
 from isthmus.upstream.dialin.link import CallerMarkDialect, mark_of

@@ -124,7 +124,10 @@ def test_each_channel_hears_its_own_messages_and_says_its_own(scene: Scene) -> N
     two.channel.named("robot_two", 5.0)
 
     assert (one.heard, two.heard) == ([b'{"id": 2}'], [b'{"id": 1}'])
-    assert scene.socket.said() == [mux.ChannelMessage(1, b'{"id": 1, "of": "one"}'), ChannelOpened(7, "robot_two", grace=5.0)]
+    assert scene.socket.said() == [
+        mux.ChannelMessage(1, b'{"id": 1, "of": "one"}'),
+        ChannelOpened(7, "robot_two", grace=5.0),
+    ]
     assert one.channel.client == "192.0.2.7"
 
 
@@ -219,7 +222,9 @@ def test_there_are_so_many_channels_and_no_more(scene: Scene) -> None:
         scene.open(number)
     scene.socket.said()
     scene.host.read(mux.write_open(OpenChannel(1000)))
-    assert scene.socket.said() == [ChannelClosed(1000, 1013, f"a connection may have {mux.CHANNELS_MAX} channels at most")]
+    assert scene.socket.said() == [
+        ChannelClosed(1000, 1013, f"a connection may have {mux.CHANNELS_MAX} channels at most")
+    ]
     assert scene.socket.closing is None
     assert len(scene.book.servers) == mux.CHANNELS_MAX
 

@@ -20,7 +20,7 @@ async def test_nothing_runs_while_there_is_nothing_to_do() -> None:
 
 
 async def test_a_change_is_followed_at_once_and_then_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "LOOK_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(listing, "RELIST_SECONDS", 0.05)
     async with scene() as at:
         server = await at.seat(Dialler())
         server.change("then")
@@ -32,7 +32,7 @@ async def test_a_change_is_followed_at_once_and_then_once_a_second(monkeypatch: 
         await until(lambda: len(at.background) == 0)
 
 
-async def test_a_change_while_it_is_greeted_is_not_missed() -> None:
+async def test_a_change_while_it_is_initialized_is_not_missed() -> None:
     async with scene() as at:
         server = Dialler("clock", [f"t{number}" for number in range(60)])
         at.dial(server)

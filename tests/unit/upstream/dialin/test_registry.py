@@ -35,7 +35,7 @@ from tests.unit.upstream.doubles import text_of
 # -- coming ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_server_is_greeted_once_listed_to_the_last_page_and_called() -> None:
+async def test_a_server_is_initialized_once_listed_to_the_last_page_and_called() -> None:
     async with scene() as at:
         server = Dialler(tools=[f"t{number}" for number in range(120)])
         await at.seat(server, "clock")
@@ -175,7 +175,7 @@ async def test_a_server_of_no_known_version_is_sent_away() -> None:
         assert "1999-01-01" in server.closed[0][1]
 
 
-async def test_a_server_that_leaves_while_it_is_greeted_leaves_nothing_behind() -> None:
+async def test_a_server_that_leaves_while_it_is_initialized_leaves_nothing_behind() -> None:
     async with scene() as at:
         server = Dialler()
         at.dial(server)
@@ -216,7 +216,7 @@ async def test_the_newest_of_a_server_id_replaces_the_old_and_what_the_old_still
         assert not new.closed
 
 
-async def test_while_the_newest_is_greeted_the_old_one_serves() -> None:
+async def test_while_the_newest_is_initialized_the_old_one_serves() -> None:
     async with scene() as at:
         old = await at.seat(Dialler("old"), "s1")
         new = Dialler("new")

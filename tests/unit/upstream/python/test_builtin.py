@@ -15,10 +15,9 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.settings import Limits
-from isthmus.model.calls import EVERYTHING
+from isthmus.model.calls import EVERYTHING, Result
 from isthmus.model.faults import Bug, Lost, NotConnected, UnknownTool
 from isthmus.model.names import ServerName
-from isthmus.model.outcomes import Result
 from isthmus.storage.memory import MemoryJournal
 from isthmus.upstream.python.builtin import HubFunctions, LocalLink, LocalTool, builtin_tools
 from isthmus.upstream.python.context import Context

@@ -12,9 +12,7 @@ import pytest_asyncio
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
-from isthmus.model.events import Event
-from isthmus.model.outcomes import Result
-from isthmus.model.questions import Answered, ClientCapabilities, Declined, OnReply, Question
+from isthmus.model.calls import Answered, ClientCapabilities, Declined, Event, OnReply, Question, Result
 from isthmus.upstream.python.context import Context, NoAnswerError, QuestionSender
 from isthmus.upstream.python.runner import Runner
 from isthmus.upstream.python.signatures import Function, Traits
@@ -239,7 +237,9 @@ def test_after_the_hub_has_ended_nobody_answers() -> None:
         return Stage().start(call())[0]
 
     loop = asyncio.new_event_loop()
-    context = Context("ann", lambda _event: None, "", QuestionSender(loop.run_until_complete(inflight_of_the_past()), loop))
+    context = Context(
+        "ann", lambda _event: None, "", QuestionSender(loop.run_until_complete(inflight_of_the_past()), loop)
+    )
     loop.close()
     with pytest.raises(NoAnswerError, match="given up"):
         context.ask_blocking("Who?")

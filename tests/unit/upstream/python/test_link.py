@@ -17,10 +17,9 @@ import pytest_asyncio
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.settings import Limits
-from isthmus.model.events import LogMessage, Progress
+from isthmus.model.calls import LogMessage, Progress, Result
 from isthmus.model.faults import BadArguments, BadReply, Lost, NotConnected
 from isthmus.model.features import Tool
-from isthmus.model.outcomes import Result
 from isthmus.upstream.link import ConnectFailed
 from isthmus.upstream.python import runner as module
 from isthmus.upstream.python.link import PythonLink
@@ -125,7 +124,7 @@ class Scene:
         return PythonLink(SERVER, me, self._limits, reach=reach, background=self._background, max_calls=2)
 
     async def open(self) -> None:
-        await self.link.greet("legacy")
+        await self.link.handshake("legacy")
         self.stage = Stage(*(await self.link.list_features()).tools)
         self.stage.server_queue.attach(self.link)
 
@@ -285,7 +284,7 @@ async def test_a_module_with_a_context_can_log(scene: Scene) -> None:
     assert scene.link.abilities() == {"tools", "logging"}
     scene.link.set_level("debug")
     other = scene.dial(PythonSettings("math:sqrt"))
-    await other.greet("legacy")
+    await other.handshake("legacy")
     assert other.abilities() == {"tools"}
     await other.aclose()
 
@@ -364,7 +363,7 @@ async def test_closing_the_link_ends_every_call_and_does_not_wait_for_threads(sc
 async def test_what_cannot_be_imported_is_a_failed_connection(scene: Scene) -> None:
     link = scene.dial(PythonSettings("nowhere_at_all"))
     with pytest.raises(ConnectFailed, match="there is no Python module called nowhere_at_all"):
-        await link.greet("legacy")
+        await link.handshake("legacy")
     await link.aclose()
 
 
@@ -374,10 +373,10 @@ async def test_an_import_that_takes_too_long_is_a_failed_connection(scene: Scene
     link = scene.dial(PythonSettings("slow_to_import", str(tmp_path)))
     link.start_seconds = 0.05
     with pytest.raises(ConnectFailed, match="importing slow_to_import takes over"):
-        await link.greet("legacy")
+        await link.handshake("legacy")
     scene.shop.may_end.set()
     link.start_seconds = 10.0
-    await link.greet("legacy")
+    await link.handshake("legacy")
     assert [tool.name for tool in (await link.list_features()).tools] == ["f"]
     await link.aclose()
     del sys.modules["slow_to_import"]

@@ -13,8 +13,7 @@ import pytest_asyncio
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
-from isthmus.model.events import Progress
-from isthmus.model.outcomes import Result
+from isthmus.model.calls import Progress, Result
 from isthmus.upstream.python import runner as module
 from isthmus.upstream.python.runner import EventOutbox, Runner, WorkerThreads, redirect_prints
 from isthmus.upstream.python.signatures import Function, Traits

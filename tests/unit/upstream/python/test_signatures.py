@@ -18,7 +18,7 @@ import pytest
 from annotated_types import Ge, Len
 from pydantic import BaseModel, Field
 
-from isthmus.model.events import Event, LogMessage, Progress
+from isthmus.model.calls import Event, LogMessage, Progress
 from isthmus.upstream.python.context import Context
 from isthmus.upstream.python.signatures import BadArgument, Function, Unusable, read_docstring
 from tests.unit.core.doubles import raw

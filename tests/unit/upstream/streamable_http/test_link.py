@@ -15,11 +15,8 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.settings import Limits
 from isthmus.credentials.logins import StaticCredentials
-from isthmus.model.calls import Surface
-from isthmus.model.events import LogMessage, Progress
+from isthmus.model.calls import UNSURE, Answered, LogMessage, Progress, Result, Surface
 from isthmus.model.faults import BadReply, Cancelled, Fault, Lost, ServerError
-from isthmus.model.outcomes import Result
-from isthmus.model.questions import UNSURE, Answered
 from isthmus.transport.egress import Egress
 from isthmus.upstream import link as base
 from isthmus.upstream import subscriptions
@@ -87,7 +84,7 @@ class Held(Scene):
 
     async def greeted(self, *, is_modern: bool, session: str = "") -> None:
         """Open the link as a good server does."""
-        greeting = asyncio.ensure_future(self.link.greet("modern" if is_modern else "legacy"))
+        greeting = asyncio.ensure_future(self.link.handshake("modern" if is_modern else "legacy"))
         welcome = message(id=1, result=DISCOVERY if is_modern else WELCOME)
         await self.answered(reply("200 OK", welcome, *JSON, *([f"mcp-session-id: {session}"] if session else [])))
         if not is_modern:
@@ -121,7 +118,7 @@ async def held(background: BackgroundTasks) -> AsyncIterator[Held]:
 @pytest.mark.parametrize("era", ["auto", "legacy"])
 @pytest.mark.parametrize("status", ["400 Bad Request", "404 Not Found", "405 Method Not Allowed"])
 async def test_an_address_that_knows_no_posts_is_another_carriers(held: Held, era: Era, status: str) -> None:
-    greeting = asyncio.ensure_future(held.link.greet(era))
+    greeting = asyncio.ensure_future(held.link.handshake(era))
     refusal = reply(status, b"Not here", "connection: close", "content-type: text/plain")
     await held.answered(*[refusal] * (1 if era == "legacy" else 2))
     with pytest.raises(WrongCarrier, match=f"answered a POST of MCP with HTTP {status[:3]}"):
@@ -142,7 +139,7 @@ async def test_an_address_that_knows_no_posts_is_another_carriers(held: Held, er
     ids=["401", "500", "json", "both"],
 )
 async def test_one_that_looks_like_an_endpoint_is_none_of_another_carrier(held: Held, answers: list[bytes]) -> None:
-    greeting = asyncio.ensure_future(held.link.greet("auto"))
+    greeting = asyncio.ensure_future(held.link.handshake("auto"))
     await held.answered(*answers)
     with pytest.raises((Fault, ConnectFailed)) as failed:
         await greeting
@@ -152,12 +149,12 @@ async def test_one_that_looks_like_an_endpoint_is_none_of_another_carrier(held: 
 async def test_nobody_there_is_no_wrong_carrier(background: BackgroundTasks) -> None:
     link = dial("http://127.0.0.1:1/mcp", background)
     with pytest.raises(Fault):
-        await link.greet("auto")
+        await link.handshake("auto")
     await link.aclose()
 
 
 async def test_a_stream_of_the_earlier_transport_is_recognised_by_its_first_event(held: Held) -> None:
-    greeting = asyncio.ensure_future(held.link.greet("auto"))
+    greeting = asyncio.ensure_future(held.link.handshake("auto"))
     await held.answered(*[STREAM + event(b"/messages?s=1", "endpoint")] * 2)
     with pytest.raises(WrongCarrier, match="a stream of HTTP\\+SSE"):
         await greeting
@@ -170,7 +167,7 @@ async def test_real_servers_of_the_earlier_transport_are_recognised(
     running = await spawn(peer, "--transport", "sse")
     link = dial(running.at("/sse"), background)
     with pytest.raises(WrongCarrier):
-        await link.greet("auto")
+        await link.handshake("auto")
     await link.aclose()
 
 
@@ -258,7 +255,7 @@ async def test_a_stream_that_has_not_told_yet_is_kept_if_it_is_the_only_one(held
 )
 async def test_a_refused_subscription_is_told_to_who_asked(held: Held, answered: bytes, kind: type[Fault]) -> None:
     await held.greeted(is_modern=True)
-    held.link.hide = lambda text: text.replace("a-secret", "***")
+    held.link.redact = lambda text: text.replace("a-secret", "***")
     subscribing = asyncio.ensure_future(held.link.subscribe("file:///a"))
     peer, _ = await held.request()
     await peer.say(answered)
@@ -382,7 +379,7 @@ def refused_version(id: int, *supported: str) -> bytes:
 
 
 async def test_a_server_that_refuses_a_version_and_names_it_as_its_own_is_asked_once_more(held: Held) -> None:
-    greeting = asyncio.ensure_future(held.link.greet("auto"))
+    greeting = asyncio.ensure_future(held.link.handshake("auto"))
     discovery = reply("200 OK", message(id=2, result=DISCOVERY), *JSON)
     await held.answered(refused_version(1, "2026-07-28"), discovery)
     async with asyncio.timeout(10):
@@ -390,8 +387,8 @@ async def test_a_server_that_refuses_a_version_and_names_it_as_its_own_is_asked_
     assert held.link.dialect.era == "modern"
 
 
-async def test_a_server_that_goes_on_refusing_its_own_version_is_greeted_the_earlier_way(held: Held) -> None:
-    greeting = asyncio.ensure_future(held.link.greet("auto"))
+async def test_a_server_that_goes_on_refusing_its_own_version_is_initialized_the_earlier_way(held: Held) -> None:
+    greeting = asyncio.ensure_future(held.link.handshake("auto"))
     await held.answered(*(refused_version(id, "2026-07-28") for id in (1, 2)))
     peer, asked = await held.request()
     assert asked["method"] == "initialize"
@@ -404,7 +401,7 @@ async def test_a_server_that_goes_on_refusing_its_own_version_is_greeted_the_ear
 async def test_a_server_that_names_no_version_of_the_era_is_not_asked_again(
     held: Held, supported: tuple[str, ...]
 ) -> None:
-    greeting = asyncio.ensure_future(held.link.greet("auto"))
+    greeting = asyncio.ensure_future(held.link.handshake("auto"))
     await held.answered(refused_version(1, *supported))
     peer, asked = await held.request()
     assert asked["method"] == "initialize"
@@ -416,7 +413,7 @@ async def test_a_server_that_names_no_version_of_the_era_is_not_asked_again(
 async def until_listening(held: Held) -> tuple[asyncio.Future[None], Peer]:
     """Greet a server with sessions on behalf of those who can be asked; the peer is who wants to hear questions."""
     held.link.client_caps = frozenset({"elicitation"})
-    greeting = asyncio.ensure_future(held.link.greet("legacy"))
+    greeting = asyncio.ensure_future(held.link.handshake("legacy"))
     welcome = message(id=1, result=WELCOME)
     await held.answered(reply("200 OK", welcome, *JSON, "mcp-session-id: s1"))
     first, second = await held.request(), await held.request()
@@ -454,7 +451,7 @@ async def test_a_question_that_names_no_call_reaches_one_program_or_nobody_and_i
     held: Held, sessions: list[str], *, is_asked: bool
 ) -> None:
     told: list[str] = []
-    held.link.on_asked = lambda: told.append("asked")
+    held.link.on_question = lambda: told.append("asked")
     listener, callers = await asked_beside(held, *sessions)
     await listener.say(event(message(id="q", method="elicitation/create", params={})))
     await eventually(lambda: bool(told), "the question is read")
@@ -480,7 +477,7 @@ async def test_what_is_asked_before_its_call_waits_for_it(held: Held, monkeypatc
     assert (await held.request())[1]["method"] == "tools/call"
     caller.asked[0][1](Answered(raw({"action": "decline"})))
     assert (await held.request())[1] == {"jsonrpc": "2.0", "id": "q", "result": {"action": "decline"}}
-    assert not held.link.has_declined
+    assert not held.link.has_unanswered_question
 
 
 async def test_what_is_asked_and_no_call_follows_is_refused_after_a_moment(
@@ -490,7 +487,7 @@ async def test_what_is_asked_and_no_call_follows_is_refused_after_a_moment(
     await until_asked(held)
     _, refusal = await held.request()
     assert (refusal["id"], refusal["error"]["message"]) == ("q", UNSURE.message)
-    assert held.link.has_declined
+    assert held.link.has_unanswered_question
 
 
 async def test_after_a_call_was_given_up_a_question_that_names_none_may_be_about_it(held: Held) -> None:
@@ -504,7 +501,7 @@ async def test_after_a_call_was_given_up_a_question_that_names_none_may_be_about
     assert (refusal["id"], refusal["error"]["code"]) == ("q", -32603)
 
 
-async def test_a_server_without_a_stream_for_questions_is_greeted_all_the_same(held: Held) -> None:
+async def test_a_server_without_a_stream_for_questions_is_initialized_all_the_same(held: Held) -> None:
     greeting, listener = await until_listening(held)
     await listener.say(reply("405 No", b"", "connection: close"))
     async with asyncio.timeout(10):
@@ -517,7 +514,7 @@ async def test_what_is_followed_on_a_link_that_hears_nothing_yet_opens_its_strea
 ) -> None:
     await held.greeted(is_modern=False, session="s1")
     for uri in ("a:b", "a:c"):
-        following = asyncio.ensure_future(held.link.subscribe(uri))
+        subscription_sync = asyncio.ensure_future(held.link.subscribe(uri))
         if uri == "a:b":
             listener, asked = await held.request()
             assert asked == {}
@@ -526,7 +523,7 @@ async def test_what_is_followed_on_a_link_that_hears_nothing_yet_opens_its_strea
         assert (asked["method"], asked["params"]) == ("resources/subscribe", {"uri": uri})
         await subscriber.say(reply("200 OK", message(id=asked["id"], result={}), *JSON, "connection: close"))
         async with asyncio.timeout(10):
-            await following
+            await subscription_sync
 
 
 async def test_tools_whose_headers_cannot_be_written_are_left_out_and_noted(held: Held) -> None:
@@ -664,7 +661,7 @@ async def test_a_server_in_passing_trouble_is_asked_again_and_not_for_ever(held:
 
 
 async def test_a_users_headers_go_with_the_call_its_return_and_its_cancellation(held: Held) -> None:
-    held.link.user_headers = CallerHeaders(["X-User-Id"])
+    held.link.caller_headers = CallerHeaders(["X-User-Id"])
     await held.greeted(is_modern=False)
     inflight, _ = held.put(msgspec.structs.replace(call(), headers={"x-user-id": "ann", "X-Other": "1"}))
     peer = await held.server.accept()

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.snapshot import ServerStatus
-from isthmus.core.ports.targets import OpenTarget, TargetSpec
+from isthmus.core.ports import OpenTarget, TargetSpec
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.faults import Bug, Cancelled, Draining, Fault, NotConnected, TargetRefused, TooManyTargets
