@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 
-from isthmus.transport.egress import Address, EgressRefused, Origin, parse_url, permitted
+from isthmus.transport.egress import DialAddress, EgressRefused, HttpOrigin, parse_url, permitted
 
 SCHEMES = ("http", "https")
 
@@ -40,10 +40,10 @@ def addresses(data: bytes) -> None:
         _check(origin)
 
 
-def _check(origin: Origin) -> None:
+def _check(origin: HttpOrigin) -> None:
     for numeric in _resolved(origin.host):
         try:
-            permitted(origin, [Address(socket.AF_INET6 if ":" in numeric else socket.AF_INET, (numeric, origin.port))])
+            permitted(origin, [DialAddress(socket.AF_INET6 if ":" in numeric else socket.AF_INET, (numeric, origin.port))])
         except EgressRefused:
             continue
         if _is_private(numeric):

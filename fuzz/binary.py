@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from fuzz.replies import Disagreement
-from isthmus.wire.a2a import v1_0, v1_0_proto
-from isthmus.wire.a2a.operations import Problem
-from isthmus.wire.a2a.proto_schema import METHODS
+from isthmus.wire.a2a import protobuf, v1_0
+from isthmus.wire.a2a.operations import A2aProblem
+from isthmus.wire.a2a.protobuf import METHODS
 
 _METHODS = tuple(METHODS)
 
@@ -17,8 +17,8 @@ def grpc(data: bytes) -> None:
     if not data:
         return
     method = _METHODS[data[0] % len(_METHODS)]
-    members = v1_0_proto.read(method, data[1:])
-    if isinstance(members, Problem):
+    members = protobuf.read(method, data[1:])
+    if isinstance(members, A2aProblem):
         return
     for name, value in members.items():
         try:

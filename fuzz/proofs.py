@@ -8,14 +8,14 @@ from __future__ import annotations
 import base64
 from contextlib import suppress
 
-from isthmus.credentials.authorizing import LoginRefused
-from isthmus.credentials.callback import _read as read_callback
+from isthmus.credentials.authorization_code import LoginRefused
+from isthmus.credentials.authorization_code import _read as read_callback
 from isthmus.credentials.challenge import read_challenge
-from isthmus.credentials.device import _read as read_device
+from isthmus.credentials.device_code import _read as read_device
 from isthmus.credentials.discovery import DiscoveryFailed, ResourceMetadata, ServerMetadata, _decoded
-from isthmus.credentials.fetching import Fetched, FetchFailed
+from isthmus.credentials.fetch import Fetched, FetchFailed
 from isthmus.credentials.grants import GrantRefused, _read, _refusal
-from isthmus.frontends.oauth.asking import FORM, read_asked
+from isthmus.frontends.oauth.token_request import FORM, read_token_request
 from isthmus.identity.jwt import looks_signed, read_keys, read_proof, read_token
 from isthmus.identity.keys import KeyRing, bound_of, credential_of
 from isthmus.identity.settings import Algorithm
@@ -47,8 +47,8 @@ def tokens(data: bytes) -> None:
     bound_of({b"authorization": b"DPoP " + data, b"dpop": data})
     read_proof(data, ALGORITHMS)
     for authorization in (None, data, b"Basic " + base64.b64encode(data)):
-        read_asked(FORM, authorization, data)
-        read_asked(FORM, authorization, b"grant_type=client_credentials&" + data)
+        read_token_request(FORM, authorization, data)
+        read_token_request(FORM, authorization, b"grant_type=client_credentials&" + data)
 
 
 def key_sets(data: bytes) -> None:

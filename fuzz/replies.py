@@ -13,15 +13,13 @@ import msgspec
 
 from isthmus.model.names import ServerName
 from isthmus.wire import jsonrpc
-from isthmus.wire.a2a.client import client_of, read_status
-from isthmus.wire.a2a.client_bindings import PlainBinding, RpcBinding
-from isthmus.wire.a2a.client_v0_3_rest import EarlierPlainClient
-from isthmus.wire.a2a.operations import Get
-from isthmus.wire.a2a.read_cards import read_card
+from isthmus.wire.a2a.cards import read_card
+from isthmus.wire.a2a.client import RestClientBinding, RestClientV03, RpcClientBinding, client_of, read_http_error
+from isthmus.wire.a2a.operations import GetTask
 from isthmus.wire.lines import LineDecoder
-from isthmus.wire.mcp import inputs, legacy, lists, marks, messages, modern, params, results, tasks
-from isthmus.wire.mcp.hubs import read_hubs
-from isthmus.wire.relay import answers, mux
+from isthmus.wire.mcp import calls, header_params, hub_meta, input_requests, legacy, lists, messages, modern, tasks
+from isthmus.wire.mcp.hub_meta import read_hubs
+from isthmus.wire.relay import messages, mux
 from isthmus.wire.sse import SseDecoder, SseEvent
 
 LIMIT_BYTES = 64
@@ -93,22 +91,22 @@ def of_server(data: bytes) -> None:
         return  # the link refuses it before anybody reads on
     for shape in SHAPES:
         lists.read_list(shape, checked)
-    legacy.read_welcome(checked)
+    legacy.read_initialize_result(checked)
     legacy.read_server_info(checked)
-    modern.read_discovery(checked)
-    modern.names_version(checked)
+    modern.read_discover_result(checked)
+    modern.is_version_supported(checked)
     modern.as_modern(checked)
     modern.as_legacy(checked)
-    inputs.read_inputs(checked)
-    inputs.read_elsewhere(checked)
-    results.result_of(checked)
+    input_requests.read_input_required(checked)
+    input_requests.read_url_elicitations(checked)
+    calls.tool_result(checked)
     tasks.read_state(checked)
     tasks.read_poll_seconds(checked)
-    tasks.with_ids(checked, str.upper)
-    marks.read_mark(checked)
+    tasks.rename_ids(checked, str.upper)
+    hub_meta.read_mark(checked)
     read_hubs(checked)
-    for places in (params.annotated(checked), params.demanded(checked)):
-        params.param_headers(places, checked)
+    for places in (header_params.annotated_params(checked), header_params.required_params(checked)):
+        header_params.param_headers(places, checked)
     members = jsonrpc.object_members(checked)
     if members is not None:
         messages.read_log(members)
@@ -121,8 +119,8 @@ def of_agent(data: bytes) -> None:
     checked = jsonrpc.decode_object(data)
     if isinstance(checked, msgspec.Raw):
         read_card(checked)
-    read_status(data)
-    asked = Get("t")
+    read_http_error(data)
+    asked = GetTask("t")
     for binding in _bindings():
         for status in (200, 400, 503):
             binding.read(1, asked, status, data)
@@ -130,23 +128,23 @@ def of_agent(data: bytes) -> None:
         binding.read_event(1, SseEvent(data=data))
 
 
-def _bindings() -> list[RpcBinding | PlainBinding]:
+def _bindings() -> list[RpcClientBinding | RestClientBinding]:
     clients = [client for version in ("1.0", "0.3") if (client := client_of(version)) is not None]
-    return [*map(RpcBinding, clients), PlainBinding(clients[0]), PlainBinding(EarlierPlainClient())]  # type: ignore[arg-type]
+    return [*map(RpcClientBinding, clients), RestClientBinding(clients[0]), RestClientBinding(RestClientV03())]  # type: ignore[arg-type]
 
 
 def of_dialled_in(data: bytes) -> None:
     """Frames of a socket that many servers share, and what servers behind it answer."""
     frame = mux.read(data)
     match frame:
-        case mux.Said(channel=channel, message=message):
-            check_same(mux.read(mux.said(channel, message)), frame, "a frame again")
-        case mux.Open():
-            check_same(mux.read(mux.opening(frame)), frame, "an opening again")
+        case mux.ChannelMessage(channel=channel, message=message):
+            check_same(mux.read(mux.write_message(channel, message)), frame, "a frame again")
+        case mux.OpenChannel():
+            check_same(mux.read(mux.write_open(frame)), frame, "an opening again")
         case _:
             pass
     checked = jsonrpc.decode_object(data)
     if isinstance(checked, msgspec.Raw):
-        answers.tagged(checked, "id")
-        answers.with_error_text(checked)
-        answers.read_entries(checked, "tools")
+        messages.add_server_id(checked, "id")
+        messages.with_error_text(checked)
+        messages.read_entries(checked, "tools")

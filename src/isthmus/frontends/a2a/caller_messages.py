@@ -14,8 +14,12 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
-from isthmus.model.conversation import ABSENT, Data, File, Message, Part, Text
+from isthmus.core.catalog.schema import UnusableSchema, compile_check
+from isthmus.core.tasks.record import StoredQuestion
+from isthmus.model.calls import Answered, Declined, Reply
+from isthmus.model.tasks import ABSENT, DataPart, FilePart, Message, Part, TextPart
 from isthmus.wire.jsonrpc import Malformed, decode_object, object_members, render, repeats_a_member
+from isthmus.wire.mcp.messages import read_string
 
 Form: TypeAlias = Literal["tool", "execute", "command"]
 """In whose words the instruction was given, and the answer is: our own; `target_mcp_server_id`, `tool_name`,
@@ -101,10 +105,10 @@ def read_instruction(message: Message) -> Instruction:
 
 
 def _without_object(message: Message, skill: str | None) -> Instruction:
-    text = "\n".join(part.text for part in message.parts if isinstance(part, Text))
+    text = "\n".join(part.text for part in message.parts if isinstance(part, TextPart))
     if skill is None or skill in OWN_FORMS:
         return Saying(text, OWN_FORMS.get(skill or ""))
-    if any(isinstance(part, Data) and not _is_null(part.data) for part in message.parts):
+    if any(isinstance(part, DataPart) and not _is_null(part.data) for part in message.parts):
         # Without them it would do what it does to everything.
         return BadInstruction("tool", "arguments must be an object")
     return ToolInstruction(skill, EMPTY, words=text)
@@ -113,7 +117,7 @@ def _without_object(message: Message, skill: str | None) -> Instruction:
 def _first_object(parts: tuple[Part, ...]) -> tuple[dict[str, Raw] | None, Raw]:
     """The first part that is a JSON object, whole and one level deep; without members if one in it is there twice."""
     for part in parts:
-        given = part.data if isinstance(part, Data) else object_in(part)
+        given = part.data if isinstance(part, DataPart) else object_in(part)
         if given and _is_object(given):
             return None if repeats_a_member(given) else object_members(given), given
     return None, ABSENT
@@ -121,7 +125,7 @@ def _first_object(parts: tuple[Part, ...]) -> tuple[dict[str, Raw] | None, Raw]:
 
 def object_in(part: Part) -> Raw:
     """The JSON object that a text is, if it is one; what is in a text nobody has checked yet."""
-    text = part.text.strip() if isinstance(part, Text) else ""
+    text = part.text.strip() if isinstance(part, TextPart) else ""
     if not text.startswith("{"):
         return ABSENT
     value = decode_object(text.encode())
@@ -193,12 +197,12 @@ def without_headers(message: Message) -> Message:
 
 
 def _without_headers(part: Part) -> Part:
-    if isinstance(part, File):
+    if isinstance(part, FilePart):
         return part
-    text = bytes(part.data) if isinstance(part, Data) else part.text.encode("utf-8", "surrogatepass")
+    text = bytes(part.data) if isinstance(part, DataPart) else part.text.encode("utf-8", "surrogatepass")
     if HEADERS not in text and ESCAPE not in text:  # nearly all, and spared the rest
         return part
-    members = object_members(part.data if isinstance(part, Data) else object_in(part) or b"")
+    members = object_members(part.data if isinstance(part, DataPart) else object_in(part) or b"")
     if members is None:
         if not _may_have_headers(text.strip()):
             return part
@@ -207,7 +211,7 @@ def _without_headers(part: Part) -> Part:
         return part
     else:
         kept = render({**members, "mcp_headers": _names_only(members["mcp_headers"])})
-    return replace(part, data=Raw(kept)) if isinstance(part, Data) else replace(part, text=kept.decode())
+    return replace(part, data=Raw(kept)) if isinstance(part, DataPart) else replace(part, text=kept.decode())
 
 
 def _may_have_headers(text: bytes) -> bool:
@@ -243,3 +247,104 @@ def _is_null(value: Raw) -> bool:
 def _unless_null(value: Raw) -> Raw:
     """Many clients write out what they do not say."""
     return ABSENT if _is_null(value) else value
+
+
+Action: TypeAlias = Literal["accept", "decline", "cancel"]
+ACTIONS: tuple[Action, ...] = ("accept", "decline", "cancel")
+
+REFUSALS = ("decline", "cancel")
+
+ELICIT = "elicitation/create"
+
+SCHEMA_BYTES = 64 * 1024
+"""Longer ones are no forms for people."""
+
+PLAIN_ANSWERS: Mapping[str, Action] = {"decline": "decline", "no": "decline", "cancel": "cancel", "stop": "cancel"}
+"""Short answers in plain words; `yes` and `accept` are answers only where nothing but a text has to be filled in."""
+
+
+def read_reply(asked: StoredQuestion, message: Message) -> Reply | str:
+    """The reply that a message holds, or what is wrong with it, in which case the question stays open."""
+    if asked.method == ELICIT:
+        return _read_elicited(asked, message)
+    given = _first_data(message)
+    if given is not None:
+        return Answered(given)
+    if _word(message) in PLAIN_ANSWERS:
+        return Declined(-1, "The caller declined")
+    return f"{asked.method} is answered by a data part that is its result"
+
+
+def is_refusal(asked: StoredQuestion, message: Message) -> bool:
+    """Whether a message declines what is asked."""
+    reply = read_reply(asked, message)
+    return isinstance(reply, Answered) and read_string((object_members(reply.result) or {}).get("action")) in REFUSALS
+
+
+def _read_elicited(asked: StoredQuestion, message: Message) -> Reply | str:
+    given = _first_data(message)
+    if given is None:
+        return _read_words(asked, message)
+    members = object_members(given) or {}
+    action = read_string(members.get("action"))
+    if action in ACTIONS and members.keys() <= {"action", "content", "_meta"}:
+        return _answer(asked, action, members.get("content"))
+    return _answer(asked, "accept", given)
+
+
+def _read_words(asked: StoredQuestion, message: Message) -> Reply | str:
+    word = _word(message)
+    if word in PLAIN_ANSWERS:
+        return _answer(asked, PLAIN_ANSWERS[word], None)
+    if (field := _only_text(asked)) is not None and (text := _text(message)):
+        return _answer(asked, "accept", Raw(msgspec.json.encode({field: text})))
+    if word in ("accept", "yes", "ok", "done"):
+        return _answer(asked, "accept", None)
+    return 'answer with a data part: the values asked for, or {"action": "decline"}'
+
+
+def _only_text(asked: StoredQuestion) -> str | None:
+    """The one text that is asked for, if that is all: then plain words are the answer."""
+    schema = object_members((object_members(asked.params) or {}).get("requestedSchema", ABSENT)) or {}
+    fields = object_members(schema.get("properties", ABSENT)) or {}
+    if len(fields) != 1:
+        return None
+    [(name, field)] = fields.items()
+    return name if read_string((object_members(field) or {}).get("type")) == "string" else None
+
+
+def _answer(asked: StoredQuestion, action: str, content: Raw | None) -> Reply | str:
+    if action != "accept":
+        return Answered(Raw(render({"action": msgspec.json.encode(action)})))
+    params = object_members(asked.params) or {}
+    if read_string(params.get("mode")) == "url":
+        return Answered(Raw(b'{"action":"accept"}'))
+    content = content if content is not None else Raw(b"{}")
+    schema = params.get("requestedSchema")
+    if schema is not None and (wrong := _schema_violation(schema, content)) is not None:
+        return f"the answer does not fit what was asked for: {wrong}"
+    return Answered(Raw(render({"action": b'"accept"', "content": content})))
+
+
+def _schema_violation(schema: Raw, content: Raw) -> str | None:
+    try:
+        return compile_check(schema, limit_bytes=SCHEMA_BYTES)(content)
+    except UnusableSchema:
+        return None  # the server makes its own check
+
+
+def _first_data(message: Message) -> Raw | None:
+    """The first data part, or text that is a JSON object."""
+    for part in message.parts:
+        given = part.data if isinstance(part, DataPart) else object_in(part)
+        if given:
+            return given
+    return None
+
+
+def _text(message: Message) -> str:
+    return "\n".join(part.text for part in message.parts if isinstance(part, TextPart)).strip()
+
+
+def _word(message: Message) -> str:
+    return _text(message).lower().rstrip(".!")

@@ -17,34 +17,33 @@ from msgspec.structs import replace
 
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.view import Route
-from isthmus.frontends.a2a.instructions import COMMAND, EXECUTE
+from isthmus.frontends.a2a.caller_messages import COMMAND, EXECUTE
 from isthmus.frontends.a2a.settings import A2aSettings
 from isthmus.frontends.http.auth import Denied, Fields
-from isthmus.frontends.http.bodies import JSON
-from isthmus.frontends.http.request_cycle import Peer, header_lines
+from isthmus.frontends.http.request_cycle import JSON, Peer, header_lines
 from isthmus.model.callers import Caller
 from isthmus.model.calls import EVERYTHING
-from isthmus.model.conversation import ABSENT
+from isthmus.model.tasks import ABSENT
 from isthmus.wire.a2a.cards import (
     HUBS,
+    AgentCard,
+    AgentExtension,
+    AgentInterface,
+    AgentSkill,
     ApiKey,
-    Card,
-    Extension,
     Http,
-    Interface,
     OAuth,
     Scheme,
-    Skill,
     write_0_1,
     write_0_3,
     write_agentvault,
     write_merged,
     write_strict,
 )
-from isthmus.wire.a2a.negotiate import HEADER, PARAMETER, dialect_of, version_of
-from isthmus.wire.a2a.operations import DialectName, Problem, ProblemKind
+from isthmus.wire.a2a.negotiate import VERSION_HEADER, VERSION_PARAMETER, dialect_of, version_of
+from isthmus.wire.a2a.operations import A2aProblem, DialectName, ProblemKind
 from isthmus.wire.jsonrpc import Payload
-from isthmus.wire.mcp.hubs import write_hubs
+from isthmus.wire.mcp.hub_meta import write_hubs
 from isthmus.wire.mcp.messages import read_string
 
 SETTLE_SECONDS = 1.0
@@ -97,7 +96,7 @@ OUTPUT_OF_COMMAND = b"""{"type":"object","properties":{
 "mcp_result":{"type":"object"},"mcp_error":{"type":"object"}}}"""
 
 ALWAYS = (
-    Skill(
+    AgentSkill(
         COMMAND,
         "Execute MCP Command",
         "Does what a method of MCP does at one of the servers here, with the parameters in the data part.",
@@ -105,7 +104,7 @@ ALWAYS = (
         input_schema=Raw(INPUT_OF_COMMAND.replace(b"\n", b"")),
         output_schema=Raw(OUTPUT_OF_COMMAND.replace(b"\n", b"")),
     ),
-    Skill(
+    AgentSkill(
         EXECUTE,
         "Execute MCP Tool",
         "Runs a tool of one of the servers here, with the arguments in the data part.",
@@ -158,7 +157,7 @@ class AgentCards:
         """
         await self._hub.settle(EVERYTHING, within=SETTLE_SECONDS)
         caller = None if isinstance(admitted, Denied) else admitted
-        version = version_of(fields.get(HEADER.encode(), b"").decode("latin-1"), query.get(PARAMETER))
+        version = version_of(fields.get(VERSION_HEADER.encode(), b"").decode("latin-1"), query.get(VERSION_PARAMETER))
         form = CARD_PATHS.get(path) or (None if version is None else dialect_of(version))
         auth = query.get(AUTH_PARAMETER)
         body = self.written(form, caller, auth)
@@ -206,21 +205,21 @@ class AgentCards:
             case None:
                 return write_strict(_of_1_0(card)) if self.settings.card == "strict" else write_merged(card)
 
-    async def extended(self, caller: Caller, dialect: DialectName) -> Payload | Problem:
+    async def extended(self, caller: Caller, dialect: DialectName) -> Payload | A2aProblem:
         """The card for who proved who it is, in the words of who asks; where there are no keys, nobody can."""
         if not self._needs_key():
             kind: ProblemKind = "card_not_configured" if dialect == "0.3" else "unsupported_operation"
-            return Problem(kind, "There is no other card here: the agent does not ask who its callers are")
+            return A2aProblem(kind, "There is no other card here: the agent does not ask who its callers are")
         await self._hub.settle(EVERYTHING, within=SETTLE_SECONDS)
         card = self._card(caller)
         if dialect == "0.3":
             return write_0_3(card)
         return write_strict(_of_1_0(card) if self.settings.card == "strict" else card)
 
-    def _card(self, caller: Caller | None) -> Card:
+    def _card(self, caller: Caller | None) -> AgentCard:
         base = self._address().rstrip("/")
         schemes = self._schemes(base)
-        return Card(
+        return AgentCard(
             name=self.settings.name,
             description=self.settings.description,
             version=self._version,
@@ -253,31 +252,31 @@ class AgentCards:
             schemes[f"issuer-{number}"] = OAuth(url)
         return {**schemes, "bearer": Http("Bearer")}
 
-    def _interfaces(self, base: str) -> tuple[Interface, ...]:
+    def _interfaces(self, base: str) -> tuple[AgentInterface, ...]:
         """Where the agent is spoken to, those that keep numbers exact first."""
         grpc = None if self.grpc_address is None else self.settings.grpc_url or self.grpc_address
         return (
-            Interface(f"{base}/a2a", "JSONRPC", "1.0"),
-            Interface(f"{base}/a2a/rest", "HTTP+JSON", "1.0"),
-            *(() if grpc is None else (Interface(grpc, "GRPC", "1.0"),)),
-            Interface(f"{base}/a2a", "JSONRPC", "0.3"),
-            Interface(f"{base}/a2a/rest", "HTTP+JSON", "0.3"),
+            AgentInterface(f"{base}/a2a", "JSONRPC", "1.0"),
+            AgentInterface(f"{base}/a2a/rest", "HTTP+JSON", "1.0"),
+            *(() if grpc is None else (AgentInterface(grpc, "GRPC", "1.0"),)),
+            AgentInterface(f"{base}/a2a", "JSONRPC", "0.3"),
+            AgentInterface(f"{base}/a2a/rest", "HTTP+JSON", "0.3"),
         )
 
-    def _hubs(self, caller: Caller | None) -> Extension:
+    def _hubs(self, caller: Caller | None) -> AgentExtension:
         """What lets another hub find out that it is behind this one, or is this one."""
         behind = {} if caller is None else self._hub.snapshot.view(caller.grants, EVERYTHING).hubs
         hubs = write_hubs({**behind, self._hub.id: 0})
-        return Extension(HUBS, "Which hubs are here, by random ids", params=Raw(msgspec.json.encode(hubs)))
+        return AgentExtension(HUBS, "Which hubs are here, by random ids", params=Raw(msgspec.json.encode(hubs)))
 
-    def _skills(self, caller: Caller | None) -> list[Skill]:
+    def _skills(self, caller: Caller | None) -> list[AgentSkill]:
         if caller is None:
             return []
         view = self._hub.snapshot.view(caller.grants, EVERYTHING)
         return [_skill(route) for route in view.routes.values()]
 
 
-def _of_1_0(card: Card) -> Card:
+def _of_1_0(card: AgentCard) -> AgentCard:
     """A card that names no place where something earlier is spoken."""
     return replace(card, interfaces=tuple(each for each in card.interfaces if each.version == "1.0"))
 
@@ -294,11 +293,11 @@ def is_known(fields: Fields, tag: bytes, since: int) -> bool:
         return False
 
 
-def _skill(route: Route) -> Skill:
+def _skill(route: Route) -> AgentSkill:
     members = route.feature.definition
     title = read_string(members.get("title")) or route.exposed
     description = read_string(members.get("description")) or title
-    return Skill(
+    return AgentSkill(
         route.exposed,
         title,
         description,

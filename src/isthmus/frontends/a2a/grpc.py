@@ -19,20 +19,18 @@ import grpc
 from msgspec import Struct
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.tasks.live import Live
-from isthmus.frontends.a2a.http import A2aHttp, Answered, Visit
-from isthmus.frontends.a2a.listeners import IsLast, Telling, is_over, is_settled
-from isthmus.frontends.http.auth import BASES, Authenticator, Denied, Fields, Request
-from isthmus.frontends.http.bind import DoorError
-from isthmus.frontends.http.bodies import joined
-from isthmus.frontends.http.failed_auth_limit import COMING_FROM
+from isthmus.core.tasks.live_task import LiveTask
+from isthmus.frontends.a2a.http import A2aHttp, A2aRequest, Answered
+from isthmus.frontends.a2a.task_stream import IsLast, TaskStream, is_over, is_settled
+from isthmus.frontends.http.auth import BASES, COMING_FROM, Authenticator, Denied, Fields, Request
+from isthmus.frontends.http.listener import ListenError
+from isthmus.frontends.http.request_cycle import join_headers
 from isthmus.model.callers import Caller
-from isthmus.model.conversation import Data, File, Part, Update
-from isthmus.wire.a2a import v1_0, v1_0_proto
-from isthmus.wire.a2a.negotiate import HEADER, dialect_of, unsupported, version_of
-from isthmus.wire.a2a.operations import Operation, Problem, Send
-from isthmus.wire.a2a.proto_schema import METHODS, SERVICE, STREAMS
-from isthmus.wire.a2a.v1_0_proto import Unwritable
+from isthmus.model.tasks import DataPart, FilePart, Part, Update
+from isthmus.wire.a2a import protobuf, v1_0
+from isthmus.wire.a2a.negotiate import VERSION_HEADER, dialect_of, unsupported_version, version_of
+from isthmus.wire.a2a.operations import A2aProblem, Operation, SendMessage
+from isthmus.wire.a2a.protobuf import METHODS, SERVICE, STREAMS, Unwritable
 from isthmus.wire.jsonrpc import Payload
 
 DETAILS = "grpc-status-details-bin"
@@ -107,7 +105,7 @@ class A2aGrpc:
         try:
             bound = self._server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         except RuntimeError as error:
-            raise DoorError(host, port, "gRPC cannot have it; choose another a2a.grpc_port") from error
+            raise ListenError(host, port, "gRPC cannot have it; choose another a2a.grpc_port") from error
         await self._server.start()
         return int(bound)
 
@@ -130,11 +128,11 @@ class A2aGrpc:
 
     async def _answer(self, method: str, _: object, context: Any) -> bytes:
         done = (await self._visit(method, context))[1]
-        assert not isinstance(done, Live), "only streams follow a task"
+        assert not isinstance(done, LiveTask), "only streams follow a task"
         try:
-            written = v1_0_proto.write(method, done)
+            written = protobuf.write(method, done)
         except Unwritable as error:
-            await _refuse(context, Problem("invalid_agent_response", str(error)))
+            await _refuse(context, A2aProblem("invalid_agent_response", str(error)))
         return written
 
     async def _stream(self, method: str, _: object, context: Any) -> None:
@@ -152,7 +150,7 @@ class A2aGrpc:
         if client.problem is not None:
             await _refuse(context, client.problem)
 
-    async def _visit(self, method: str, context: Any) -> tuple[_GrpcVisit, Payload | Live]:
+    async def _visit(self, method: str, context: Any) -> tuple[_GrpcVisit, Payload | LiveTask]:
         """Do what is asked; refuses the call, which raises, where that is not possible."""
         fields = _fields(context)
         COMING_FROM.set(_address(context.peer()))
@@ -171,8 +169,8 @@ class A2aGrpc:
             visit.client.leave()
             raise
         except Exception:  # noqa: BLE001 - the crew has logged it, and the client is told no more than that
-            done = Problem("internal", "Internal error")
-        if isinstance(done, Problem):
+            done = A2aProblem("internal", "Internal error")
+        if isinstance(done, A2aProblem):
             await _refuse(context, done)
         return visit, done
 
@@ -228,13 +226,13 @@ def _address(peer: str) -> str:
 def _fields(context: Any) -> Fields:
     """A call's metadata, as headers are."""
     given = [(name, value) for name, value in context.invocation_metadata() or ()]
-    return joined([(name.encode(), value if isinstance(value, bytes) else value.encode()) for name, value in given])
+    return join_headers([(name.encode(), value if isinstance(value, bytes) else value.encode()) for name, value in given])
 
 
-async def _refuse(context: Any, problem: Problem) -> NoReturn:
+async def _refuse(context: Any, problem: A2aProblem) -> NoReturn:
     """End a call with what is wrong."""
     message = problem.message[:MESSAGE_LENGTH_MAX]
-    code, details = v1_0_proto.write_problem(Problem(problem.kind, message, problem.details))
+    code, details = protobuf.write_problem(A2aProblem(problem.kind, message, problem.details))
     context.set_trailing_metadata(((DETAILS, details),))
     await _abort(context, CODES[code], message)
 
@@ -244,34 +242,34 @@ async def _abort(context: Any, code: grpc.StatusCode, message: str) -> NoReturn:
     raise AssertionError("an abort raises")
 
 
-class _GrpcVisit(Visit):
+class _GrpcVisit(A2aRequest):
     """One call."""
 
     def __init__(self, face: A2aHttp, caller: Caller, client: _Client, fields: Fields) -> None:
         super().__init__(face, caller, client, fields)
         self.client = client
-        self.telling: Telling | None = None
+        self.telling: TaskStream | None = None
         """What follows the task, if that was asked for."""
 
-    async def do(self, method: str, request: bytes) -> Answered | Live:
+    async def do(self, method: str, request: bytes) -> Answered | LiveTask:
         """What comes of a request."""
-        given = self._fields.get(HEADER.encode())
+        given = self._fields.get(VERSION_HEADER.encode())
         version = version_of(None if given is None else given.decode("latin-1"), None)
         if version is not None and dialect_of(version) != "1.0":
-            return unsupported(version)
-        members = v1_0_proto.read(method, request)
-        operation = members if isinstance(members, Problem) else v1_0.read(method, members)
-        done = operation if isinstance(operation, Problem) else await self._do(v1_0, operation)
-        if isinstance(done, Live):
+            return unsupported_version(version)
+        members = protobuf.read(method, request)
+        operation = members if isinstance(members, A2aProblem) else v1_0.read(method, members)
+        done = operation if isinstance(operation, A2aProblem) else await self._do(v1_0, operation)
+        if isinstance(done, LiveTask):
             # At once: whoever waits for this call comes too late to hear what a quick server reports first.
             self._follow(done, operation, is_over if method == "SubscribeToTask" else is_settled)
         return done
 
-    def _follow(self, live: Live, operation: Operation | Problem, is_last: IsLast) -> None:
+    def _follow(self, live: LiveTask, operation: Operation | A2aProblem, is_last: IsLast) -> None:
         stream = _ProtoStream(self.client)
         after = self._after(live, operation)
-        self.telling = Telling(self._caller, live, self.client, stream, after, is_last, form=_form, is_kept_alive=False)
-        self.telling.is_for_sender = isinstance(operation, Send)
+        self.telling = TaskStream(self._caller, live, self.client, stream, after, is_last, form=_form, is_kept_alive=False)
+        self.telling.is_for_sender = isinstance(operation, SendMessage)
         self._face.follow(self.telling)
 
 
@@ -279,7 +277,7 @@ class _Client:
     """Who is behind one call; see `faces.http.turn.Peer`. What is pushed waits here until gRPC takes it."""
 
     def __init__(self) -> None:
-        self.problem: Problem | None = None
+        self.problem: A2aProblem | None = None
         """Why the stream could not go on."""
         self._pieces: deque[bytes] = deque()
         self._size_bytes = 0
@@ -307,7 +305,7 @@ class _Client:
         for callback in callbacks:
             callback()
 
-    def fail(self, problem: Problem) -> None:
+    def fail(self, problem: A2aProblem) -> None:
         """Nothing more can be told, for this reason."""
         self.problem = problem
         self.end(b"")
@@ -355,27 +353,27 @@ class _Client:
 
 def _form(part: Part) -> Part:
     """JSON that is too long for one message as a file, which can be cut; everything else as it is."""
-    if not isinstance(part, Data) or v1_0_proto.size_max(part.data) <= JSON_MAX_BYTES:
+    if not isinstance(part, DataPart) or protobuf.size_max(part.data) <= JSON_MAX_BYTES:
         return part
     content = base64.b64encode(part.data).decode()
-    return File(content, media_type=part.media_type or JSON_TYPE, metadata=part.metadata)
+    return FilePart(content, media_type=part.media_type or JSON_TYPE, metadata=part.metadata)
 
 
 class _ProtoStream:
-    """Items as messages; see `wire.a2a.streams.Stream`."""
+    """Items as messages; see `wire.a2a.streams.UpdateStream`."""
 
     def __init__(self, client: _Client) -> None:
         self._client = client
 
-    def tell(self, update: Update, place: str | None = None) -> bytes:
+    def write(self, update: Update, event_id: str | None = None) -> bytes:
         """The item of an update; nothing, and the end of the stream, if protobuf has no form for it."""
         try:
-            return v1_0_proto.write("SubscribeToTask", v1_0.write_update(update))
+            return protobuf.write("SubscribeToTask", v1_0.write_update(update))
         except Unwritable as error:
-            self.fail(Problem("invalid_agent_response", str(error)))
+            self.fail(A2aProblem("invalid_agent_response", str(error)))
             return b""
 
-    def fail(self, problem: Problem) -> bytes:
+    def fail(self, problem: A2aProblem) -> bytes:
         """It is told by the call's status."""
         self._client.fail(problem)
         return b""

@@ -12,38 +12,58 @@ from urllib.parse import parse_qsl
 
 import structlog
 
-from isthmus.core.tasks.live import Live
-from isthmus.core.tasks.record import Record
+from isthmus.core.tasks.live_task import LiveTask
+from isthmus.core.tasks.record import TaskRecord
 from isthmus.frontends.a2a.cards import CARD_PATHS, AgentCards
-from isthmus.frontends.a2a.desk import UNSURE, Desk
-from isthmus.frontends.a2a.listeners import IsLast, Telling, is_over, is_settled, number_in, until_settled
+from isthmus.frontends.a2a.service import UNSURE, A2aService
 from isthmus.frontends.a2a.settings import A2aSettings
-from isthmus.frontends.a2a.shown import direct_answer, shown
+from isthmus.frontends.a2a.task_stream import IsLast, TaskStream, is_over, is_settled, number_in, until_settled
+from isthmus.frontends.a2a.task_view import direct_answer, shown
 from isthmus.frontends.http.auth import TOO_MANY, Authenticator, Denied, Fields
-from isthmus.frontends.http.bodies import JSON, STREAM, joined, named_types, read_body
-from isthmus.frontends.http.request_cycle import PEER, Message, Peer, Receive, Send, Taking, header_lines
+from isthmus.frontends.http.request_cycle import (
+    JSON,
+    PEER,
+    STREAM,
+    DrainAwarePeer,
+    Message,
+    Peer,
+    Receive,
+    Send,
+    accepted_types,
+    header_lines,
+    join_headers,
+    read_body,
+)
 from isthmus.model.callers import Caller
 from isthmus.wire import jsonrpc
 from isthmus.wire.a2a import rest
-from isthmus.wire.a2a.negotiate import DIALECTS, HEADER, PARAMETER, Ambiguous, recognise, version_of, voice_of
-from isthmus.wire.a2a.operations import (
-    Cancel,
-    DeletePush,
-    Dialect,
-    DialectName,
-    Get,
-    GetPush,
-    List,
-    ListPush,
-    Operation,
-    Problem,
-    PushOperation,
-    ReadCard,
-    SetPush,
-    Subscribe,
+from isthmus.wire.a2a.negotiate import (
+    DIALECTS,
+    VERSION_HEADER,
+    VERSION_PARAMETER,
+    AmbiguousDialect,
+    error_dialect,
+    recognize_dialect,
+    version_of,
 )
-from isthmus.wire.a2a.operations import Send as SendMessage
-from isthmus.wire.a2a.streams import RestStream, Stream, rpc_stream
+from isthmus.wire.a2a.operations import (
+    A2aDialect,
+    A2aProblem,
+    CancelTask,
+    CreatePushConfig,
+    DeletePushConfig,
+    DialectName,
+    GetExtendedCard,
+    GetPushConfig,
+    GetTask,
+    ListPushConfigs,
+    ListTasks,
+    Operation,
+    PushOperation,
+    SubscribeToTask,
+)
+from isthmus.wire.a2a.operations import SendMessage as SendMessage
+from isthmus.wire.a2a.streams import RestStream, UpdateStream, rpc_stream
 from isthmus.wire.jsonrpc import Malformed, Notification, Payload, Request
 
 log = structlog.get_logger(__name__)
@@ -75,19 +95,19 @@ LAST_HEADER = b"last-event-id"
 DIRECT = frozenset[DialectName]({"1.0", "0.3"})
 """Generations that have answers without a task."""
 
-NOT_JSON = Problem("not_json", "Content-Type must be application/json")
+NOT_JSON = A2aProblem("not_json", "Content-Type must be application/json")
 
-Answered: TypeAlias = Payload | Problem
+Answered: TypeAlias = Payload | A2aProblem
 
 
 class A2aHttp:
     """The face."""
 
-    def __init__(self, desk: Desk, auth: Authenticator, cards: AgentCards) -> None:
+    def __init__(self, desk: A2aService, auth: Authenticator, cards: AgentCards) -> None:
         self.desk = desk
         self._auth = auth
         self._cards = cards
-        self._streams: set[Telling] = set()
+        self._streams: set[TaskStream] = set()
         self._callers: Container[Caller] | None = None
         """Those who may still hear something, once others may not."""
         self._is_draining = False
@@ -98,8 +118,8 @@ class A2aHttp:
 
     async def serve(self, scope: Message, receive: Receive, _: Send) -> None:
         """Answer one request."""
-        peer: Taking = scope["extensions"][PEER]
-        fields = joined(scope["headers"])
+        peer: DrainAwarePeer = scope["extensions"][PEER]
+        fields = join_headers(scope["headers"])
         admitted = self._auth.admit(fields, "a2a", scope)
         path: str = scope["path"]
         if isinstance(admitted, Denied) and admitted.status == TOO_MANY:
@@ -124,11 +144,11 @@ class A2aHttp:
                     return
             await self._serve(scope, fields, admitted, peer, body)
 
-    def _turn_away(self, peer: Taking, path: str, denied: Denied) -> None:
+    def _turn_away(self, peer: DrainAwarePeer, path: str, denied: Denied) -> None:
         self._auth.on_turned_away("a2a", denied.status)
         _say(peer, path, denied)
 
-    async def _serve(self, scope: Message, fields: Fields, caller: Caller, peer: Taking, body: bytes) -> None:
+    async def _serve(self, scope: Message, fields: Fields, caller: Caller, peer: DrainAwarePeer, body: bytes) -> None:
         if scope["path"].startswith(REST_PATH):
             query = scope["query_string"].decode("latin-1")
             path = scope["raw_path"].decode("latin-1").partition(REST_PATH)[2]
@@ -143,7 +163,7 @@ class A2aHttp:
         self.desk.settings = settings
         self._cards.settings = settings
 
-    def follow(self, telling: Telling) -> None:
+    def follow(self, telling: TaskStream) -> None:
         """Begin a stream, which `end_streams` and `retain` are to reach."""
         self._streams.add(telling)
         telling.over.add_done_callback(lambda _: self._streams.discard(telling))
@@ -185,7 +205,7 @@ def _say(peer: Peer, path: str, denied: Denied) -> None:
 def _version_in(scope: Message, fields: Fields) -> str | None:
     """The version that a request asks for, by its header or its query."""
     query = scope["query_string"].decode("latin-1")
-    return version_of(_text(fields.get(HEADER.encode())), dict(parse_qsl(query)).get(PARAMETER) if query else None)
+    return version_of(_text(fields.get(VERSION_HEADER.encode())), dict(parse_qsl(query)).get(VERSION_PARAMETER) if query else None)
 
 
 def _text(value: bytes | None) -> str | None:
@@ -204,12 +224,12 @@ def is_json(fields: Fields) -> bool:
     return fields.get(b"content-type", b"").partition(b";")[0].strip().lower() in MEDIA_TYPES
 
 
-def last_word(dialect: Dialect, operation: Operation | Problem) -> IsLast:
+def last_word(dialect: A2aDialect, operation: Operation | A2aProblem) -> IsLast:
     """After which word on a task a stream is over: in 1.0, who subscribes hears of questions too, and stays."""
-    return is_over if dialect.name == "1.0" and isinstance(operation, Subscribe) else is_settled
+    return is_over if dialect.name == "1.0" and isinstance(operation, SubscribeToTask) else is_settled
 
 
-class Visit:
+class A2aRequest:
     """One request, in whichever binding."""
 
     def __init__(self, face: A2aHttp, caller: Caller, peer: Peer, fields: Fields) -> None:
@@ -218,11 +238,11 @@ class Visit:
         self._caller = caller
         self._peer = peer
         self._fields = fields
-        self._told: Record | None = None
+        self._told: TaskRecord | None = None
         """What is about to be told of a task of the first generation: its messages have no ids, and what its caller
         says next is said to this."""
 
-    async def _do(self, dialect: Dialect, operation: Operation) -> Answered | Live:
+    async def _do(self, dialect: A2aDialect, operation: Operation) -> Answered | LiveTask:
         """Do what is asked, as far as the journal lets it."""
         try:
             return await self._done(dialect, operation)
@@ -230,53 +250,53 @@ class Visit:
             log.exception("a task could not be looked up", caller=self._caller.name)
             if isinstance(operation, SendMessage):
                 return UNSURE
-            return Problem("internal", "The hub cannot look up its tasks now; try again later")
+            return A2aProblem("internal", "The hub cannot look up its tasks now; try again later")
 
-    async def _done(self, dialect: Dialect, operation: Operation) -> Answered | Live:
+    async def _done(self, dialect: A2aDialect, operation: Operation) -> Answered | LiveTask:
         """Do what is asked; a task that is to be told by a stream comes back as it is."""
         match operation:
             case SendMessage():
                 return await self._send(dialect, operation)
-            case Get():
+            case GetTask():
                 record = await self._desk.get(self._caller, operation)
-                if isinstance(record, Problem):
+                if isinstance(record, A2aProblem):
                     return record
                 if record.origin == "0.1":
                     self._told = record
                 return dialect.write_task(shown(record), operation.history_length)
-            case List():
+            case ListTasks():
                 page = await self._desk.list(self._caller, operation)
-                return page if isinstance(page, Problem) else dialect.write_tasks(page, operation)
-            case Cancel():
+                return page if isinstance(page, A2aProblem) else dialect.write_tasks(page, operation)
+            case CancelTask():
                 return await self._cancel(dialect, operation)
-            case Subscribe():
+            case SubscribeToTask():
                 return await self._subscribe(dialect, operation)
-            case ReadCard():
+            case GetExtendedCard():
                 return await self._face.card(self._caller, dialect.name)
             case _:
                 return await self._push(dialect, operation)
 
-    async def _push(self, dialect: Dialect, operation: PushOperation) -> Answered:
+    async def _push(self, dialect: A2aDialect, operation: PushOperation) -> Answered:
         pushing = self._desk.pushing
         match operation:
-            case SetPush():
+            case CreatePushConfig():
                 target = await pushing.set(self._caller, dialect.name, operation)
-                return target if isinstance(target, Problem) else dialect.write_push(operation.task, target)
-            case GetPush():
+                return target if isinstance(target, A2aProblem) else dialect.write_push(operation.task, target)
+            case GetPushConfig():
                 target = await pushing.get(self._caller, operation)
-                return target if isinstance(target, Problem) else dialect.write_push(operation.task, target)
-            case ListPush():
+                return target if isinstance(target, A2aProblem) else dialect.write_push(operation.task, target)
+            case ListPushConfigs():
                 page = await pushing.list(self._caller, operation)
-                return page if isinstance(page, Problem) else dialect.write_pushes(page)
-            case DeletePush():
+                return page if isinstance(page, A2aProblem) else dialect.write_pushes(page)
+            case DeletePushConfig():
                 return await pushing.delete(self._caller, operation) or dialect.write_deleted()
 
-    async def _send(self, dialect: Dialect, operation: SendMessage) -> Answered | Live:
+    async def _send(self, dialect: A2aDialect, operation: SendMessage) -> Answered | LiveTask:
         key = _text(self._fields.get(KEY_HEADER))
         live = await self._desk.send(self._caller, dialect.name, operation, key)
-        if isinstance(live, Problem) or operation.is_stream:
+        if isinstance(live, A2aProblem) or operation.is_stream:
             return live
-        record = live.kept or live.record
+        record = live.stored or live.record
         if operation.waits:
             seconds = FIRST_WAIT_SECONDS if dialect.name == "0.1" else WAIT_SECONDS
             record = await until_settled(live, self._peer, seconds)
@@ -286,28 +306,28 @@ class Visit:
             return dialect.write_sent(message, None)
         return dialect.write_sent(shown(record), operation.history_length)
 
-    async def _cancel(self, dialect: Dialect, operation: Cancel) -> Answered:
+    async def _cancel(self, dialect: A2aDialect, operation: CancelTask) -> Answered:
         live = await self._desk.cancel(self._caller, operation)
-        if isinstance(live, Problem):
+        if isinstance(live, A2aProblem):
             return live
         return dialect.write_cancelled(shown(await until_settled(live, self._peer, WAIT_SECONDS)))
 
-    async def _subscribe(self, dialect: Dialect, operation: Subscribe) -> Live | Problem:
+    async def _subscribe(self, dialect: A2aDialect, operation: SubscribeToTask) -> LiveTask | A2aProblem:
         live = await self._desk.find(self._caller, operation.task)
-        if not isinstance(live, Problem) and live.record.is_ended and dialect.name in ("1.0", "0.3"):
-            return Problem("unsupported_operation", f"task {operation.task} has ended ({live.record.state})")
+        if not isinstance(live, A2aProblem) and live.record.is_ended and dialect.name in ("1.0", "0.3"):
+            return A2aProblem("unsupported_operation", f"task {operation.task} has ended ({live.record.state})")
         return live
 
-    def _after(self, live: Live, operation: Operation | Problem) -> int:
+    def _after(self, live: LiveTask, operation: Operation | A2aProblem) -> int:
         """After which report of a task a stream goes on: the last that its caller heard, or had heard when it spoke."""
         heard = number_in(_text(self._fields.get(LAST_HEADER)))
         if heard is not None:
             return heard
         return live.reports.turn if isinstance(operation, SendMessage) else 0
 
-    async def _tell(self, live: Live, stream: Stream, dialect: Dialect, operation: Operation | Problem) -> None:
+    async def _tell(self, live: LiveTask, stream: UpdateStream, dialect: A2aDialect, operation: Operation | A2aProblem) -> None:
         after, is_last = self._after(live, operation), last_word(dialect, operation)
-        telling = Telling(self._caller, live, self._peer, stream, after, is_last)
+        telling = TaskStream(self._caller, live, self._peer, stream, after, is_last)
         telling.has_final = dialect.name == "0.3"
         telling.is_for_sender = isinstance(operation, SendMessage)
         self._face.follow(telling)
@@ -316,10 +336,10 @@ class Visit:
             self._desk.delivered(told)
 
 
-class _HttpVisit(Visit):
+class _HttpVisit(A2aRequest):
     """One over HTTP, whose client takes its answer in its own time."""
 
-    def __init__(self, face: A2aHttp, caller: Caller, peer: Taking, fields: Fields) -> None:
+    def __init__(self, face: A2aHttp, caller: Caller, peer: DrainAwarePeer, fields: Fields) -> None:
         super().__init__(face, caller, peer, fields)
         self._taking = peer
 
@@ -347,36 +367,36 @@ class _RpcVisit(_HttpVisit):
         if not isinstance(request, Request):
             return self._answer(jsonrpc.error(None, jsonrpc.INVALID_REQUEST, "one request is needed"))
         dialect = await self._dialect(request, version)
-        if isinstance(dialect, Problem):
-            return self._refuse(DIALECTS[voice_of(request.method)], request.id, dialect)
+        if isinstance(dialect, A2aProblem):
+            return self._refuse(DIALECTS[error_dialect(request.method)], request.id, dialect)
         return await self._serve(request, dialect)
 
     def _answer_note(self, note: Notification, version: str | None) -> None:
         """Say what is wrong with a request that has no id: that, unless something else is too."""
-        found = recognise(note.method, note.params, version)
-        name = found.settle(None) if isinstance(found, Ambiguous) else found
-        dialect = DIALECTS[voice_of(note.method) if isinstance(name, Problem) else name]
-        read = name if isinstance(name, Problem) else dialect.read(note.method, note.params)
-        if not isinstance(read, Problem):
-            read = Problem("invalid_request", "a request with an id is needed")
+        found = recognize_dialect(note.method, note.params, version)
+        name = found.settle(None) if isinstance(found, AmbiguousDialect) else found
+        dialect = DIALECTS[error_dialect(note.method) if isinstance(name, A2aProblem) else name]
+        read = name if isinstance(name, A2aProblem) else dialect.read(note.method, note.params)
+        if not isinstance(read, A2aProblem):
+            read = A2aProblem("invalid_request", "a request with an id is needed")
         self._refuse(dialect, None, read)
 
-    async def _serve(self, request: Request, dialect: Dialect) -> None:
+    async def _serve(self, request: Request, dialect: A2aDialect) -> None:
         operation = dialect.read(request.method, request.params)
-        done = operation if isinstance(operation, Problem) else await self._do(dialect, operation)
-        if isinstance(done, Problem):
+        done = operation if isinstance(operation, A2aProblem) else await self._do(dialect, operation)
+        if isinstance(done, A2aProblem):
             self._refuse(dialect, request.id, done)
-        elif isinstance(done, Live):
+        elif isinstance(done, LiveTask):
             stream = rpc_stream(dialect, request.id, done.record.id)
             await self._tell(done, stream, dialect, operation)
         else:
             self._answer(jsonrpc.result(request.id, done))
 
-    async def _dialect(self, request: Request, version: str | None) -> Dialect | Problem:
-        recognised = recognise(request.method, request.params, version)
-        if isinstance(recognised, Ambiguous):
+    async def _dialect(self, request: Request, version: str | None) -> A2aDialect | A2aProblem:
+        recognised = recognize_dialect(request.method, request.params, version)
+        if isinstance(recognised, AmbiguousDialect):
             return DIALECTS[recognised.settle(await self._recorded(recognised.task))]
-        return recognised if isinstance(recognised, Problem) else DIALECTS[recognised]
+        return recognised if isinstance(recognised, A2aProblem) else DIALECTS[recognised]
 
     async def _recorded(self, task: str | None) -> DialectName | None:
         """The dialect in which a task was made."""
@@ -384,14 +404,14 @@ class _RpcVisit(_HttpVisit):
             live = None if task is None else await self._desk.find(self._caller, task)
         except OSError:
             return None  # who goes on to look it up is told
-        if live is None or isinstance(live, Problem):
+        if live is None or isinstance(live, A2aProblem):
             return None
         return next((name for name in DIALECTS if name == live.record.origin), None)
 
-    def _refuse(self, dialect: Dialect, id: Payload | None, problem: Problem) -> None:
+    def _refuse(self, dialect: A2aDialect, id: Payload | None, problem: A2aProblem) -> None:
         # Before 1.0, clients that opened a stream find nothing in an answer that is none, or call it broken. They name
         # only streams; the Python SDK's HTTP client adds `*/*` on a line of its own.
-        named = named_types(self._fields)
+        named = accepted_types(self._fields)
         if id is not None and dialect.name != "1.0" and EVENTS in named and MEDIA_TYPES[0] not in named:
             self._hand_over(200, STREAM, rpc_stream(dialect, id, "").fail(problem))
         else:
@@ -406,14 +426,14 @@ class _RestVisit(_HttpVisit):
 
     async def serve(self, verb: str, path: str, query: str, body: bytes) -> None:
         """Answer it."""
-        binding, operation = rest.read(verb, path, query, body, _text(self._fields.get(HEADER.encode())))
+        binding, operation = rest.read(verb, path, query, body, _text(self._fields.get(VERSION_HEADER.encode())))
         if body and not is_json(self._fields):
             operation = NOT_JSON
-        done = operation if isinstance(operation, Problem) else await self._do(binding.dialect, operation)
-        if isinstance(done, Problem):
+        done = operation if isinstance(operation, A2aProblem) else await self._do(binding.dialect, operation)
+        if isinstance(done, A2aProblem):
             status, refusal = binding.write_problem(done)
             self._hand_over(status, self._type(), refusal)
-        elif isinstance(done, Live):
+        elif isinstance(done, LiveTask):
             await self._tell(done, RestStream(binding), binding.dialect, operation)
         else:
             self._hand_over(200, self._type(), bytes(done))

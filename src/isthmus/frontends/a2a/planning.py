@@ -15,13 +15,12 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
-from isthmus.core.catalog.names import Ambiguous, Pair, canonical, resolve
+from isthmus.core.catalog.names import AmbiguousName, Pair, canonical, resolve
 from isthmus.core.catalog.view import Route, View
-from isthmus.core.ports.targets import Aim, Named, Opened
-from isthmus.core.tasks.record import Ending, ending_of, state_after
-from isthmus.frontends.a2a.answers import Brief
-from isthmus.frontends.a2a.errands import Errand
-from isthmus.frontends.a2a.instructions import (
+from isthmus.core.ports import Exchange, OpenTarget, TargetAddress, TargetSpec
+from isthmus.core.tasks.live_task import RunningWork
+from isthmus.core.tasks.record import StoredOutcome, state_after, stored_outcome
+from isthmus.frontends.a2a.caller_messages import (
     EMPTY,
     BadInstruction,
     CommandInstruction,
@@ -30,19 +29,69 @@ from isthmus.frontends.a2a.instructions import (
     Saying,
     ToolInstruction,
 )
+from isthmus.frontends.a2a.task_view import StoredInstruction
 from isthmus.model.callers import Caller, Grants
-from isthmus.model.calls import EVERYTHING, TASK_KINDS, Call, Surface
-from isthmus.model.conversation import ABSENT, Message, TaskState
-from isthmus.model.events import LogLevel
-from isthmus.model.faults import BadArguments, Fault, NotConnected, TargetRefused
+from isthmus.model.calls import EVERYTHING, TASK_KINDS, Call, ClientCapabilities, LogLevel, Outcome, Result, Surface
+from isthmus.model.faults import BadArguments, Cancelled, Fault, NotConnected, TargetRefused
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.model.outcomes import Outcome, Result
-from isthmus.model.questions import ClientCapabilities
+from isthmus.model.tasks import ABSENT, Message, TaskState
 from isthmus.wire.jsonrpc import Payload, object_members, render
+from isthmus.wire.mcp.calls import INPUT_MEMBERS, METHODS, CallRequest, passed_extra, passed_meta, read_request
 from isthmus.wire.mcp.lists import SHAPES, ListShape, array_of, write_entry
-from isthmus.wire.mcp.passing import ANSWERS, passed_extra, passed_meta
-from isthmus.wire.mcp.requests import METHODS, CallRequest, read_request
 from isthmus.wire.mcp.tasks import TASK
+
+
+class TargetCall:
+    """Reaches a server and does there what `do` says: a call, or an end that needs none."""
+
+    def __init__(self, aim: TargetAddress, do: Callable[[OpenTarget], Call | Outcome]) -> None:
+        self._aim = aim
+        self._do = do
+
+    def start(self, exchange: Exchange) -> RunningWork:
+        """See `core.tasks.live_task.TaskWork`."""
+        return _Way(self._aim, self._do, exchange)
+
+
+class _Way:
+    """An errand that has begun; see `core.tasks.live_task.RunningWork`."""
+
+    def __init__(self, aim: TargetAddress, do: Callable[[OpenTarget], Call | Outcome], exchange: Exchange) -> None:
+        self._do = do
+        self._exchange = exchange
+        self._call: RunningWork | None = None
+        self._outcome: Outcome | None = None
+        self._give_up = aim.open(self._reached)
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How it ended; None as long as it has not."""
+        return self._outcome if self._call is None else self._call.outcome
+
+    def cancel(self, why: str) -> None:
+        """Give it up; what was never sent has not run."""
+        if self._call is not None:
+            self._call.cancel(why)
+        elif self._outcome is None:
+            self._give_up()
+            self._end(Cancelled(why, executed="no"))
+
+    def _reached(self, opened: OpenTarget | Fault) -> None:
+        if self._outcome is not None:
+            return
+        if isinstance(opened, Fault):
+            self._end(opened)
+            return
+        work = self._do(opened)
+        if isinstance(work, Call):
+            self._call = opened.hub.start(work, self._exchange)
+        else:
+            self._end(work)
+
+    def _end(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+        self._exchange.end(outcome)
+
 
 CAN_BE_ASKED: ClientCapabilities = frozenset({"elicitation", "elicitation.form", "elicitation.url", "sampling"})
 """What a task can be asked: it waits, and its caller's next message is the answer."""
@@ -63,12 +112,12 @@ OFFERED_MAX = 5
 """Tools that are offered to who did not say which."""
 
 
-class Plan(msgspec.Struct, frozen=True):
+class TaskPlan(msgspec.Struct, frozen=True):
     """What is to be done: the call, or how the task stands without one."""
 
-    brief: Brief
-    call: Call | Errand | None = None
-    ending: Ending | None = None
+    brief: StoredInstruction
+    call: Call | TargetCall | None = None
+    ending: StoredOutcome | None = None
     state: TaskState = "submitted"
     offer: tuple[str, ...] = ()
     """Tools that fit, told to who did not say which."""
@@ -101,8 +150,8 @@ class Views(Protocol):
     def away(self, server: str) -> NotConnected | None:
         """Why a server that the caller may see is not connected, whatever it has listed before; None if it is."""
 
-    def find(self, named: Named) -> ServerName | Aim | Fault:
-        """What the caller means by an address; see `core.ports.targets.Targets`."""
+    def find(self, named: TargetSpec) -> ServerName | TargetAddress | Fault:
+        """What the caller means by an address; see `core.ports.TargetResolver`."""
 
 
 class Words(msgspec.Struct, frozen=True):
@@ -113,7 +162,7 @@ class Words(msgspec.Struct, frozen=True):
     context: str
 
 
-def plan(instruction: Instruction, caller: Caller, views: Views, words: Words) -> Plan:
+def plan(instruction: Instruction, caller: Caller, views: Views, words: Words) -> TaskPlan:
     """What a task does about an instruction, in its context."""
     made = _plan(instruction, caller, views, words)
     if isinstance(made.call, Call):
@@ -126,7 +175,7 @@ def _in_context(context: str, call: Call) -> Call:
     return replace(call, session=context, shares_link=True)
 
 
-def _plan(instruction: Instruction, caller: Caller, views: Views, words: Words) -> Plan:
+def _plan(instruction: Instruction, caller: Caller, views: Views, words: Words) -> TaskPlan:
     match instruction:
         case BadInstruction():
             return _failed(_refusal("bad_instruction", instruction.message), _brief(instruction))
@@ -141,19 +190,19 @@ def _plan(instruction: Instruction, caller: Caller, views: Views, words: Words) 
 # -- tools -------------------------------------------------------------------------------------------------------------
 
 
-def _plan_tool(instruction: ToolInstruction, caller: Caller, views: Views, words: Words) -> Plan:
-    brief = Brief(instruction.form, instruction.name)
+def _plan_tool(instruction: ToolInstruction, caller: Caller, views: Views, words: Words) -> TaskPlan:
+    brief = StoredInstruction(instruction.form, instruction.name)
     found = _find(instruction, views)
     if isinstance(found, str):
         arguments = _arguments(instruction, words, views.view(EVERYTHING).find_tool(found))
         if arguments is None:
             return _failed(_refusal("bad_instruction", f"{found} takes no text: give its arguments as data"), brief)
-        return Plan(brief, _call(caller, EVERYTHING, found, arguments))
-    closed = _closed(instruction, views)
-    return _failed(found, brief) if closed is None else Plan(brief, _turned_away(closed), is_closed=True)
+        return TaskPlan(brief, _call(caller, EVERYTHING, found, arguments))
+    closed = _unreached_tool(instruction, views)
+    return _failed(found, brief) if closed is None else TaskPlan(brief, _turned_away(closed), is_closed=True)
 
 
-def _closed(instruction: ToolInstruction, views: Views) -> NotConnected | None:
+def _unreached_tool(instruction: ToolInstruction, views: Views) -> NotConnected | None:
     """Why nobody knows the tools of the server that is named, if that is because it was never reached."""
     name, server = instruction.name, instruction.server
     if server is not None:
@@ -162,18 +211,18 @@ def _closed(instruction: ToolInstruction, views: Views) -> NotConnected | None:
 
 
 class _Closed(msgspec.Struct, frozen=True):
-    """An aim at a server that nobody can reach yet; see `core.ports.targets.Aim`."""
+    """An aim at a server that nobody can reach yet; see `core.ports.TargetAddress`."""
 
     why: Fault
 
-    def open(self, then: Callable[[Opened | Fault], None]) -> Callable[[], None]:
+    def open(self, then: Callable[[OpenTarget | Fault], None]) -> Callable[[], None]:
         then(self.why)
         return lambda: None
 
 
-def _turned_away(why: Fault) -> Errand:
+def _turned_away(why: Fault) -> TargetCall:
     """What a task does that can only be told why nothing can be done yet, as it would be of a call."""
-    return Errand(_Closed(why), lambda _: why)
+    return TargetCall(_Closed(why), lambda _: why)
 
 
 def _call(caller: Caller, surface: Surface, name: str, arguments: Raw) -> Call:
@@ -191,7 +240,7 @@ def _call(caller: Caller, surface: Surface, name: str, arguments: Raw) -> Call:
     )
 
 
-def _find(instruction: ToolInstruction, views: Views) -> str | Ending:
+def _find(instruction: ToolInstruction, views: Views) -> str | StoredOutcome:
     """The name in the view of everything that an instruction means."""
     view = views.view(EVERYTHING)
     name, server = instruction.name, instruction.server
@@ -208,12 +257,12 @@ def _find(instruction: ToolInstruction, views: Views) -> str | Ending:
     return _unknown(f"{server}.{name}", view)
 
 
-def _find_otherwise(name: str, views: Views) -> str | Ending:
+def _find_otherwise(name: str, views: Views) -> str | StoredOutcome:
     """The same by a tool's own name, or by the one that language models are given."""
     view = views.view(EVERYTHING)
     try:
         pair = resolve(name, _pairs(view))
-    except Ambiguous as several:
+    except AmbiguousName as several:
         return _refusal("unknown_tool", str(several))
     named = views.view(LLM)
     if pair is None and (route := named.routes.get(name) or named.by_alias(name)) is not None:
@@ -225,7 +274,7 @@ def _pairs(view: View) -> list[Pair]:
     return [(route.feature.server, route.feature.name) for route in view.routes.values()]
 
 
-def _unknown(name: str, view: View) -> Ending:
+def _unknown(name: str, view: View) -> StoredOutcome:
     near = difflib.get_close_matches(name, view.routes, n=3)
     meant = f"; did you mean {' or '.join(near)}?" if near else ""
     return _refusal("unknown_tool", f"Unknown tool: {name}{meant}")
@@ -234,36 +283,36 @@ def _unknown(name: str, view: View) -> Ending:
 # -- methods of MCP ----------------------------------------------------------------------------------------------------
 
 
-def _plan_command(instruction: CommandInstruction, caller: Caller, views: Views, context: str) -> Plan:
+def _plan_command(instruction: CommandInstruction, caller: Caller, views: Views, context: str) -> TaskPlan:
     id = instruction.id or _new_id()
-    brief = Brief("command", instruction.method, id)
+    brief = StoredInstruction("command", instruction.method, id)
     read = _read(instruction)
     if isinstance(read, str):
         return _failed(_refusal("bad_instruction", read), brief)
-    brief = brief if read is None else Brief("command", read.name, id)
+    brief = brief if read is None else StoredInstruction("command", read.name, id)
     aimed = _aimed(instruction, views)
     if isinstance(aimed, Fault):
-        return Plan(brief, ending=ending_of(aimed), state=state_after(aimed))
+        return TaskPlan(brief, ending=stored_outcome(aimed), state=state_after(aimed))
     if aimed is None:
         return _failed(_refusal("unknown_server", f"Unknown server: {instruction.target}"), brief)
     if not isinstance(aimed, str):
-        return Plan(brief, Errand(aimed, partial(_do_there, instruction, caller, context)))
+        return TaskPlan(brief, TargetCall(aimed, partial(_do_there, instruction, caller, context)))
     # A list may be told of a server that was there before; that it answers may not.
     closed = views.away(aimed) if instruction.method == "ping" else views.closed(aimed)
     surface = Surface("own", aimed)
     is_denied = read is not None and read.kind == "tool" and views.unreached(surface, read.name) is None
     if closed is not None and not is_denied:
-        return Plan(brief, _turned_away(closed), is_closed=True)
+        return TaskPlan(brief, _turned_away(closed), is_closed=True)
     done = _do(instruction, caller, surface, views.view(surface))
     if isinstance(done, Call):
-        return Plan(brief, done)
+        return TaskPlan(brief, done)
     return _failed(_refusal("bad_instruction", done), brief) if isinstance(done, str) else _done(done.payload, brief)
 
 
-def _aimed(instruction: CommandInstruction, views: Views) -> ServerName | Aim | Fault | None:
+def _aimed(instruction: CommandInstruction, views: Views) -> ServerName | TargetAddress | Fault | None:
     """What an instruction's target is: a configured server, one to be reached, or why it is none; None if unknown."""
     if "://" in instruction.target:
-        return views.find(Named(instruction.target, instruction.path, instruction.headers))
+        return views.find(TargetSpec(instruction.target, instruction.path, instruction.headers))
     if not views.knows(instruction.target):
         return None
     if instruction.headers:
@@ -317,7 +366,7 @@ def _call_as(read: CallRequest, caller: Caller, surface: Surface, *, is_named: b
     if read.kind in TASK_KINDS and not is_named:
         # A configured server's ids do not say whose they are: those that do are given and read over MCP.
         return f"mcp_method {METHODS[read.kind]} is for servers that callers name by their addresses, or for MCP itself"
-    ours = ANSWERS if is_named else ANSWERS | {TASK}
+    ours = INPUT_MEMBERS if is_named else INPUT_MEMBERS | {TASK}
     call = _call(caller, surface, read.name, read.arguments)
     meta, extra = passed_meta(read.meta, _nobodys), passed_extra(read.extra, ours)
     return replace(call, meta=meta, extra=extra, kind=read.kind)
@@ -327,7 +376,7 @@ def _nobodys(_: str) -> None:
     """What a server calls the task to which a command says it relates: callers of the agent are told of none."""
 
 
-def _do_there(instruction: CommandInstruction, caller: Caller, context: str, opened: Opened) -> Call | Outcome:
+def _do_there(instruction: CommandInstruction, caller: Caller, context: str, opened: OpenTarget) -> Call | Outcome:
     """The same at a server that a caller named: all of it is its caller's to call."""
     guest, surface = replace(caller, grants=ALL), Surface("own", opened.server)
     if opened.is_plain:
@@ -362,7 +411,7 @@ def _routes(shape: ListShape, view: View) -> Iterable[Route]:
 # -- words -------------------------------------------------------------------------------------------------------------
 
 
-def _plan_saying(saying: Saying, caller: Caller, views: Views, words: Words) -> Plan:
+def _plan_saying(saying: Saying, caller: Caller, views: Views, words: Words) -> TaskPlan:
     if saying.form is not None:
         return plan(BadInstruction(saying.form, f"an object is needed: {_NEEDED[saying.form]}"), caller, views, words)
     view = views.view(EVERYTHING)
@@ -370,9 +419,9 @@ def _plan_saying(saying: Saying, caller: Caller, views: Views, words: Words) -> 
     route = view.find_tool(found) if isinstance(found, str) else None
     arguments = None if route is None else _saying_arguments(saying.text, words, route)
     if isinstance(found, str) and arguments is not None:
-        return Plan(Brief("tool", found), _call(caller, EVERYTHING, found, arguments))
+        return TaskPlan(StoredInstruction("tool", found), _call(caller, EVERYTHING, found, arguments))
     note = f"text_tool {found} has no argument named text" if isinstance(found, str) else ""
-    return Plan(Brief(), state="input_required", offer=_fitting(saying.text, view), note=note)
+    return TaskPlan(StoredInstruction(), state="input_required", offer=_fitting(saying.text, view), note=note)
 
 
 _NEEDED: dict[Form, str] = {
@@ -417,20 +466,20 @@ def _fitting(text: str, view: View) -> tuple[str, ...]:
 # -- ends that need no call --------------------------------------------------------------------------------------------
 
 
-def _refusal(reason: str, message: str) -> Ending:
-    return Ending(reason=reason, message=message, executed="no")
+def _refusal(reason: str, message: str) -> StoredOutcome:
+    return StoredOutcome(reason=reason, message=message, executed="no")
 
 
-def _failed(ending: Ending, brief: Brief) -> Plan:
-    return Plan(brief, ending=ending, state="failed")
+def _failed(ending: StoredOutcome, brief: StoredInstruction) -> TaskPlan:
+    return TaskPlan(brief, ending=ending, state="failed")
 
 
-def _done(result: Raw, brief: Brief) -> Plan:
-    return Plan(brief, ending=Ending(result), state="completed")
+def _done(result: Raw, brief: StoredInstruction) -> TaskPlan:
+    return TaskPlan(brief, ending=StoredOutcome(result), state="completed")
 
 
-def _brief(bad: BadInstruction) -> Brief:
-    return Brief(bad.form, "", bad.id or _new_id() if bad.form == "command" else ABSENT)
+def _brief(bad: BadInstruction) -> StoredInstruction:
+    return StoredInstruction(bad.form, "", bad.id or _new_id() if bad.form == "command" else ABSENT)
 
 
 def _new_id() -> Raw:

@@ -14,27 +14,26 @@ from datetime import UTC, datetime
 import structlog
 from msgspec.structs import replace
 
-from isthmus.core.ports.courier import Courier
-from isthmus.core.ports.sealer import Sealer, Signer
-from isthmus.core.tasks.engine import Engine
-from isthmus.core.tasks.live import Live
-from isthmus.core.tasks.outbox import Letter
-from isthmus.core.tasks.pushes import host_of
-from isthmus.core.tasks.record import Recipient, Record, owner_of
-from isthmus.frontends.a2a.listeners import is_settled
-from isthmus.frontends.a2a.shown import artifacts_of, brief_of, shown
+from isthmus.core.ports import PushSender, Sealer, Signer
+from isthmus.core.tasks.delivery import host_of
+from isthmus.core.tasks.engine import TaskEngine
+from isthmus.core.tasks.live_task import LiveTask
+from isthmus.core.tasks.outbox import PushRequest
+from isthmus.core.tasks.record import PushRecipient, TaskRecord, owner_of
+from isthmus.frontends.a2a.task_stream import is_settled
+from isthmus.frontends.a2a.task_view import artifacts_of, brief_of, shown
 from isthmus.model.callers import Caller
-from isthmus.model.conversation import ArtifactUpdate, StatusUpdate, Update
+from isthmus.model.tasks import TaskArtifactUpdate, TaskStatusUpdate, Update
 from isthmus.wire.a2a.negotiate import DIALECTS
 from isthmus.wire.a2a.operations import (
-    DeletePush,
+    A2aProblem,
+    CreatePushConfig,
+    DeletePushConfig,
     DialectName,
-    GetPush,
-    ListPush,
-    Problem,
-    PushPage,
-    PushTarget,
-    SetPush,
+    GetPushConfig,
+    ListPushConfigs,
+    PushConfig,
+    PushConfigPage,
 )
 
 log = structlog.get_logger(__name__)
@@ -65,13 +64,13 @@ _SCHEME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}", re.ASCII)
 _SECRET = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?", re.ASCII)
 
 
-class Pushing:
+class PushNotifications:
     """The recipients of callers' tasks. `trusts` says who may name private addresses, if the operator listed them."""
 
     def __init__(
         self,
-        engine: Engine,
-        courier: Courier,
+        engine: TaskEngine,
+        courier: PushSender,
         trusts: Callable[[Caller], bool],
         sealer: Sealer | None = None,
         signer: Signer | None = None,
@@ -96,12 +95,12 @@ class Pushing:
                 log.warning("push notifications are not signed: the key cannot be had", reason=str(error))
         return b'{"keys": []}'
 
-    def letters(self, recipient: Recipient, record: Record, mark: str, now: float) -> Sequence[Letter]:
+    def letters(self, recipient: PushRecipient, record: TaskRecord, mark: str, now: float) -> Sequence[PushRequest]:
         """What a recipient is told of a change; in the first generation, signed."""
         opened = self.opened(recipient, record.id)
         return [self._signed(letter, opened, now) for letter in write_letters(opened, record, mark)]
 
-    def _signed(self, letter: Letter, recipient: Recipient, now: float) -> Letter:
+    def _signed(self, letter: PushRequest, recipient: PushRecipient, now: float) -> PushRequest:
         """The same as its listener wants it, unless its caller gave credentials of its own."""
         if recipient.form != "0.1" or self._signer is None or AUTHORIZATION in letter.headers:
             return letter
@@ -112,48 +111,48 @@ class Pushing:
             return letter
         return replace(letter, headers={**letter.headers, AUTHORIZATION: f"Bearer {token}"})
 
-    async def check(self, caller: Caller, form: DialectName, target: PushTarget) -> Problem | None:
+    async def check(self, caller: Caller, form: DialectName, target: PushConfig) -> A2aProblem | None:
         """Why nothing can be sent there for this caller."""
         if form == "0.1":
             await self.key_set()  # which may have to be made first, aside
         wrong = flaw_in(target) or await self._courier.refusal(target.url, is_trusted=self._trusts(caller))
-        return None if wrong is None else Problem("invalid_params", f"Push notifications cannot be sent there: {wrong}")
+        return None if wrong is None else A2aProblem("invalid_params", f"Push notifications cannot be sent there: {wrong}")
 
-    async def set(self, caller: Caller, form: DialectName, asked: SetPush) -> PushTarget | Problem:
+    async def set(self, caller: Caller, form: DialectName, asked: CreatePushConfig) -> PushConfig | A2aProblem:
         """Have a task's changes sent somewhere."""
         live = await self._task(caller, asked.task)
-        if isinstance(live, Problem):
+        if isinstance(live, A2aProblem):
             return live
         if (problem := await self.check(caller, form, asked.target)) is not None:
             return problem
         # A look at an address takes its time, in which a task is forgotten and called back as another.
         live = await self._task(caller, asked.task)
-        if isinstance(live, Problem):
+        if isinstance(live, A2aProblem):
             return live
         recipient = self.recipient(caller, form, asked.target, live.record.id)
         if (problem := self.add(live, recipient)) is not None:
             return problem
-        await self._engine.until_kept(live)
+        await self._engine.wait_stored(live)
         # One whose place another took meanwhile was set all the same.
         if recipient in live.record.recipients and recipient not in _kept(live):
-            return Problem("internal", "The push notification config could not be written down; is the disk full?")
+            return A2aProblem("internal", "The push notification config could not be written down; is the disk full?")
         return _target(self.opened(recipient, live.record.id))
 
-    def recipient(self, caller: Caller, form: DialectName, target: PushTarget, task: str) -> Recipient:
+    def recipient(self, caller: Caller, form: DialectName, target: PushConfig, task: str) -> PushRecipient:
         """What is kept of where something is to be sent; who gives it no id knows it by the task's."""
         url = self._sealed(target.url, task)
         proofs = (self._sealed(target.token, target.url), target.scheme or "")
         credentials = self._sealed(target.credentials, target.url)
         host = "" if url == target.url else host_of(target.url)
         trusted = self._trusts(caller)
-        return Recipient(target.id or task, url, form, *proofs, credentials, trusted, caller.key, host)
+        return PushRecipient(target.id or task, url, form, *proofs, credentials, trusted, caller.key, host)
 
     def _sealed(self, secret: str | None, bound_to: str) -> str:
         if not secret or self._sealer is None:
             return secret or ""
         return SEALED + self._sealer.seal(_bytes(secret), _bytes(bound_to))
 
-    def opened(self, recipient: Recipient, task: str) -> Recipient:
+    def opened(self, recipient: PushRecipient, task: str) -> PushRecipient:
         """A recipient of a task with its address and its proofs as they are sent; what cannot be opened is empty."""
         url = self._open(recipient.url, task)
         token, credentials = (self._open(each, url) for each in (recipient.token, recipient.credentials))
@@ -167,66 +166,66 @@ class Pushing:
             log.error("what a push is sent with cannot be opened: it was kept under another key, or changed")
         return "" if opened is None else opened.decode(errors="surrogatepass")
 
-    def add(self, live: Live, recipient: Recipient) -> Problem | None:
+    def add(self, live: LiveTask, recipient: PushRecipient) -> A2aProblem | None:
         """Put a recipient on a task's list, or in the place of the one of its id; it is kept with the next write."""
         others = tuple(each for each in live.record.recipients if each.id != recipient.id)
         if len(others) >= RECIPIENTS_MAX:
-            return Problem("invalid_params", f"A task has at most {RECIPIENTS_MAX} push notification configs")
+            return A2aProblem("invalid_params", f"A task has at most {RECIPIENTS_MAX} push notification configs")
         if recipient not in live.record.recipients:
-            self._engine.address(live, (*others, recipient))
+            self._engine.set_recipients(live, (*others, recipient))
         return None
 
-    async def get(self, caller: Caller, asked: GetPush) -> PushTarget | Problem:
+    async def get(self, caller: Caller, asked: GetPushConfig) -> PushConfig | A2aProblem:
         """One of them; without an id, the first."""
         live = await self._task(caller, asked.task)
-        if isinstance(live, Problem):
+        if isinstance(live, A2aProblem):
             return live
         for recipient in _kept(live):
             if asked.id in (None, recipient.id):
                 return _target(self.opened(recipient, live.record.id))
-        return Problem("task_not_found", f"Push notification config not found: {_shown(asked.id or asked.task)}")
+        return A2aProblem("task_not_found", f"Push notification config not found: {_shown(asked.id or asked.task)}")
 
-    async def list(self, caller: Caller, asked: ListPush) -> PushPage | Problem:
+    async def list(self, caller: Caller, asked: ListPushConfigs) -> PushConfigPage | A2aProblem:
         """All of them; a page goes on at the place that its token says."""
         live = await self._task(caller, asked.task)
-        if isinstance(live, Problem):
+        if isinstance(live, A2aProblem):
             return live
         targets = [_target(self.opened(recipient, live.record.id)) for recipient in _kept(live)]
         start = _start(asked.page_token)
         if start is None:
-            return Problem("invalid_params", "pageToken is not one that was given")
+            return A2aProblem("invalid_params", "pageToken is not one that was given")
         end = start + max(1, asked.page_size)
-        return PushPage(asked.task, tuple(targets[start:end]), str(end) if end < len(targets) else "")
+        return PushConfigPage(asked.task, tuple(targets[start:end]), str(end) if end < len(targets) else "")
 
-    async def delete(self, caller: Caller, asked: DeletePush) -> Problem | None:
+    async def delete(self, caller: Caller, asked: DeletePushConfig) -> A2aProblem | None:
         """Send nothing there any more, not even what is due; nothing is wrong with one that is not there."""
         live = await self._task(caller, asked.task)
-        if isinstance(live, Problem):
+        if isinstance(live, A2aProblem):
             return live
         left = tuple(each for each in live.record.recipients if each.id != asked.id)
         if left != live.record.recipients:
-            self._engine.address(live, left)
-            await self._engine.until_kept(live)
+            self._engine.set_recipients(live, left)
+            await self._engine.wait_stored(live)
         return None
 
-    async def _task(self, caller: Caller, id: str) -> Live | Problem:
+    async def _task(self, caller: Caller, id: str) -> LiveTask | A2aProblem:
         live = await self._engine.find(owner_of(caller), id)
-        return live or Problem("task_not_found", f"Task not found: {_shown(id)}")
+        return live or A2aProblem("task_not_found", f"Task not found: {_shown(id)}")
 
 
 def _bytes(text: str) -> bytes:
     return text.encode(errors="surrogatepass")
 
 
-def _kept(live: Live) -> tuple[Recipient, ...]:
-    return () if live.kept is None else live.kept.recipients
+def _kept(live: LiveTask) -> tuple[PushRecipient, ...]:
+    return () if live.stored is None else live.stored.recipients
 
 
-def _target(kept: Recipient) -> PushTarget:
-    return PushTarget(kept.url, kept.id, kept.token or None, kept.scheme or None, kept.credentials or None)
+def _target(kept: PushRecipient) -> PushConfig:
+    return PushConfig(kept.url, kept.id, kept.token or None, kept.scheme or None, kept.credentials or None)
 
 
-def flaw_in(target: PushTarget) -> str | None:
+def flaw_in(target: PushConfig) -> str | None:
     """What cannot be sent as it is; secrets are told by their name alone."""
     if len(target.url) > URL_LENGTH_MAX:
         return f"the url is longer than {URL_LENGTH_MAX} characters"
@@ -253,7 +252,7 @@ def _shown(id: str) -> str:
 # -- what is sent ----------------------------------------------------------------------------------------------------
 
 
-def write_letters(recipient: Recipient, record: Record, mark: str) -> Sequence[Letter]:
+def write_letters(recipient: PushRecipient, record: TaskRecord, mark: str) -> Sequence[PushRequest]:
     """What a recipient is told of a change, in its own words."""
     if recipient.form == "1.0":
         kind = "application/a2a+json"
@@ -265,22 +264,22 @@ def write_letters(recipient: Recipient, record: Record, mark: str) -> Sequence[L
         bodies = [bytes(dialect.write_task(shown(record), None))]
     told = datetime.fromtimestamp(record.updated, UTC).isoformat(timespec="milliseconds")
     headers = (_headers(recipient, kind, f"{mark}-{at}", told) for at in range(len(bodies)))
-    return [Letter(recipient.url, *each) for each in zip(headers, bodies, strict=True)]
+    return [PushRequest(recipient.url, *each) for each in zip(headers, bodies, strict=True)]
 
 
-def updates_of(record: Record) -> list[Update]:
+def updates_of(record: TaskRecord) -> list[Update]:
     """A task that has just begun, whole; else what it brought forth, and then how it stands."""
     task = shown(record)
     if record.version == 1:
         return [task]
     made = [
-        ArtifactUpdate(record.id, record.context, artifact, index=index, at=record.updated)
+        TaskArtifactUpdate(record.id, record.context, artifact, index=index, at=record.updated)
         for index, artifact in enumerate(artifacts_of(record, brief_of(record)))
     ]
-    return [*made, StatusUpdate(record.id, record.context, task.status, is_settled(record))]
+    return [*made, TaskStatusUpdate(record.id, record.context, task.status, is_settled(record))]
 
 
-def _headers(recipient: Recipient, kind: str, id: str, time: str) -> dict[str, str]:
+def _headers(recipient: PushRecipient, kind: str, id: str, time: str) -> dict[str, str]:
     """What goes before a letter; a scheme without credentials proves nothing, and is left out."""
     headers = {"content-type": kind, ID_HEADER: id, TIME_HEADER: time}
     if recipient.token:

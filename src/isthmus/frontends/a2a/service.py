@@ -20,25 +20,47 @@ from msgspec.structs import replace
 
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.view import View
-from isthmus.core.ports.journal import Document, Journal, Verdict
-from isthmus.core.ports.targets import Aim, Named, Targets
-from isthmus.core.tasks.draft import Draft, NotBegun, NotKept, Taken, TooManyKeys, TooMuchKept, TooMuchSaid
-from isthmus.core.tasks.engine import Engine
-from isthmus.core.tasks.live import Live
-from isthmus.core.tasks.record import TASK, Asked, Owner, Record, owner_of
-from isthmus.core.tasks.repeats import JOINED_SECONDS, Keyed, digest_of, is_joined, read_key, task_of, write_key
-from isthmus.frontends.a2a.instructions import Saying, ToolInstruction, object_in, read_instruction, without_headers
-from isthmus.frontends.a2a.planning import Plan, Words, plan
-from isthmus.frontends.a2a.pushing import Pushing
-from isthmus.frontends.a2a.replies import is_refusal, read_reply
+from isthmus.core.ports import Document, Journal, TargetAddress, TargetResolver, TargetSpec, WriteResult
+from isthmus.core.tasks.dedup import (
+    JOINED_SECONDS,
+    IdempotencyKey,
+    is_joined,
+    key_document,
+    message_digest,
+    read_key,
+    task_id_for,
+)
+from isthmus.core.tasks.engine import TaskEngine
+from isthmus.core.tasks.live_task import (
+    KeyQuotaExceeded,
+    LiveTask,
+    MessageQuotaExceeded,
+    NewTask,
+    StorageQuotaExceeded,
+    TaskExists,
+    TaskNotStarted,
+    TaskNotStored,
+)
+from isthmus.core.tasks.record import TASK, StoredQuestion, TaskOwner, TaskRecord, owner_of
+from isthmus.frontends.a2a.caller_messages import (
+    Saying,
+    ToolInstruction,
+    is_refusal,
+    object_in,
+    read_instruction,
+    read_reply,
+    without_headers,
+)
+from isthmus.frontends.a2a.planning import TaskPlan, Words, plan
+from isthmus.frontends.a2a.push_notifications import PushNotifications
 from isthmus.frontends.a2a.settings import A2aSettings
-from isthmus.frontends.a2a.shown import question_of, shown
+from isthmus.frontends.a2a.task_view import question_of, shown
 from isthmus.model.callers import Caller
 from isthmus.model.calls import EVERYTHING, Surface
-from isthmus.model.conversation import ENDED, WAITING, Data, File, Message, Task, Text
 from isthmus.model.faults import Fault, NotConnected, TargetRefused
 from isthmus.model.names import ServerName
-from isthmus.wire.a2a.operations import Cancel, DialectName, Get, List, Problem, Send, TaskPage
+from isthmus.model.tasks import ENDED, WAITING, DataPart, FilePart, Message, Task, TextPart
+from isthmus.wire.a2a.operations import A2aProblem, CancelTask, DialectName, GetTask, ListTasks, SendMessage, TaskPage
 
 log = structlog.get_logger(__name__)
 
@@ -59,7 +81,7 @@ SAID_BYTES_MAX = 4 * 1024 * 1024
 SAID_AGAIN = "\nmessage "
 """Before a task's id, what the key of its message is known by. No caller's own key has a line break."""
 
-UNSURE = Problem(
+UNSURE = A2aProblem(
     "internal",
     "The hub cannot look up now whether this message ran before. It did not run this time; send it again later with "
     "the same id",
@@ -73,7 +95,7 @@ Stand: TypeAlias = tuple[str, int, int]
 class _Views:
     """What one caller sees; see `planning.Views`."""
 
-    def __init__(self, hub: Hub, caller: Caller, targets: Targets | None) -> None:
+    def __init__(self, hub: Hub, caller: Caller, targets: TargetResolver | None) -> None:
         self._hub = hub
         self._caller = caller
         self._targets = targets
@@ -96,7 +118,7 @@ class _Views:
         server_queue = self._hub.server_queues.get(name) if name in self.view(EVERYTHING).missing else None
         return None if server_queue is None else server_queue.absence()
 
-    def find(self, named: Named) -> ServerName | Aim | Fault:
+    def find(self, named: TargetSpec) -> ServerName | TargetAddress | Fault:
         if self._targets is None:
             return TargetRefused("Servers are named here as they are configured, and not by their addresses")
         return self._targets.find(self._caller, named)
@@ -106,22 +128,22 @@ class _Fresh(msgspec.Struct, frozen=True):
     """A key that stands for nothing now; it may have before."""
 
     name: str
-    before: Keyed | None
+    before: IdempotencyKey | None
     digest: str
 
 
-class Desk:
+class A2aService:
     """Takes what callers ask and answers with tasks or problems. `settings` may be replaced at any time."""
 
     def __init__(
         self,
         hub: Hub,
-        engine: Engine,
+        engine: TaskEngine,
         journal: Journal,
         settings: A2aSettings,
         now: Callable[[], float],
-        pushing: Pushing,
-        targets: Targets | None = None,
+        pushing: PushNotifications,
+        targets: TargetResolver | None = None,
     ) -> None:
         self.settings = settings
         self.pushing = pushing
@@ -138,10 +160,10 @@ class Desk:
 
     # -- saying something --------------------------------------------------------------------------------------------
 
-    async def send(self, caller: Caller, dialect: DialectName, said: Send, key: str | None = None) -> Live | Problem:
+    async def send(self, caller: Caller, dialect: DialectName, said: SendMessage, key: str | None = None) -> LiveTask | A2aProblem:
         """Begin a task, or go on with one; with a `key` that was used before, what came of that is the answer."""
         if said.message.role != "user":
-            return Problem("invalid_params", "message.role must be the user's: only those are instructions")
+            return A2aProblem("invalid_params", "message.role must be the user's: only those are instructions")
         if (problem := _unusable(said.message)) is not None:
             return problem
         if said.push is not None and (problem := await self.pushing.check(caller, dialect, said.push)) is not None:
@@ -149,13 +171,13 @@ class Desk:
         if key is None:
             return await self._send(caller, dialect, said, None)
         if not 0 < len(key) <= ID_LENGTH_MAX:
-            return Problem("invalid_params", f"Idempotency-Key must have between 1 and {ID_LENGTH_MAX} characters")
+            return A2aProblem("invalid_params", f"Idempotency-Key must have between 1 and {ID_LENGTH_MAX} characters")
         used = await self._used(owner_of(caller), key)
-        if used is not None and used.holds(self._now()):
+        if used is not None and used.is_valid(self._now()):
             return await self._under(caller, key, used, said)
         return await self._send(caller, dialect, said, _Fresh(key, used, _digest(said)))
 
-    async def _send(self, caller: Caller, dialect: DialectName, said: Send, key: _Fresh | None) -> Live | Problem:
+    async def _send(self, caller: Caller, dialect: DialectName, said: SendMessage, key: _Fresh | None) -> LiveTask | A2aProblem:
         if said.task is not None:
             live = await self._engine.find(owner_of(caller), said.task)
             if live is not None:
@@ -163,7 +185,7 @@ class Desk:
             if dialect != "0.1":
                 return _not_found(said.task)
         if len(said.task or "") > ID_LENGTH_MAX or len(said.context or "") > ID_LENGTH_MAX:
-            return Problem("invalid_params", f"an id must have at most {ID_LENGTH_MAX} characters")
+            return A2aProblem("invalid_params", f"an id must have at most {ID_LENGTH_MAX} characters")
         if not said.message.id:
             if key is not None:
                 return await self._keyed(caller, dialect, said, key)
@@ -172,34 +194,34 @@ class Desk:
             return await self._once_under(caller, dialect, said, key)
         return await self._once(caller, dialect, said)
 
-    async def _begin_named(self, caller: Caller, dialect: DialectName, said: Send) -> Live | Problem:
+    async def _begin_named(self, caller: Caller, dialect: DialectName, said: SendMessage) -> LiveTask | A2aProblem:
         """Begin a task under its caller's own name, which may have been given at the same time."""
         begun = await self._begin(caller, dialect, said)
-        if isinstance(begun, Live) or said.task is None:
+        if isinstance(begun, LiveTask) or said.task is None:
             return begun
         live = await self._engine.find(owner_of(caller), said.task)
         return begun if live is None else await self._continue(caller, dialect, live, said, None)
 
     async def _begin(
-        self, caller: Caller, dialect: DialectName, said: Send, besides: tuple[Document, ...] = ()
-    ) -> Live | Problem:
+        self, caller: Caller, dialect: DialectName, said: SendMessage, besides: tuple[Document, ...] = ()
+    ) -> LiveTask | A2aProblem:
         try:
             return await self._engine.begin(await self._draft(caller, dialect, said, besides))
-        except NotBegun as refused:
+        except TaskNotStarted as refused:
             return _refusal(refused)
 
     # -- saying it again ---------------------------------------------------------------------------------------------
 
-    async def _once(self, caller: Caller, dialect: DialectName, said: Send) -> Live | Problem:
+    async def _once(self, caller: Caller, dialect: DialectName, said: SendMessage) -> LiveTask | A2aProblem:
         """Begin a task, unless this message began one: then that is the answer."""
         owner = owner_of(caller)
         task = _task_of(owner, said)
         while True:
-            refused: NotBegun | None = None
-            if not self._engine.is_in_mind(owner, task):
+            refused: TaskNotStarted | None = None
+            if not self._engine.is_in_memory(owner, task):
                 try:
                     return await self._engine.begin(await self._draft(caller, dialect, replace(said, task=task), ()))
-                except NotBegun as error:
+                except TaskNotStarted as error:
                     refused = error
             try:
                 live = await self._engine.find(owner, task)
@@ -207,11 +229,11 @@ class Desk:
                 return UNSURE
             if live is not None:
                 return await self._again(caller, dialect, said, live)
-            if isinstance(refused, NotKept):
-                return UNSURE if self._engine.is_undoing(owner, task) else _refusal(refused)
+            if isinstance(refused, TaskNotStored):
+                return UNSURE if self._engine.is_deleting(owner, task) else _refusal(refused)
             # Two came at once and the first was not begun, or the task was taken away meanwhile: this one is the first.
 
-    async def _again(self, caller: Caller, dialect: DialectName, said: Send, live: Live) -> Live | Problem:
+    async def _again(self, caller: Caller, dialect: DialectName, said: SendMessage, live: LiveTask) -> LiveTask | A2aProblem:
         """What comes of a message that began a task before."""
         if is_joined(live.record, self._now()):
             return await self._join(caller, dialect, said, live)
@@ -223,63 +245,63 @@ class Desk:
             return await self._join(caller, dialect, said, newest)
         return await self._keyed(caller, dialect, said, _Fresh(name, used, _digest(said)))
 
-    async def _join(self, caller: Caller, dialect: DialectName, said: Send, live: Live) -> Live | Problem:
+    async def _join(self, caller: Caller, dialect: DialectName, said: SendMessage, live: LiveTask) -> LiveTask | A2aProblem:
         problem = self._address(caller, live, dialect, said)
-        await self._engine.until_kept(live)
+        await self._engine.wait_stored(live)
         return problem or live
 
-    async def _once_under(self, caller: Caller, dialect: DialectName, said: Send, key: _Fresh) -> Live | Problem:
+    async def _once_under(self, caller: Caller, dialect: DialectName, said: SendMessage, key: _Fresh) -> LiveTask | A2aProblem:
         """Begin a task under a key, unless this message began one: then the key is for that."""
         owner = owner_of(caller)
         task, begun = _task_of(owner, said), None
-        if not self._engine.is_in_mind(owner, task):
+        if not self._engine.is_in_memory(owner, task):
             begun = await self._keyed(caller, dialect, said, key, task)
-        live = None if isinstance(begun, Live) else await self._engine.find(owner, task)
+        live = None if isinstance(begun, LiveTask) else await self._engine.find(owner, task)
         if live is None:
             return begun or await self._keyed(caller, dialect, said, key)
         if not is_joined(live.record, self._now()):
             return await self._keyed(caller, dialect, said, key)
-        with suppress(TooManyKeys):  # the message is known without it
-            await self._engine.allowance.take_key(owner, write_key(owner, key.name, key.digest, task, 0.0, key.before))
+        with suppress(KeyQuotaExceeded):  # the message is known without it
+            await self._engine.storage_quota.reserve_key(owner, key_document(owner, key.name, key.digest, task, 0.0, key.before))
             await self._keep_key(owner, key, task)
         return await self._join(caller, dialect, said, live)
 
     async def _keyed(
-        self, caller: Caller, dialect: DialectName, said: Send, key: _Fresh, task: str = ""
-    ) -> Live | Problem:
+        self, caller: Caller, dialect: DialectName, said: SendMessage, key: _Fresh, task: str = ""
+    ) -> LiveTask | A2aProblem:
         """Begin a task under a key."""
         owner, task = owner_of(caller), task or said.task or secrets.token_hex(16)
-        document = write_key(owner, key.name, key.digest, task, self._now(), key.before)
+        document = key_document(owner, key.name, key.digest, task, self._now(), key.before)
         try:
-            await self._engine.allowance.take_key(owner, document)
-        except TooManyKeys as refused:
+            await self._engine.storage_quota.reserve_key(owner, document)
+        except KeyQuotaExceeded as refused:
             return _too_much_of(refused)
         begun = await self._begin(caller, dialect, replace(_with_id(said), task=task), (document,))
-        if isinstance(begun, Live):
+        if isinstance(begun, LiveTask):
             return begun
         # Perhaps somebody used the key at the same time.
         used = await self._used(owner, key.name)
-        if used is None or not used.holds(self._now()):
+        if used is None or not used.is_valid(self._now()):
             return begun
         return await self._under(caller, key.name, used, said)
 
-    async def _used(self, owner: Owner, key: str) -> Keyed | None:
+    async def _used(self, owner: TaskOwner, key: str) -> IdempotencyKey | None:
         """What a key was used for, which is nothing if the task that it would stand for was not begun."""
         used = await read_key(self._journal, owner, key)
-        if used is not None and await self._engine.until_undone(owner, used.task):
+        if used is not None and await self._engine.wait_deleted(owner, used.task):
             used = await read_key(self._journal, owner, key)
         return used
 
-    async def _under(self, caller: Caller, key: str, used: Keyed, said: Send) -> Live | Problem:
+    async def _under(self, caller: Caller, key: str, used: IdempotencyKey, said: SendMessage) -> LiveTask | A2aProblem:
         """The task that a key stands for."""
         if used.digest != _digest(said):
-            return Problem("key_reused", f"Idempotency-Key {key!r} was used with another message")
-        gone = Problem("task_not_found", f"Task {used.task} of Idempotency-Key {key!r} is not kept any more")
+            return A2aProblem("key_reused", f"Idempotency-Key {key!r} was used with another message")
+        gone = A2aProblem("task_not_found", f"Task {used.task} of Idempotency-Key {key!r} is not kept any more")
         return await self._engine.find(owner_of(caller), used.task) or gone
 
     # -- what a message comes to -------------------------------------------------------------------------------------
 
-    def _plan(self, caller: Caller, message: Message, context: str) -> Plan:
+    def _plan(self, caller: Caller, message: Message, context: str) -> TaskPlan:
         views = _Views(self._hub, caller, self._targets)
         made = plan(read_instruction(message), caller, views, Words(self.settings.text_tool, message, context))
         if made.note and made.note != self._noted:
@@ -287,20 +309,20 @@ class Desk:
             log.warning("the tool for plain words cannot be told any", why=made.note)
         return made
 
-    def _address(self, caller: Caller, live: Live, dialect: DialectName, said: Send) -> Problem | None:
+    def _address(self, caller: Caller, live: LiveTask, dialect: DialectName, said: SendMessage) -> A2aProblem | None:
         """Have what follows told where the message says."""
         if said.push is None:
             return None
         return self.pushing.add(live, self.pushing.recipient(caller, dialect, said.push, live.record.id))
 
-    async def _draft(self, caller: Caller, dialect: DialectName, said: Send, besides: tuple[Document, ...]) -> Draft:
+    async def _draft(self, caller: Caller, dialect: DialectName, said: SendMessage, besides: tuple[Document, ...]) -> NewTask:
         context, task = said.context or secrets.token_hex(16), said.task or secrets.token_hex(16)
         await self._hub.settle(EVERYTHING, until=lambda: self._plan(caller, said.message, context).is_sure)
         made = self._plan(caller, said.message, context)
         spoken: tuple[Message, ...] = (without_headers(said.message),)
         if made.state == "input_required":
             spoken = (*spoken, self._offer(made))
-        return Draft(
+        return NewTask(
             caller,
             context,
             dialect,
@@ -316,60 +338,60 @@ class Desk:
             waits_for_login=True,
         )
 
-    def _offer(self, made: Plan) -> Message:
+    def _offer(self, made: TaskPlan) -> Message:
         """Say which tools there are to who did not say which."""
         if not made.offer:
             return _agent("No tool is available to you.")
         text = f"Which tool shall be run? For instance {', '.join(made.offer)}."
         example = {"tool": made.offer[0], "arguments": {}}
-        how = Data(Raw(msgspec.json.encode({"tools": made.offer, "example": example})), "application/json")
-        return Message(secrets.token_hex(8), "agent", (Text(text), how))
+        how = DataPart(Raw(msgspec.json.encode({"tools": made.offer, "example": example})), "application/json")
+        return Message(secrets.token_hex(8), "agent", (TextPart(text), how))
 
     # -- going on ----------------------------------------------------------------------------------------------------
 
     async def _continue(
-        self, caller: Caller, dialect: DialectName, live: Live, said: Send, key: _Fresh | None
-    ) -> Live | Problem:
+        self, caller: Caller, dialect: DialectName, live: LiveTask, said: SendMessage, key: _Fresh | None
+    ) -> LiveTask | A2aProblem:
         is_first, message = dialect == "0.1", without_headers(said.message)
         is_known = self._is_known(live.record, said, message, is_first=is_first)
         if not is_known:
             found = await self._with_room(live, message, key)
-            if isinstance(found, Problem):
+            if isinstance(found, A2aProblem):
                 return found
             live = found
         problem = None if is_known else self._go_on(caller, live, said, is_first=is_first)
         problem = problem or self._address(caller, live, dialect, said)
-        await self._engine.until_kept(live)
+        await self._engine.wait_stored(live)
         if key is not None and problem is None:
             # After what it stands for: a crash between the two costs nothing, since the message is known by then.
             await self._keep_key(owner_of(caller), key, live.record.id)
         return problem or live
 
-    async def _with_room(self, live: Live, message: Message, key: _Fresh | None) -> Live | Problem:
+    async def _with_room(self, live: LiveTask, message: Message, key: _Fresh | None) -> LiveTask | A2aProblem:
         """The task, if there is room for this beside the caller's others."""
-        owner, allowance = live.record.owner, self._engine.allowance
+        owner, allowance = live.record.owner, self._engine.storage_quota
         try:
             await allowance.check(owner, len(msgspec.json.encode(message)))
             if key is not None:
-                await allowance.take_key(owner, write_key(owner, key.name, key.digest, live.record.id, 0.0, key.before))
-        except (TooMuchKept, TooManyKeys) as refused:
+                await allowance.reserve_key(owner, key_document(owner, key.name, key.digest, live.record.id, 0.0, key.before))
+        except (StorageQuotaExceeded, KeyQuotaExceeded) as refused:
             return _too_much_of(refused)
         # If the journal was asked, the task may have been forgotten and called back as another since.
         return await self._engine.find(owner, live.record.id) or _not_found(live.record.id)
 
-    async def _keep_key(self, owner: Owner, key: _Fresh, task: str) -> None:
-        kept: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-        document = write_key(owner, key.name, key.digest, task, self._now(), key.before)
+    async def _keep_key(self, owner: TaskOwner, key: _Fresh, task: str) -> None:
+        kept: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
+        document = key_document(owner, key.name, key.digest, task, self._now(), key.before)
         self._journal.write((document,), kept.set_result)
         await kept
 
-    def _go_on(self, caller: Caller, live: Live, said: Send, *, is_first: bool) -> Problem | None:
+    def _go_on(self, caller: Caller, live: LiveTask, said: SendMessage, *, is_first: bool) -> A2aProblem | None:
         """Take a message; the first generation goes on with what has ended, too."""
         record, message = live.record, without_headers(said.message)
         if said.context is not None and said.context != record.context:
-            return Problem("invalid_params", f"task {record.id} belongs to another context")
+            return A2aProblem("invalid_params", f"task {record.id} belongs to another context")
         if record.state in ENDED and not is_first:
-            return Problem("unsupported_operation", f"task {record.id} has ended ({record.state})")
+            return A2aProblem("unsupported_operation", f"task {record.id} has ended ({record.state})")
         if (problem := _too_much(record, message)) is not None:
             return problem
         if record.state in ENDED:
@@ -386,13 +408,13 @@ class Desk:
             return None
         return self._note(live, message)
 
-    def _is_known(self, record: Record, said: Send, message: Message, *, is_first: bool) -> bool:
+    def _is_known(self, record: TaskRecord, said: SendMessage, message: Message, *, is_first: bool) -> bool:
         """Whether this message was sent to its task before, and is to be answered as it was then."""
         is_late = record.is_ended and self._now() >= record.updated + JOINED_SECONDS
         is_elsewhere = said.context not in (None, record.context)
         return not (is_late or is_elsewhere) and self._is_said_again(record, message, by_words=is_first)
 
-    def _is_said_again(self, record: Record, message: Message, *, by_words: bool) -> bool:
+    def _is_said_again(self, record: TaskRecord, message: Message, *, by_words: bool) -> bool:
         """Whether it was said before, by somebody who may only have missed the answer to it.
 
         Messages without ids are the same `by_words`. Who was told how the task stands, and that it waits or has ended,
@@ -406,17 +428,17 @@ class Desk:
         last = next((each for each in reversed(record.said) if each.role == "user"), None)
         return last is not None and _is_same(replace(last, id=message.id), message)
 
-    def _answer(self, live: Live, message: Message) -> Problem | None:
+    def _answer(self, live: LiveTask, message: Message) -> A2aProblem | None:
         asked = live.record.asked
         assert asked is not None, "only who is asked answers"
         reply = read_reply(asked, message)
         if isinstance(reply, str):
-            return Problem("invalid_params", reply)
+            return A2aProblem("invalid_params", reply)
         if not self._engine.answer(live, message, reply):
-            return Problem("unsupported_operation", f"task {live.record.id} does not wait for an answer any more")
+            return A2aProblem("unsupported_operation", f"task {live.record.id} does not wait for an answer any more")
         return None
 
-    def _retry(self, caller: Caller, live: Live, asked: Asked, message: Message, heard: Message) -> None:
+    def _retry(self, caller: Caller, live: LiveTask, asked: StoredQuestion, message: Message, heard: Message) -> None:
         """Have done what waited for somebody to log in, unless that is declined or something else is wanted now."""
         before = live.record.said
         if is_refusal(asked, message):
@@ -424,34 +446,34 @@ class Desk:
         else:
             self._instruct(caller, live, message, _instruction_in((*before, heard)))
 
-    def _instruct(self, caller: Caller, live: Live, message: Message, meant: Message) -> None:
+    def _instruct(self, caller: Caller, live: LiveTask, message: Message, meant: Message) -> None:
         """The instruction that was missing, `meant` by this message as it was heard or by an earlier one."""
         live.waits_for_login = True
         made = self._plan(caller, meant, live.record.context)
         brief = Raw(msgspec.json.encode(made.brief))
         said = (*live.record.said, message)
         if made.call is not None:
-            self._engine.carry_on(live, message, made.call, brief)
+            self._engine.continue_with(live, message, made.call, brief)
         elif made.ending is not None:
             ended = {"state": made.state, "ending": made.ending, "phase": "over", "asked": None}
             self._engine.change(live, said=said, brief=brief, **ended)
         else:
             self._engine.change(live, said=(*said, self._offer(made)))
 
-    def _note(self, live: Live, message: Message) -> Problem | None:
+    def _note(self, live: LiveTask, message: Message) -> A2aProblem | None:
         """Keep words that are said while the tool runs; what it would have to be told is refused, as it cannot be."""
         record = live.record
         if not _is_words(message):
-            return Problem("unsupported_operation", f"task {record.id} is being worked on and takes no data now")
+            return A2aProblem("unsupported_operation", f"task {record.id} is being worked on and takes no data now")
         self._engine.change(live, said=(*record.said, message))
         return None
 
-    def delivered(self, record: Record) -> None:
+    def delivered(self, record: TaskRecord) -> None:
         """A caller has been answered so about its task."""
         if record.origin == "0.1":
             self._note_handed_over(record)
 
-    def _note_handed_over(self, record: Record) -> None:
+    def _note_handed_over(self, record: TaskRecord) -> None:
         key = (record.owner.key, record.id)
         self._handed_over.pop(key, None)
         self._handed_over[key] = _stand(record)
@@ -460,19 +482,19 @@ class Desk:
 
     # -- asking after tasks ------------------------------------------------------------------------------------------
 
-    async def find(self, caller: Caller, id: str) -> Live | Problem:
+    async def find(self, caller: Caller, id: str) -> LiveTask | A2aProblem:
         """One of the caller's tasks."""
         return await self._engine.find(owner_of(caller), id) or _not_found(id)
 
-    async def get(self, caller: Caller, asked: Get) -> Record | Problem:
+    async def get(self, caller: Caller, asked: GetTask) -> TaskRecord | A2aProblem:
         """How one stands."""
         live = await self.find(caller, asked.task)
-        return live if isinstance(live, Problem) else (live.kept or live.record)
+        return live if isinstance(live, A2aProblem) else (live.stored or live.record)
 
-    async def list(self, caller: Caller, asked: List) -> TaskPage | Problem:
+    async def list(self, caller: Caller, asked: ListTasks) -> TaskPage | A2aProblem:
         """The caller's tasks, those updated last first."""
         if not 1 <= asked.page_size <= PAGE_SIZE_MAX:
-            return Problem("invalid_params", f"pageSize must be between 1 and {PAGE_SIZE_MAX}, not {asked.page_size}")
+            return A2aProblem("invalid_params", f"pageSize must be between 1 and {PAGE_SIZE_MAX}, not {asked.page_size}")
         try:
             page = await self._journal.page(
                 TASK,
@@ -484,21 +506,21 @@ class Desk:
                 token=asked.page_token,
             )
         except ValueError:
-            return Problem("invalid_params", "pageToken is not one that was given")
-        records = [self._engine.newest(document) for document in page.documents]
+            return A2aProblem("invalid_params", "pageToken is not one that was given")
+        records = [self._engine.current_record(document) for document in page.documents]
         tasks = tuple(_listed(shown(record), asked) for record in records if record is not None)
         return TaskPage(tasks, page.total, page.next, asked.page_size)
 
     # -- ending them -------------------------------------------------------------------------------------------------
 
-    async def cancel(self, caller: Caller, asked: Cancel) -> Live | Problem:
+    async def cancel(self, caller: Caller, asked: CancelTask) -> LiveTask | A2aProblem:
         """Give one up."""
         live = await self.find(caller, asked.task)
-        if isinstance(live, Problem):
+        if isinstance(live, A2aProblem):
             return live
         if not self._engine.cancel(live, "the caller gave the task up"):
-            return Problem("task_not_cancelable", f"Task {asked.task} has ended ({live.record.state})")
-        await self._engine.until_kept(live)
+            return A2aProblem("task_not_cancelable", f"Task {asked.task} has ended ({live.record.state})")
+        await self._engine.wait_stored(live)
         return live
 
 
@@ -514,76 +536,76 @@ def _has_instruction(message: Message) -> bool:
     return not isinstance(read, Saying) and not (isinstance(read, ToolInstruction) and read.words)
 
 
-def _stand(record: Record) -> Stand:
+def _stand(record: TaskRecord) -> Stand:
     return record.state, len(record.said), 0 if record.asked is None else record.asked.number
 
 
-def _refusal(refused: NotBegun) -> Problem:
-    if isinstance(refused, Taken):
-        return Problem("invalid_params", str(refused))
-    if isinstance(refused, TooMuchKept | TooMuchSaid):
+def _refusal(refused: TaskNotStarted) -> A2aProblem:
+    if isinstance(refused, TaskExists):
+        return A2aProblem("invalid_params", str(refused))
+    if isinstance(refused, StorageQuotaExceeded | MessageQuotaExceeded):
         return _too_much_of(refused)
-    return Problem("internal", str(refused), {"executed": "no"})
+    return A2aProblem("internal", str(refused), {"executed": "no"})
 
 
-def _too_much_of(refused: NotKept) -> Problem:
+def _too_much_of(refused: TaskNotStored) -> A2aProblem:
     """The caller has reached a bound of its own, which is no failure of ours: to try again does not help."""
-    return Problem("unsupported_operation", str(refused), {"executed": "no"})
+    return A2aProblem("unsupported_operation", str(refused), {"executed": "no"})
 
 
-def _too_much(record: Record, message: Message) -> Problem | None:
+def _too_much(record: TaskRecord, message: Message) -> A2aProblem | None:
     """Refuse what a task has no room for; a new one has."""
     if len(record.said) >= SAID_MAX:
-        return Problem("unsupported_operation", f"task {record.id} has {SAID_MAX} messages, which is the most")
+        return A2aProblem("unsupported_operation", f"task {record.id} has {SAID_MAX} messages, which is the most")
     if sum(len(msgspec.json.encode(each)) for each in (*record.said[1:], message)) > SAID_BYTES_MAX:
         most = f"{SAID_BYTES_MAX} bytes is the most that can be said after it has begun"
-        return Problem("unsupported_operation", f"task {record.id} has no room for this message: {most}")
+        return A2aProblem("unsupported_operation", f"task {record.id} has no room for this message: {most}")
     return None
 
 
 def _is_words(message: Message) -> bool:
     """Whether a message has neither an instruction nor values."""
-    has_values = any(isinstance(part, Data) or object_in(part) for part in message.parts)
+    has_values = any(isinstance(part, DataPart) or object_in(part) for part in message.parts)
     return not has_values and isinstance(read_instruction(message), Saying)
 
 
-def _unusable(message: Message) -> Problem | None:
+def _unusable(message: Message) -> A2aProblem | None:
     """Say of a file that nobody here takes one, instead of losing it: tools take JSON, and words."""
     for part in message.parts:
-        if isinstance(part, File):
+        if isinstance(part, FilePart):
             kind = (part.media_type or "any type")[:ID_LENGTH_MAX]
-            return Problem("content_type_not_supported", f"A file of {kind} cannot be taken: only text and data can")
+            return A2aProblem("content_type_not_supported", f"A file of {kind} cannot be taken: only text and data can")
     return None
 
 
-def _task_of(owner: Owner, said: Send) -> str:
+def _task_of(owner: TaskOwner, said: SendMessage) -> str:
     """The id of the task that a message begins: of what is kept of it, and so not of the secrets in it."""
-    return task_of(owner, digest_of(without_headers(said.message), said.context))
+    return task_id_for(owner, message_digest(without_headers(said.message), said.context))
 
 
-def _digest(said: Send) -> str:
+def _digest(said: SendMessage) -> str:
     """What messages have in common that are the same under a key."""
-    return digest_of(without_headers(said.message), said.task, said.context, said.metadata or None)
+    return message_digest(without_headers(said.message), said.task, said.context, said.metadata or None)
 
 
 def _is_same(one: Message, other: Message) -> bool:
-    return one == other or digest_of(one) == digest_of(other)
+    return one == other or message_digest(one) == message_digest(other)
 
 
-def _with_id(said: Send) -> Send:
+def _with_id(said: SendMessage) -> SendMessage:
     """The same, with an id for its message: not every generation has them."""
     if said.message.id:
         return said
     return replace(said, message=replace(said.message, id=secrets.token_hex(16)))
 
 
-def _listed(task: Task, asked: List) -> Task:
+def _listed(task: Task, asked: ListTasks) -> Task:
     return task if asked.has_artifacts else replace(task, artifacts=())
 
 
-def _not_found(id: str) -> Problem:
-    return Problem("task_not_found", f"Task not found: {id[:ID_LENGTH_MAX]}")
+def _not_found(id: str) -> A2aProblem:
+    return A2aProblem("task_not_found", f"Task not found: {id[:ID_LENGTH_MAX]}")
 
 
 def _agent(text: str) -> Message:
-    return Message(secrets.token_hex(8), "agent", (Text(text),))
+    return Message(secrets.token_hex(8), "agent", (TextPart(text),))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from isthmus.core.tasks.allowance import BYTES
+from isthmus.core.tasks.storage_quota import DEFAULT_BYTES
 
 KEEP_BYTES_MIN = 64 * 1024
 """Less has no room for some tasks beside each other."""
@@ -25,7 +25,7 @@ class A2aSettings:
     """The card for requests that name no version: for clients of 1.0 and 0.3, or that of 1.0 alone."""
     keep: float = 7 * 24 * 3600.0
     """How many seconds an ended task is kept."""
-    keep_bytes: int = BYTES
+    keep_bytes: int = DEFAULT_BYTES
     """How much is kept of a caller's tasks, here and over MCP each."""
     grpc_port: int | None = None
     """Where gRPC is spoken as well, beside HTTP and on the same host; 0 lets the system choose."""

@@ -6,16 +6,16 @@ import asyncio
 import re
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 from weakref import WeakValueDictionary
 
+import msgspec
+from msgspec import Raw
 from msgspec.structs import replace
 
-from isthmus.core.tasks.live import Live
-from isthmus.core.tasks.record import Record
-from isthmus.core.tasks.reports import Noted
-from isthmus.frontends.a2a.pieces import Form, as_it_is, is_long, pieces_of
-from isthmus.frontends.a2a.shown import (
+from isthmus.core.tasks.live_task import LiveTask, Report
+from isthmus.core.tasks.record import TaskRecord
+from isthmus.frontends.a2a.task_view import (
     RESULT,
     agent_says,
     artifacts_of,
@@ -24,36 +24,131 @@ from isthmus.frontends.a2a.shown import (
     shown,
     without_questions,
 )
-from isthmus.frontends.http.bodies import CROWDED_BYTES, STREAM, KeepAlive
-from isthmus.frontends.http.request_cycle import Peer
+from isthmus.frontends.http.request_cycle import CROWDED_BYTES, STREAM, KeepAlive, Peer
 from isthmus.model.callers import Caller
-from isthmus.model.conversation import WAITING, Artifact, ArtifactUpdate, Status, StatusUpdate, Task, Update
-from isthmus.wire.a2a.operations import Problem
-from isthmus.wire.a2a.streams import Stream
+from isthmus.model.tasks import (
+    WAITING,
+    Artifact,
+    DataPart,
+    FilePart,
+    Part,
+    Task,
+    TaskArtifactUpdate,
+    TaskStatus,
+    TaskStatusUpdate,
+    TextPart,
+    Update,
+)
+from isthmus.wire.a2a.operations import A2aProblem
+from isthmus.wire.a2a.streams import UpdateStream
+from isthmus.wire.jsonrpc import object_members, render
+
+PIECE_LENGTH = 256 * 1024
+"""Characters of one piece: at most 1 MiB on the wire, which every client takes (gRPC's refuse 4 MiB), and few enough
+that others are served between two of them. A multiple of 4, because base64 is whole there."""
+
+PIECE = "isthmus/piece"
+"""What says in a part's metadata which piece it is."""
+
+
+PartForm: TypeAlias = Callable[[Part], Part]
+"""As what a part is told."""
+
+
+def as_it_is(part: Part) -> Part:
+    """Every part in its own form."""
+    return part
+
+
+class ArtifactChunk(NamedTuple):
+    """Some of an artifact."""
+
+    artifact: Artifact
+    is_more: bool
+    """It goes behind what was told before."""
+    is_complete: bool
+
+
+def is_long(artifact: Artifact) -> bool:
+    """Whether an artifact is more than a piece."""
+    return sum(map(_length, artifact.parts)) > PIECE_LENGTH
+
+
+def _length(part: Part) -> int:
+    match part:
+        case TextPart(text=whole) | FilePart(content=str(whole)):
+            return len(whole)
+        case DataPart():
+            return len(bytes(part.data))
+        case FilePart():
+            return 0
+
+
+def pieces_of(artifact: Artifact, form: PartForm = as_it_is) -> Iterator[ArtifactChunk]:
+    """The pieces of an artifact in their order, made one at a time."""
+    last = len(artifact.parts) - 1
+    for position, part in enumerate(map(form, artifact.parts)):
+        count = pieces_in(part)
+        for number in range(count):
+            piece = part if count == 1 else _cut(part, position, number, count)
+            is_complete = position == last and number == count - 1
+            yield ArtifactChunk(replace(artifact, parts=(piece,)), position + number > 0, is_complete)
+
+
+def pieces_in(part: Part) -> int:
+    """How many pieces a part is told in."""
+    match part:
+        case TextPart(text=whole):
+            return _count(whole)
+        case FilePart(content=str(whole)) if len(whole) % 4 == 0 and not any(map(whole.__contains__, " \r\n")):
+            return _count(whole)
+        case FilePart() | DataPart():
+            return 1
+
+
+def _count(whole: str) -> int:
+    return max(1, -(-len(whole) // PIECE_LENGTH))
+
+
+def _cut(part: Part, position: int, number: int, count: int) -> Part:
+    metadata = _chunk_metadata(part.metadata, position, number, count)
+    where = slice(number * PIECE_LENGTH, (number + 1) * PIECE_LENGTH)
+    if isinstance(part, TextPart):
+        return replace(part, text=part.text[where], metadata=metadata)
+    assert isinstance(part, FilePart), "JSON is never cut"
+    assert part.content is not None, "only bytes are"
+    return replace(part, content=part.content[where], metadata=metadata)
+
+
+def _chunk_metadata(metadata: Raw, position: int, number: int, count: int) -> Raw:
+    members = object_members(metadata) if metadata else None
+    piece = msgspec.json.encode({"part": position, "piece": number, "pieces": count})
+    return Raw(render({**(members or {}), PIECE: piece}))
+
 
 POUR_SECONDS = (0.001, 0.05)
 """After how long a reader that has more than enough is looked at again: the first time, and at most; in between, twice
 as long as before."""
 
-CHANGED = Problem("invalid_request", "Who this caller is, or what it may do, was changed; ask again")
+CHANGED = A2aProblem("invalid_request", "Who this caller is, or what it may do, was changed; ask again")
 
 
-def is_settled(record: Record) -> bool:
+def is_settled(record: TaskRecord) -> bool:
     """Whether it is the caller's turn: the task has ended, or waits for it."""
     return record.is_ended or record.state in WAITING
 
 
-def is_over(record: Record) -> bool:
+def is_over(record: TaskRecord) -> bool:
     """Whether nothing follows."""
     return record.is_ended
 
 
-def _is_at_rest(record: Record) -> bool:
+def _is_at_rest(record: TaskRecord) -> bool:
     """Whether nothing is under way, or it waits for an answer that nobody can give any more."""
     return is_settled(record) or record.phase != "sent"
 
 
-IsLast: TypeAlias = Callable[[Record], bool]
+IsLast: TypeAlias = Callable[[TaskRecord], bool]
 
 _PLACE = re.compile(r"[0-9]{1,15}\.([0-9]{1,15})")
 """Where a listener is, as events say it: the version of the task, and the number of the report that it heard last."""
@@ -71,16 +166,16 @@ class _Wait:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.over: asyncio.Future[None] = loop.create_future()
 
-    def moved(self, record: Record) -> None:
-        """See `core.tasks.draft.Listener`."""
+    def task_changed(self, record: TaskRecord) -> None:
+        """See `core.tasks.live_task.TaskListener`."""
         if is_settled(record):
             self.end()
 
-    def happened(self, record: Record, noted: Noted) -> None:
+    def task_reported(self, record: TaskRecord, noted: Report) -> None:
         """Who waits for the end does not hear of the way."""
 
     def left(self) -> None:
-        """See `core.tasks.draft.Leaving`; who waits is told how the task stands, and can ask again."""
+        """See `core.tasks.live_task.ShutdownListener`; who waits is told how the task stands, and can ask again."""
         self.end()
 
     def end(self) -> None:
@@ -89,9 +184,9 @@ class _Wait:
             self.over.set_result(None)
 
 
-async def until_settled(live: Live, peer: Peer, seconds: float) -> Record:
+async def until_settled(live: LiveTask, peer: Peer, seconds: float) -> TaskRecord:
     """The task when it has ended or waits for its caller, or as it is after this time, or once the caller left."""
-    if live.kept is None or not is_settled(live.kept):
+    if live.stored is None or not is_settled(live.stored):
         loop = asyncio.get_running_loop()
         wait = _Wait(loop)
         live.listeners[wait] = None
@@ -102,10 +197,10 @@ async def until_settled(live: Live, peer: Peer, seconds: float) -> Record:
         finally:
             timer.cancel()
             del live.listeners[wait]
-    return live.kept or live.record
+    return live.stored or live.record
 
 
-class Telling:
+class TaskStream:
     """Tells one caller how a task goes on, from how it stands to its end, or its next question if that `is_last`.
 
     `over` is what it was told last, once nothing follows; None if the caller left before.
@@ -114,13 +209,13 @@ class Telling:
     def __init__(
         self,
         caller: Caller,
-        live: Live,
+        live: LiveTask,
         peer: Peer,
-        stream: Stream,
+        stream: UpdateStream,
         after: int = 0,
         is_last: IsLast = is_settled,
         *,
-        form: Form = as_it_is,
+        form: PartForm = as_it_is,
         is_kept_alive: bool = True,
     ) -> None:
         self.caller = caller
@@ -136,11 +231,11 @@ class Telling:
         """Of the report that the caller heard last."""
         self._due: deque[Iterator[Update]] = deque()
         """What is told as fast as it is taken; made when its turn comes, so that a slow reader costs little."""
-        self._last: Record | None = None
+        self._last: TaskRecord | None = None
         """How the task stands after all that is due, if nothing follows."""
         self._timer: asyncio.TimerHandle | None = None
         self._pause = POUR_SECONDS[0]
-        self.over: asyncio.Future[Record | None] = self._loop.create_future()
+        self.over: asyncio.Future[TaskRecord | None] = self._loop.create_future()
         self.has_final = False
         """Whether the last thing that is said is an update that is final, as readers of 0.3 wait for."""
         self.is_for_sender = False
@@ -151,13 +246,13 @@ class Telling:
         self._peer.begin(200, STREAM)
         self._peer.on_disconnect(self.stop)
         self._live.listeners[self] = None
-        record = self._live.kept or self._live.record
+        record = self._live.stored or self._live.record
         made = _shown(record)
         if record.is_ended and any(map(is_long, made.task.artifacts)):
             # Too long for some to take at once, and some read no further than the end.
             self._say(_begun(made.task))
             self._due.append(self._missed_reports(record))
-            self.moved(record)
+            self.task_changed(record)
             return
         self._version = record.version
         self._say(without_questions(made.task) if self.is_for_sender else made.task)
@@ -174,14 +269,14 @@ class Telling:
         if is_settled(made.record):
             yield _standing(made)
 
-    def _missed_reports(self, record: Record) -> Iterator[Update]:
+    def _missed_reports(self, record: TaskRecord) -> Iterator[Update]:
         while missed := self._live.reports.after(self._number):
             for noted in missed:
                 self._number = noted.number
                 yield reported(record, noted)
 
-    def moved(self, record: Record) -> None:
-        """See `core.tasks.draft.Listener`."""
+    def task_changed(self, record: TaskRecord) -> None:
+        """See `core.tasks.live_task.TaskListener`."""
         self._due.append(self._changed(record.version, updates_of(record, self._form)))
         if self._is_last(record):
             self._last = record
@@ -209,17 +304,17 @@ class Telling:
         if self._last is not None:
             self._end(self._last)
 
-    def happened(self, record: Record, noted: Noted) -> None:
-        """See `core.tasks.draft.Listener`; who reads slowly misses reports, and nothing else."""
+    def task_reported(self, record: TaskRecord, noted: Report) -> None:
+        """See `core.tasks.live_task.TaskListener`; who reads slowly misses reports, and nothing else."""
         if not self._due and self._peer.buffered_bytes() <= CROWDED_BYTES:
             self._number = noted.number
             self._say(reported(record, noted))
 
     def _say(self, update: Update) -> None:
         if not self.over.done():
-            self._peer.push(self._stream.tell(update, f"{self._version}.{self._number}"))
+            self._peer.push(self._stream.write(update, f"{self._version}.{self._number}"))
 
-    def _end(self, record: Record) -> None:
+    def _end(self, record: TaskRecord) -> None:
         if not self.over.done():
             self._stop(record)
             self._peer.end(b"")
@@ -227,7 +322,7 @@ class Telling:
     def wind_up(self) -> None:
         """The hub is going away: follow the task's call to its end, and wait for nothing else."""
         self._is_last = _is_at_rest
-        record = self._live.kept or self._live.record
+        record = self._live.stored or self._live.record
         if _is_at_rest(record):
             self._last = record
             if not self._due:
@@ -244,7 +339,7 @@ class Telling:
         """The caller has gone: listen no more."""
         self._stop(None)
 
-    def _stop(self, last: Record | None) -> None:
+    def _stop(self, last: TaskRecord | None) -> None:
         if self._keep_alive is not None:
             self._keep_alive.stop()
         if self._timer is not None:
@@ -255,20 +350,20 @@ class Telling:
             self.over.set_result(last)
 
 
-def updates_of(record: Record, form: Form = as_it_is) -> Iterator[Update]:
+def updates_of(record: TaskRecord, form: PartForm = as_it_is) -> Iterator[Update]:
     """What a change of a task is told as: what it brought forth, piece by piece, and then how it stands."""
     return _updates(_shown(record), form)
 
 
 def _begun(task: Task) -> Task:
     """A task that has ended as it stood before."""
-    return replace(task, status=Status("working", task.created), artifacts=())
+    return replace(task, status=TaskStatus("working", task.created), artifacts=())
 
 
 class _Shown:
     """A task as it is shown, which all share who are being told of it: its answer may be large, and they slow."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: TaskRecord) -> None:
         self.record = record
         self.task = shown(record)
 
@@ -277,13 +372,13 @@ _made: WeakValueDictionary[int, _Shown] = WeakValueDictionary()
 """By the record's identity, which is its own for as long as the entry is there."""
 
 
-def _shown(record: Record) -> _Shown:
+def _shown(record: TaskRecord) -> _Shown:
     if (made := _made.get(id(record))) is None:
         made = _made[id(record)] = _Shown(record)
     return made
 
 
-def _updates(made: _Shown, form: Form) -> Iterator[Update]:
+def _updates(made: _Shown, form: PartForm) -> Iterator[Update]:
     record, task = made.record, made.task
     if record.origin == "agentvault":
         for artifact in artifacts_of(record, brief_of(record)):
@@ -293,12 +388,12 @@ def _updates(made: _Shown, form: Form) -> Iterator[Update]:
     yield _standing(made)
 
 
-def _standing(made: _Shown) -> StatusUpdate:
+def _standing(made: _Shown) -> TaskStatusUpdate:
     record = made.record
-    return StatusUpdate(record.id, record.context, made.task.status, is_settled(record))
+    return TaskStatusUpdate(record.id, record.context, made.task.status, is_settled(record))
 
 
-def _pieces(record: Record, artifact: Artifact, form: Form) -> Iterator[ArtifactUpdate]:
+def _pieces(record: TaskRecord, artifact: Artifact, form: PartForm) -> Iterator[TaskArtifactUpdate]:
     """An artifact piece by piece, so that none of them has to wait for the rest."""
     for piece, is_more, is_complete in pieces_of(artifact, form):
-        yield ArtifactUpdate(record.id, record.context, piece, is_more, is_complete, at=record.updated)
+        yield TaskArtifactUpdate(record.id, record.context, piece, is_more, is_complete, at=record.updated)

@@ -15,15 +15,15 @@ import structlog
 from isthmus.core.access.policy import AGENT, is_of_agent, is_of_label
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
-from isthmus.core.ports.relay import Arrival, Roster, Seat
+from isthmus.core.ports import AgentServer, AgentServers, ConnectingServer
+from isthmus.frontends.relay.device_tools import Entry, Table
 from isthmus.frontends.relay.settings import RelaySettings
-from isthmus.frontends.relay.table import Entry, Table
 from isthmus.frontends.relay.waiting import ARRIVAL_SECONDS, Patience
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Surface
 from isthmus.model.names import ServerName
 from isthmus.model.relay import Claim
-from isthmus.wire.relay.answers import Absent
+from isthmus.wire.relay.messages import MissingServer
 
 log = structlog.get_logger(__name__)
 
@@ -54,7 +54,7 @@ class Agent:
     def __init__(
         self,
         hub: Hub,
-        roster: Roster,
+        roster: AgentServers,
         claim: Claim,
         settings: RelaySettings,
         settling: Settling,
@@ -96,7 +96,7 @@ class Agent:
     def _forget(self) -> None:
         self._version = -1
         """Of the snapshot that was looked at last; the snapshot itself, once it is an old one, must not be kept."""
-        self._seats: Sequence[Seat] | None = None
+        self._seats: Sequence[AgentServer] | None = None
         self._sources: tuple[tuple[str, ServerStatus], ...] | None = None
 
     def _stop_watching(self) -> None:
@@ -113,7 +113,7 @@ class Agent:
 
     # -- who is there ----------------------------------------------------------------------------------------------
 
-    def seats(self) -> Sequence[Seat]:
+    def seats(self) -> Sequence[AgentServer]:
         """Its servers, here or away, in the order in which they came; without those that its devices may not see."""
         seats = self._roster.seats()
         if not self.caller.grants.deny and self.caller.grants.within is None:
@@ -146,7 +146,7 @@ class Agent:
         waits = self._waits(arriving, self.settings.wait)
         return tuple(waits), max(waits.values(), default=0.0)
 
-    def _waits(self, arriving: Iterable[Arrival], seconds: float) -> dict[asyncio.Future[None], float]:
+    def _waits(self, arriving: Iterable[ConnectingServer], seconds: float) -> dict[asyncio.Future[None], float]:
         waits: dict[asyncio.Future[None], float] = {}
         for arrival in arriving:
             name, ended = (self.key, arrival.label) if arrival.is_named else None, arrival.ended
@@ -157,13 +157,13 @@ class Agent:
                 waits[ended] = left
         return waits
 
-    def _is_doubted(self, arrival: Arrival) -> bool:
+    def _is_doubted(self, arrival: ConnectingServer) -> bool:
         if arrival.is_named or arrival.ended.done():
             return False
         self._note_end_of(arrival)
         return self._patience.is_doubted(arrival.ended, self.key)
 
-    def _note_end_of(self, arrival: Arrival) -> None:
+    def _note_end_of(self, arrival: ConnectingServer) -> None:
         if not self._patience.is_known(arrival.ended):
             server_id = arrival.label if arrival.is_named else None
             arrival.ended.add_done_callback(partial(_note_end, self._patience, self.key, server_id))
@@ -177,16 +177,16 @@ class Agent:
         own = [seat.server_id for seat in self.seats() if seat.is_here]
         return [*own, *(server for server, server_status in self._other_servers() if server_status.state == "ready")]
 
-    def absent(self, *, with_others: bool = False) -> list[Absent]:
+    def absent(self, *, with_others: bool = False) -> list[MissingServer]:
         """Who is away, or is not listed yet, and why: of its own servers, or of all that its devices see."""
         arriving = dict.fromkeys(each.label for each in self._roster.arriving() if not each.ended.done())
         server_statuses = self.hub.snapshot.server_statuses
         away = [seat for seat in self.seats() if not seat.is_here and seat.server_id not in arriving]
         others = [entry for entry in self._other_servers() if entry[1].state != "ready"] if with_others else []
         return [
-            *(Absent(seat.server_id, _reason(server_statuses.get(seat.server))) for seat in away),
-            *(Absent(server_id, ARRIVING) for server_id in arriving),
-            *(Absent(server, _reason(server_status)) for server, server_status in others),
+            *(MissingServer(seat.server_id, _reason(server_statuses.get(seat.server))) for seat in away),
+            *(MissingServer(server_id, ARRIVING) for server_id in arriving),
+            *(MissingServer(server, _reason(server_status)) for server, server_status in others),
         ]
 
     def _other_servers(self) -> list[tuple[str, ServerStatus]]:
@@ -203,7 +203,7 @@ class Agent:
             self._refresh(snapshot, seats)
         return self._table
 
-    def _refresh(self, snapshot: Snapshot, seats: Sequence[Seat]) -> None:
+    def _refresh(self, snapshot: Snapshot, seats: Sequence[AgentServer]) -> None:
         """Look whether one of the servers in the table has changed; what happens to others' is of no interest."""
         sources = tuple(self._find_sources(snapshot, seats))
         if self._sources is None or not _are_same(sources, self._sources):
@@ -216,7 +216,7 @@ class Agent:
             self._sources = sources
         self._version, self._seats = snapshot.version, seats
 
-    def _find_sources(self, snapshot: Snapshot, seats: Sequence[Seat]) -> Iterator[tuple[str, ServerStatus]]:
+    def _find_sources(self, snapshot: Snapshot, seats: Sequence[AgentServer]) -> Iterator[tuple[str, ServerStatus]]:
         server_statuses = snapshot.server_statuses
         own = [(seat.server_id, server_statuses[seat.server]) for seat in seats if seat.server in server_statuses]
         # Servers that are away are not listed, but a device may still call tools that it listed before. They come

@@ -11,7 +11,13 @@ from isthmus.wire.jsonrpc import object_members, render
 from isthmus.wire.mcp import legacy
 from isthmus.wire.mcp.lists import array_of
 from isthmus.wire.mcp.messages import Implementation, Members, read_string
-from isthmus.wire.relay.answers import aggregated, listing, tagged, tagged_members, totals
+from isthmus.wire.relay.messages import (
+    add_server_id,
+    broadcast_result,
+    list_result,
+    render_with_server_id,
+    server_counts,
+)
 
 TITLE_LENGTH = 100
 
@@ -25,9 +31,9 @@ def greeting(agent: Agent, me: Implementation, version: str) -> bytes:
     """An `InitializeResult`, and beside it what each server said when the hub greeted it."""
     own = object_members(legacy.initialize_result(version, me, frozenset({"tools"}), None)) or {}
     here = [seat for seat in agent.seats() if seat.is_here]
-    rest = totals(len(here), agent.absent())
+    rest = server_counts(len(here), agent.absent())
     room = agent.settings.frame_bytes * 3 // 4
-    told = [tagged(seat.welcome, seat.server_id) or _nameless(seat.server_id) for seat in here]
+    told = [add_server_id(seat.welcome, seat.server_id) or _nameless(seat.server_id) for seat in here]
     for responses in (told, [_nameless(seat.server_id) for seat in here]):
         whole = render({**own, "responses": array_of(responses), **rest})
         if len(whole) <= room:
@@ -42,10 +48,10 @@ def tools(agent: Agent, cursor: str | None) -> bytes | None:
     position = 0 if cursor is None else table.position(cursor)
     if position is None:
         return None
-    rest = totals(len(agent.present()), agent.absent(with_others=True))
+    rest = server_counts(len(agent.present()), agent.absent(with_others=True))
     if table.has_page(position + 1):
         rest["nextCursor"] = b'"%b"' % table.cursor(position + 1).encode()
-    return listing("tools", table.page(position), rest)
+    return list_result("tools", table.page(position), rest)
 
 
 def read_version(params: Members) -> str | None:
@@ -65,7 +71,7 @@ def read_cursor(params: Members) -> str | None:
 def alive(agent: Agent) -> bytes:
     """Everybody who is here."""
     here = [seat for seat in agent.seats() if seat.is_here]
-    return aggregated([_nameless(seat.server_id) for seat in here], totals(len(here), agent.absent()))
+    return broadcast_result([_nameless(seat.server_id) for seat in here], server_counts(len(here), agent.absent()))
 
 
 def title_of(params: Members) -> str | None:
@@ -77,4 +83,4 @@ def title_of(params: Members) -> str | None:
 
 
 def _nameless(server_id: str) -> bytes:
-    return tagged_members({}, server_id)
+    return render_with_server_id({}, server_id)

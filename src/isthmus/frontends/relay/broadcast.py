@@ -12,19 +12,25 @@ from typing import TypeAlias
 import msgspec
 
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.ports.relay import Seat
+from isthmus.core.ports import AgentServer
 from isthmus.frontends.relay.agents import REASON_LENGTH, Agent
 from isthmus.frontends.relay.faults import BROADCAST_WORDS, fault_reply, no_such_method, not_connected, refusal
-from isthmus.model.calls import Call, Surface
-from isthmus.model.events import Event
+from isthmus.model.calls import NOT_ASKED, Call, Event, OnReply, Outcome, Question, Result, Surface
 from isthmus.model.faults import BadReply, Fault, ServerError, UnknownTool
-from isthmus.model.outcomes import Outcome, Result
-from isthmus.model.questions import NOT_ASKED, OnReply, Question
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload, object_members
 from isthmus.wire.mcp import modern
 from isthmus.wire.mcp.messages import Members
-from isthmus.wire.relay.answers import MERGED, Absent, aggregated, error_entry, listing, read_entries, tagged, totals
+from isthmus.wire.relay.messages import (
+    LIST_MEMBERS,
+    MissingServer,
+    add_server_id,
+    broadcast_result,
+    error_entry,
+    list_result,
+    read_entries,
+    server_counts,
+)
 
 PAGES_MAX = 100
 """Pages of one server's list that are asked for; further ones are left out, and the server is named."""
@@ -44,7 +50,7 @@ class _Voice:
 
     __slots__ = ("_whole", "entries", "fault", "has_answered", "inflight", "pages", "seat")
 
-    def __init__(self, whole: Broadcast, seat: Seat) -> None:
+    def __init__(self, whole: Broadcast, seat: AgentServer) -> None:
         self._whole = whole
         self.seat = seat
         self.inflight: InFlight | None = None
@@ -85,7 +91,7 @@ class Broadcast:
         """`start` follows."""
         self.asked = asked
         self._agent = agent
-        self._member = MERGED.get(asked.method)
+        self._member = LIST_MEMBERS.get(asked.method)
         self._done: Done | None = done
         self._until = agent.hub.now() + agent.settings.wait
         self._voices = [_Voice(self, seat) for seat in agent.seats() if seat.is_here]
@@ -163,7 +169,7 @@ class Broadcast:
             )
             return True
         entries, cursor = page
-        tags = [text for entry in entries if (text := tagged(entry, voice.seat.server_id)) is not None]
+        tags = [text for entry in entries if (text := add_server_id(entry, voice.seat.server_id)) is not None]
         voice.entries += tags
         voice.pages += 1
         self._room_bytes -= sum(map(len, tags))
@@ -174,7 +180,7 @@ class Broadcast:
             self._ask(voice, msgspec.Raw(params), left)
             return False
         if voice.pages >= PAGES_MAX:
-            self._absent.append(Absent(voice.seat.server_id, BROKEN_OFF))
+            self._absent.append(MissingServer(voice.seat.server_id, BROKEN_OFF))
         voice.has_answered = True
         return True
 
@@ -201,22 +207,22 @@ class Broadcast:
         assert self._member is not None
         heard = [voice for voice in voices if voice.has_answered]
         entries = [entry for voice in heard for entry in voice.entries]
-        return listing(self._member, entries, self._totals(heard, voices))
+        return list_result(self._member, entries, self._totals(heard, voices))
 
     def _responses_of(self, voices: Sequence[_Voice]) -> bytes:
         """One answer of each that answered, be it an error."""
         heard = [voice for voice in voices if voice.has_answered or isinstance(voice.fault, ServerError)]
-        return aggregated([entry for voice in heard for entry in _answers_of(voice)], self._totals(heard, voices))
+        return broadcast_result([entry for voice in heard for entry in _answers_of(voice)], self._totals(heard, voices))
 
     def _totals(self, heard: Sequence[_Voice], voices: Sequence[_Voice]) -> dict[str, Payload]:
         if len(voices) < len(self._voices):  # the first answer is enough, so that nobody is missed
             total = len(self._voices) + len(self._absent)
-            return {**totals(len(heard), ()), "total_servers": b"%d" % total}
-        return totals(len(heard), self._missing([voice for voice in voices if voice not in heard]))
+            return {**server_counts(len(heard), ()), "total_servers": b"%d" % total}
+        return server_counts(len(heard), self._missing([voice for voice in voices if voice not in heard]))
 
-    def _missing(self, silent: Sequence[_Voice]) -> list[Absent]:
+    def _missing(self, silent: Sequence[_Voice]) -> list[MissingServer]:
         """Who did not answer, of those who were to be asked and of those who are away."""
-        told = [Absent(voice.seat.server_id, _why(voice.fault)) for voice in silent if voice.fault is not None]
+        told = [MissingServer(voice.seat.server_id, _why(voice.fault)) for voice in silent if voice.fault is not None]
         return [*told, *self._absent]
 
     def _failure(self, voices: Sequence[_Voice]) -> bytes:

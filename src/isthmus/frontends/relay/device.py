@@ -15,23 +15,22 @@ from functools import partial
 import msgspec
 import structlog
 
-from isthmus.frontends.http.bodies import CROWDED_BYTES
+from isthmus.frontends.http.request_cycle import CROWDED_BYTES
 from isthmus.frontends.relay import answers
 from isthmus.frontends.relay.agents import Agent
 from isthmus.frontends.relay.broadcast import SHORTEST_SECONDS, Asked, Broadcast
+from isthmus.frontends.relay.device_tools import Entry
 from isthmus.frontends.relay.exchange import DeviceExchange
 from isthmus.frontends.relay.faults import NO_NAME, fault_reply, no_such_method, refusal
 from isthmus.frontends.relay.ports import DeviceSocket
-from isthmus.frontends.relay.table import Entry
 from isthmus.frontends.relay.waiting import Wait, Waiting
-from isthmus.model.calls import EVERYTHING, Call
+from isthmus.model.calls import EVERYTHING, NO_CAPABILITIES, Call, Outcome, Result
 from isthmus.model.faults import Bug, Executed, Fault, NotConnected, UnknownTool
-from isthmus.model.outcomes import Outcome, Result
-from isthmus.model.questions import NO_CAPABILITIES
-from isthmus.model.relay import Claim, Device
+from isthmus.model.relay import Claim, RelayDevice
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Batch, Malformed, Notification, Payload, Request, object_members
 from isthmus.wire.mcp import modern
+from isthmus.wire.mcp.calls import INPUT_MEMBERS, CallRequest, passed_extra, passed_meta, read_request, wrap_bare_result
 from isthmus.wire.mcp.messages import (
     CANCELLED,
     PROGRESS_TOKEN,
@@ -39,12 +38,8 @@ from isthmus.wire.mcp.messages import (
     Implementation,
     read_string,
 )
-from isthmus.wire.mcp.passing import ANSWERS, passed_extra, passed_meta
-from isthmus.wire.mcp.requests import CallRequest, read_request
-from isthmus.wire.mcp.results import as_tool_result
 from isthmus.wire.mcp.tasks import TASK
-from isthmus.wire.relay.answers import with_error_text
-from isthmus.wire.relay.messages import decode
+from isthmus.wire.relay.messages import decode, with_error_text
 
 log = structlog.get_logger(__name__)
 
@@ -76,7 +71,7 @@ TOO_MUCH = f"over {HELD_BYTES_MAX} bytes of this device wait for answers already
 CALL = "tools/call"
 INITIALIZED = "notifications/initialized"
 
-NOT_FOR_SERVERS = ANSWERS | {TASK}
+NOT_FOR_SERVERS = INPUT_MEMBERS | {TASK}
 """What no device can say to a server: answers to questions that it cannot be asked, and that it wants a task."""
 
 OWN_METHODS = frozenset({CALL, "initialize", "tools/list", "ping"})
@@ -141,10 +136,10 @@ class DeviceLine:
         self._is_draining = False
         socket.on_binary = self._read_binary
 
-    def shown(self) -> Device:
+    def shown(self) -> RelayDevice:
         """How it is shown."""
         client, calls = self._socket.client, len(self._calls)
-        return Device(self.id, self._agent.key, self._since, client, self._title, calls, self._answered)
+        return RelayDevice(self.id, self._agent.key, self._since, client, self._title, calls, self._answered)
 
     # -- its end ---------------------------------------------------------------------------------------------------
 
@@ -411,7 +406,7 @@ class DeviceLine:
                 exchange.id, fault_reply(exchange.id, outcome, self._agent.name, exchange.name), outcome.executed
             )
         else:
-            outcome = as_tool_result(outcome) if outcome.is_bare else outcome
+            outcome = wrap_bare_result(outcome) if outcome.is_bare else outcome
             payload = self._as_read(outcome) if outcome.is_typed or outcome.is_error else outcome.payload
             self._answer(exchange.id, jsonrpc.result(exchange.id, payload), "yes")
         if self._is_draining:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
@@ -16,8 +17,38 @@ import msgspec
 from isthmus.core.catalog.view import Route
 from isthmus.model.calls import Surface
 from isthmus.wire.mcp.lists import TOOLS, write_entry
-from isthmus.wire.relay.answers import SERVER_ID
-from isthmus.wire.relay.names import exposed_names
+from isthmus.wire.relay.messages import SERVER_ID
+
+_ILLEGAL = re.compile(r"[^a-zA-Z0-9_\-\u4e00-\u9fff]")
+
+
+def sanitised(name: str) -> str:
+    """What a device makes of a name before it shows it to its language model."""
+    return _ILLEGAL.sub("_", name)
+
+
+def exposed_names(tools: Iterable[tuple[str, str]]) -> list[str]:
+    """The names of these tools, each given with the id of its server, in the order in which their servers came.
+
+    The first keeps its bare name, a later one of the same name is `server_id.tool`, and one that is still the same
+    to a device ends in six hex digits. No two are equal, not even after the device's own sanitising.
+    """
+    taken: set[str] = set()
+    names: list[str] = []
+    for server_id, tool in tools:
+        name = _free_name(server_id, tool, taken)
+        taken.add(sanitised(name))
+        names.append(name)
+    return names
+
+
+def _free_name(server_id: str, tool: str, taken: set[str]) -> str:
+    for name in (tool, f"{server_id}.{tool}"):
+        if sanitised(name) not in taken:
+            return name
+    digest = hashlib.blake2b(f"{server_id}\0{tool}".encode()).hexdigest()
+    digits = (digest[start : start + 6] for start in range(len(digest) - 6))
+    return next(name for six in digits if sanitised(name := f"{server_id}.{tool}_{six}") not in taken)
 
 
 class Entry(msgspec.Struct, frozen=True, eq=False):

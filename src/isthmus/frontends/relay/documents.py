@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from isthmus.model.relay import Device, DialledServer
+from isthmus.model.relay import DialledServer, RelayDevice
 
 BAD_KEY = -32004
 
@@ -36,7 +36,7 @@ class Counts(msgspec.Struct, frozen=True):
     version: str
 
 
-def health(servers: Sequence[DialledServer], devices: Sequence[Device], counts: Counts) -> dict[str, Any]:
+def health(servers: Sequence[DialledServer], devices: Sequence[RelayDevice], counts: Counts) -> dict[str, Any]:
     """The statistics. Servers that are away are not connected, so they are told apart."""
     here = [server for server in servers if server.state != "away"]
     connections = {

@@ -8,10 +8,8 @@ import msgspec
 
 from isthmus.core.calls.inflight import InFlight
 from isthmus.frontends.relay.waiting import Wait
-from isthmus.model.events import Event, Progress
+from isthmus.model.calls import NOT_ASKED, Event, OnReply, Outcome, Progress, Question
 from isthmus.model.faults import Cancelled
-from isthmus.model.outcomes import Outcome
-from isthmus.model.questions import NOT_ASKED, OnReply, Question
 from isthmus.wire.jsonrpc import notification
 from isthmus.wire.mcp.messages import PROGRESS, progress_params
 

@@ -23,7 +23,7 @@ from isthmus.model.faults import (
 )
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload
-from isthmus.wire.relay.answers import Absent
+from isthmus.wire.relay.messages import MissingServer
 
 MESSAGES = {
     RELAY_NOT_CONNECTED: "工具端未连接",
@@ -62,7 +62,7 @@ def not_connected(id: Payload, agent: str, details: str) -> bytes:
 
 
 def fault_reply(
-    id: Payload, fault: Fault, agent: str, name: str, words: str | None = None, missing: Sequence[Absent] = ()
+    id: Payload, fault: Fault, agent: str, name: str, words: str | None = None, missing: Sequence[MissingServer] = ()
 ) -> bytes:
     """The whole error for a call of the tool that the device calls `name`.
 
@@ -80,7 +80,7 @@ def fault_reply(
 
 
 def _data(
-    agent: str, details: str, executed: Executed, fault: Fault | None = None, missing: Sequence[Absent] = ()
+    agent: str, details: str, executed: Executed, fault: Fault | None = None, missing: Sequence[MissingServer] = ()
 ) -> bytes:
     data: dict[str, object] = {"agent_id": agent, "details": details, "executed": executed}
     if fault is not None:

@@ -16,11 +16,9 @@ import structlog
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
-from isthmus.frontends.http.auth import TOO_MANY, Authenticator, Denied, Fields, slowed
-from isthmus.frontends.http.bodies import joined
-from isthmus.frontends.http.failed_auth_limit import Client
-from isthmus.frontends.http.request_cycle import PEER, Message, Peer, Receive, Send, header_lines
-from isthmus.frontends.http.upgrade import Opening
+from isthmus.frontends.http.auth import TOO_MANY, Authenticator, Client, Denied, Fields, slowed
+from isthmus.frontends.http.request_cycle import PEER, Message, Peer, Receive, Send, header_lines, join_headers
+from isthmus.frontends.http.websocket_upgrade import WebSocketOffer
 from isthmus.frontends.relay import documents
 from isthmus.frontends.relay.agents import Agent
 from isthmus.frontends.relay.device import DeviceLine
@@ -37,7 +35,7 @@ from isthmus.frontends.relay.ports import DialIns, Tokens
 from isthmus.frontends.relay.settings import RelaySettings
 from isthmus.frontends.relay.waiting import Patience
 from isthmus.model.calls import EVERYTHING
-from isthmus.model.relay import MUX_SUBPROTOCOL, Claim, Device, Role
+from isthmus.model.relay import MUX_SUBPROTOCOL, Claim, RelayDevice, Role
 from isthmus.transport.websocket import AcceptedSocket, Hearer
 from isthmus.wire.mcp.messages import Implementation
 
@@ -149,7 +147,7 @@ class RelayHttp:
         for line in [line for line in self._lines if not self._tokens.is_valid(line.claim)]:
             line.close(REFUSED_CODE, NO_LONGER_GOOD)
 
-    def devices(self) -> tuple[Device, ...]:
+    def devices(self) -> tuple[RelayDevice, ...]:
         """Every device that is connected."""
         return tuple(line.shown() for line in self._lines)
 
@@ -163,7 +161,7 @@ class RelayHttp:
         """Whether every device has been let go."""
         return not self._lines
 
-    async def until_idle(self) -> None:
+    async def wait_idle(self) -> None:
         """Return once every device has been let go."""
         if self._lines:
             self._emptied = self._emptied or asyncio.get_running_loop().create_future()
@@ -178,7 +176,7 @@ class RelayHttp:
     async def serve(self, scope: Message, _: Receive, __: Send) -> None:
         """Answer one request."""
         peer: Peer = scope["extensions"][PEER]
-        fields = joined(scope["headers"])
+        fields = join_headers(scope["headers"])
         if (denied := self._auth.place(fields)) is not None:
             _answer(peer, denied.status, {"error": denied.message})
         elif scope["method"] not in ("GET", "HEAD"):
@@ -215,9 +213,9 @@ class RelayHttp:
 
     # -- WebSockets ------------------------------------------------------------------------------------------------
 
-    def upgrade(self, scope: Message) -> Opening | Denied:
+    def upgrade(self, scope: Message) -> WebSocketOffer | Denied:
         """Decide on a request for a WebSocket. As devices expect it, a bad token opens it and has it closed."""
-        fields = joined(scope["headers"])
+        fields = join_headers(scope["headers"])
         role = ROLES.get(scope["path"].removesuffix("/"))
         if (denied := self._auth.place(fields)) is not None:
             return denied
@@ -230,10 +228,10 @@ class RelayHttp:
         if isinstance(asked, Refused):
             if asked.is_guess and (denied := self._slowed(scope["client"])) is not None:
                 return denied
-            return Opening(lambda socket: self._turn_away(socket, role, asked), REFUSED_BYTES, subprotocol)
+            return WebSocketOffer(lambda socket: self._turn_away(socket, role, asked), REFUSED_BYTES, subprotocol)
         limits = self._hub.limits
         limit_bytes = limits.reply_bytes if role == "server" else limits.request_bytes
-        return Opening(self._taker(role, asked, subprotocol), limit_bytes, subprotocol, group=asked.claim.key)
+        return WebSocketOffer(self._taker(role, asked, subprotocol), limit_bytes, subprotocol, group=asked.claim.key)
 
     def _taker(self, role: Role, asked: _Asked, subprotocol: str | None) -> Callable[[AcceptedSocket], Hearer]:
         """Who takes the socket once it is open."""

@@ -1,11 +1,11 @@
-"""What the relay's face needs of others: `upstream.dialin` and `identity.relay` fit these, and `app` joins them."""
+"""What the relay's face needs of others: `upstream.dialin` and `identity.relay_tokens` fit these, and `app` joins them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Protocol
 
-from isthmus.core.ports.relay import Roster
+from isthmus.core.ports import AgentServers
 from isthmus.model.relay import Claim, DialledServer
 from isthmus.transport.websocket import AcceptedSocket, Hearer
 
@@ -48,7 +48,7 @@ class DialIns(Protocol):
     def accept_mux(self, socket: AcceptedSocket, claim: Claim) -> Hearer:
         """Use an open socket as several servers', from now on its owner."""
 
-    def roster(self, agent: str) -> Roster:
+    def roster(self, agent: str) -> AgentServers:
         """The servers of an agent, by its key; there may be none."""
 
     def servers(self) -> tuple[DialledServer, ...]:

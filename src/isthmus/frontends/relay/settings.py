@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 from isthmus.core.access.tenants import NO_TENANTS, Tenants
-from isthmus.model.relay import NO_RULES, AgentRules
+from isthmus.model.relay import NO_AGENT_RULES, AgentRules
 
 Aggregate: TypeAlias = Literal["all", "first"]
 """Whose answers make one to what is asked of every server: those of all that answer in time, or the first one's."""
@@ -43,4 +43,4 @@ class RelaySettings:
 
     def rules_of(self, agent: str) -> AgentRules:
         """What is configured of an agent, by its key."""
-        return self.agents.get(agent, NO_RULES)
+        return self.agents.get(agent, NO_AGENT_RULES)

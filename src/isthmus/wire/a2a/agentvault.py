@@ -1,8 +1,8 @@
-"""AgentVault's dialect of A2A, as its clients 0.2.1 and 1.0.0 speak it, towards callers.
+"""AgentVault's dialect of A2A, as its clients 0.2.1 and 1.0.0 speak it: its JSON objects, methods and results.
 
-A message is answered with a task's id alone; what comes of it is asked for afterwards, or heard as named events. Its
-clients skip what they cannot validate without a word, so what is written here keeps to their models: data is an object,
-a file has a web address, every event a time. Called by the face; `streams` frames the events.
+The result of a message is only the id of a task; the client then polls the task or follows it by named events. These
+clients silently skip objects that do not fit their models. So the objects here keep to them: data is an object, a file
+has an HTTP URL, and every event has a time. Called by the A2A frontend; `streams` frames the events.
 """
 
 from __future__ import annotations
@@ -15,50 +15,50 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from isthmus.model.conversation import (
+from isthmus.model.tasks import (
     Artifact,
-    TaskArtifactUpdate,
     DataPart,
     FilePart,
     Message,
     Part,
     Role,
+    Task,
+    TaskArtifactUpdate,
+    TaskState,
     TaskStatus,
     TaskStatusUpdate,
-    Task,
-    TaskState,
     TextPart,
     Update,
-)
-from isthmus.wire.a2a.operations import (
-    CancelTask,
-    DialectName,
-    GetTask,
-    ListTasks,
-    Operation,
-    A2aProblem,
-    PushConfigPage,
-    PushConfig,
-    SendMessage,
-    SubscribeToTask,
-    TaskPage,
 )
 from isthmus.wire.a2a.fields import (
     ID,
     Members,
     Reader,
     Unreadable,
-    data_as_object,
     check_object,
     check_parts,
+    data_as_object,
     format_timestamp_micros,
     invalid,
     is_object,
+    null_as_absent,
     optional,
     optional_id,
     read_with,
     required,
-    null_as_absent,
+)
+from isthmus.wire.a2a.operations import (
+    A2aProblem,
+    CancelTask,
+    DialectName,
+    GetTask,
+    ListTasks,
+    Operation,
+    PushConfig,
+    PushConfigPage,
+    SendMessage,
+    SubscribeToTask,
+    TaskPage,
 )
 from isthmus.wire.a2a.problems import PROBLEMS, plain_error
 from isthmus.wire.jsonrpc import Payload
@@ -72,7 +72,7 @@ STATES: Mapping[TaskState, str] = {
     "completed": "COMPLETED",
     "failed": "FAILED",
     "canceled": "CANCELED",
-    # It has no words for these.
+    # It has no names for these.
     "auth_required": "INPUT_REQUIRED",
     "rejected": "FAILED",
 }
@@ -85,20 +85,20 @@ NULL = Raw(b"null")
 _UNDONE = frozenset[TaskState]({"failed", "canceled", "rejected"})
 _WEB = re.compile(r"https?://[^\s/?#]\S*")
 _URL_LENGTH_MAX = 2083
-"""The longest address that its clients take for one."""
+"""The longest URL that its clients accept."""
 
 
-class _Text(Struct, tag_field="type", tag="text"):
+class _VaultText(Struct, tag_field="type", tag="text"):
     content: str
 
 
-class _File(Struct, tag_field="type", tag="file"):
+class _VaultFile(Struct, tag_field="type", tag="file"):
     url: Annotated[str, Meta(min_length=1)]
     mediaType: str | None = None
     filename: str | None = None
 
 
-class _Data(Struct, tag_field="type", tag="data"):
+class _VaultData(Struct, tag_field="type", tag="data"):
     content: Raw
     mediaType: str | None = None
 
@@ -107,19 +107,19 @@ class _Data(Struct, tag_field="type", tag="data"):
             raise ValueError("content must be an object")
 
 
-_Part: TypeAlias = _Text | _File | _Data
+_VaultPart: TypeAlias = _VaultText | _VaultFile | _VaultData
 
 
-class _Message(Struct):
+class _VaultMessage(Struct):
     role: str
-    parts: list[_Part]
+    parts: list[_VaultPart]
     metadata: Raw = NULL
 
     def __post_init__(self) -> None:
         check_object(self.metadata, "metadata")
 
 
-class _Artifact(Struct):
+class _VaultArtifact(Struct):
     id: str
     type: str
     content: Any = None
@@ -128,45 +128,45 @@ class _Artifact(Struct):
     metadata: Raw = NULL
 
 
-class _Task(Struct):
+class _VaultTask(Struct):
     id: str
     state: str
     createdAt: str
     updatedAt: str
-    messages: list[_Message]
-    artifacts: list[_Artifact]
+    messages: list[_VaultMessage]
+    artifacts: list[_VaultArtifact]
     metadata: Raw = NULL
 
 
-class _StatusEvent(Struct):
+class _VaultStatusEvent(Struct):
     taskId: str
     state: str
     timestamp: str
     message: str | None
 
 
-class _MessageEvent(Struct):
+class _VaultMessageEvent(Struct):
     taskId: str
-    message: _Message
+    message: _VaultMessage
     timestamp: str
 
 
-class _ArtifactEvent(Struct):
+class _VaultArtifactEvent(Struct):
     taskId: str
-    artifact: _Artifact
+    artifact: _VaultArtifact
     timestamp: str
 
 
-_MESSAGE = msgspec.json.Decoder(_Message)
+_MESSAGE = msgspec.json.Decoder(_VaultMessage)
 _URL = msgspec.json.Decoder(Annotated[str, Meta(min_length=1)])
 _encode = msgspec.json.Encoder().encode
 
 
-# What is asked.
+# Requests.
 
 
 def read(method: str, params: Members) -> Operation | A2aProblem:
-    """What a request asks for. Messages have no ids; theirs are empty until somebody gives them one."""
+    """Read a request. The id of its message is empty; the service assigns one."""
     return read_with(_READERS, method, params)
 
 
@@ -183,55 +183,47 @@ def _read_send(params: Members, *, is_stream: bool) -> SendMessage | SubscribeTo
     )
 
 
-def _read_message(wire: _Message) -> Message:
+def _read_message(wire: _VaultMessage) -> Message:
     check_parts(wire.parts, "message.parts")
     if wire.role not in ROLE_OF:
         raise Unreadable(invalid("message.role", f"must be one of {', '.join(ROLE_OF)}"))
     return Message("", ROLE_OF[wire.role], tuple(_part_of(part) for part in wire.parts), null_as_absent(wire.metadata))
 
 
-def _part_of(wire: _Part) -> Part:
+def _part_of(wire: _VaultPart) -> Part:
     match wire:
-        case _Text():
+        case _VaultText():
             return TextPart(wire.content)
-        case _Data():
+        case _VaultData():
             return DataPart(wire.content, wire.mediaType)
-        case _File():
+        case _VaultFile():
             return FilePart(None, wire.url, wire.filename, wire.mediaType)
-
-
-def _read_get(params: Members) -> GetTask:
-    return GetTask(required(ID, params, "id"))
-
-
-def _read_cancel(params: Members) -> CancelTask:
-    return CancelTask(required(ID, params, "id"))
 
 
 _READERS: dict[str, Reader] = {
     "tasks/send": partial(_read_send, is_stream=False),
     "tasks/sendSubscribe": partial(_read_send, is_stream=True),
-    "tasks/get": _read_get,
-    "tasks/cancel": _read_cancel,
+    "tasks/get": lambda params: GetTask(required(ID, params, "id")),
+    "tasks/cancel": lambda params: CancelTask(required(ID, params, "id")),
 }
 METHODS = frozenset(_READERS)
 
 
-# What is answered.
+# Results.
 
 
 def write_sent(sent: Task | Message, history_length: int | None) -> Payload:
-    """The result of a `SendMessage`: where to ask for what comes of it."""
+    """Write the result of `SendMessage`: the id of the task."""
     return _encode({"id": sent.id})
 
 
 def write_task(task: Task, history_length: int | None) -> Payload:
-    """The result of `GetTask`, with all that was said."""
+    """Write the result of `GetTask`, with all messages."""
     return _encode(_task(task))
 
 
-def _task(task: Task) -> _Task:
-    return _Task(
+def _task(task: Task) -> _VaultTask:
+    return _VaultTask(
         task.id,
         STATES[task.status.state],
         format_timestamp_micros(task.created),
@@ -243,7 +235,7 @@ def _task(task: Task) -> _Task:
 
 
 def conversation(task: Task) -> tuple[Message, ...]:
-    """All messages of a task: also the words of its status, unless an answer before them says more."""
+    """All messages of a task, including the message of its status, unless the agent's last answer says more."""
     status = task.status
     last = spoken(status)
     if last is None and status.state in _UNDONE and not (task.history and _is_answer(task.history[-1])):
@@ -252,12 +244,12 @@ def conversation(task: Task) -> tuple[Message, ...]:
 
 
 def _is_answer(message: Message) -> bool:
-    """Whether it is what the task came to; a question that nobody answered is not."""
+    """Whether a message is the agent's answer; a question is not."""
     return message.role == "agent" and "-question-" not in message.id
 
 
 def spoken(status: TaskStatus) -> Message | None:
-    """What of a status is a message of its own here; the words of failures and reports stand in the status."""
+    """The part of a status message that is sent as a message. The text of failures and reports is in the status."""
     message = status.message
     if message is None or status.state in ("submitted", "working"):
         return None
@@ -268,27 +260,27 @@ def spoken(status: TaskStatus) -> Message | None:
 
 
 def words(status: TaskStatus) -> str | None:
-    """The text that a status carries; one of success carries none."""
+    """The text of a status; None for a completed task."""
     if status.message is None or status.state == "completed":
         return None
     texts = [part.text for part in status.message.parts if isinstance(part, TextPart)]
     return "\n".join(texts) or None
 
 
-def _message(message: Message) -> _Message:
-    return _Message(ROLES[message.role], [_part(part) for part in message.parts], message.metadata or NULL)
+def _message(message: Message) -> _VaultMessage:
+    return _VaultMessage(ROLES[message.role], [_part(part) for part in message.parts], message.metadata or NULL)
 
 
-def _part(part: Part) -> _Part:
+def _part(part: Part) -> _VaultPart:
     match part:
         case TextPart():
-            return _Text(part.text)
+            return _VaultText(part.text)
         case DataPart():
-            return _Data(data_as_object(part.data), part.media_type or JSON_TYPE)
+            return _VaultData(data_as_object(part.data), part.media_type or JSON_TYPE)
         case FilePart():
             if part.url is not None and part.content is None and _is_web(part.url):
-                return _File(part.url, part.media_type, part.name)
-            return _Data(Raw(_encode(_described(part))), JSON_TYPE)
+                return _VaultFile(part.url, part.media_type, part.name)
+            return _VaultData(Raw(_encode(_described(part))), JSON_TYPE)
 
 
 def _is_web(url: str) -> bool:
@@ -296,28 +288,28 @@ def _is_web(url: str) -> bool:
 
 
 def _described(file: FilePart) -> dict[str, str]:
-    """A file for which its clients have no part: its bytes are here, or its address is none of the web's."""
-    told = {"filename": file.name, "mediaType": file.media_type, "bytes": file.content, "url": file.url}
-    return {key: value for key, value in told.items() if value is not None}
+    """A file as data, because these clients have no part for bytes or for URLs that are not HTTP."""
+    members = {"filename": file.name, "mediaType": file.media_type, "bytes": file.content, "url": file.url}
+    return {key: value for key, value in members.items() if value is not None}
 
 
-def _artifact(artifact: Artifact) -> _Artifact:
+def _artifact(artifact: Artifact) -> _VaultArtifact:
     metadata = artifact.metadata or NULL
     match artifact.parts:
         case (TextPart(text=text, media_type=media_type),):
-            return _Artifact(artifact.id, "text", text, None, media_type or "text/plain", metadata)
+            return _VaultArtifact(artifact.id, "text", text, None, media_type or "text/plain", metadata)
         case (DataPart(data=data, media_type=media_type),):
-            return _Artifact(artifact.id, "data", data, None, media_type or JSON_TYPE, metadata)
+            return _VaultArtifact(artifact.id, "data", data, None, media_type or JSON_TYPE, metadata)
         case (FilePart(content=None, url=str(url)) as file,) if _is_web(url):
-            return _Artifact(artifact.id, "file", None, url, file.media_type, metadata)
+            return _VaultArtifact(artifact.id, "file", None, url, file.media_type, metadata)
         case (FilePart(content=str(content)) as file,):
-            return _Artifact(artifact.id, "file", content, None, file.media_type, metadata)
+            return _VaultArtifact(artifact.id, "file", content, None, file.media_type, metadata)
         case parts:
-            return _Artifact(artifact.id, "parts", [_part(part) for part in parts], None, JSON_TYPE, metadata)
+            return _VaultArtifact(artifact.id, "parts", [_part(part) for part in parts], None, JSON_TYPE, metadata)
 
 
 def write_cancelled(task: Task) -> Payload:
-    """The result of `CancelTask`."""
+    """Write the result of `CancelTask`."""
     return b'{"success":true,"message":null}'
 
 
@@ -326,21 +318,21 @@ def write_cancelled(task: Task) -> Payload:
 
 def write_status_event(task: str, status: TaskStatus) -> bytes:
     """The data of a `task_status`."""
-    return _encode(_StatusEvent(task, STATES[status.state], format_timestamp_micros(status.at), words(status)))
+    return _encode(_VaultStatusEvent(task, STATES[status.state], format_timestamp_micros(status.at), words(status)))
 
 
 def write_message_event(task: str, message: Message, at: float) -> bytes:
     """The data of a `task_message`."""
-    return _encode(_MessageEvent(task, _message(message), format_timestamp_micros(at)))
+    return _encode(_VaultMessageEvent(task, _message(message), format_timestamp_micros(at)))
 
 
 def write_artifact_event(task: str, artifact: Artifact, at: float) -> bytes:
     """The data of a `task_artifact`."""
-    return _encode(_ArtifactEvent(task, _artifact(artifact), format_timestamp_micros(at)))
+    return _encode(_VaultArtifactEvent(task, _artifact(artifact), format_timestamp_micros(at)))
 
 
 def write_update(update: Update) -> Payload:
-    """The data of the one event that says most of an update (`streams` tells all of it)."""
+    """The data of the most important event of an update; `streams` writes all of its events."""
     match update:
         case Task():
             return write_status_event(update.id, update.status)
@@ -357,29 +349,29 @@ def write_error_event(problem: A2aProblem) -> bytes:
     return _encode({"error": problem.kind, "message": problem.message})
 
 
-# What its clients have no methods for.
+# Results of operations that its clients do not have.
 
 
 def write_tasks(page: TaskPage, asked: ListTasks) -> Payload:
-    """A list of tasks."""
+    """Write a list of tasks."""
     return _encode([_task(task) for task in page.tasks])
 
 
 def write_push(task: str, target: PushConfig) -> Payload:
-    """One place where updates are sent, in the words in which it was given."""
+    """Write one push notification config."""
     return _encode({"id": task, "webhookUrl": target.url})
 
 
 def write_pushes(page: PushConfigPage) -> Payload:
-    """All of them."""
+    """Write all push notification configs of a task."""
     return _encode([{"id": page.task, "webhookUrl": target.url} for target in page.targets])
 
 
 def write_deleted() -> Payload:
-    """What is left of one that was deleted."""
+    """Write the result of `DeletePushConfig`."""
     return b"null"
 
 
 def write_problem(problem: A2aProblem) -> tuple[int, str, Payload | None]:
-    """Code, message and data of an error."""
+    """Code, message and data of a JSON-RPC error."""
     return plain_error(PROBLEMS[problem.kind].code_agentvault, problem)

@@ -1,7 +1,8 @@
-"""An agent's card in each generation's form, written from one neutral value.
+"""Agent cards: the hub's own card written in the form of each generation, and the cards of other agents read.
 
-1.0 strictly, or merged with what clients of 0.3 look for; 0.3 and 0.1 alone; AgentVault's. What a card says of
-addresses, permissions and abilities is decided by who fills in the value. Pure; called by the face.
+The A2A frontend fills in an `AgentCard` and writes it as 1.0, as 1.0 merged with 0.3, as 0.3, 0.1 or AgentVault's form.
+The links to agents read cards of 1.0 and 0.3. Reading is lenient: fields of the wrong type are ignored and long texts
+are cut. Only a card without a name or an interface is rejected.
 """
 
 from __future__ import annotations
@@ -13,26 +14,27 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Raw, Struct
 
-from isthmus.model.conversation import ABSENT
+from isthmus.model.tasks import ABSENT
+from isthmus.wire.jsonrpc import Malformed, Payload, decode_object
 
 BindingName: TypeAlias = Literal["JSONRPC", "HTTP+JSON", "GRPC"]
 JSONRPC: BindingName = "JSONRPC"
 
 SCHEMAS = "urn:isthmus:a2a:skill-schemas:1"
-"""The extension whose params hold what skills have no place for: the schemas of what goes in and comes out, by id."""
+"""The extension with the input and output schemas of skills, by skill id. A skill itself has no field for them."""
 
 HUBS = "urn:isthmus:a2a:hubs:1"
-"""The extension whose params say which hubs are there: one that finds itself among them does not list its own tools."""
+"""The extension that lists the hubs behind an agent. A hub that finds itself in the list ignores the agent's skills."""
 
 GATEWAY_NAME = "MCP Gateway Agent"
 GATEWAY_MODES = ("data",)
-"""What the first generation's clients of such an agent look for in its card."""
+"""The name and modes that clients of 0.1 expect in the card of an MCP gateway."""
 
 _LATEST_0_3 = "0.3.0"
 
 
-class Interface(Struct, frozen=True):
-    """Where the agent is spoken to, and how."""
+class AgentInterface(Struct, frozen=True):
+    """A URL of the agent, with its binding and version."""
 
     url: str
     binding: str = JSONRPC
@@ -40,15 +42,15 @@ class Interface(Struct, frozen=True):
     tenant: str = ""
 
 
-class Provider(Struct, frozen=True):
-    """Who runs it."""
+class AgentProvider(Struct, frozen=True):
+    """The operator of the agent."""
 
     organization: str
     url: str
 
 
-class Skill(Struct, frozen=True):
-    """Something that it can do."""
+class AgentSkill(Struct, frozen=True):
+    """A skill of the agent."""
 
     id: str
     name: str
@@ -61,8 +63,8 @@ class Skill(Struct, frozen=True):
     output_schema: Raw = ABSENT
 
 
-class Extension(Struct, frozen=True):
-    """What it does beyond the protocol."""
+class AgentExtension(Struct, frozen=True):
+    """An extension of the protocol that the agent supports."""
 
     uri: str
     description: str = ""
@@ -71,14 +73,14 @@ class Extension(Struct, frozen=True):
 
 
 class ApiKey(Struct, frozen=True):
-    """A key in a header of this name."""
+    """An API key in the header `name`."""
 
     name: str
     description: str = ""
 
 
 class Http(Struct, frozen=True):
-    """A scheme of HTTP's own, as `Bearer`."""
+    """HTTP authentication, such as `Bearer`."""
 
     scheme: str
     bearer_format: str = ""
@@ -86,7 +88,7 @@ class Http(Struct, frozen=True):
 
 
 class OAuth(Struct, frozen=True):
-    """OAuth 2.0: by an authorization code where there is a place to ask for one, else by client credentials."""
+    """OAuth 2.0 by authorization code if there is an `authorization_url`, else by client credentials."""
 
     token_url: str
     authorization_url: str = ""
@@ -103,7 +105,7 @@ class OpenId(Struct, frozen=True):
 
 
 class MutualTls(Struct, frozen=True):
-    """A certificate of the client's."""
+    """A client certificate."""
 
     description: str = ""
 
@@ -111,30 +113,30 @@ class MutualTls(Struct, frozen=True):
 Scheme: TypeAlias = ApiKey | Http | OAuth | OpenId | MutualTls
 
 
-class Card(Struct, frozen=True):
-    """All that is said of an agent. The first interface of a kind is the one that clients should take."""
+class AgentCard(Struct, frozen=True):
+    """An agent's card, in no generation's form. Clients prefer the first interface of a kind."""
 
     name: str
     description: str
     version: str
-    interfaces: tuple[Interface, ...]
-    skills: tuple[Skill, ...]
+    interfaces: tuple[AgentInterface, ...]
+    skills: tuple[AgentSkill, ...]
     input_modes: tuple[str, ...]
     output_modes: tuple[str, ...]
-    provider: Provider | None = None
+    provider: AgentProvider | None = None
     can_stream: bool = True
     can_push: bool = False
     has_extended: bool = False
-    """There is another card for callers who prove who they are."""
-    extensions: tuple[Extension, ...] = ()
+    """There is an extended card for authenticated callers."""
+    extensions: tuple[AgentExtension, ...] = ()
     schemes: dict[str, Scheme] = {}
     requirements: tuple[dict[str, tuple[str, ...]], ...] = ()
-    """Any of these lets a caller in: schemes with their scopes, all of which are needed together."""
+    """A caller needs to satisfy one of these: schemes with their scopes, all of them together."""
     documentation_url: str = ""
     icon_url: str = ""
 
     def address(self, version: str, binding: str = JSONRPC) -> str:
-        """Where this version is spoken by this binding, or by any if there is no such place."""
+        """The URL of this version and binding, or of another version if the card has no such interface."""
         fitting = [it.url for it in self.interfaces if it.binding == binding and it.version.startswith(version)]
         others = [it.url for it in self.interfaces if it.binding == binding]
         return (fitting or others or [""])[0]
@@ -145,23 +147,23 @@ Document: TypeAlias = dict[str, Any]
 _encode = msgspec.json.Encoder().encode
 
 
-def write_strict(card: Card) -> bytes:
-    """The card of 1.0, and nothing else in it."""
+def write_strict(card: AgentCard) -> bytes:
+    """The card of 1.0 without fields of other generations."""
     return _encode(_latest(card))
 
 
-def write_merged(card: Card) -> bytes:
-    """The card of 1.0 with all that clients of 0.3 look for."""
+def write_merged(card: AgentCard) -> bytes:
+    """The card of 1.0 with the fields that clients of 0.3 need."""
     return _encode(_merged(_latest(card), _earlier(card)))
 
 
-def write_0_3(card: Card) -> bytes:
+def write_0_3(card: AgentCard) -> bytes:
     """The card of 0.3."""
     return _encode(_earlier(card))
 
 
 def _merged(one: Any, other: Any) -> Any:
-    """Both together; where both have the same member, the first one's."""
+    """Merge two documents; the first one wins where both have the same member."""
     if isinstance(one, dict) and isinstance(other, dict):
         shared = {key: _merged(value, other[key]) for key, value in one.items() if key in other}
         return {**other, **one, **shared}
@@ -170,30 +172,33 @@ def _merged(one: Any, other: Any) -> Any:
     return one
 
 
-def _said(document: Mapping[str, Any]) -> Document:
-    """Without the members that say nothing."""
+def _without_empty(document: Mapping[str, Any]) -> Document:
+    """A document without its empty members."""
     return {key: value for key, value in document.items() if value not in ("", None, [], {}, ABSENT)}
 
 
 # 1.0.
 
 
-def _latest(card: Card) -> Document:
+def _latest(card: AgentCard) -> Document:
     return {
         **_common(card),
         "supportedInterfaces": [_interface(interface) for interface in card.interfaces],
         "capabilities": {**_capabilities(card), "extendedAgentCard": card.has_extended},
-        **_said(
+        **_without_empty(
             {
                 "securitySchemes": {name: _wrapped(scheme) for name, scheme in card.schemes.items()},
-                "securityRequirements": [_requirement(needed) for needed in card.requirements],
+                "securityRequirements": [
+                    {"schemes": {name: {"list": list(scopes)} for name, scopes in requirement.items()}}
+                    for requirement in card.requirements
+                ],
             }
         ),
     }
 
 
-def _common(card: Card) -> Document:
-    """What both generations have, in the same words."""
+def _common(card: AgentCard) -> Document:
+    """The fields that are the same in 1.0 and 0.3."""
     return {
         "name": card.name,
         "description": card.description,
@@ -201,7 +206,7 @@ def _common(card: Card) -> Document:
         "defaultInputModes": list(card.input_modes),
         "defaultOutputModes": list(card.output_modes),
         "skills": [_skill(skill) for skill in card.skills],
-        **_said(
+        **_without_empty(
             {
                 "provider": _provider(card.provider),
                 "documentationUrl": card.documentation_url,
@@ -211,12 +216,12 @@ def _common(card: Card) -> Document:
     }
 
 
-def _provider(provider: Provider | None) -> Document:
+def _provider(provider: AgentProvider | None) -> Document:
     return {} if provider is None else {"organization": provider.organization, "url": provider.url}
 
 
-def _interface(interface: Interface) -> Document:
-    return _said(
+def _interface(interface: AgentInterface) -> Document:
+    return _without_empty(
         {
             "url": interface.url,
             "protocolBinding": interface.binding,
@@ -226,62 +231,59 @@ def _interface(interface: Interface) -> Document:
     )
 
 
-def _capabilities(card: Card) -> Document:
-    extensions = [_extension(extension) for extension in (*card.extensions, *_schemas(card))]
+def _capabilities(card: AgentCard) -> Document:
+    extensions = [
+        {
+            **_without_empty({"uri": each.uri, "description": each.description, "params": each.params}),
+            "required": each.is_required,
+        }
+        for each in (*card.extensions, *_schemas(card))
+    ]
     flags = {"streaming": card.can_stream, "pushNotifications": card.can_push}
-    return {**flags, **_said({"extensions": extensions})}
+    return {**flags, **_without_empty({"extensions": extensions})}
 
 
-def _extension(extension: Extension) -> Document:
-    said = {"uri": extension.uri, "description": extension.description, "params": extension.params}
-    return {**_said(said), "required": extension.is_required}
-
-
-def _schemas(card: Card) -> tuple[Extension, ...]:
+def _schemas(card: AgentCard) -> tuple[AgentExtension, ...]:
     schemas = {
-        skill.id: _said({"inputSchema": skill.input_schema, "outputSchema": skill.output_schema})
+        skill.id: _without_empty({"inputSchema": skill.input_schema, "outputSchema": skill.output_schema})
         for skill in card.skills
         if skill.input_schema or skill.output_schema
     }
     if not schemas:
         return ()
-    words = "JSON Schemas of what a skill takes and gives, by the skill's id"
-    return (Extension(SCHEMAS, words, params=Raw(_encode({"skills": schemas}))),)
+    description = "JSON Schemas of the input and output of skills, by skill id"
+    return (AgentExtension(SCHEMAS, description, params=Raw(_encode({"skills": schemas}))),)
 
 
-def _skill(skill: Skill) -> Document:
+def _skill(skill: AgentSkill) -> Document:
     modes = {"inputModes": list(skill.input_modes), "outputModes": list(skill.output_modes)}
     return {
         "id": skill.id,
         "name": skill.name,
-        # Both are required, and what is required must not be empty.
+        # Both are required and must not be empty.
         "description": skill.description or skill.name,
         "tags": list(skill.tags) or ["mcp"],
-        **_said({"examples": list(skill.examples), **modes}),
+        **_without_empty({"examples": list(skill.examples), **modes}),
     }
 
 
-def _requirement(needed: Mapping[str, tuple[str, ...]]) -> Document:
-    return {"schemes": {name: {"list": list(scopes)} for name, scopes in needed.items()}}
-
-
 def _wrapped(scheme: Scheme) -> Document:
-    """A scheme as 1.0 has it: under the name of its kind."""
+    """A security scheme of 1.0: nested under the name of its type."""
     match scheme:
         case ApiKey():
             named = {"location": "header", "name": scheme.name}
-            return {"apiKeySecurityScheme": {**named, **_said({"description": scheme.description})}}
+            return {"apiKeySecurityScheme": {**named, **_without_empty({"description": scheme.description})}}
         case Http():
             said = {"bearerFormat": scheme.bearer_format, "description": scheme.description}
-            return {"httpAuthSecurityScheme": {"scheme": scheme.scheme, **_said(said)}}
+            return {"httpAuthSecurityScheme": {"scheme": scheme.scheme, **_without_empty(said)}}
         case OAuth():
             said = {"oauth2MetadataUrl": scheme.metadata_url, "description": scheme.description}
-            return {"oauth2SecurityScheme": {"flows": _flows(scheme), **_said(said)}}
+            return {"oauth2SecurityScheme": {"flows": _flows(scheme), **_without_empty(said)}}
         case OpenId():
             said = {"description": scheme.description}
-            return {"openIdConnectSecurityScheme": {"openIdConnectUrl": scheme.url, **_said(said)}}
+            return {"openIdConnectSecurityScheme": {"openIdConnectUrl": scheme.url, **_without_empty(said)}}
         case MutualTls():
-            return {"mtlsSecurityScheme": _said({"description": scheme.description})}
+            return {"mtlsSecurityScheme": _without_empty({"description": scheme.description})}
 
 
 def _flows(scheme: OAuth) -> Document:
@@ -294,7 +296,7 @@ def _flows(scheme: OAuth) -> Document:
 # 0.3.
 
 
-def _earlier(card: Card) -> Document:
+def _earlier(card: AgentCard) -> Document:
     main = card.address("0.3")
     others = [it for it in card.interfaces if it.version.startswith("0.3") and it.url != main]
     return {
@@ -304,7 +306,7 @@ def _earlier(card: Card) -> Document:
         "preferredTransport": JSONRPC,
         "capabilities": {**_capabilities(card), "stateTransitionHistory": False},
         "supportsAuthenticatedExtendedCard": card.has_extended,
-        **_said(
+        **_without_empty(
             {
                 "additionalInterfaces": [{"url": it.url, "transport": it.binding} for it in others],
                 **_security(card),
@@ -313,7 +315,7 @@ def _earlier(card: Card) -> Document:
     }
 
 
-def _security(card: Card) -> Document:
+def _security(card: AgentCard) -> Document:
     return {
         "securitySchemes": {name: _flat(scheme) for name, scheme in card.schemes.items()},
         "security": [{name: list(scopes) for name, scopes in each.items()} for each in card.requirements],
@@ -321,8 +323,8 @@ def _security(card: Card) -> Document:
 
 
 def _flat(scheme: Scheme) -> Document:
-    """A scheme as 0.3 has it: OpenAPI's."""
-    return {**_flat_kind(scheme), **_said({"description": scheme.description})}
+    """A security scheme of 0.3: the form of OpenAPI."""
+    return {**_flat_kind(scheme), **_without_empty({"description": scheme.description})}
 
 
 def _flat_kind(scheme: Scheme) -> Document:
@@ -330,7 +332,7 @@ def _flat_kind(scheme: Scheme) -> Document:
         case ApiKey():
             return {"type": "apiKey", "in": "header", "name": scheme.name}
         case Http():
-            return {"type": "http", "scheme": scheme.scheme, **_said({"bearerFormat": scheme.bearer_format})}
+            return {"type": "http", "scheme": scheme.scheme, **_without_empty({"bearerFormat": scheme.bearer_format})}
         case OAuth():
             return {"type": "oauth2", "flows": _flows(scheme)}
         case OpenId():
@@ -342,18 +344,23 @@ def _flat_kind(scheme: Scheme) -> Document:
 # 0.1.
 
 
-def write_0_1(card: Card) -> bytes:
-    """The card of 0.1 and 0.2, in the words that clients of an MCP gateway know."""
+def write_0_1(card: AgentCard) -> bytes:
+    """The card of 0.1 and 0.2, as clients of an MCP gateway expect it."""
     modes = list(GATEWAY_MODES)
     skills = [{**_skill(skill), "inputModes": modes, "outputModes": modes} for skill in card.skills]
     flags = {"streaming": card.can_stream, "pushNotifications": card.can_push, "stateTransitionHistory": False}
-    schemes = list(dict.fromkeys(_named(scheme) for scheme in card.schemes.values()))
+    schemes = list(
+        dict.fromkeys(
+            scheme.scheme if isinstance(scheme, Http) else str(_flat(scheme)["type"])
+            for scheme in card.schemes.values()
+        )
+    )
     said = {
         "description": card.description,
         "provider": _provider(card.provider),
         "documentationUrl": card.documentation_url,
         "authentication": {"schemes": schemes} if schemes else {},
-        # Clients of 0.2 read the same path, and find here where their key belongs.
+        # Clients of 0.2 read the same path, and need these to know where to send their key.
         **_security(card),
     }
     return _encode(
@@ -361,7 +368,7 @@ def write_0_1(card: Card) -> bytes:
             "name": GATEWAY_NAME,
             "url": card.address("0.1"),
             "version": card.version,
-            **_said(said),
+            **_without_empty(said),
             "capabilities": flags,
             "defaultInputModes": modes,
             "defaultOutputModes": modes,
@@ -370,23 +377,18 @@ def write_0_1(card: Card) -> bytes:
     )
 
 
-def _named(scheme: Scheme) -> str:
-    """A scheme by the name that its type has in OpenAPI, or in HTTP."""
-    return scheme.scheme if isinstance(scheme, Http) else str(_flat(scheme)["type"])
-
-
 # AgentVault.
 
 _LOOPBACK = ("127.0.0.1", "::1")
 
 
-def write_agentvault(card: Card, id: str, auth: str | None = None) -> bytes:
-    """The card that AgentVault's clients read; `id` is as `organization/agent`, `auth` one scheme to list alone.
+def write_agentvault(card: AgentCard, id: str, auth: str | None = None) -> bytes:
+    """The card for AgentVault's clients. `id` is `organization/agent`; `auth` restricts the card to one scheme.
 
-    A client takes `apiKey` where a card lists it, in whatever place, and fails if it has no key; then `oauth2`, then
-    `none`. It never takes `bearer`.
+    A client uses `apiKey` if the card lists it at all, and fails if it has no key; otherwise `oauth2`, then `none`. It
+    never uses `bearer`.
     """
-    provider = card.provider or Provider(card.name, "")
+    provider = card.provider or AgentProvider(card.name, "")
     ways = [_auth(scheme, id.partition("/")[0]) for scheme in card.schemes.values()]
     ways = [way for way in ways if way["scheme"] == auth] or ways
     return _encode(
@@ -397,20 +399,28 @@ def write_agentvault(card: Card, id: str, auth: str | None = None) -> bytes:
             "name": card.name,
             "description": card.description,
             "url": _accepted(card.address("agentvault")),
-            "provider": _said({"name": provider.organization, "url": provider.url}),
+            "provider": _without_empty({"name": provider.organization, "url": provider.url}),
             "capabilities": {
                 "a2aVersion": "1.0",
                 "supportedMessageParts": ["text", "data"],
                 "supportsPushNotifications": card.can_push,
             },
             "authSchemes": ways or [{"scheme": "none"}],
-            "skills": [_vault_skill(skill) for skill in card.skills],
+            "skills": [
+                {
+                    "id": skill.id,
+                    "name": skill.name,
+                    "description": skill.description or skill.name,
+                    **_without_empty({"input_schema": skill.input_schema, "output_schema": skill.output_schema}),
+                }
+                for skill in card.skills
+            ],
         }
     )
 
 
 def _accepted(url: str) -> str:
-    """The address as its clients accept it: without TLS only where the host is called localhost."""
+    """The URL as its clients accept it: plain HTTP only if the host is called localhost."""
     parts = urlsplit(url)
     if parts.scheme != "http" or parts.hostname not in _LOOPBACK:
         return url
@@ -418,18 +428,160 @@ def _accepted(url: str) -> str:
 
 
 def _auth(scheme: Scheme, service: str) -> Document:
-    """One way in. A client finds its credentials in variables that are named for the `service`."""
+    """One scheme. A client takes its credentials from variables named after the `service`."""
     match scheme:
         case ApiKey():
-            return _said({"scheme": "apiKey", "service_identifier": service, "description": scheme.description})
+            return _without_empty(
+                {"scheme": "apiKey", "service_identifier": service, "description": scheme.description}
+            )
         case OAuth():
             said = {"tokenUrl": scheme.token_url, "scopes": list(scheme.scopes), "description": scheme.description}
-            return {"scheme": "oauth2", "service_identifier": service, **_said(said)}
+            return {"scheme": "oauth2", "service_identifier": service, **_without_empty(said)}
         case Http() | OpenId() | MutualTls():
-            return _said({"scheme": "bearer", "description": scheme.description})
+            return _without_empty({"scheme": "bearer", "description": scheme.description})
 
 
-def _vault_skill(skill: Skill) -> Document:
-    schemas = {"input_schema": skill.input_schema, "output_schema": skill.output_schema}
-    words = {"id": skill.id, "name": skill.name, "description": skill.description or skill.name}
-    return {**words, **_said(schemas)}
+# Reading the cards of other agents.
+
+SKILLS_MAX = 1_000
+INTERFACES_MAX = 32
+TEXT_LENGTH_MAX = 4_096
+"""Length of a name or a description."""
+
+MODES_MAX = 64
+EXTENSIONS_MAX = 64
+
+_JsonObject: TypeAlias = Mapping[str, Any]
+_DOCUMENT = msgspec.json.Decoder(dict[str, Any])
+_MEMBERS = msgspec.json.Decoder(dict[str, Raw])
+
+
+def read_card(body: Payload) -> AgentCard | str:
+    """Read a card; a string says why it cannot be used."""
+    checked = decode_object(bytes(body))
+    if isinstance(checked, Malformed):
+        return f"the card cannot be read: {checked.message}"
+    try:
+        values = _DOCUMENT.decode(checked)
+    except msgspec.MsgspecError as error:
+        return f"the card cannot be read: {error}"
+    name = _text(values, "name")
+    interfaces = _read_interfaces(values)
+    if not name or not interfaces:
+        return "the card has no name, or no interface"
+    extensions = _read_extensions(checked)
+    schemas = _read_schemas(extensions)
+    capabilities, provider = _object(values, "capabilities"), _object(values, "provider")
+    organization = _text(provider, "organization")
+    return AgentCard(
+        name,
+        _text(values, "description"),
+        _text(values, "version"),
+        interfaces,
+        tuple(_read_skill(skill, schemas) for skill in _objects(values, "skills")[:SKILLS_MAX] if _text(skill, "id")),
+        _texts(values, "defaultInputModes"),
+        _texts(values, "defaultOutputModes"),
+        AgentProvider(organization, _text(provider, "url")) if organization else None,
+        capabilities.get("streaming") is True,
+        capabilities.get("pushNotifications") is True,
+        capabilities.get("extendedAgentCard") is True or values.get("supportsAuthenticatedExtendedCard") is True,
+        extensions,
+    )
+
+
+def _read_interfaces(values: _JsonObject) -> tuple[AgentInterface, ...]:
+    """The interfaces by the fields of 1.0, else by those of 0.3."""
+    found = [
+        AgentInterface(
+            _text(each, "url"), _text(each, "protocolBinding"), _text(each, "protocolVersion"), _text(each, "tenant")
+        )
+        for each in _objects(values, "supportedInterfaces")[:INTERFACES_MAX]
+    ]
+    return tuple(each for each in found or _read_interfaces_0_3(values) if each.url and each.binding)
+
+
+def _read_interfaces_0_3(values: _JsonObject) -> list[AgentInterface]:
+    version = _text(values, "protocolVersion") or "0.3"
+    main = AgentInterface(_text(values, "url"), _text(values, "preferredTransport") or "JSONRPC", version)
+    others = [
+        AgentInterface(_text(each, "url"), _text(each, "transport"), version)
+        for each in _objects(values, "additionalInterfaces")[:INTERFACES_MAX]
+    ]
+    return [main, *(other for other in others if other != main)]
+
+
+def _read_skill(values: _JsonObject, schemas: Mapping[str, Mapping[str, Raw]]) -> AgentSkill:
+    id = _text(values, "id")
+    own = schemas.get(id, {})
+    return AgentSkill(
+        id,
+        _text(values, "name") or id,
+        _text(values, "description"),
+        _texts(values, "tags"),
+        _texts(values, "examples"),
+        _texts(values, "inputModes"),
+        _texts(values, "outputModes"),
+        own.get("inputSchema", ABSENT),
+        own.get("outputSchema", ABSENT),
+    )
+
+
+class _ExtensionObject(msgspec.Struct):
+    uri: str = ""
+    description: str | None = None
+    required: bool | None = None
+    params: Raw = ABSENT
+
+
+_EXTENSIONS = msgspec.json.Decoder(list[Raw])
+_EXTENSION = msgspec.json.Decoder(_ExtensionObject)
+_SCHEMAS = msgspec.json.Decoder(dict[str, dict[str, Raw]])
+
+
+def _read_extensions(card: Raw) -> tuple[AgentExtension, ...]:
+    """The extensions, with their parameters as exact JSON."""
+    try:
+        capabilities = _MEMBERS.decode(_MEMBERS.decode(card)["capabilities"])
+        listed = _EXTENSIONS.decode(capabilities["extensions"])[:EXTENSIONS_MAX]
+    except (msgspec.MsgspecError, KeyError):
+        return ()
+    return tuple(extension for raw in listed if (extension := _read_extension(raw)) is not None)
+
+
+def _read_extension(raw: Raw) -> AgentExtension | None:
+    try:
+        wire = _EXTENSION.decode(raw)
+    except msgspec.MsgspecError:
+        return None
+    description = (wire.description or "")[:TEXT_LENGTH_MAX]
+    return AgentExtension(wire.uri, description, wire.required is True, wire.params) if wire.uri else None
+
+
+def _read_schemas(extensions: tuple[AgentExtension, ...]) -> dict[str, dict[str, Raw]]:
+    """The schemas of skills that another hub gives in its extension."""
+    try:
+        params = next(each.params for each in extensions if each.uri == SCHEMAS)
+        return _SCHEMAS.decode(_MEMBERS.decode(params)["skills"])
+    except (msgspec.MsgspecError, KeyError, StopIteration):
+        return {}
+
+
+def _text(values: _JsonObject, name: str) -> str:
+    value = values.get(name)
+    return value[:TEXT_LENGTH_MAX] if isinstance(value, str) else ""
+
+
+def _texts(values: _JsonObject, name: str) -> tuple[str, ...]:
+    value = values.get(name)
+    found = value if isinstance(value, list) else []
+    return tuple(text[:TEXT_LENGTH_MAX] for text in found[:MODES_MAX] if isinstance(text, str))
+
+
+def _object(values: _JsonObject, name: str) -> _JsonObject:
+    value = values.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _objects(values: _JsonObject, name: str) -> list[_JsonObject]:
+    value = values.get(name)
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []

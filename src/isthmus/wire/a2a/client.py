@@ -1,12 +1,13 @@
-"""A2A 1.0 and 0.3 towards agents: requests written, and their answers read.
+"""A2A towards agents: requests written and responses read, for every generation and binding that agents use.
 
-An agent's word is not trusted: what does not fit becomes a `Problem`, and nothing raises. Envelopes are not its
-business (`wire.jsonrpc`), nor are connections. Called by the links to agents.
+A client (`ClientV10`, `ClientV03`, `RestClientV03`) knows the objects of one generation. A binding puts requests into
+JSON-RPC or plain HTTP. The hub does not trust agents: a response that does not fit becomes an `A2aProblem`, and nothing
+raises. A problem has the detail `code` only if the agent itself reported it. Called by the links to agents, which
+own connections and headers.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 from urllib.parse import quote
@@ -14,140 +15,131 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Raw, Struct
 
-from isthmus.model.conversation import Message, Task, Update
-from isthmus.wire.a2a import shapes_v0_3, shapes_v1_0
-from isthmus.wire.a2a.operations import Cancel, Get, Problem, Send, Subscribe
-from isthmus.wire.a2a.parts import WORDS_MAX, is_null
-from isthmus.wire.a2a.problems import KINDS_1_0, REASONS_1_0
-from isthmus.wire.jsonrpc import Payload, render
+from isthmus.model.tasks import Message, Task, Update
+from isthmus.wire import jsonrpc
+from isthmus.wire.a2a import v0_3, v0_3_rest, v1_0
+from isthmus.wire.a2a.fields import WORDS_MAX, is_null
+from isthmus.wire.a2a.operations import A2aProblem, CancelTask, GetTask, SendMessage, SubscribeToTask
+from isthmus.wire.a2a.problems import KINDS_1_0, PROBLEMS, REASONS_1_0
+from isthmus.wire.jsonrpc import MAX_DEPTH, ErrorReply, Malformed, Payload, Response, render
+from isthmus.wire.sse import SseEvent
 
-Asked: TypeAlias = Send | Get | Cancel | Subscribe
-"""What is asked of agents."""
+ClientOperation: TypeAlias = SendMessage | GetTask | CancelTask | SubscribeToTask
+"""The operations that the hub requests from agents."""
+
+CODE = "code"
+"""The detail of a problem that an agent reported: the agent's own error code."""
+
+OK = 200
 
 _T = TypeVar("_T")
 _U = TypeVar("_U")
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _encode = msgspec.json.Encoder().encode
 
 
-class Client(Protocol):
-    """One generation's words, from the other side."""
-
-    version: str
-    """What the header says that names it."""
-    card_method: str
-    """What the card for those is asked for by who prove who they are."""
-
-    def write(self, asked: Asked) -> tuple[str, bytes]:
-        """The method and the parameters of a request."""
-
-    def read_sent(self, result: Payload) -> Task | Message | Problem:
-        """What a `Send` was answered with."""
-
-    def read_task(self, result: Payload) -> Task | Problem:
-        """What `Get` and `Cancel` were answered with."""
-
-    def read_update(self, result: Payload) -> Update | Problem:
-        """One item of a stream."""
+# -- problems ----------------------------------------------------------------------------------------------------------
 
 
-class PlainClient(Client, Protocol):
-    """The same over plain HTTP."""
-
-    card_path: str
-
-    def locate(self, asked: Asked) -> tuple[str, str]:
-        """The verb and the target of a request, whose body, if any, are the parameters."""
-
-
-def read_problem(code: int, message: str, data: Raw | None) -> Problem:
-    """What an agent's error means; all generations use the same codes for the same things."""
+def read_problem(code: int, message: str, data: Raw | None) -> A2aProblem:
+    """Read a JSON-RPC error of an agent. All generations use the same codes."""
     details = {} if data is None or is_null(data) else {"data": bytes(data).decode(errors="replace")[:WORDS_MAX]}
-    return Problem(
-        KINDS_1_0.get(code, "internal"), message[:WORDS_MAX] or f"error {code}", {"code": str(code), **details}
-    )
+    kind = KINDS_1_0.get(code, "internal")
+    return A2aProblem(kind, message[:WORDS_MAX] or f"error {code}", {CODE: str(code), **details})
 
 
-def read_status(body: Payload) -> Problem:
-    """What an agent's error over HTTP+JSON means: its reason says it, if it gives one."""
-    wire = _decoded(_STATUS, body)
-    if isinstance(wire, Problem):
-        return wire
-    if not isinstance(wire.error, _Error):
-        return _read_earlier_status(wire)
-    reasons = [detail.reason for detail in wire.error.details or () if detail.reason in REASONS_1_0]
-    kind = REASONS_1_0[reasons[0]] if reasons else "internal"
-    return Problem(kind, wire.error.message[:WORDS_MAX], {"code": str(wire.error.code)})
-
-
-def _read_earlier_status(wire: _Status) -> Problem:
-    """An error as 0.3 has it, which left open what it looks like: there is a message, and perhaps a code."""
-    if not wire.message:
-        return unfit("it is an error without words")
-    return Problem(KINDS_1_0.get(wire.code, "internal"), wire.message[:WORDS_MAX], {"code": str(wire.code)})
-
-
-class _Detail(Struct):
+class _ErrorDetail(Struct):
     reason: str = ""
 
 
-class _Error(Struct):
+class _RpcStatus(Struct):
     code: int = 0
     message: str = ""
-    details: list[_Detail] | None = None
+    details: list[_ErrorDetail] | None = None
 
 
-class _Status(Struct):
-    error: _Error | str = ""
+class _HttpErrorBody(Struct):
+    error: _RpcStatus | str = ""
     code: int = 0
     message: str = ""
 
 
-_STATUS = msgspec.json.Decoder(_Status)
+_HTTP_ERROR = msgspec.json.Decoder(_HttpErrorBody)
 
 
-def unfit(why: str) -> Problem:
-    """The problem of an answer that is none."""
-    return Problem("invalid_agent_response", f"the agent answered with something else: {why}"[:WORDS_MAX])
+def read_http_error(body: Payload) -> A2aProblem:
+    """Read the body of an agent's HTTP error: a `google.rpc.Status` in 1.0, a code and a message in 0.3."""
+    return _read_as(_HTTP_ERROR, body, _http_problem)
 
 
-def _decoded(decoder: msgspec.json.Decoder[_T], result: Payload) -> _T | Problem:
+def _http_problem(wire: _HttpErrorBody) -> A2aProblem:
+    if isinstance(wire.error, _RpcStatus):
+        reasons = [detail.reason for detail in wire.error.details or () if detail.reason in REASONS_1_0]
+        kind = REASONS_1_0[reasons[0]] if reasons else "internal"
+        return A2aProblem(kind, wire.error.message[:WORDS_MAX], {CODE: str(wire.error.code)})
+    if not wire.message:
+        return _unexpected("an error without a message")
+    return A2aProblem(KINDS_1_0.get(wire.code, "internal"), wire.message[:WORDS_MAX], {CODE: str(wire.code)})
+
+
+def unusable(why: str) -> A2aProblem:
+    """The problem of a response that the hub cannot use."""
+    return A2aProblem("invalid_agent_response", why[:WORDS_MAX])
+
+
+def _unexpected(why: str) -> A2aProblem:
+    return unusable(f"the agent sent an unexpected response: {why}")
+
+
+def code_of(problem: A2aProblem) -> int | None:
+    """The agent's error code; None if the agent reported no error, but its response is unusable."""
+    return int(problem.details[CODE]) if CODE in problem.details else None
+
+
+def _read_as(decoder: msgspec.json.Decoder[_T], result: Payload, read: Callable[[_T], _U]) -> _U | A2aProblem:
+    """Decode and read a response; a problem if it does not fit."""
     try:
-        return decoder.decode(result)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        return unfit(str(error))
+        return read(decoder.decode(result))
+    except _UNREADABLE as error:
+        return _unexpected(str(error))
 
 
-def read_as(decoder: msgspec.json.Decoder[_T], result: Payload, meant: Callable[[_T], _U | Problem]) -> _U | Problem:
-    """What an answer of this shape means; whatever of it cannot be read, even further in, is a problem."""
-    try:
-        return meant(decoder.decode(result))
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        return unfit(str(error))
+def _read_event_as(
+    decoder: msgspec.json.Decoder[_T], result: Payload, read: Callable[[_T], Update | None]
+) -> Update | A2aProblem:
+    return _read_as(decoder, result, read) or _unexpected("it is empty")
 
 
-def _params(members: Mapping[str, Payload]) -> bytes:
-    """Members that are there."""
-    return render({name: value for name, value in members.items() if value})
+# -- clients -----------------------------------------------------------------------------------------------------------
 
 
-def target_of(task: str, action: str = "") -> str:
-    """The target of a task over plain HTTP, or of something done to it."""
-    return f"/tasks/{segment_of(task)}{action}"
+class A2aClient(Protocol):
+    """The requests and results of one generation."""
+
+    version: str
+    """The value of the version header."""
+    card_method: str
+    """The method that returns the extended card."""
+
+    def write(self, operation: ClientOperation) -> tuple[str, bytes]:
+        """The method and the parameters of a request."""
+
+    def read_task(self, result: Payload) -> Task | A2aProblem:
+        """Read the result of `GetTask` and `CancelTask`."""
+
+    def read_update(self, result: Payload) -> Update | A2aProblem:
+        """Read a stream event."""
 
 
-def segment_of(text: str) -> str:
-    """One step of a path, whatever an agent calls its things: what it says leads to nothing beside its own place.
+class RestClient(A2aClient, Protocol):
+    """A client that also knows the paths of plain HTTP."""
 
-    Dots alone would be a step up, also where they are escaped once. Nobody has a thing of that name.
-    """
-    return text.replace(".", "%252E") if text in (".", "..") else quote(text, safe="")
-
-
-def _number(count: int | None) -> bytes:
-    return b"" if count is None else b"%d" % count
+    prefix: str
+    """The part of every path that names the generation."""
+    card_path: str
 
 
-class _Methods(NamedTuple):
+class _MethodNames(NamedTuple):
     send: str
     stream: str
     get: str
@@ -155,124 +147,293 @@ class _Methods(NamedTuple):
     subscribe: str
 
 
-class _Generation(ABC):
-    """What is the same in both."""
+def _write_request(
+    methods: _MethodNames, operation: ClientOperation, send: Callable[[SendMessage], bytes]
+) -> tuple[str, bytes]:
+    """The method and the parameters of a request over JSON-RPC; `send` writes those of `SendMessage`."""
+    match operation:
+        case SendMessage():
+            return methods.stream if operation.is_stream else methods.send, send(operation)
+        case GetTask():
+            params = {"id": _encode(operation.task), "historyLength": _number(operation.history_length)}
+            return methods.get, _params(params)
+        case CancelTask():
+            return methods.cancel, _params({"id": _encode(operation.task), "metadata": operation.metadata})
+        case SubscribeToTask():
+            return methods.subscribe, _params({"id": _encode(operation.task)})
 
-    _methods: _Methods
 
-    def write(self, asked: Asked) -> tuple[str, bytes]:
-        """The method and the parameters of a request."""
-        match asked:
-            case Send():
-                return self._methods.stream if asked.is_stream else self._methods.send, self._send(asked)
-            case Get():
-                members = {"id": _encode(asked.task), "historyLength": _number(asked.history_length)}
-                return self._methods.get, _params(members)
-            case Cancel():
-                return self._methods.cancel, _params({"id": _encode(asked.task), "metadata": asked.metadata})
-            case Subscribe():
-                return self._methods.subscribe, _params({"id": _encode(asked.task)})
-
-    def _send(self, asked: Send) -> bytes:
-        configuration = {
-            "acceptedOutputModes": _encode(asked.output_modes) if asked.output_modes else b"",
-            "historyLength": _number(asked.history_length),
-            **self._patience(asked),
+def _write_send(operation: SendMessage, message: Struct, wait: Mapping[str, bytes]) -> bytes:
+    """The parameters of `SendMessage`; `wait` says whether the response may take as long as the work."""
+    configuration = _params(
+        {
+            "acceptedOutputModes": _encode(operation.output_modes) if operation.output_modes else b"",
+            "historyLength": _number(operation.history_length),
+            **wait,
         }
-        said = _params(configuration)
-        members = {"message": self._message(asked), "configuration": said if said != b"{}" else b""}
-        return _params({**members, "metadata": asked.metadata})
-
-    @abstractmethod
-    def _patience(self, asked: Send) -> dict[str, bytes]:
-        """The member that says whether the answer may take as long as the work."""
-
-    @abstractmethod
-    def _message(self, asked: Send) -> bytes:
-        """The message that is sent."""
-
-    def read_sent(self, result: Payload) -> Task | Message | Problem:
-        """What a `Send` was answered with."""
-        update = self.read_update(result)
-        return update if isinstance(update, Task | Message | Problem) else unfit("it is neither task nor message")
-
-    @abstractmethod
-    def read_update(self, result: Payload) -> Update | Problem:
-        """One item of a stream."""
+    )
+    return _params(
+        {
+            "message": _encode(message),
+            "configuration": configuration if configuration != b"{}" else b"",
+            "metadata": operation.metadata,
+        }
+    )
 
 
-class LatestClient(_Generation):
-    """1.0."""
+def _params(members: Mapping[str, Payload]) -> bytes:
+    """A JSON object without the members that are empty."""
+    return render({name: value for name, value in members.items() if value})
+
+
+def _number(count: int | None) -> bytes:
+    return b"" if count is None else b"%d" % count
+
+
+class ClientV10:
+    """1.0, over JSON-RPC and plain HTTP."""
 
     version = "1.0"
     card_method = "GetExtendedAgentCard"
+    prefix = ""
     card_path = "/extendedAgentCard"
-    _methods = _Methods("SendMessage", "SendStreamingMessage", "GetTask", "CancelTask", "SubscribeToTask")
-    _update = msgspec.json.Decoder(shapes_v1_0.WireUpdate)
-    _task = msgspec.json.Decoder(shapes_v1_0.WireTask)
+    _methods = _MethodNames("SendMessage", "SendStreamingMessage", "GetTask", "CancelTask", "SubscribeToTask")
+    _update = msgspec.json.Decoder(v1_0.UpdateV10)
+    _task: msgspec.json.Decoder[v1_0.TaskV10] = msgspec.json.Decoder(v1_0.TaskV10)
 
-    def locate(self, asked: Asked) -> tuple[str, str]:
-        """The verb and the target of the same request over HTTP+JSON, whose body, if any, are the parameters."""
-        match asked:
-            case Send():
-                return "POST", "/message:stream" if asked.is_stream else "/message:send"
-            case Get():
-                length = asked.history_length
-                return "GET", target_of(asked.task) + ("" if length is None else f"?historyLength={length}")
-            case Cancel():
-                return "POST", target_of(asked.task, ":cancel")
-            case Subscribe():
-                return "GET", target_of(asked.task, ":subscribe")
+    def write(self, operation: ClientOperation) -> tuple[str, bytes]:
+        """The method and the parameters of a request."""
+        return _write_request(self._methods, operation, self._write_send)
 
-    def _patience(self, asked: Send) -> dict[str, bytes]:
-        return {} if asked.waits else {"returnImmediately": b"true"}
+    def _write_send(self, operation: SendMessage) -> bytes:
+        message = v1_0.FORM.write_message(operation.message, operation.context, operation.task)
+        return _write_send(operation, message, {} if operation.waits else {"returnImmediately": b"true"})
 
-    def _message(self, asked: Send) -> bytes:
-        return _encode(shapes_v1_0.wire_message(asked.message, asked.context, asked.task))
+    def read_task(self, result: Payload) -> Task | A2aProblem:
+        """Read the result of `GetTask` and `CancelTask`."""
+        return _read_as(self._task, result, v1_0.FORM.read_task)
 
-    def read_task(self, result: Payload) -> Task | Problem:
-        """What `Get` and `Cancel` were answered with."""
-        wire = _decoded(self._task, result)
-        return wire if isinstance(wire, Problem) else shapes_v1_0.task_of(wire)
-
-    def read_update(self, result: Payload) -> Update | Problem:
-        """One item of a stream."""
-        wire = _decoded(self._update, result)
-        if isinstance(wire, Problem):
-            return wire
-        return shapes_v1_0.update_of(wire) or unfit("it holds nothing")
+    def read_update(self, result: Payload) -> Update | A2aProblem:
+        """Read a stream event."""
+        return _read_event_as(self._update, result, v1_0.read_update)
 
 
-class EarlierClient(_Generation):
-    """0.3, which says everything that 0.2 does."""
+class ClientV03:
+    """0.3 over JSON-RPC; agents of 0.2 understand it, too."""
 
     version = "0.3"
     card_method = "agent/getAuthenticatedExtendedCard"
-    _methods = _Methods("message/send", "message/stream", "tasks/get", "tasks/cancel", "tasks/resubscribe")
-    _update: msgspec.json.Decoder[shapes_v0_3.WireUpdate] = msgspec.json.Decoder(shapes_v0_3.WireUpdate)
-    _task = msgspec.json.Decoder(shapes_v0_3.WireTask)
+    _methods = _MethodNames("message/send", "message/stream", "tasks/get", "tasks/cancel", "tasks/resubscribe")
+    _update: msgspec.json.Decoder[v0_3.UpdateV03] = msgspec.json.Decoder(v0_3.UpdateV03)
+    _task = msgspec.json.Decoder(v0_3.TaskV03)
 
-    def _patience(self, asked: Send) -> dict[str, bytes]:
-        # Said either way: agents differ in what they take silence for.
-        return {"blocking": b"true" if asked.waits else b"false"}
+    def write(self, operation: ClientOperation) -> tuple[str, bytes]:
+        """The method and the parameters of a request."""
+        return _write_request(self._methods, operation, self._write_send)
 
-    def _message(self, asked: Send) -> bytes:
-        return _encode(shapes_v0_3.wire_message(asked.message, asked.context, asked.task))
+    def _write_send(self, operation: SendMessage) -> bytes:
+        message = v0_3.FORM.write_message(operation.message, operation.context, operation.task)
+        # Always present: agents differ in their default.
+        return _write_send(operation, message, {"blocking": b"true" if operation.waits else b"false"})
 
-    def read_task(self, result: Payload) -> Task | Problem:
-        """What `Get` and `Cancel` were answered with."""
-        wire = _decoded(self._task, result)
-        return wire if isinstance(wire, Problem) else shapes_v0_3.task_of(wire)
+    def read_task(self, result: Payload) -> Task | A2aProblem:
+        """Read the result of `GetTask` and `CancelTask`."""
+        return _read_as(self._task, result, v0_3.FORM.read_task)
 
-    def read_update(self, result: Payload) -> Update | Problem:
-        """One item of a stream."""
-        wire = _decoded(self._update, result)
-        return wire if isinstance(wire, Problem) else shapes_v0_3.update_of(wire)
+    def read_update(self, result: Payload) -> Update | A2aProblem:
+        """Read a stream event."""
+        return _read_as(self._update, result, v0_3.read_update)
 
 
-def client_of(version: str) -> Client | None:
-    """The client for agents that speak this version; None if there is none."""
+class RestClientV03:
+    """0.3 over plain HTTP, with the objects of its protobuf."""
+
+    version = "0.3"
+    card_method = ""
+    prefix = "/v1"
+    card_path = "/card"
+    _update = msgspec.json.Decoder(v0_3_rest.UpdateRest)
+    _task = msgspec.json.Decoder(v0_3_rest.TaskRest)
+
+    def write(self, operation: ClientOperation) -> tuple[str, bytes]:
+        """No method, and the body of a request."""
+        if not isinstance(operation, SendMessage):
+            return "", b"{}"
+        message = v0_3_rest.FORM.write_message(operation.message, operation.context, operation.task)
+        return "", _write_send(operation, message, {"blocking": b"true" if operation.waits else b"false"})
+
+    def read_task(self, result: Payload) -> Task | A2aProblem:
+        """Read the result of `GetTask` and `CancelTask`."""
+        return _read_as(self._task, result, v0_3_rest.FORM.read_task)
+
+    def read_update(self, result: Payload) -> Update | A2aProblem:
+        """Read a stream event."""
+        return _read_event_as(self._update, result, v0_3_rest.read_update)
+
+
+def client_of(version: str) -> ClientV10 | ClientV03 | None:
+    """The JSON-RPC client for agents of this version; None if the hub does not speak it."""
     generation = ".".join(version.split(".")[:2])
     if generation == "1.0":
-        return LatestClient()
-    return EarlierClient() if generation in ("0.3", "0.2") else None
+        return ClientV10()
+    return ClientV03() if generation in ("0.3", "0.2") else None
+
+
+def read_sent(client: A2aClient, result: Payload) -> Task | Message | A2aProblem:
+    """Read the result of `SendMessage`."""
+    update = client.read_update(result)
+    return update if isinstance(update, Task | Message | A2aProblem) else _unexpected("it is neither task nor message")
+
+
+# -- bindings ----------------------------------------------------------------------------------------------------------
+
+
+class ClientRequest(NamedTuple):
+    """A request: its HTTP method, the path below the agent's URL, and its body."""
+
+    verb: str
+    path: str
+    body: bytes | None
+
+
+class ClientBinding(Protocol):
+    """The requests and responses of one generation over one kind of interface."""
+
+    version: str
+    """The value of the version header."""
+
+    def write(self, id: int, operation: ClientOperation) -> ClientRequest:
+        """The request for an operation."""
+
+    def read(self, id: int, operation: ClientOperation, status: int, body: bytes) -> Task | Message | A2aProblem:
+        """Read the response to an operation."""
+
+    def read_event(self, id: int, event: SseEvent) -> Update | A2aProblem:
+        """Read an event of a stream."""
+
+    def write_card(self, id: int) -> ClientRequest:
+        """The request for the extended card."""
+
+    def read_card(self, id: int, status: int, body: bytes) -> Payload | A2aProblem:
+        """The JSON of the extended card."""
+
+
+def _read_result(
+    client: A2aClient, operation: ClientOperation, result: Payload | A2aProblem
+) -> Task | Message | A2aProblem:
+    if isinstance(result, A2aProblem):
+        return result
+    return read_sent(client, result) if isinstance(operation, SendMessage) else client.read_task(result)
+
+
+class RpcClientBinding:
+    """JSON-RPC: every request goes to one URL, and results are the same in responses and streams."""
+
+    def __init__(self, client: A2aClient, tenant: str = "", max_depth: int = MAX_DEPTH) -> None:
+        self.version = client.version
+        self._client = client
+        self._tenant = msgspec.json.encode(tenant) if tenant else b""
+        self._max_depth = max_depth
+
+    def write(self, id: int, operation: ClientOperation) -> ClientRequest:
+        """The request for an operation."""
+        method, params = self._client.write(operation)
+        if self._tenant:
+            params = b'{"tenant":%b,%b' % (self._tenant, params.removeprefix(b"{"))
+        return ClientRequest("POST", "", jsonrpc.request(id, method, params))
+
+    def read(self, id: int, operation: ClientOperation, status: int, body: bytes) -> Task | Message | A2aProblem:
+        """Read the response to an operation."""
+        return _read_result(self._client, operation, self._result(id, status, body))
+
+    def read_event(self, id: int, event: SseEvent) -> Update | A2aProblem:
+        """Read an event of a stream."""
+        result = self._result(id, OK, event.data)
+        return result if isinstance(result, A2aProblem) else self._client.read_update(result)
+
+    def write_card(self, id: int) -> ClientRequest:
+        """The request for the extended card."""
+        params = b'{"tenant":%b}' % self._tenant if self._tenant else b"{}"
+        return ClientRequest("POST", "", jsonrpc.request(id, self._client.card_method, params))
+
+    def read_card(self, id: int, status: int, body: bytes) -> Payload | A2aProblem:
+        """The JSON of the extended card."""
+        return self._result(id, status, body)
+
+    def _result(self, id: int, status: int, body: bytes) -> Payload | A2aProblem:
+        message = jsonrpc.decode_reply(body, max_depth=self._max_depth)
+        own_id = b"%d" % id
+        if isinstance(message, ErrorReply) and (message.id is None or bytes(message.id) == own_id):
+            return read_problem(message.code, message.message, message.data)
+        if not isinstance(message, Response):
+            return unusable(f"HTTP {status} without a usable JSON-RPC answer")
+        return message.result if bytes(message.id) == own_id else unusable("the response has the id of another request")
+
+
+class RestClientBinding:
+    """Plain HTTP: each operation has its own method and path."""
+
+    def __init__(self, client: RestClient, tenant: str = "", max_depth: int = MAX_DEPTH) -> None:
+        self.version = client.version
+        self._client = client
+        self._prefix = (f"/{escape_segment(tenant)}" if tenant else "") + client.prefix
+        self._max_depth = max_depth
+
+    def write(self, id: int, operation: ClientOperation) -> ClientRequest:
+        """The request for an operation."""
+        verb, path = self._route(operation)
+        body = self._client.write(operation)[1] if verb == "POST" else None
+        return ClientRequest(verb, self._prefix + path, body)
+
+    def _route(self, operation: ClientOperation) -> tuple[str, str]:
+        match operation:
+            case SendMessage():
+                return "POST", "/message:stream" if operation.is_stream else "/message:send"
+            case GetTask():
+                length = operation.history_length
+                query = "" if length is None else f"?historyLength={length}"
+                return "GET", f"/tasks/{escape_segment(operation.task)}{query}"
+            case CancelTask():
+                return "POST", f"/tasks/{escape_segment(operation.task)}:cancel"
+            case SubscribeToTask():
+                return "GET", f"/tasks/{escape_segment(operation.task)}:subscribe"
+
+    def read(self, id: int, operation: ClientOperation, status: int, body: bytes) -> Task | Message | A2aProblem:
+        """Read the response to an operation."""
+        value = self._checked(body) if status == OK else _refusal(status, body)
+        return _read_result(self._client, operation, value)
+
+    def read_event(self, id: int, event: SseEvent) -> Update | A2aProblem:
+        """Read an event of a stream."""
+        if event.event == "error":
+            return _refusal(OK, event.data)
+        value = self._checked(event.data)
+        return value if isinstance(value, A2aProblem) else self._client.read_update(value)
+
+    def write_card(self, id: int) -> ClientRequest:
+        """The request for the extended card."""
+        return ClientRequest("GET", self._prefix + self._client.card_path, None)
+
+    def read_card(self, id: int, status: int, body: bytes) -> Payload | A2aProblem:
+        """The JSON of the extended card."""
+        return self._checked(body) if status == OK else _refusal(status, body)
+
+    def _checked(self, body: bytes) -> Payload | A2aProblem:
+        value = jsonrpc.decode_object(body, max_depth=self._max_depth, max_values=None)
+        return unusable(value.message) if isinstance(value, Malformed) else value
+
+
+def escape_segment(text: str) -> str:
+    """Escape one segment of a path, so that an id from an agent cannot point outside the agent's URL.
+
+    `.` and `..` would be steps in the path even if they were escaped once. No task has such an id.
+    """
+    return text.replace(".", "%252E") if text in (".", "..") else quote(text, safe="")
+
+
+def _refusal(status: int, body: bytes) -> A2aProblem:
+    """An agent's HTTP error. Its code is that of 1.0 for the kind of problem."""
+    problem = read_http_error(body)
+    if problem.kind == "invalid_agent_response" and CODE not in problem.details:
+        return unusable(f"HTTP {status} without a usable answer")
+    return msgspec.structs.replace(problem, details={**problem.details, CODE: str(PROBLEMS[problem.kind].code)})

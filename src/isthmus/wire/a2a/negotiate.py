@@ -1,7 +1,7 @@
-"""Which dialect a JSON-RPC request is in, told by its method, its shape and the version that it asks for.
+"""Find the dialect of a JSON-RPC request from its method, its parameters and its version header.
 
-One URL serves all generations. Their methods have different names, but for a few that three of them share: those are
-`Ambiguous`, and the face goes by the dialect in which the task was made. Called by the face, before anything is read.
+One URL serves all generations. Most of their methods have different names. A few are shared by up to three of them:
+for those the result is an `AmbiguousDialect`, and the frontend uses the dialect that created the task.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from typing import TypeAlias
 import msgspec
 from msgspec import Raw, Struct
 
-from isthmus.model.conversation import ABSENT
+from isthmus.model.tasks import ABSENT
 from isthmus.wire.a2a import agentvault, v0_1, v0_3, v1_0
-from isthmus.wire.a2a.operations import Dialect, DialectName, Problem
-from isthmus.wire.a2a.parts import ID, Members, Unreadable, optional, said, unknown_method
+from isthmus.wire.a2a.fields import ID, Members, Unreadable, null_as_absent, optional, unknown_method
+from isthmus.wire.a2a.operations import A2aDialect, A2aProblem, DialectName
 
-HEADER = "a2a-version"
-PARAMETER = "A2A-Version"
-"""Where a request says its version: a header, or a parameter of its query."""
+VERSION_HEADER = "a2a-version"
+VERSION_PARAMETER = "A2A-Version"
+"""Where a request names its version: a header, or a query parameter."""
 
-DIALECTS: Mapping[DialectName, Dialect] = {
+DIALECTS: Mapping[DialectName, A2aDialect] = {
     "1.0": v1_0,
     "0.3": v0_3,
     "0.1": v0_1,
     "agentvault": agentvault,
 }
 
-SPOKEN: Mapping[str, DialectName] = {"1.0": "1.0", "0.3": "0.3", "0.2": "0.3", "0.1": "0.1"}
-"""The versions that can be asked for, without their last number, which says nothing of compatibility."""
+DIALECT_BY_VERSION: Mapping[str, DialectName] = {"1.0": "1.0", "0.3": "0.3", "0.2": "0.3", "0.1": "0.1"}
+"""The supported versions without their patch number, which does not affect compatibility."""
 
 _SENT = frozenset({"tasks/send", "tasks/sendSubscribe"})
 _SHARED: Mapping[str, tuple[DialectName, ...]] = {
@@ -39,98 +39,95 @@ _SHARED: Mapping[str, tuple[DialectName, ...]] = {
 }
 
 
-class Ambiguous(Struct, frozen=True):
-    """A request that several dialects write alike, about this task; None if it names none."""
+class AmbiguousDialect(Struct, frozen=True):
+    """A request that is the same in several dialects. `task` is its task, if it names one."""
 
     task: str | None
     candidates: tuple[DialectName, ...]
 
     def settle(self, recorded: DialectName | None) -> DialectName:
-        """The dialect to answer in, given the one that the task was made in, if there is one."""
+        """The dialect of the response; `recorded` is the dialect that created the task."""
         return recorded if recorded is not None and recorded in self.candidates else self.candidates[0]
 
 
-Recognised: TypeAlias = DialectName | Ambiguous | Problem
+RecognizedDialect: TypeAlias = DialectName | AmbiguousDialect | A2aProblem
 
 
 def version_of(header: str | None, parameter: str | None) -> str | None:
-    """The version that a request asks for; None if it does not say, or says nothing."""
+    """The version that a request names; None if it names none."""
     return (header or "").strip() or (parameter or "").strip() or None
 
 
-def recognise(method: str, params: Members, version: str | None = None) -> Recognised:
-    """The dialect of a request.
+def recognize_dialect(method: str, params: Members, version: str | None = None) -> RecognizedDialect:
+    """Find the dialect of a request.
 
-    Without a version the method decides: an absent one means 0.3 by the specification, whose methods are recognised
-    anyway, and a client of 1.0 that forgot to say so is understood.
+    Without a version the method decides. By the specification an absent version means 0.3, but the method identifies
+    0.3 anyway, and clients of 1.0 that send no version work, too.
     """
-    asked = None if version is None else dialect_of(version)
-    if version is not None and asked is None:
-        return unsupported(version)
-    spoken = _by_method(method, params)
-    if asked is None or isinstance(spoken, Problem):
-        return spoken
-    if isinstance(spoken, Ambiguous):
-        return asked if asked in spoken.candidates else unsupported(version or "", method)
-    # 0.2 and 0.1 were told apart by nobody's header; what is asked for is that it is not 1.0.
-    return spoken if (spoken == "1.0") is (asked == "1.0") else unsupported(version or "", method)
+    requested = None if version is None else dialect_of(version)
+    if version is not None and requested is None:
+        return unsupported_version(version)
+    found = _by_method(method, params)
+    if requested is None or isinstance(found, A2aProblem):
+        return found
+    if isinstance(found, AmbiguousDialect):
+        return requested if requested in found.candidates else unsupported_version(version or "", method)
+    # No client distinguishes 0.3, 0.2 and 0.1 by the header; it only separates them from 1.0.
+    return found if (found == "1.0") is (requested == "1.0") else unsupported_version(version or "", method)
 
 
 def dialect_of(version: str) -> DialectName | None:
-    """The dialect of a version, whatever its last number; None if it is not spoken here."""
-    return SPOKEN.get(".".join(version.split(".")[:2]))
+    """The dialect of a version, whatever its patch number; None if the hub does not support it."""
+    return DIALECT_BY_VERSION.get(".".join(version.split(".")[:2]))
 
 
-def unsupported(version: str, method: str | None = None) -> Problem:
-    """A version that is not spoken here, or not with this method."""
-    spoken = ", ".join(SPOKEN)
-    words = f"A2A {version[:20]} is not spoken here; {spoken} are"
+def unsupported_version(version: str, method: str | None = None) -> A2aProblem:
+    """The problem of a version that the hub does not support, or that does not have this method."""
+    supported = ", ".join(DIALECT_BY_VERSION)
+    message = f"A2A {version[:20]} is not supported; use one of {supported}"
     if method is not None:
-        words = f"{method[:80]} is no method of A2A {version[:20]}"
-    return Problem("version_not_supported", words, {"supportedVersions": spoken})
+        message = f"A2A {version[:20]} has no method {method[:80]}"
+    return A2aProblem("version_not_supported", message, {"supportedVersions": supported})
 
 
-def voice_of(method: str) -> DialectName:
-    """The dialect in which to refuse a request that is none, by what its method looks like."""
+def error_dialect(method: str) -> DialectName:
+    """The dialect of an error response to a request whose dialect is unknown: only methods before 1.0 have a slash."""
     return "0.3" if "/" in method else "1.0"
 
 
-def _by_method(method: str, params: Members) -> Recognised:
+def _by_method(method: str, params: Members) -> RecognizedDialect:
     if method in v1_0.METHODS:
         return "1.0"
     if method in _SENT:
         return "agentvault" if _is_agentvault(method, params) else "0.1"
     if method in _SHARED:
-        return Ambiguous(_task_of(params), _SHARED[method])
+        try:
+            task = optional(ID, params, "id")
+        except Unreadable:
+            task = None
+        return AmbiguousDialect(task, _SHARED[method])
     if method in v0_3.METHODS:
         return "0.3"
     return "0.1" if method in v0_1.METHODS else unknown_method(method)
 
 
-def _task_of(params: Members) -> str | None:
-    try:
-        return optional(ID, params, "id")
-    except Unreadable:
-        return None
-
-
-class _Part(Struct):
+class _ProbedPart(Struct):
     content: Raw = ABSENT
     url: Raw = ABSENT
 
 
-class _Message(Struct):
-    parts: list[_Part]
+class _ProbedMessage(Struct):
+    parts: list[_ProbedPart]
 
 
-_MESSAGE = msgspec.json.Decoder(_Message)
+_MESSAGE = msgspec.json.Decoder(_ProbedMessage)
 
 
 def _is_agentvault(method: str, params: Members) -> bool:
-    """Only there is a message sent without naming its task, or a task listened to without a message."""
-    if not said(params.get("id", ABSENT)):
+    """Whether a request is AgentVault's and not 0.1: only there a message may lack a task, and a stream a message."""
+    if not null_as_absent(params.get("id", ABSENT)):
         return True
-    if not said(params.get("message", ABSENT)):
+    if not null_as_absent(params.get("message", ABSENT)):
         return method == "tasks/sendSubscribe"
     try:
         parts = _MESSAGE.decode(params["message"]).parts

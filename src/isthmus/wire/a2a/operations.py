@@ -1,6 +1,6 @@
-"""What a caller of an A2A agent can ask, in no generation's words.
+"""The operations of A2A, their results and their problems, independent of the generation.
 
-Each dialect reads its own methods into these and writes what comes of them; the face only knows these.
+Each dialect (`v1_0`, `v0_3`, `v0_3_rest`, `v0_1`, `agentvault`) reads its requests into these and writes their results.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Literal, Protocol, TypeAlias
 import msgspec
 from msgspec import Raw
 
-from isthmus.model.conversation import ABSENT, Message, Task, TaskState, Update
+from isthmus.model.tasks import ABSENT, Message, Task, TaskState, Update
 from isthmus.wire.jsonrpc import Payload
 
 DialectName: TypeAlias = Literal["1.0", "0.3", "0.1", "agentvault"]
 
 
-class PushTarget(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where updates of a task are to be sent, and what proves there that they come from us."""
+class PushConfig(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where push notifications of a task go, and how the hub authenticates itself there."""
 
     url: str
     id: str = ""
@@ -26,31 +26,31 @@ class PushTarget(msgspec.Struct, frozen=True, omit_defaults=True):
     credentials: str | None = None
 
 
-class Send(msgspec.Struct, frozen=True):
-    """Say something: a new task, or the next message of one."""
+class SendMessage(msgspec.Struct, frozen=True):
+    """Send a message: it begins a task, or continues one."""
 
     message: Message
     task: str | None = None
-    """The task that goes on; in 0.1 also one that begins, because there callers name their tasks."""
+    """The task to continue. In 0.1 also the task to begin, because callers choose its id."""
     context: str | None = None
     waits: bool = True
-    """The answer may take as long as the work; else it is given as soon as the task is kept."""
+    """The response may wait for the work; otherwise it is sent as soon as the task is stored."""
     is_stream: bool = False
     history_length: int | None = None
     output_modes: tuple[str, ...] = ()
-    push: PushTarget | None = None
+    push: PushConfig | None = None
     metadata: Raw = ABSENT
 
 
-class Get(msgspec.Struct, frozen=True):
-    """How does a task stand?"""
+class GetTask(msgspec.Struct, frozen=True):
+    """Get a task."""
 
     task: str
     history_length: int | None = None
 
 
-class List(msgspec.Struct, frozen=True):
-    """Which tasks are there? Those updated last come first."""
+class ListTasks(msgspec.Struct, frozen=True):
+    """List tasks, the last updated first."""
 
     context: str | None = None
     state: TaskState | None = None
@@ -59,57 +59,59 @@ class List(msgspec.Struct, frozen=True):
     page_token: str = ""
     history_length: int | None = None
     has_artifacts: bool = False
-    """Whether the artifacts are wanted too."""
+    """Whether the tasks include their artifacts."""
 
 
-class Cancel(msgspec.Struct, frozen=True):
-    """Give a task up."""
+class CancelTask(msgspec.Struct, frozen=True):
+    """Cancel a task."""
 
     task: str
     metadata: Raw = ABSENT
 
 
-class Subscribe(msgspec.Struct, frozen=True):
-    """Hear how a task goes on."""
+class SubscribeToTask(msgspec.Struct, frozen=True):
+    """Follow a task by a stream."""
 
     task: str
 
 
-class SetPush(msgspec.Struct, frozen=True):
-    """Have updates of a task sent somewhere."""
+class CreatePushConfig(msgspec.Struct, frozen=True):
+    """Send push notifications of a task to a URL."""
 
     task: str
-    target: PushTarget
+    target: PushConfig
 
 
-class GetPush(msgspec.Struct, frozen=True):
-    """Where are they sent? Without an id, the only place."""
+class GetPushConfig(msgspec.Struct, frozen=True):
+    """Get a push notification config; without an id, the first one."""
 
     task: str
     id: str | None = None
 
 
-class ListPush(msgspec.Struct, frozen=True):
-    """Where are they sent, all places."""
+class ListPushConfigs(msgspec.Struct, frozen=True):
+    """List the push notification configs of a task."""
 
     task: str
     page_size: int = 50
     page_token: str = ""
 
 
-class DeletePush(msgspec.Struct, frozen=True):
-    """Send them there no more."""
+class DeletePushConfig(msgspec.Struct, frozen=True):
+    """Delete a push notification config."""
 
     task: str
     id: str
 
 
-class ReadCard(msgspec.Struct, frozen=True):
-    """The card, as those see it who proved who they are."""
+class GetExtendedCard(msgspec.Struct, frozen=True):
+    """Get the card for authenticated callers."""
 
 
-PushOperation: TypeAlias = SetPush | GetPush | ListPush | DeletePush
-Operation: TypeAlias = Send | Get | List | Cancel | Subscribe | PushOperation | ReadCard
+PushOperation: TypeAlias = CreatePushConfig | GetPushConfig | ListPushConfigs | DeletePushConfig
+Operation: TypeAlias = (
+    SendMessage | GetTask | ListTasks | CancelTask | SubscribeToTask | PushOperation | GetExtendedCard
+)
 
 ProblemKind: TypeAlias = Literal[
     "parse",
@@ -131,8 +133,8 @@ ProblemKind: TypeAlias = Literal[
 ]
 
 
-class Problem(msgspec.Struct, frozen=True):
-    """Why an operation was not done; `details` are facts for programs."""
+class A2aProblem(msgspec.Struct, frozen=True):
+    """Why an operation failed; `details` are for programs."""
 
     kind: ProblemKind
     message: str
@@ -148,45 +150,45 @@ class TaskPage(msgspec.Struct, frozen=True):
     page_size: int = 50
 
 
-class PushPage(msgspec.Struct, frozen=True):
-    """A page of a list of places."""
+class PushConfigPage(msgspec.Struct, frozen=True):
+    """A page of a list of push notification configs."""
 
     task: str
-    targets: tuple[PushTarget, ...]
+    targets: tuple[PushConfig, ...]
     next_token: str = ""
 
 
-class Dialect(Protocol):
-    """One generation's words. Each is a module: it has no state, and so no objects."""
+class A2aDialect(Protocol):
+    """How one generation reads requests and writes results. Each dialect is a module, because it has no state."""
 
     name: DialectName
 
-    def read(self, method: str, params: dict[str, Raw]) -> Operation | Problem:
-        """What a request asks for."""
+    def read(self, method: str, params: dict[str, Raw]) -> Operation | A2aProblem:
+        """Read a request."""
 
     def write_sent(self, sent: Task | Message, history_length: int | None) -> Payload:
-        """The result of a `Send` that is answered whole."""
+        """The result of a `SendMessage` without a stream."""
 
     def write_task(self, task: Task, history_length: int | None) -> Payload:
-        """The result of `Get`."""
+        """The result of `GetTask`."""
 
     def write_cancelled(self, task: Task) -> Payload:
-        """The result of `Cancel`."""
+        """The result of `CancelTask`."""
 
     def write_update(self, update: Update) -> Payload:
-        """One item of a stream, without what frames it."""
+        """One stream event, without its frame."""
 
-    def write_tasks(self, page: TaskPage, asked: List) -> Payload:
-        """The result of `List`, which only 1.0 can ask for."""
+    def write_tasks(self, page: TaskPage, asked: ListTasks) -> Payload:
+        """The result of `ListTasks`, which only 1.0 has."""
 
-    def write_push(self, task: str, target: PushTarget) -> Payload:
-        """One place where updates are sent."""
+    def write_push(self, task: str, target: PushConfig) -> Payload:
+        """One push notification config."""
 
-    def write_pushes(self, page: PushPage) -> Payload:
-        """All of them."""
+    def write_pushes(self, page: PushConfigPage) -> Payload:
+        """The result of `ListPushConfigs`."""
 
     def write_deleted(self) -> Payload:
-        """The result of `DeletePush`."""
+        """The result of `DeletePushConfig`."""
 
-    def write_problem(self, problem: Problem) -> tuple[int, str, Payload | None]:
+    def write_problem(self, problem: A2aProblem) -> tuple[int, str, Payload | None]:
         """Code, message and data of an error."""

@@ -1,17 +1,38 @@
-"""The messages of A2A 1.0's gRPC service, as protobuf describes them, and classes made of that.
+"""A2A 1.0 in protobuf, for gRPC: the schema, and the conversion from and to the JSON that `v1_0` reads and writes.
 
-Written down here instead of generated: generated code is bound to one version of its runtime, and this is what of the
-specification's own description is read or written. The names are in a pool of their own, so that a program that has the
-official types loaded as well does not find two of each. Needs protobuf, which comes with `isthmus[grpc]`.
+The schema is text, not generated code or a compiled descriptor set. Generated code works with one version of the
+protobuf runtime only. A descriptor set would be a binary file that nobody can review, and needs `protoc` for each
+change; the code that it would replace is the sixty lines below the schema. The classes are in their own descriptor
+pool, so that a program can load the official types as well. Needs protobuf, which `isthmus[grpc]` installs.
+
+Numbers in protobuf data are doubles, and keys have no order: whole numbers are exact up to 2**53. Called by the A2A
+frontend.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
-from google.protobuf import descriptor_pb2, descriptor_pool, empty_pb2, message_factory, struct_pb2, timestamp_pb2
+import msgspec
+from google.protobuf import (
+    descriptor_pb2,
+    descriptor_pool,
+    empty_pb2,
+    json_format,
+    message_factory,
+    struct_pb2,
+    timestamp_pb2,
+)
+from google.protobuf.message import DecodeError
+from msgspec import Raw
+
+from isthmus.wire.a2a.operations import A2aProblem
+from isthmus.wire.a2a.problems import PROBLEMS, details_1_0
+from isthmus.wire.jsonrpc import Payload
 
 PACKAGE = "lf.a2a.v1"
 SERVICE = f"{PACKAGE}.A2AService"
@@ -23,7 +44,7 @@ _ENUMS: Mapping[str, str] = {
     """,
     "Role": "ROLE_UNSPECIFIED ROLE_USER ROLE_AGENT",
 }
-"""The values of each, counted from 0."""
+"""The names of the values, which are numbered from 0."""
 
 _MESSAGES: Mapping[str, str] = {
     "SendMessageConfiguration": """
@@ -314,7 +335,7 @@ METHODS: Mapping[str, tuple[str, str]] = {
     "DeleteTaskPushNotificationConfig": ("DeleteTaskPushNotificationConfigRequest", "Empty"),
     "GetExtendedAgentCard": ("GetExtendedAgentCardRequest", "AgentCard"),
 }
-"""What each method takes and gives."""
+"""The request and the response of each method."""
 
 STREAMS = frozenset({"SendStreamingMessage", "SubscribeToTask"})
 
@@ -346,7 +367,7 @@ def _file() -> Any:
 def _describe(message: Any, lines: str) -> None:
     for line in lines.strip().splitlines():
         found = _LINE.fullmatch(line.strip())
-        assert found is not None, f"{line!r} is no field"
+        assert found is not None, f"{line!r} is not a field"
         label, mapped, kind, name, number, choice = found.groups()
         kind = kind or _map_entry(message, name, mapped)
         field = message.field.add(name=name, number=int(number), label=_Field.LABEL_OPTIONAL)
@@ -359,7 +380,7 @@ def _describe(message: Any, lines: str) -> None:
 
 
 def _map_entry(message: Any, name: str, mapped: str) -> str:
-    """A map is, by protobuf's own account, a repeated message of keys and values."""
+    """Describe a map, which in protobuf is a repeated message of keys and values."""
     entry = message.nested_type.add(name=f"{name.title().replace('_', '')}Entry")
     entry.options.map_entry = True
     _describe(entry, f"string key = 1\n{mapped} value = 2")
@@ -375,7 +396,7 @@ def _type(field: Any, kind: str) -> None:
 
 
 def _choice(message: Any, name: str) -> int:
-    """The place of a choice between fields among those of its message."""
+    """The index of a `oneof` in its message."""
     names = [each.name for each in message.oneof_decl]
     if name not in names:
         message.oneof_decl.add(name=name)
@@ -384,7 +405,7 @@ def _choice(message: Any, name: str) -> int:
 
 
 def full_name(kind: str) -> str:
-    """A message's name with its package."""
+    """The full name of a message, with its package."""
     is_known = any(kind in each.DESCRIPTOR.message_types_by_name for each in _WELL_KNOWN)
     return f"google.protobuf.{kind}" if is_known else f"{PACKAGE}.{kind}"
 
@@ -400,3 +421,100 @@ def _classes() -> Iterator[tuple[str, Any]]:
 
 CLASSES: Mapping[str, Any] = dict(_classes())
 """The class of each message."""
+
+Members: TypeAlias = dict[str, Raw]
+
+STATUSES: Mapping[str, int] = {
+    "INVALID_ARGUMENT": 3,
+    "NOT_FOUND": 5,
+    "ALREADY_EXISTS": 6,
+    "FAILED_PRECONDITION": 9,
+    "INTERNAL": 13,
+}
+"""The numbers of the gRPC statuses in `PROBLEMS`."""
+
+WHOLE_MAX = 2.0**53
+"""Doubles hold every whole number up to here."""
+
+
+VALUE_BYTES = 12
+"""Bytes of a value beside its text: a number takes 9, and a nested value has tags and lengths."""
+
+
+class Unwritable(ValueError):
+    """JSON that protobuf cannot represent: it is nested too deeply, or has a number too large for a double."""
+
+
+def read(method: str, request: bytes) -> Members | A2aProblem:
+    """Convert a request to the parameters of the same JSON-RPC request."""
+    kind, _ = METHODS[method]
+    try:
+        members = json_format.MessageToDict(CLASSES[kind].FromString(request))
+        return {name: Raw(msgspec.json.encode(_whole(value))) for name, value in members.items()}
+    except (DecodeError, json_format.Error, ValueError, RecursionError) as error:
+        return A2aProblem("invalid_params", f"the request is not a {kind}: {str(error)[:200]}")
+
+
+def _whole(value: Any) -> Any:
+    """Turn whole floats into ints, because strict servers do not accept `1.0` as an integer."""
+    if isinstance(value, float):
+        return int(value) if abs(value) <= WHOLE_MAX and value.is_integer() else value
+    if isinstance(value, dict):
+        return {key: _whole(each) for key, each in value.items()}
+    return [_whole(each) for each in value] if isinstance(value, list) else value
+
+
+def write(method: str, result: Payload) -> bytes:
+    """Convert a method's result, or one event of its stream.
+
+    Raises:
+        Unwritable: protobuf cannot represent it.
+    """
+    _, kind = METHODS[method]
+    message = CLASSES[kind]()
+    try:
+        _check_numbers(bytes(result))
+        # Only the merged card has unknown fields.
+        json_format.Parse(bytes(result), message, ignore_unknown_fields=True)
+        written: bytes = message.SerializeToString()
+        # Not every version of protobuf refuses to write deeply nested messages, but all refuse to read them.
+        message.ParseFromString(written)
+    except (DecodeError, json_format.Error, ValueError, OverflowError, RecursionError) as error:
+        raise Unwritable(f"the result cannot be written in protobuf: {str(error)[:200]}") from error
+    return written
+
+
+_LARGE_NUMBER = re.compile(rb"[0-9][eE]\+?[0-9]{3}|[0-9]{309}")
+"""Matches every number too large for a double, and some texts."""
+
+
+def _check_numbers(text: bytes) -> None:
+    """Raise ValueError for a number that protobuf would read as Infinity."""
+    if _LARGE_NUMBER.search(text) is not None:
+        json.loads(text, parse_float=_finite)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text[:40]} is too large for a double")
+    return value
+
+
+def size_max(data: Payload) -> int:
+    """An upper bound for the size of JSON in protobuf, without the cost of converting it."""
+    text = bytes(data)
+    return len(text) + VALUE_BYTES * (1 + text.count(b",") + text.count(b"[") + text.count(b"{"))
+
+
+def write_problem(problem: A2aProblem) -> tuple[int, bytes]:
+    """The gRPC status number of a problem, and its `google.rpc.Status`."""
+    code = STATUSES[PROBLEMS[problem.kind].status]
+    details = []
+    for detail in details_1_0(problem):
+        members = {key: value for key, value in detail.items() if key != "@type"}
+        kind = "BadRequest" if "fieldViolations" in members else "ErrorInfo"
+        packed = json_format.ParseDict(members, CLASSES[kind]()).SerializeToString()
+        details.append(CLASSES["Packed"](type_url=detail["@type"], value=packed))
+    status = CLASSES["Status"](code=code, message=problem.message, details=details)
+    return code, status.SerializeToString()

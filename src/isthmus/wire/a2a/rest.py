@@ -1,7 +1,7 @@
-"""The bindings of A2A to plain HTTP: that of 1.0, and that of 0.3 under `/v1`.
+"""The HTTP+JSON bindings of A2A towards callers: 1.0, and 0.3 under `/v1`.
 
-A request line, a query and a body become an operation; results are what the dialect writes, and problems have a status
-and a body of their own. Nothing here knows a header except for the version. Called by the face.
+Maps the HTTP method, path, query and body of a request to an operation. The dialect writes the results; problems have
+their own status and body. The only header used here is the version. Called by the A2A frontend.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import msgspec
 from msgspec import Raw
 
 from isthmus.wire.a2a import v0_3_rest, v1_0
-from isthmus.wire.a2a.negotiate import PARAMETER, dialect_of, unsupported, version_of
-from isthmus.wire.a2a.operations import Dialect, Operation, Problem
-from isthmus.wire.a2a.parts import camel_members
+from isthmus.wire.a2a.fields import camel_members
+from isthmus.wire.a2a.negotiate import VERSION_PARAMETER, dialect_of, unsupported_version, version_of
+from isthmus.wire.a2a.operations import A2aDialect, A2aProblem, Operation
 from isthmus.wire.a2a.problems import status_0_3, status_1_0
 from isthmus.wire.jsonrpc import PARSE_ERROR, Malformed, decode_object, object_members
 
 FIELDS_MAX = 50
-"""Parameters of a query, several times of what any operation has."""
+"""Parameters of a query, several times as many as any operation has."""
 
 
 class Binding(NamedTuple):
-    """How one generation is spoken over plain HTTP."""
+    """One generation over plain HTTP."""
 
-    dialect: Dialect
-    write_problem: Callable[[Problem], tuple[int, bytes]]
+    dialect: A2aDialect
+    write_problem: Callable[[A2aProblem], tuple[int, bytes]]
     """Status and body of a problem."""
 
 
@@ -38,11 +38,11 @@ V0_3 = Binding(v0_3_rest, status_0_3)
 
 _V0_3_PREFIX = "v1"
 _TENANT = r"(?:[^/]+/)?"
-"""1.0 allows a tenant before any path. Whose a task is, the caller's credential says, and never an address."""
+"""1.0 allows a tenant before any path. The hub ignores it: the caller's key decides which tasks it sees."""
 
 
 def _routes(prefix: str, table: Mapping[str, str]) -> list[tuple[str, re.Pattern[str], str]]:
-    """Routes in their order: verb, path and method, from lines as `GET tasks/{id}`."""
+    """HTTP method, path pattern and A2A method of each route, from lines like `GET tasks/{id}`."""
     routes: list[tuple[str, re.Pattern[str], str]] = []
     for line, method in table.items():
         verb, path = line.split(" ")
@@ -57,7 +57,7 @@ _ROUTES_1_0 = _routes(
         "POST message:send": "SendMessage",
         "POST message:stream": "SendStreamingMessage",
         "POST tasks/{id}:cancel": "CancelTask",
-        # Its protobuf says GET, its text POST.
+        # GET by the protobuf of the specification, POST by its text.
         "GET tasks/{id}:subscribe": "SubscribeToTask",
         "POST tasks/{id}:subscribe": "SubscribeToTask",
         "POST tasks/{taskId}/pushNotificationConfigs": "CreateTaskPushNotificationConfig",
@@ -89,26 +89,27 @@ _ROUTES_0_3 = _routes(
 
 def read(
     verb: str, path: str, query: str, body: bytes, header: str | None = None
-) -> tuple[Binding, Operation | Problem]:
-    """What a request asks for, and how it is to be answered.
+) -> tuple[Binding, Operation | A2aProblem]:
+    """Read a request, and find the binding that writes its response.
 
-    `path` is that of the request line behind where the binding is mounted, still escaped; `header` the version's.
+    `path` is relative to the mount point and still escaped; `header` is the version header.
     """
     path = path.strip("/")
     binding, routes = V1_0, _ROUTES_1_0
     first, _, rest = path.partition("/")
     if first == _V0_3_PREFIX:
         binding, routes, path = V0_3, _ROUTES_0_3, rest
-    fields = _fields(query)
-    if fields is None:
-        return binding, Problem("invalid_request", "the query cannot be read")
-    return binding, _refused(binding, header, fields) or _read(binding, routes, verb, path, fields, body)
+    try:
+        fields = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=FIELDS_MAX))
+    except ValueError:
+        return binding, A2aProblem("invalid_request", f"the query cannot be read; it may have {FIELDS_MAX} parameters")
+    return binding, _check_version(binding, header, fields) or _read(binding, routes, verb, path, fields, body)
 
 
 def write_denial(path: str, status: int, message: str) -> bytes:
-    """The body of an answer to somebody who is not let in, in the form of the generation that its path means."""
+    """The body of a 401, 403 or 503 response, in the form of the generation that the path belongs to."""
     if path.strip("/").partition("/")[0] == _V0_3_PREFIX:
-        return V0_3.write_problem(Problem("invalid_request", message))[1]
+        return V0_3.write_problem(A2aProblem("invalid_request", message))[1]
     error = {"code": status, "status": _DENIALS.get(status, "INVALID_ARGUMENT"), "message": message, "details": []}
     return msgspec.json.encode({"error": error})
 
@@ -116,16 +117,16 @@ def write_denial(path: str, status: int, message: str) -> bytes:
 _DENIALS = {401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 503: "UNAVAILABLE"}
 
 
-def _refused(binding: Binding, header: str | None, fields: Mapping[str, str]) -> Problem | None:
-    """A version other than that of the path; where none is said, the path has said it."""
-    version = version_of(header, fields.get(PARAMETER))
+def _check_version(binding: Binding, header: str | None, fields: Mapping[str, str]) -> A2aProblem | None:
+    """The problem of a version that is not the path's. A request without a version uses the path's."""
+    version = version_of(header, fields.get(VERSION_PARAMETER))
     asked = None if version is None else dialect_of(version)
     if version is None or asked == binding.dialect.name:
         return None
     if asked is None:
-        return unsupported(version)
-    here = f"A2A {version[:20]} is not spoken at this path, but A2A {binding.dialect.name}"
-    return Problem("version_not_supported", here, {"supportedVersions": binding.dialect.name})
+        return unsupported_version(version)
+    message = f"this path is for A2A {binding.dialect.name}, not {version[:20]}"
+    return A2aProblem("version_not_supported", message, {"supportedVersions": binding.dialect.name})
 
 
 def _read(
@@ -135,51 +136,42 @@ def _read(
     path: str,
     fields: Mapping[str, str],
     body: bytes,
-) -> Operation | Problem:
+) -> Operation | A2aProblem:
     for allowed, pattern, method in routes:
         if verb == allowed and (found := pattern.fullmatch(path)):
-            members = _members(body) if verb == "POST" else _as_json(fields)
-            if isinstance(members, Problem):
+            members = (
+                _members(body) if verb == "POST" else {name: _json_value(name, value) for name, value in fields.items()}
+            )
+            if isinstance(members, A2aProblem):
                 return members
-            named = {key: _string(unquote(value)) for key, value in found.groupdict().items()}
-            return binding.dialect.read(method, {**camel_members(members), **named})
-    return Problem("unknown_method", f"there is nothing at {verb[:10]} /{path[:200]}")
+            path_members = {key: _string(unquote(value)) for key, value in found.groupdict().items()}
+            return binding.dialect.read(method, {**camel_members(members), **path_members})
+    return A2aProblem("unknown_method", f"unknown path: {verb[:10]} /{path[:200]}")
 
 
-def _members(body: bytes) -> dict[str, Raw] | Problem:
-    """The members of a body; an operation that needs none may have no body."""
+def _members(body: bytes) -> dict[str, Raw] | A2aProblem:
+    """The members of a body, which may be empty."""
     if not body:
         return {}
     value = decode_object(body)
     if isinstance(value, Malformed):
-        return Problem("parse" if value.code == PARSE_ERROR else "invalid_request", value.message)
+        return A2aProblem("parse" if value.code == PARSE_ERROR else "invalid_request", value.message)
     return object_members(value) or {}
 
 
-# Queries. Their values are text; they become the JSON that the same members have in a body, and are read as such.
+# Query values are text. They become the JSON that the same members have in a body.
 
 _NUMBERS = frozenset({"historyLength", "history_length", "pageSize", "page_size"})
 _FLAGS = frozenset({"includeArtifacts", "include_artifacts"})
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
 
 
-def _fields(query: str) -> dict[str, str] | None:
-    try:
-        return dict(parse_qsl(query, keep_blank_values=True, max_num_fields=FIELDS_MAX))
-    except ValueError:
-        return None
-
-
-def _as_json(fields: Mapping[str, str]) -> dict[str, Raw]:
-    return {name: _value(name, value) for name, value in fields.items()}
-
-
-def _value(name: str, value: str) -> Raw:
+def _json_value(name: str, value: str) -> Raw:
     is_number = name in _NUMBERS and _NUMBER.fullmatch(value)
     is_flag = name in _FLAGS and value in ("true", "false")
     return Raw(value.encode()) if is_number or is_flag else _string(value)
 
 
 def _string(text: str) -> Raw:
-    # An escaped half of a surrogate pair is no text; it matches nothing that is kept.
+    # Half of a surrogate pair cannot be encoded. Replaced, it matches no stored id.
     return Raw(msgspec.json.encode(text.encode(errors="replace").decode()))

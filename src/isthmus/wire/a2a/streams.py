@@ -1,128 +1,130 @@
-"""Updates of a task as the events of a stream, framed as each binding has it.
+"""Updates of a task as server-sent events, in the form of each binding.
 
-JSON-RPC puts every item into the answer to the request; plain HTTP sends items bare; AgentVault has named events, of
-which one update may be several. A stream object belongs to one listener. Called by the face.
+JSON-RPC wraps every event in a response to the request; plain HTTP sends events bare; AgentVault has named events, and
+one update may be several of them. A stream object belongs to one listener. Called by the A2A frontend.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from isthmus.model.conversation import Artifact, ArtifactUpdate, Message, StatusUpdate, Task, Update
+from isthmus.model.tasks import Artifact, Message, Task, TaskArtifactUpdate, TaskStatusUpdate, Update
 from isthmus.wire import jsonrpc
 from isthmus.wire.a2a import agentvault, v0_1
-from isthmus.wire.a2a.operations import Dialect, Problem
+from isthmus.wire.a2a.operations import A2aDialect, A2aProblem
 from isthmus.wire.a2a.rest import Binding
 from isthmus.wire.jsonrpc import Payload, compact
 from isthmus.wire.sse import frame
 
 
-class Stream(Protocol):
-    """What one listener is told, as bytes of its `text/event-stream`."""
+class UpdateStream(Protocol):
+    """Writes the events for one listener, as bytes of its `text/event-stream`."""
 
-    def tell(self, update: Update, place: str | None = None) -> bytes:
-        """The events of an update; `place` is what its listener says to hear what follows it on another stream."""
+    def write(self, update: Update, event_id: str | None = None) -> bytes:
+        """The events of an update. The listener sends `event_id` as `Last-Event-ID` to resume."""
 
-    def fail(self, problem: Problem) -> bytes:
-        """The last event of a stream that cannot go on."""
-
-
-def rpc_stream(dialect: Dialect, id: Payload, task: str) -> Stream:
-    """The stream that answers the JSON-RPC request of this id, about this task."""
-    return VaultStream(task) if dialect is agentvault else RpcStream(dialect, id)
+    def fail(self, problem: A2aProblem) -> bytes:
+        """The last event of a stream that ends with an error."""
 
 
-def _data(item: Payload, place: str | None = None) -> bytes:
-    """An event without a name: readers that look at nothing but its data exist."""
-    head = b"data: " if place is None else b"id: %b\ndata: " % place.encode()
-    return b"".join((head, compact(item), b"\n\n"))
+def rpc_stream(dialect: A2aDialect, id: Payload, task: str) -> UpdateStream:
+    """The stream that answers the JSON-RPC request with this id, about this task."""
+    return AgentVaultStream(task) if dialect is agentvault else RpcStream(dialect, id)
+
+
+def _event(data: Payload, event_id: str | None = None) -> bytes:
+    """An event without a name, because some readers look only at the data."""
+    head = b"data: " if event_id is None else b"id: %b\ndata: " % event_id.encode()
+    return b"".join((head, compact(data), b"\n\n"))
 
 
 class RpcStream:
-    """Each item is an answer to the same request."""
+    """Each event is a response to the same request."""
 
-    def __init__(self, dialect: Dialect, id: Payload) -> None:
+    def __init__(self, dialect: A2aDialect, id: Payload) -> None:
         self._dialect = dialect
         self._id = id
 
-    def tell(self, update: Update, place: str | None = None) -> bytes:
-        """The events of an update: one, but for what the first generation has no item for."""
+    def write(self, update: Update, event_id: str | None = None) -> bytes:
+        """One event, except that 0.1 has no event for a whole task."""
         if self._dialect is v0_1:
-            return b"".join(self._event(item) for item in v0_1.unfold(update))  # its readers take each line for data
-        return self._event(update, place)
+            # Without event ids: readers of 0.1 take each line for data.
+            return b"".join(self._response(part, None) for part in v0_1.split_task(update))
+        return self._response(update, event_id)
 
-    def _event(self, update: Update, place: str | None = None) -> bytes:
-        return _data(jsonrpc.result(self._id, self._dialect.write_update(update)), place)
+    def _response(self, update: Update, event_id: str | None) -> bytes:
+        return _event(jsonrpc.result(self._id, self._dialect.write_update(update)), event_id)
 
-    def fail(self, problem: Problem) -> bytes:
-        """An error as the answer."""
-        return _data(jsonrpc.error(self._id, *self._dialect.write_problem(problem)))
+    def fail(self, problem: A2aProblem) -> bytes:
+        """An error response."""
+        return _event(jsonrpc.error(self._id, *self._dialect.write_problem(problem)))
 
 
 class RestStream:
-    """Items as they are; an error is an event of that name."""
+    """Bare events; an error is an event named `error`."""
 
     def __init__(self, binding: Binding) -> None:
         self._binding = binding
 
-    def tell(self, update: Update, place: str | None = None) -> bytes:
+    def write(self, update: Update, event_id: str | None = None) -> bytes:
         """The event of an update."""
-        return _data(self._binding.dialect.write_update(update), place)
+        return _event(self._binding.dialect.write_update(update), event_id)
 
-    def fail(self, problem: Problem) -> bytes:
-        """The body that the problem would have had alone."""
+    def fail(self, problem: A2aProblem) -> bytes:
+        """The same body as an error response."""
         _, body = self._binding.write_problem(problem)
         return frame(body, event="error")
 
 
-class VaultStream:
-    """Named events. Whoever subscribes comes late, so a task as a whole is told as all that was said in it.
+class AgentVaultStream:
+    """Named events. Clients subscribe late, so the first event of a task is followed by all of its messages.
 
-    What was told once is not told again, however often the task is shown.
+    A message is written only once, however often the task is.
     """
 
     def __init__(self, task: str) -> None:
         self._task = task
         self._at = 0.0
-        """When something last happened; events need a time, and messages have none."""
-        self._told: set[str] = set()
+        """The time of the last update. Events need a time, and messages have none."""
+        self._written: set[str] = set()
 
-    def tell(self, update: Update, place: str | None = None) -> bytes:
-        """The events of an update, without its place: these clients have no way to say where they are."""
+    def write(self, update: Update, event_id: str | None = None) -> bytes:
+        """The events of an update, without the event id: these clients cannot resume."""
         match update:
             case Task():
-                return self._whole(update)
+                self._at = update.status.at
+                messages = [each for each in agentvault.conversation(update) if each.role == "agent"]
+                artifacts = [each for each in update.artifacts if f"artifact {each.id}" not in self._written]
+                return b"".join(
+                    (
+                        *(self._message(message) for message in messages),
+                        *(self._artifact(artifact) for artifact in artifacts),
+                        self._status(TaskStatusUpdate(update.id, update.context, update.status)),
+                    )
+                )
             case Message():
                 return self._message(update)
-            case StatusUpdate():
+            case TaskStatusUpdate():
                 self._at = update.status.at
-                return self._spoken(agentvault.spoken(update.status)) + self._status(update)
-            case ArtifactUpdate():
+                spoken = agentvault.spoken(update.status)
+                return (b"" if spoken is None else self._message(spoken)) + self._status(update)
+            case TaskArtifactUpdate():
                 self._at = max(self._at, update.at)
                 return self._artifact(update.artifact)
 
-    def _whole(self, task: Task) -> bytes:
-        self._at = task.status.at
-        said = [self._message(message) for message in agentvault.conversation(task) if message.role == "agent"]
-        made = [self._artifact(artifact) for artifact in task.artifacts if f"artifact {artifact.id}" not in self._told]
-        return b"".join((*said, *made, self._status(StatusUpdate(task.id, task.context, task.status))))
-
-    def _spoken(self, message: Message | None) -> bytes:
-        return b"" if message is None else self._message(message)
-
     def _message(self, message: Message) -> bytes:
-        if message.id and message.id in self._told:
+        if message.id and message.id in self._written:
             return b""
-        self._told.add(message.id)
+        self._written.add(message.id)
         return frame(agentvault.write_message_event(self._task, message, self._at), event="task_message")
 
     def _artifact(self, artifact: Artifact) -> bytes:
-        self._told.add(f"artifact {artifact.id}")
+        self._written.add(f"artifact {artifact.id}")
         return frame(agentvault.write_artifact_event(self._task, artifact, self._at), event="task_artifact")
 
-    def _status(self, update: StatusUpdate) -> bytes:
+    def _status(self, update: TaskStatusUpdate) -> bytes:
         return frame(agentvault.write_status_event(update.task, update.status), event="task_status")
 
-    def fail(self, problem: Problem) -> bytes:
-        """An event that makes its client raise."""
+    def fail(self, problem: A2aProblem) -> bytes:
+        """An event that makes the client raise."""
         return frame(agentvault.write_error_event(problem), event="error")

@@ -1,49 +1,34 @@
-"""A2A 0.1 towards callers: they name their tasks, wait for them, and fill what they do not say with null.
+"""A2A 0.1 over JSON-RPC: its JSON objects, its methods, and the results that the hub writes.
 
-Messages have no ids here, and artifacts only places. Called by the face.
+Callers name their tasks themselves, and messages have no ids. Called by the A2A frontend.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, TypeAlias
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from isthmus.model.conversation import (
+from isthmus.model.tasks import (
     ABSENT,
     ENDED,
     WAITING,
     Artifact,
-    TaskArtifactUpdate,
     DataPart,
     FilePart,
     Message,
     Part,
     Role,
+    Task,
+    TaskArtifactUpdate,
+    TaskState,
     TaskStatus,
     TaskStatusUpdate,
-    Task,
-    TaskState,
     TextPart,
     Update,
-)
-from isthmus.wire.a2a.operations import (
-    CancelTask,
-    DialectName,
-    GetTask,
-    GetPushConfig,
-    ListTasks,
-    Operation,
-    A2aProblem,
-    PushConfigPage,
-    PushConfig,
-    SendMessage,
-    CreatePushConfig,
-    SubscribeToTask,
-    TaskPage,
 )
 from isthmus.wire.a2a.fields import (
     COUNT,
@@ -51,23 +36,36 @@ from isthmus.wire.a2a.fields import (
     Members,
     Reader,
     Unreadable,
-    data_as_object,
     check_object,
     check_parts,
-    invalid,
-    is_object,
-    last_messages,
+    data_as_object,
     data_metadata,
+    format_timestamp,
+    invalid,
+    last_messages,
+    null_as_absent,
     optional,
     optional_id,
     optional_object,
     read_with,
     required,
-    null_as_absent,
-    format_timestamp,
-    restore_data,
+)
+from isthmus.wire.a2a.objects import read_cancel_task, read_subscribe
+from isthmus.wire.a2a.operations import (
+    A2aProblem,
+    CreatePushConfig,
+    DialectName,
+    GetPushConfig,
+    GetTask,
+    ListTasks,
+    Operation,
+    PushConfig,
+    PushConfigPage,
+    SendMessage,
+    TaskPage,
 )
 from isthmus.wire.a2a.problems import PROBLEMS, plain_error
+from isthmus.wire.a2a.v0_3 import DataObject, FileObject, TextObject, read_part, write_file_content
 from isthmus.wire.jsonrpc import Payload
 
 name: DialectName = "0.1"
@@ -79,70 +77,44 @@ STATES: Mapping[TaskState, str] = {
     "completed": "completed",
     "failed": "failed",
     "canceled": "canceled",
-    # Words that came later, by what a client has to do about them.
+    # States of later generations, mapped to those that make a client do the same.
     "auth_required": "input-required",
     "rejected": "failed",
 }
 ROLES: tuple[Role, ...] = ("user", "agent")
 
-
-class _Text(Struct, tag_field="type", tag="text", omit_defaults=True):
-    text: str
-    metadata: Raw = ABSENT
-
-    def __post_init__(self) -> None:
-        check_object(self.metadata, "metadata")
+_encode = msgspec.json.Encoder().encode
 
 
-class _FileContent(Struct, omit_defaults=True):
-    name: str | None = None
-    mimeType: str | None = None
-    bytes: str | None = None
-    uri: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.bytes is None and self.uri is None:
-            raise ValueError("must have bytes or a uri")
+# Objects.
 
 
-class _File(Struct, tag_field="type", tag="file", omit_defaults=True):
-    file: _FileContent
-    metadata: Raw = ABSENT
-
-    def __post_init__(self) -> None:
-        check_object(self.metadata, "metadata")
+class TextV01(TextObject, tag_field="type", tag="text"):
+    """A text part of 0.1."""
 
 
-class _Data(Struct, tag_field="type", tag="data", omit_defaults=True):
-    data: Raw
-    metadata: Raw = ABSENT
-
-    def __post_init__(self) -> None:
-        check_object(self.metadata, "metadata")
-        if not is_object(self.data):
-            raise ValueError("data must be an object")
+class FileV01(FileObject, tag_field="type", tag="file"):
+    """A file part of 0.1."""
 
 
-_Part: TypeAlias = _Text | _File | _Data
+class DataV01(DataObject, tag_field="type", tag="data"):
+    """A data part of 0.1."""
 
 
-class _Message(Struct, omit_defaults=True):
+_PartV01: TypeAlias = TextV01 | FileV01 | DataV01
+
+
+class _MessageV01(Struct, omit_defaults=True):
     role: str
-    parts: list[_Part]
+    parts: list[_PartV01]
     metadata: Raw = ABSENT
 
     def __post_init__(self) -> None:
         check_object(self.metadata, "metadata")
 
 
-class _Status(Struct, omit_defaults=True):
-    state: str
-    message: _Message | None = None
-    format_timestamp: str | None = None
-
-
-class _Artifact(Struct, omit_defaults=True):
-    parts: list[_Part]
+class _ArtifactV01(Struct, omit_defaults=True):
+    parts: list[_PartV01]
     index: int
     name: str | None = None
     description: str | None = None
@@ -151,150 +123,123 @@ class _Artifact(Struct, omit_defaults=True):
     metadata: Raw = ABSENT
 
 
-class _Task(Struct, omit_defaults=True):
+class _StatusV01(Struct, omit_defaults=True):
+    state: str
+    message: _MessageV01 | None = None
+    timestamp: str | None = None
+
+
+class _TaskV01(Struct, omit_defaults=True):
     id: str
     sessionId: str
-    status: _Status
-    history: list[_Message]
-    artifacts: list[_Artifact] | None = None
+    status: _StatusV01
+    history: list[_MessageV01]
+    artifacts: list[_ArtifactV01] | None = None
     metadata: Raw = ABSENT
 
 
-class _StatusUpdate(Struct, omit_defaults=True):
+class _StatusUpdateV01(Struct, omit_defaults=True):
     id: str
-    status: _Status
+    status: _StatusV01
     final: bool
     metadata: Raw = ABSENT
 
 
-class _ArtifactUpdate(Struct, omit_defaults=True):
+class _ArtifactUpdateV01(Struct, omit_defaults=True):
     id: str
-    artifact: _Artifact
+    artifact: _ArtifactV01
     metadata: Raw = ABSENT
 
 
-class _Authentication(Struct, omit_defaults=True):
+class _PushAuthenticationV01(Struct, omit_defaults=True):
     schemes: list[str] | None = None
     credentials: str | None = None
 
 
-class _Push(Struct, omit_defaults=True):
+class _PushConfigV01(Struct, omit_defaults=True):
     url: Annotated[str, Meta(min_length=1)]
     token: str | None = None
-    authentication: _Authentication | None = None
+    authentication: _PushAuthenticationV01 | None = None
 
 
-class _TaskPush(Struct):
+class _TaskPushConfigV01(Struct):
     id: str
-    pushNotificationConfig: _Push
+    pushNotificationConfig: _PushConfigV01
 
 
-_MESSAGE = msgspec.json.Decoder(_Message)
+# Requests.
+
+_MESSAGE = msgspec.json.Decoder(_MessageV01)
 _MODES = msgspec.json.Decoder(list[str])
-_PUSH = msgspec.json.Decoder(_Push)
-_encode = msgspec.json.Encoder().encode
-
-
-# What is asked.
+_PUSH_CONFIG = msgspec.json.Decoder(_PushConfigV01)
 
 
 def read(method: str, params: Members) -> Operation | A2aProblem:
-    """What a request asks for. Messages have no ids; theirs are empty until somebody gives them one."""
+    """Read a request. The id of its message is empty; the service assigns one."""
     return read_with(_READERS, method, params)
 
 
 def _read_send(params: Members, *, is_stream: bool) -> SendMessage:
-    push = optional(_PUSH, params, "pushNotification")
+    push = optional(_PUSH_CONFIG, params, "pushNotification")
     modes: list[str] | None = optional(_MODES, params, "acceptedOutputModes")
     return SendMessage(
         _read_message(required(_MESSAGE, params, "message")),
         required(ID, params, "id"),
         optional_id(params, "sessionId"),
         is_stream=is_stream,
-        # What is not asked for is not told: its first server had no other default.
+        # By default there is no history: the first server of this generation had no other default.
         history_length=optional(COUNT, params, "historyLength") or 0,
         output_modes=tuple(modes or ()),
-        push=None if push is None else _target_of(push),
+        push=None if push is None else _read_push_config(push),
         metadata=optional_object(params, "metadata"),
     )
 
 
-def _read_message(wire: _Message) -> Message:
+def _read_message(wire: _MessageV01) -> Message:
     check_parts(wire.parts, "message.parts")
     for role in ROLES:
         if role == wire.role:
-            return Message("", role, tuple(_part_of(part) for part in wire.parts), null_as_absent(wire.metadata))
+            return Message("", role, tuple([read_part(part) for part in wire.parts]), null_as_absent(wire.metadata))
     raise Unreadable(invalid("message.role", f"must be one of {', '.join(ROLES)}"))
 
 
-def _part_of(wire: _Part) -> Part:
-    metadata = null_as_absent(wire.metadata)
-    match wire:
-        case _Text():
-            return TextPart(wire.text, metadata=metadata)
-        case _Data():
-            data, metadata = restore_data(wire.data, metadata)
-            return DataPart(data, metadata=metadata)
-        case _File():
-            file = wire.file
-            return FilePart(file.bytes, file.uri, file.name, file.mimeType, metadata)
-
-
-def _target_of(push: _Push) -> PushConfig:
-    proof = push.authentication or _Authentication()
-    scheme = proof.schemes[0] if proof.schemes else None
-    return PushConfig(push.url, "", push.token or None, scheme, proof.credentials or None)
-
-
-def _read_get(params: Members) -> GetTask:
-    return GetTask(required(ID, params, "id"), optional(COUNT, params, "historyLength") or 0)
-
-
-def _read_cancel(params: Members) -> CancelTask:
-    return CancelTask(required(ID, params, "id"), optional_object(params, "metadata"))
-
-
-def _read_subscribe(params: Members) -> SubscribeToTask:
-    return SubscribeToTask(required(ID, params, "id"))
-
-
-def _read_set_push(params: Members) -> CreatePushConfig:
-    return CreatePushConfig(required(ID, params, "id"), _target_of(required(_PUSH, params, "pushNotificationConfig")))
-
-
-def _read_get_push(params: Members) -> GetPushConfig:
-    return GetPushConfig(required(ID, params, "id"))
+def _read_push_config(push: _PushConfigV01) -> PushConfig:
+    auth = push.authentication or _PushAuthenticationV01()
+    scheme = auth.schemes[0] if auth.schemes else None
+    return PushConfig(push.url, "", push.token or None, scheme, auth.credentials or None)
 
 
 _READERS: dict[str, Reader] = {
     "tasks/send": partial(_read_send, is_stream=False),
     "tasks/sendSubscribe": partial(_read_send, is_stream=True),
-    "tasks/get": _read_get,
-    "tasks/cancel": _read_cancel,
-    "tasks/resubscribe": _read_subscribe,
-    "tasks/pushNotification/set": _read_set_push,
-    "tasks/pushNotification/get": _read_get_push,
+    "tasks/get": lambda params: GetTask(required(ID, params, "id"), optional(COUNT, params, "historyLength") or 0),
+    "tasks/cancel": read_cancel_task,
+    "tasks/resubscribe": read_subscribe,
+    "tasks/pushNotification/set": lambda params: CreatePushConfig(
+        required(ID, params, "id"), _read_push_config(required(_PUSH_CONFIG, params, "pushNotificationConfig"))
+    ),
+    "tasks/pushNotification/get": lambda params: GetPushConfig(required(ID, params, "id")),
 }
 METHODS = frozenset(_READERS)
 
 
-# What is answered.
+# Results.
 
 
 def write_sent(sent: Task | Message, history_length: int | None) -> Payload:
-    """The result of a `SendMessage`, which is always a task here: a message alone is one that has ended."""
+    """Write the result of `SendMessage`. It is always a task: a message alone becomes a completed one."""
     if isinstance(sent, Message):
         sent = Task(sent.id, sent.context or "", TaskStatus("completed", 0.0, sent), 0.0)
     return write_task(sent, history_length)
 
 
 def write_task(task: Task, history_length: int | None) -> Payload:
-    """The result of `GetTask`, and what is pushed."""
+    """Write the result of `GetTask`, which is also the body of a push notification."""
     return _encode(_task(task, history_length))
 
 
-def _task(task: Task, history_length: int | None) -> _Task:
-    return _Task(
+def _task(task: Task, history_length: int | None) -> _TaskV01:
+    return _TaskV01(
         task.id,
         task.context,
         _status(task.status),
@@ -304,42 +249,37 @@ def _task(task: Task, history_length: int | None) -> _Task:
     )
 
 
-def _status(status: TaskStatus) -> _Status:
+def _status(status: TaskStatus) -> _StatusV01:
     message = None if status.message is None else _message(status.message)
-    return _Status(STATES[status.state], message, format_timestamp(status.at))
+    return _StatusV01(STATES[status.state], message, format_timestamp(status.at))
 
 
-def _message(message: Message) -> _Message:
-    return _Message(message.role, _parts(message.parts), message.metadata)
+def _message(message: Message) -> _MessageV01:
+    return _MessageV01(message.role, [_part(part) for part in message.parts], message.metadata)
 
 
-def _parts(parts: Iterable[Part]) -> list[_Part]:
-    return [_part(part) for part in parts]
-
-
-def _part(part: Part) -> _Part:
+def _part(part: Part) -> _PartV01:
     match part:
         case TextPart():
-            return _Text(part.text, part.metadata)
+            return TextV01(part.text, part.metadata)
         case DataPart():
-            return _Data(data_as_object(part.data), data_metadata(part.data, part.metadata))
+            return DataV01(data_as_object(part.data), data_metadata(part.data, part.metadata))
         case FilePart():
-            url = part.url if part.content is None else None
-            content = None if url is not None else part.content or ""
-            return _File(_FileContent(part.name, part.media_type, content, url), part.metadata)
+            return FileV01(write_file_content(part), part.metadata)
 
 
-def _artifact(artifact: Artifact, index: int) -> _Artifact:
-    return _Artifact(_parts(artifact.parts), index, artifact.name, artifact.description, metadata=artifact.metadata)
+def _artifact(artifact: Artifact, index: int) -> _ArtifactV01:
+    parts = [_part(part) for part in artifact.parts]
+    return _ArtifactV01(parts, index, artifact.name, artifact.description, metadata=artifact.metadata)
 
 
 def write_cancelled(task: Task) -> Payload:
-    """The result of `CancelTask`."""
+    """Write the result of `CancelTask`."""
     return write_task(task, None)
 
 
-def unfold(update: Update) -> tuple[Update, ...]:
-    """What a stream tells of a task as a whole, for which it has no item: its artifacts, and how it stands."""
+def split_task(update: Update) -> tuple[Update, ...]:
+    """The stream events of a task, because its streams have no event for a whole task: its artifacts and its status."""
     if not isinstance(update, Task):
         return (update,)
     artifacts = [
@@ -350,50 +290,50 @@ def unfold(update: Update) -> tuple[Update, ...]:
 
 
 def _is_last(task: Task) -> bool:
-    """Whether a stream has no more to tell after a task as a whole: it has ended, or waits for its caller."""
+    """Whether the stream ends after this state of the task."""
     return task.status.state in ENDED or task.status.state in WAITING
 
 
 def write_update(update: Update) -> Payload:
-    """One item of a stream; of a task as a whole only how it stands (see `unfold`)."""
+    """Write a stream event. For a whole task it is only the status; see `split_task`."""
     match update:
         case Task():
-            return _encode(_StatusUpdate(update.id, _status(update.status), _is_last(update)))
+            return _encode(_StatusUpdateV01(update.id, _status(update.status), _is_last(update)))
         case Message():
-            return _encode(_StatusUpdate(update.id, _status(TaskStatus("completed", 0.0, update)), True))
+            return _encode(_StatusUpdateV01(update.id, _status(TaskStatus("completed", 0.0, update)), True))
         case TaskStatusUpdate():
-            return _encode(_StatusUpdate(update.task, _status(update.status), update.is_last, update.metadata))
+            return _encode(_StatusUpdateV01(update.task, _status(update.status), update.is_last, update.metadata))
         case TaskArtifactUpdate():
             artifact = _artifact(update.artifact, update.index)
             artifact.append, artifact.lastChunk = update.is_more, update.is_complete
-            return _encode(_ArtifactUpdate(update.task, artifact, update.metadata))
+            return _encode(_ArtifactUpdateV01(update.task, artifact, update.metadata))
 
 
 def write_tasks(page: TaskPage, asked: ListTasks) -> Payload:
-    """A list of tasks, for which this generation has no method."""
+    """Write a list of tasks. This generation has no method for it."""
     return _encode([_task(task, asked.history_length) for task in page.tasks])
 
 
-def _push(task: str, target: PushConfig) -> _TaskPush:
-    proof = None if target.scheme is None else _Authentication([target.scheme], target.credentials)
-    return _TaskPush(task, _Push(target.url, target.token, proof))
+def _push_config(task: str, target: PushConfig) -> _TaskPushConfigV01:
+    auth = None if target.scheme is None else _PushAuthenticationV01([target.scheme], target.credentials)
+    return _TaskPushConfigV01(task, _PushConfigV01(target.url, target.token, auth))
 
 
 def write_push(task: str, target: PushConfig) -> Payload:
-    """One place where updates are sent."""
-    return _encode(_push(task, target))
+    """Write one push notification config."""
+    return _encode(_push_config(task, target))
 
 
 def write_pushes(page: PushConfigPage) -> Payload:
-    """All of them, for which this generation has no method."""
-    return _encode([_push(page.task, target) for target in page.targets])
+    """Write all push notification configs of a task. This generation has no method for it."""
+    return _encode([_push_config(page.task, target) for target in page.targets])
 
 
 def write_deleted() -> Payload:
-    """What is left of one that was deleted."""
+    """Write the result of `DeletePushConfig`."""
     return b"null"
 
 
 def write_problem(problem: A2aProblem) -> tuple[int, str, Payload | None]:
-    """Code, message and data of an error."""
+    """Code, message and data of a JSON-RPC error."""
     return plain_error(PROBLEMS[problem.kind].code_0_1, problem)

@@ -1,7 +1,8 @@
-"""A2A 0.3 over plain HTTP: the operations of `v0_3` in the JSON form of its protobuf, whose shapes are others.
+"""A2A 0.3 over REST: the operations of `v0_3` with the objects of its protobuf in JSON.
 
-A message has `content`, data lies in another object, states and roles are names of enumerations, and members may be
-spelt with underscores too, as every reader of that form accepts. Routes and errors are in `rest`.
+A message has `content`, data is nested in another object, states and roles are names of enumerations, and field names
+may be in snake_case as well. Routes and errors are in `rest`. Called by the A2A frontend; `client` uses the objects
+towards agents.
 """
 
 from __future__ import annotations
@@ -16,55 +17,60 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from isthmus.model.conversation import (
+from isthmus.model.tasks import (
     ABSENT,
-    Artifact,
-    ArtifactUpdate,
-    Data,
-    File,
+    ENDED,
+    DataPart,
+    FilePart,
     Message,
     Part,
     Role,
-    Status,
-    StatusUpdate,
     Task,
+    TaskArtifactUpdate,
     TaskState,
-    Text,
+    TaskStatusUpdate,
+    TextPart,
     Update,
 )
 from isthmus.wire.a2a import v0_3
-from isthmus.wire.a2a.operations import (
-    DialectName,
-    List,
-    Operation,
-    Problem,
-    PushPage,
-    PushTarget,
-    Send,
-    SetPush,
-    TaskPage,
-)
-from isthmus.wire.a2a.parts import (
+from isthmus.wire.a2a.fields import (
     ID,
     Members,
     Reader,
     Unreadable,
-    as_object,
     bounded_id,
     check_object,
-    check_parts,
+    data_as_object,
+    data_metadata,
     decoded,
     invalid,
     is_object,
-    latest,
-    marked,
+    null_as_absent,
     optional,
     optional_object,
-    read_by,
+    read_with,
     required,
-    said,
-    timestamp,
-    unmarked,
+    restore_data,
+)
+from isthmus.wire.a2a.objects import (
+    ArtifactObject,
+    ArtifactUpdateObject,
+    MessageObject,
+    ObjectForm,
+    StatusObject,
+    StatusUpdateObject,
+    TaskObject,
+)
+from isthmus.wire.a2a.operations import (
+    A2aProblem,
+    CreatePushConfig,
+    DialectName,
+    ListTasks,
+    Operation,
+    PushConfig,
+    PushConfigPage,
+    SendMessage,
+    TaskPage,
 )
 from isthmus.wire.jsonrpc import Payload, render
 
@@ -81,12 +87,15 @@ STATES: Mapping[TaskState, str] = {
     "auth_required": "TASK_STATE_AUTH_REQUIRED",
 }
 ROLES: Mapping[Role, str] = {"user": "ROLE_USER", "agent": "ROLE_AGENT"}
-ROLE_OF: Mapping[str, Role] = {word: role for role, word in ROLES.items()}
 
 _T = TypeVar("_T")
+_encode = msgspec.json.Encoder().encode
 
 
-class _File(Struct, omit_defaults=True):
+# Parts.
+
+
+class _FileRest(Struct, omit_defaults=True):
     fileWithUri: str | None = None
     fileWithBytes: str | None = None
     mimeType: str | None = None
@@ -96,7 +105,7 @@ class _File(Struct, omit_defaults=True):
     mime_type: str | None = None
 
 
-class _Data(Struct):
+class _DataRest(Struct):
     data: Raw
 
     def __post_init__(self) -> None:
@@ -104,10 +113,12 @@ class _Data(Struct):
             raise ValueError("data must be an object")
 
 
-class _Part(Struct, omit_defaults=True):
+class PartRest(Struct, omit_defaults=True):
+    """A part. Its one content field says what it is."""
+
     text: str | None = None
-    file: _File | None = None
-    data: _Data | None = None
+    file: _FileRest | None = None
+    data: _DataRest | None = None
     metadata: Raw = ABSENT
 
     def __post_init__(self) -> None:
@@ -116,174 +127,41 @@ class _Part(Struct, omit_defaults=True):
             raise ValueError("must have one of text, file and data")
 
 
-class _Message(Struct, omit_defaults=True):
-    messageId: str = ""
-    contextId: str | None = None
-    taskId: str | None = None
-    role: str = ""
-    content: list[_Part] | None = None
-    metadata: Raw = ABSENT
-    extensions: list[str] | None = None
-    message_id: str = ""
-    context_id: str | None = None
-    task_id: str | None = None
-
-    def __post_init__(self) -> None:
-        check_object(self.metadata, "metadata")
-
-
-class _Status(Struct, omit_defaults=True):
-    state: str
-    message: _Message | None = None
-    timestamp: str | None = None
-
-
-class _Artifact(Struct, omit_defaults=True):
-    artifactId: str
-    parts: list[_Part]
-    name: str | None = None
-    description: str | None = None
-    metadata: Raw = ABSENT
-    extensions: list[str] | None = None
-
-
-class _Task(Struct, omit_defaults=True):
-    id: str
-    contextId: str
-    status: _Status
-    artifacts: list[_Artifact] | None = None
-    history: list[_Message] | None = None
-    metadata: Raw = ABSENT
-
-
-class _StatusUpdate(Struct, omit_defaults=True):
-    taskId: str
-    contextId: str
-    status: _Status
-    final: bool = False
-    metadata: Raw = ABSENT
-
-
-class _ArtifactUpdate(Struct, omit_defaults=True):
-    taskId: str
-    contextId: str
-    artifact: _Artifact
-    append: bool = False
-    lastChunk: bool = False
-    metadata: Raw = ABSENT
-
-
-class _Authentication(Struct):
-    schemes: list[str] | None = None
-    credentials: str | None = None
-
-
-class _Push(Struct):
-    url: Annotated[str, Meta(min_length=1)]
-    id: str | None = None
-    token: str | None = None
-    authentication: _Authentication | None = None
-
-
-class _NamedPush(Struct):
-    pushNotificationConfig: _Push | None = None
-    push_notification_config: _Push | None = None
-
-
-class _TaskPush(Struct):
-    name: str
-    pushNotificationConfig: v0_3.Push
-
-
-class _Configuration(Struct):
-    acceptedOutputModes: list[str] | None = None
-    accepted_output_modes: list[str] | None = None
-    pushNotification: _Push | None = None
-    push_notification: _Push | None = None
-    historyLength: Annotated[int, Meta(ge=0)] | None = None
-    history_length: Annotated[int, Meta(ge=0)] | None = None
-    blocking: bool | None = None
-
-
-_MESSAGE = msgspec.json.Decoder(_Message)
-_PART = msgspec.json.Decoder(_Part)
-decode_message = _MESSAGE.decode
-decode_part = _PART.decode
-"""A message and a part as they are on the wire, for who reads them from the other side; raise as msgspec does."""
-_CONFIGURATION = msgspec.json.Decoder(_Configuration)
-_NAMED_PUSH = msgspec.json.Decoder(_NamedPush)
-_encode = msgspec.json.Encoder().encode
-
-
-# What is asked.
-
-
-def read(method: str, params: Members) -> Operation | Problem:
-    """What a request asks for; what needs no body is read as in the other binding."""
-    return read_by(_READERS, method, params) if method in _READERS else v0_3.read(method, params)
-
-
-def _either(one: _T | None, other: _T | None) -> _T | None:
-    return other if one is None else one
-
-
-def _read_send(params: Members, *, is_stream: bool) -> Send:
-    wire = required(_MESSAGE, params, "message")
-    # Protobuf's JSON leaves out what is false: in a configuration, an absent `blocking` is false.
-    configuration = optional(_CONFIGURATION, params, "configuration") or _Configuration(blocking=True)
-    push = _either(configuration.pushNotification, configuration.push_notification)
-    modes = _either(configuration.acceptedOutputModes, configuration.accepted_output_modes)
-    return Send(
-        _read_message(wire),
-        bounded_id(wire.taskId or wire.task_id, "message.taskId"),
-        bounded_id(wire.contextId or wire.context_id, "message.contextId"),
-        waits=configuration.blocking is True,
-        is_stream=is_stream,
-        history_length=_either(configuration.historyLength, configuration.history_length),
-        output_modes=tuple(modes or ()),
-        push=None if push is None else _target_of(push),
-        metadata=optional_object(params, "metadata"),
-    )
-
-
-def _read_message(wire: _Message) -> Message:
-    id = bounded_id(wire.messageId or wire.message_id, "message.messageId")
-    if id is None:
-        raise Unreadable(invalid("message.messageId", "is required"))
-    if wire.role not in ROLE_OF:
-        raise Unreadable(invalid("message.role", f"must be one of {', '.join(ROLE_OF)}"))
-    content = wire.content or []
-    check_parts(content, "message.content")
-    parts = tuple(part_of(part) for part in content)
-    return Message(id, ROLE_OF[wire.role], parts, said(wire.metadata), tuple(wire.extensions or ()))
-
-
-def part_of(wire: _Part) -> Part:
-    """A part as it is meant."""
-    metadata = said(wire.metadata)
+def read_part(wire: PartRest) -> Part:
+    """Read a part."""
+    metadata = null_as_absent(wire.metadata)
     if wire.text is not None:
-        return Text(wire.text, metadata=metadata)
+        return TextPart(wire.text, metadata=metadata)
     if wire.data is not None:
-        data, metadata = unmarked(wire.data.data, metadata)
-        return Data(data, metadata=metadata)
-    file = wire.file or _File()
-    content = _unpacked(file.fileWithBytes or file.file_with_bytes) or None
+        data, metadata = restore_data(wire.data.data, metadata)
+        return DataPart(data, metadata=metadata)
+    file = wire.file or _FileRest()
+    content = _decode_twice_encoded(file.fileWithBytes or file.file_with_bytes) or None
     url = file.fileWithUri or file.file_with_uri or None
-    return File(content, url, file.name or None, file.mimeType or file.mime_type or None, metadata)
+    return FilePart(content, url, file.name or None, file.mimeType or file.mime_type or None, metadata)
 
 
-# The official SDK takes the base64 text of a file for its bytes, and so sends and expects it encoded once more: what is
-# written otherwise it cannot read, unless the file is text.
+def write_part(part: Part) -> PartRest:
+    """Write a part."""
+    match part:
+        case TextPart():
+            return PartRest(text=part.text, metadata=part.metadata)
+        case DataPart():
+            data = _DataRest(data_as_object(part.data))
+            return PartRest(data=data, metadata=data_metadata(part.data, part.metadata))
+        case FilePart():
+            url = part.url if part.content is None else None
+            # The official SDK takes the base64 text of a file for its bytes, and so encodes it twice. It reads files
+            # that are encoded once only if they are text.
+            content = None if url is not None else base64.b64encode((part.content or "").encode()).decode()
+            return PartRest(file=_FileRest(url, content, part.media_type, part.name), metadata=part.metadata)
+
 
 _BASE64 = re.compile(rb"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
 
 
-def _packed(content: str) -> str:
-    return base64.b64encode(content.encode()).decode()
-
-
-def _unpacked(content: str | None) -> str | None:
-    """A file's base64, once more encoded or not."""
+def _decode_twice_encoded(content: str | None) -> str | None:
+    """A file's base64, whether it is encoded once or twice."""
     try:
         inner = base64.b64decode(content or "", validate=True)
     except (binascii.Error, ValueError):
@@ -291,142 +169,292 @@ def _unpacked(content: str | None) -> str | None:
     return inner.decode() if inner and _BASE64.fullmatch(inner) else content
 
 
-def _target_of(push: _Push) -> PushTarget:
+# Objects. Protobuf leaves out empty fields, and its readers accept snake_case names: `__post_init__` moves those.
+
+
+class MessageRest(MessageObject[PartRest], rename={"parts": "content"}, kw_only=True):
+    """A message."""
+
+    messageId: str = ""
+    role: str = ""
+    parts: list[PartRest] | None = None
+    message_id: str = ""
+    context_id: str | None = None
+    task_id: str | None = None
+
+    def __post_init__(self) -> None:
+        check_object(self.metadata, "metadata")
+        self.messageId, self.message_id = self.messageId or self.message_id, ""
+        self.contextId, self.context_id = self.contextId or self.context_id, None
+        self.taskId, self.task_id = self.taskId or self.task_id, None
+
+
+class StatusRest(StatusObject[MessageRest], kw_only=True):
+    """The status of a task."""
+
+    state: str = ""
+    update: MessageRest | None = None
+    """The protobuf name of `message`."""
+
+    def __post_init__(self) -> None:
+        self.message, self.update = self.message or self.update, None
+
+
+class ArtifactRest(ArtifactObject[PartRest], kw_only=True):
+    """An artifact."""
+
+    artifactId: str = ""
+    artifact_id: str = ""
+
+    def __post_init__(self) -> None:
+        self.artifactId, self.artifact_id = self.artifactId or self.artifact_id, ""
+        self.name, self.description = self.name or None, self.description or None
+
+
+class TaskRest(TaskObject[StatusRest, ArtifactRest, MessageRest], kw_only=True):
+    """A task."""
+
+    context_id: str = ""
+
+    def __post_init__(self) -> None:
+        self.contextId, self.context_id = self.contextId or self.context_id, ""
+
+
+class StatusUpdateRest(StatusUpdateObject[StatusRest], kw_only=True):
+    """A stream event: the task has a new status."""
+
+    taskId: str = ""
+    contextId: str = ""
+    final: bool = False
+    task_id: str = ""
+    context_id: str = ""
+
+    def __post_init__(self) -> None:
+        self.taskId, self.task_id = self.taskId or self.task_id, ""
+        self.contextId, self.context_id = self.contextId or self.context_id, ""
+
+
+class ArtifactUpdateRest(ArtifactUpdateObject[ArtifactRest], kw_only=True):
+    """A stream event: an artifact, or the next chunk of one."""
+
+    taskId: str = ""
+    contextId: str = ""
+    task_id: str = ""
+    context_id: str = ""
+    last_chunk: bool | None = None
+
+    def __post_init__(self) -> None:
+        self.taskId, self.task_id = self.taskId or self.task_id, ""
+        self.contextId, self.context_id = self.contextId or self.context_id, ""
+        self.lastChunk, self.last_chunk = self.lastChunk or self.last_chunk, None
+
+
+class UpdateRest(Struct):
+    """The result of `message:send`, or a stream event. It has one of these fields."""
+
+    task: TaskRest | None = None
+    message: MessageRest | None = None
+    msg: MessageRest | None = None
+    """The protobuf name of `message`."""
+    statusUpdate: StatusUpdateRest | None = None
+    status_update: StatusUpdateRest | None = None
+    artifactUpdate: ArtifactUpdateRest | None = None
+    artifact_update: ArtifactUpdateRest | None = None
+
+
+FORM: ObjectForm[PartRest, MessageRest, StatusRest, ArtifactRest, TaskRest] = ObjectForm(
+    states=STATES,
+    roles=ROLES,
+    read_part=read_part,
+    write_part=write_part,
+    message_type=MessageRest,
+    status_type=StatusRest,
+    artifact_type=ArtifactRest,
+    task_type=TaskRest,
+    parts_name="content",
+    has_references=False,
+    other_states={"TASK_STATE_CANCELED": "canceled"},
+)
+
+
+def read_update(wire: UpdateRest) -> Update | None:
+    """Read a stream event of an agent; None if it is empty."""
+    if wire.task is not None:
+        return FORM.read_task(wire.task)
+    if (message := wire.message or wire.msg) is not None:
+        return FORM.read_message(message, is_alone=True)
+    if (update := wire.statusUpdate or wire.status_update) is not None:
+        status = FORM.read_status(update.status)
+        return FORM.read_status_update(update, status, is_last=update.final or status.state in ENDED)
+    if (chunk := wire.artifactUpdate or wire.artifact_update) is not None:
+        return FORM.read_artifact_update(chunk, is_complete=bool(chunk.lastChunk))
+    return None
+
+
+# Requests.
+
+
+class _PushAuthenticationRest(Struct):
+    schemes: list[str] | None = None
+    credentials: str | None = None
+
+
+class _PushConfigRest(Struct):
+    url: Annotated[str, Meta(min_length=1)]
+    id: str | None = None
+    token: str | None = None
+    authentication: _PushAuthenticationRest | None = None
+
+
+class _CreatePushConfigRest(Struct):
+    pushNotificationConfig: _PushConfigRest | None = None
+    push_notification_config: _PushConfigRest | None = None
+
+
+class _NamedPushConfigRest(Struct):
+    name: str
+    pushNotificationConfig: v0_3.PushConfigV03
+
+
+class _SendConfigurationRest(Struct):
+    acceptedOutputModes: list[str] | None = None
+    accepted_output_modes: list[str] | None = None
+    pushNotification: _PushConfigRest | None = None
+    push_notification: _PushConfigRest | None = None
+    historyLength: Annotated[int, Meta(ge=0)] | None = None
+    history_length: Annotated[int, Meta(ge=0)] | None = None
+    blocking: bool | None = None
+
+
+_MESSAGE = msgspec.json.Decoder(MessageRest)
+_CONFIGURATION = msgspec.json.Decoder(_SendConfigurationRest)
+_CREATE_PUSH_CONFIG = msgspec.json.Decoder(_CreatePushConfigRest)
+
+
+def read(method: str, params: Members) -> Operation | A2aProblem:
+    """Read a request. Requests without a body are the same as in `v0_3`."""
+    return read_with(_READERS, method, params) if method in _READERS else v0_3.read(method, params)
+
+
+def _either(one: _T | None, other: _T | None) -> _T | None:
+    return other if one is None else one
+
+
+def _read_send(params: Members, *, is_stream: bool) -> SendMessage:
+    wire = required(_MESSAGE, params, "message")
+    # Protobuf leaves out fields that are false: in a configuration, an absent `blocking` is false.
+    configuration = optional(_CONFIGURATION, params, "configuration") or _SendConfigurationRest(blocking=True)
+    push = _either(configuration.pushNotification, configuration.push_notification)
+    modes = _either(configuration.acceptedOutputModes, configuration.accepted_output_modes)
+    return SendMessage(
+        FORM.read_request_message(wire),
+        bounded_id(wire.taskId, "message.taskId"),
+        bounded_id(wire.contextId, "message.contextId"),
+        waits=configuration.blocking is True,
+        is_stream=is_stream,
+        history_length=_either(configuration.historyLength, configuration.history_length),
+        output_modes=tuple(modes or ()),
+        push=None if push is None else _read_push_config(push),
+        metadata=optional_object(params, "metadata"),
+    )
+
+
+def _read_push_config(push: _PushConfigRest) -> PushConfig:
     id = bounded_id(push.id, "id of a push notification config") or ""
-    proof = push.authentication or _Authentication()
-    scheme = proof.schemes[0] if proof.schemes else None
-    return PushTarget(push.url, id, push.token or None, scheme, proof.credentials or None)
+    auth = push.authentication or _PushAuthenticationRest()
+    scheme = auth.schemes[0] if auth.schemes else None
+    return PushConfig(push.url, id, push.token or None, scheme, auth.credentials or None)
 
 
-def _read_set_push(params: Members) -> SetPush:
-    # The specification's route takes the configuration alone, the official SDK's the request around it.
+def _read_create_push(params: Members) -> CreatePushConfig:
+    # The specification's route takes the config alone, the route of the official SDK the request around it.
     body: Payload = params["config"] if "config" in params else render(params)
-    named = decoded(_NAMED_PUSH, body, "config")
-    push = _either(named.pushNotificationConfig, named.push_notification_config)
+    request = decoded(_CREATE_PUSH_CONFIG, body, "config")
+    push = _either(request.pushNotificationConfig, request.push_notification_config)
     if push is None:
         raise Unreadable(invalid("config.pushNotificationConfig", "is required"))
-    return SetPush(required(ID, params, "taskId"), _target_of(push))
+    return CreatePushConfig(required(ID, params, "taskId"), _read_push_config(push))
 
 
 _READERS: dict[str, Reader] = {
     "message/send": partial(_read_send, is_stream=False),
     "message/stream": partial(_read_send, is_stream=True),
-    "tasks/pushNotificationConfig/set": _read_set_push,
+    "tasks/pushNotificationConfig/set": _read_create_push,
 }
 
 
-# What is answered.
+# Results.
 
 
 def write_sent(sent: Task | Message, history_length: int | None) -> Payload:
-    """The result of a `Send` that is answered whole."""
+    """Write the result of `SendMessage`."""
     if isinstance(sent, Message):
-        return _encode({"message": _message(sent, sent.context, None)})
-    return _encode({"task": _task(sent, history_length)})
+        return _encode({"message": FORM.write_message(sent, sent.context, None)})
+    return _encode({"task": FORM.write_task(sent, history_length)})
 
 
 def write_task(task: Task, history_length: int | None) -> Payload:
-    """The result of `Get`."""
-    return _encode(_task(task, history_length))
+    """Write the result of `GetTask`."""
+    return _encode(FORM.write_task(task, history_length))
 
 
 def write_cancelled(task: Task) -> Payload:
-    """The result of `Cancel`."""
-    return _encode(_task(task, None))
-
-
-def _task(task: Task, history_length: int | None) -> _Task:
-    history = [_message(message, task.context, task.id) for message in latest(task.history, history_length)]
-    return _Task(
-        task.id,
-        task.context,
-        _status(task.status, task.context, task.id),
-        [_artifact(artifact) for artifact in task.artifacts] or None,
-        history or None,
-        task.metadata,
-    )
-
-
-def _status(status: Status, context: str, task: str) -> _Status:
-    message = None if status.message is None else _message(status.message, context, task)
-    return _Status(STATES[status.state], message, timestamp(status.at))
-
-
-def write_message(message: Message, context: str | None, task: str | None) -> Payload:
-    """A message alone."""
-    return _encode(_message(message, context, task))
-
-
-def _message(message: Message, context: str | None, task: str | None) -> _Message:
-    content = [_part(part) for part in message.parts]
-    extensions = list(message.extensions) or None
-    return _Message(message.id, context or None, task, ROLES[message.role], content, message.metadata, extensions)
-
-
-def _part(part: Part) -> _Part:
-    match part:
-        case Text():
-            return _Part(text=part.text, metadata=part.metadata)
-        case Data():
-            return _Part(data=_Data(as_object(part.data)), metadata=marked(part.data, part.metadata))
-        case File():
-            url = part.url if part.content is None else None
-            content = None if url is not None else _packed(part.content or "")
-            return _Part(file=_File(url, content, part.media_type, part.name), metadata=part.metadata)
-
-
-def _artifact(artifact: Artifact) -> _Artifact:
-    return _Artifact(
-        artifact.id,
-        [_part(part) for part in artifact.parts],
-        artifact.name,
-        artifact.description,
-        artifact.metadata,
-        list(artifact.extensions) or None,
-    )
+    """Write the result of `CancelTask`."""
+    return _encode(FORM.write_task(task, None))
 
 
 def write_update(update: Update) -> Payload:
-    """One item of a stream."""
+    """Write a stream event."""
     match update:
         case Task() | Message():
             return write_sent(update, None)
-        case StatusUpdate():
-            status = _status(update.status, update.context, update.task)
-            written = _StatusUpdate(update.task, update.context, status, update.is_last, update.metadata)
-            return _encode({"statusUpdate": written})
-        case ArtifactUpdate():
-            artifact = _artifact(update.artifact)
-            piece = _ArtifactUpdate(
-                update.task, update.context, artifact, update.is_more, update.is_complete, update.metadata
+        case TaskStatusUpdate():
+            status = FORM.write_status(update.status, update.context, update.task)
+            written = StatusUpdateRest(
+                taskId=update.task,
+                contextId=update.context,
+                status=status,
+                final=update.is_last,
+                metadata=update.metadata,
             )
-            return _encode({"artifactUpdate": piece})
+            return _encode({"statusUpdate": written})
+        case TaskArtifactUpdate():
+            artifact = FORM.write_artifact(update.artifact)
+            chunk = ArtifactUpdateRest(
+                taskId=update.task,
+                contextId=update.context,
+                artifact=artifact,
+                append=update.is_more or None,
+                lastChunk=update.is_complete or None,
+                metadata=update.metadata,
+            )
+            return _encode({"artifactUpdate": chunk})
 
 
-def write_tasks(page: TaskPage, asked: List) -> Payload:
-    """A list of tasks, for which this generation has no route."""
-    return _encode({"tasks": [_task(task, asked.history_length) for task in page.tasks]})
+def write_tasks(page: TaskPage, asked: ListTasks) -> Payload:
+    """Write a list of tasks. This generation has no route for it."""
+    return _encode({"tasks": [FORM.write_task(task, asked.history_length) for task in page.tasks]})
 
 
-def _named(task: str, target: PushTarget) -> _TaskPush:
-    return _TaskPush(f"tasks/{task}/pushNotificationConfigs/{target.id}", v0_3.push_of(target))
+def _named_push_config(task: str, target: PushConfig) -> _NamedPushConfigRest:
+    return _NamedPushConfigRest(f"tasks/{task}/pushNotificationConfigs/{target.id}", v0_3.write_push_config(target))
 
 
-def write_push(task: str, target: PushTarget) -> Payload:
-    """One place where updates are sent."""
-    return _encode(_named(task, target))
+def write_push(task: str, target: PushConfig) -> Payload:
+    """Write one push notification config."""
+    return _encode(_named_push_config(task, target))
 
 
-def write_pushes(page: PushPage) -> Payload:
-    """All of them."""
-    return _encode({"configs": [_named(page.task, target) for target in page.targets]})
+def write_pushes(page: PushConfigPage) -> Payload:
+    """Write the result of `ListPushConfigs`."""
+    return _encode({"configs": [_named_push_config(page.task, target) for target in page.targets]})
 
 
 def write_deleted() -> Payload:
-    """What is left of one that was deleted."""
+    """Write the result of `DeletePushConfig`."""
     return b"{}"
 
 
-def write_problem(problem: Problem) -> tuple[int, str, Payload | None]:
-    """Code, message and data of an error."""
+def write_problem(problem: A2aProblem) -> tuple[int, str, Payload | None]:
+    """Code, message and data of a JSON-RPC error."""
     return v0_3.write_problem(problem)

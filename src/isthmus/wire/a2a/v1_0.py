@@ -1,36 +1,35 @@
-"""A2A 1.0 towards callers: what its methods ask for, and what is answered to them.
+"""A2A 1.0: its JSON objects, its methods, and the results that the hub writes.
 
-Both of its JSON bindings say the same objects, so HTTP+JSON comes here too (see `rest`). Called by the face.
+JSON-RPC and HTTP+JSON use the same objects; `rest` maps verbs and paths to the methods here, and `protobuf` converts
+them for gRPC. They follow the JSON form of protobuf: no empty fields, states and roles as names of enumerations.
+Called by the A2A frontend; `client` uses the objects towards agents.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct
 
-from isthmus.model.conversation import Message, Task, TaskState, Update
-from isthmus.wire.a2a.operations import (
-    Cancel,
-    DeletePush,
-    DialectName,
-    Get,
-    GetPush,
-    List,
-    ListPush,
-    Operation,
-    Problem,
-    PushPage,
-    PushTarget,
-    ReadCard,
-    Send,
-    SetPush,
-    Subscribe,
-    TaskPage,
+from isthmus.model.tasks import (
+    ABSENT,
+    ENDED,
+    DataPart,
+    FilePart,
+    Message,
+    Part,
+    Role,
+    Task,
+    TaskArtifactUpdate,
+    TaskState,
+    TaskStatusUpdate,
+    TextPart,
+    Update,
 )
-from isthmus.wire.a2a.parts import (
+from isthmus.wire.a2a.fields import (
     COUNT,
     FLAG,
     ID,
@@ -40,125 +39,228 @@ from isthmus.wire.a2a.parts import (
     Unreadable,
     bounded_id,
     camel_members,
-    check_parts,
+    check_object,
     invalid,
-    moment,
+    is_null,
+    null_as_absent,
     optional,
     optional_id,
     optional_object,
-    read_by,
+    parse_timestamp,
+    read_with,
     required,
 )
-from isthmus.wire.a2a.problems import error_1_0
-from isthmus.wire.a2a.shapes_v1_0 import (
-    ROLE_OF,
-    STATE_OF,
-    WireMessage,
-    WireTask,
-    message_of,
-    wire_message,
-    wire_task,
-    wire_update,
+from isthmus.wire.a2a.objects import (
+    ArtifactObject,
+    ArtifactUpdateObject,
+    MessageObject,
+    ObjectForm,
+    StatusObject,
+    StatusUpdateObject,
+    TaskObject,
+    read_cancel_task,
+    read_get_task,
+    read_subscribe,
 )
+from isthmus.wire.a2a.operations import (
+    A2aProblem,
+    CreatePushConfig,
+    DeletePushConfig,
+    DialectName,
+    GetExtendedCard,
+    GetPushConfig,
+    ListPushConfigs,
+    ListTasks,
+    Operation,
+    PushConfig,
+    PushConfigPage,
+    SendMessage,
+    TaskPage,
+)
+from isthmus.wire.a2a.problems import error_1_0
 from isthmus.wire.jsonrpc import Payload
 
 name: DialectName = "1.0"
 
 PAGE_SIZE_MAX = 100
 PAGE_SIZE = 50
+
+STATES: Mapping[TaskState, str] = {
+    "submitted": "TASK_STATE_SUBMITTED",
+    "working": "TASK_STATE_WORKING",
+    "completed": "TASK_STATE_COMPLETED",
+    "failed": "TASK_STATE_FAILED",
+    "canceled": "TASK_STATE_CANCELED",
+    "input_required": "TASK_STATE_INPUT_REQUIRED",
+    "rejected": "TASK_STATE_REJECTED",
+    "auth_required": "TASK_STATE_AUTH_REQUIRED",
+}
 UNSPECIFIED = "TASK_STATE_UNSPECIFIED"
-"""What the protobuf form calls no state at all."""
+"""The protobuf name for no state."""
+ROLES: Mapping[Role, str] = {"user": "ROLE_USER", "agent": "ROLE_AGENT"}
+
+_encode = msgspec.json.Encoder().encode
 
 
-class _Authentication(Struct, omit_defaults=True):
+# Objects.
+
+
+class PartV10(Struct, omit_defaults=True):
+    """A part. Its one content field says what it is: text, bytes of a file, URL of a file, or JSON."""
+
+    text: str | None = None
+    raw: str | None = None
+    url: str | None = None
+    data: Raw = ABSENT
+    filename: str | None = None
+    mediaType: str | None = None
+    metadata: Raw = ABSENT
+
+    def __post_init__(self) -> None:
+        check_object(self.metadata, "metadata")
+        given = (self.text is not None) + (self.raw is not None) + (self.url is not None)
+        if given and is_null(self.data):
+            self.data = ABSENT  # null is data only if there is no other content
+        if given + bool(self.data) != 1:
+            raise ValueError("must have one of text, raw, url and data")
+
+
+MessageV10: TypeAlias = MessageObject[PartV10]
+StatusV10: TypeAlias = StatusObject[MessageV10]
+ArtifactV10: TypeAlias = ArtifactObject[PartV10]
+TaskV10: TypeAlias = TaskObject[StatusV10, ArtifactV10, MessageV10]
+StatusUpdateV10: TypeAlias = StatusUpdateObject[StatusV10]
+ArtifactUpdateV10: TypeAlias = ArtifactUpdateObject[ArtifactV10]
+
+
+class UpdateV10(Struct, omit_defaults=True):
+    """The result of `SendMessage`, or a stream event. It has one of these fields."""
+
+    task: TaskV10 | None = None
+    message: MessageV10 | None = None
+    statusUpdate: StatusUpdateV10 | None = None
+    artifactUpdate: ArtifactUpdateV10 | None = None
+
+
+def read_part(wire: PartV10) -> Part:
+    """Read a part."""
+    metadata = null_as_absent(wire.metadata)
+    if wire.text is not None:
+        return TextPart(wire.text, wire.mediaType or None, metadata)
+    if wire.data:
+        return DataPart(wire.data, wire.mediaType or None, metadata)
+    return FilePart(wire.raw, wire.url, wire.filename or None, wire.mediaType or None, metadata)
+
+
+def write_part(part: Part) -> PartV10:
+    """Write a part."""
+    match part:
+        case TextPart():
+            return PartV10(text=part.text, mediaType=part.media_type, metadata=part.metadata)
+        case DataPart():
+            return PartV10(data=part.data, mediaType=part.media_type, metadata=part.metadata)
+        case FilePart():
+            url = part.url if part.content is None else None
+            raw = None if url is not None else part.content or ""
+            return PartV10(None, raw, url, ABSENT, part.name, part.media_type, part.metadata)
+
+
+FORM: ObjectForm[PartV10, MessageV10, StatusV10, ArtifactV10, TaskV10] = ObjectForm(
+    states=STATES,
+    roles=ROLES,
+    read_part=read_part,
+    write_part=write_part,
+    message_type=MessageObject,
+    status_type=StatusObject,
+    artifact_type=ArtifactObject,
+    task_type=TaskObject,
+)
+
+
+def read_update(wire: UpdateV10) -> Update | None:
+    """Read a stream event of an agent; None if it is empty."""
+    if wire.task is not None:
+        return FORM.read_task(wire.task)
+    if wire.message is not None:
+        return FORM.read_message(wire.message, is_alone=True)
+    if wire.statusUpdate is not None:
+        # There is no `final` field: the update of an ended task is the last one.
+        status = FORM.read_status(wire.statusUpdate.status)
+        return FORM.read_status_update(wire.statusUpdate, status, is_last=status.state in ENDED)
+    if wire.artifactUpdate is not None:
+        return FORM.read_artifact_update(wire.artifactUpdate, is_complete=bool(wire.artifactUpdate.lastChunk))
+    return None
+
+
+# Requests.
+
+
+class _PushAuthenticationV10(Struct, omit_defaults=True):
     scheme: str
     credentials: str | None = None
 
 
-class _Push(Struct, omit_defaults=True):
+class _PushConfigV10(Struct, omit_defaults=True):
     url: Annotated[str, Meta(min_length=1)]
     id: str | None = None
     taskId: str | None = None
     token: str | None = None
-    authentication: _Authentication | None = None
+    authentication: _PushAuthenticationV10 | None = None
 
 
-class _Configuration(Struct):
+class _SendConfigurationV10(Struct):
     acceptedOutputModes: list[str] | None = None
-    taskPushNotificationConfig: _Push | None = None
+    taskPushNotificationConfig: _PushConfigV10 | None = None
     historyLength: Annotated[int, Meta(ge=0)] | None = None
     returnImmediately: bool | None = None
 
 
-class _TaskPage(Struct):
-    tasks: list[WireTask]
-    nextPageToken: str
-    pageSize: int
-    totalSize: int
-
-
-class _PushPage(Struct, omit_defaults=True):
-    configs: list[_Push]
-    nextPageToken: str = ""
-
-
-_MESSAGE = msgspec.json.Decoder(WireMessage)
-_CONFIGURATION = msgspec.json.Decoder(_Configuration)
-_AUTHENTICATION = msgspec.json.Decoder(_Authentication)
+_MESSAGE: msgspec.json.Decoder[MessageV10] = msgspec.json.Decoder(MessageV10)
+_CONFIGURATION = msgspec.json.Decoder(_SendConfigurationV10)
+_AUTHENTICATION = msgspec.json.Decoder(_PushAuthenticationV10)
 _URL = msgspec.json.Decoder(Annotated[str, Meta(min_length=1)])
 _PAGE_SIZE = msgspec.json.Decoder(Annotated[int, Meta(ge=1, le=PAGE_SIZE_MAX)])
-_encode = msgspec.json.Encoder().encode
 
 
-# What is asked.
+def read(method: str, params: Members) -> Operation | A2aProblem:
+    """Read a request."""
+    return read_with(_READERS, method, camel_members(params))
 
 
-def read(method: str, params: Members) -> Operation | Problem:
-    """What a request asks for."""
-    return read_by(_READERS, method, camel_members(params))
-
-
-def _read_send(params: Members, *, is_stream: bool) -> Send:
+def _read_send(params: Members, *, is_stream: bool) -> SendMessage:
     wire = required(_MESSAGE, params, "message")
-    configuration = optional(_CONFIGURATION, params, "configuration") or _Configuration()
+    configuration = optional(_CONFIGURATION, params, "configuration") or _SendConfigurationV10()
     push = configuration.taskPushNotificationConfig
-    return Send(
-        _read_message(wire),
+    return SendMessage(
+        FORM.read_request_message(wire),
         bounded_id(wire.taskId, "message.taskId"),
         bounded_id(wire.contextId, "message.contextId"),
         waits=not configuration.returnImmediately,
         is_stream=is_stream,
         history_length=configuration.historyLength,
         output_modes=tuple(configuration.acceptedOutputModes or ()),
-        push=None if push is None else _target_of(push),
+        push=None if push is None else _read_push_config(push),
         metadata=optional_object(params, "metadata"),
     )
 
 
-def _read_message(wire: WireMessage) -> Message:
-    if not bounded_id(wire.messageId, "message.messageId"):
-        raise Unreadable(invalid("message.messageId", "is required"))
-    if wire.role not in ROLE_OF:
-        raise Unreadable(invalid("message.role", f"must be one of {', '.join(ROLE_OF)}"))
-    check_parts(wire.parts or (), "message.parts")
-    return message_of(wire, ROLE_OF[wire.role])
-
-
-def _target_of(push: _Push) -> PushTarget:
+def _read_push_config(push: _PushConfigV10) -> PushConfig:
     id = bounded_id(push.id, "id of a push notification config") or ""
-    proof = push.authentication or _Authentication("")
-    return PushTarget(push.url, id, push.token or None, proof.scheme or None, proof.credentials or None)
+    auth = push.authentication or _PushAuthenticationV10("")
+    return PushConfig(push.url, id, push.token or None, auth.scheme or None, auth.credentials or None)
 
 
-def _read_get(params: Members) -> Get:
-    return Get(required(ID, params, "id"), optional(COUNT, params, "historyLength"))
-
-
-def _read_list(params: Members) -> List:
-    return List(
+def _read_list(params: Members) -> ListTasks:
+    state = optional(STRING, params, "status") or UNSPECIFIED
+    if state != UNSPECIFIED and state not in FORM.state_of:
+        raise Unreadable(invalid("status", f"must be one of {', '.join(FORM.state_of)}"))
+    after = optional(STRING, params, "statusTimestampAfter")
+    if after is not None and parse_timestamp(after) is None:
+        raise Unreadable(invalid("statusTimestampAfter", "must be a timestamp like 2026-01-31T12:00:00Z"))
+    return ListTasks(
         optional_id(params, "contextId"),
-        _read_state(params),
-        _read_moment(params, "statusTimestampAfter"),
+        FORM.state_of.get(state),
+        parse_timestamp(after),
         optional(_PAGE_SIZE, params, "pageSize") or PAGE_SIZE,
         optional(STRING, params, "pageToken") or "",
         optional(COUNT, params, "historyLength"),
@@ -166,124 +268,125 @@ def _read_list(params: Members) -> List:
     )
 
 
-def _read_state(params: Members) -> TaskState | None:
-    word = optional(STRING, params, "status") or UNSPECIFIED
-    if word != UNSPECIFIED and word not in STATE_OF:
-        raise Unreadable(invalid("status", f"must be one of {', '.join(STATE_OF)}"))
-    return STATE_OF.get(word)
-
-
-def _read_moment(params: Members, name: str) -> float | None:
-    text = optional(STRING, params, name)
-    if text is not None and moment(text) is None:
-        raise Unreadable(invalid(name, "must be a timestamp as 2026-01-31T12:00:00Z"))
-    return moment(text)
-
-
-def _read_cancel(params: Members) -> Cancel:
-    return Cancel(required(ID, params, "id"), optional_object(params, "metadata"))
-
-
-def _read_subscribe(params: Members) -> Subscribe:
-    return Subscribe(required(ID, params, "id"))
-
-
-def _read_set_push(params: Members) -> SetPush:
+def _read_create_push(params: Members) -> CreatePushConfig:
     task = required(ID, params, "taskId")
-    proof = optional(_AUTHENTICATION, params, "authentication")
+    auth = optional(_AUTHENTICATION, params, "authentication")
     token = optional(STRING, params, "token")
-    push = _Push(required(_URL, params, "url"), optional_id(params, "id"), task, token, proof)
-    return SetPush(task, _target_of(push))
+    push = _PushConfigV10(required(_URL, params, "url"), optional_id(params, "id"), task, token, auth)
+    return CreatePushConfig(task, _read_push_config(push))
 
 
-def _read_get_push(params: Members) -> GetPush:
-    return GetPush(required(ID, params, "taskId"), required(ID, params, "id"))
-
-
-def _read_list_push(params: Members) -> ListPush:
+def _read_list_push(params: Members) -> ListPushConfigs:
     size = optional(COUNT, params, "pageSize") or PAGE_SIZE
-    return ListPush(required(ID, params, "taskId"), size, optional(STRING, params, "pageToken") or "")
-
-
-def _read_delete_push(params: Members) -> DeletePush:
-    return DeletePush(required(ID, params, "taskId"), required(ID, params, "id"))
-
-
-def _read_card(params: Members) -> ReadCard:
-    return ReadCard()
+    return ListPushConfigs(required(ID, params, "taskId"), size, optional(STRING, params, "pageToken") or "")
 
 
 _READERS: dict[str, Reader] = {
     "SendMessage": partial(_read_send, is_stream=False),
     "SendStreamingMessage": partial(_read_send, is_stream=True),
-    "GetTask": _read_get,
+    "GetTask": read_get_task,
     "ListTasks": _read_list,
-    "CancelTask": _read_cancel,
-    "SubscribeToTask": _read_subscribe,
-    "CreateTaskPushNotificationConfig": _read_set_push,
-    "GetTaskPushNotificationConfig": _read_get_push,
+    "CancelTask": read_cancel_task,
+    "SubscribeToTask": read_subscribe,
+    "CreateTaskPushNotificationConfig": _read_create_push,
+    "GetTaskPushNotificationConfig": lambda params: GetPushConfig(
+        required(ID, params, "taskId"), required(ID, params, "id")
+    ),
     "ListTaskPushNotificationConfigs": _read_list_push,
-    "DeleteTaskPushNotificationConfig": _read_delete_push,
-    "GetExtendedAgentCard": _read_card,
+    "DeleteTaskPushNotificationConfig": lambda params: DeletePushConfig(
+        required(ID, params, "taskId"), required(ID, params, "id")
+    ),
+    "GetExtendedAgentCard": lambda params: GetExtendedCard(),
 }
 METHODS = frozenset(_READERS)
 
 
-# What is answered.
+# Results.
+
+
+class _TaskPageV10(Struct):
+    tasks: list[TaskV10]
+    nextPageToken: str
+    pageSize: int
+    totalSize: int
+
+
+class _PushConfigPageV10(Struct, omit_defaults=True):
+    configs: list[_PushConfigV10]
+    nextPageToken: str = ""
 
 
 def write_sent(sent: Task | Message, history_length: int | None) -> Payload:
-    """The result of a `Send` that is answered whole."""
+    """Write the result of `SendMessage`."""
     if isinstance(sent, Message):
-        return _encode({"message": wire_message(sent, sent.context, None)})
-    return _encode({"task": wire_task(sent, history_length)})
+        return _encode({"message": FORM.write_message(sent, sent.context, None)})
+    return _encode({"task": FORM.write_task(sent, history_length)})
 
 
 def write_task(task: Task, history_length: int | None) -> Payload:
-    """The result of `Get`."""
-    return _encode(wire_task(task, history_length))
+    """Write the result of `GetTask`."""
+    return _encode(FORM.write_task(task, history_length))
 
 
 def write_cancelled(task: Task) -> Payload:
-    """The result of `Cancel`."""
-    return _encode(wire_task(task, None))
+    """Write the result of `CancelTask`."""
+    return _encode(FORM.write_task(task, None))
 
 
 def write_update(update: Update) -> Payload:
-    """One item of a stream, and what is pushed."""
-    return _encode(wire_update(update))
+    """Write a stream event, which is also the body of a push notification."""
+    match update:
+        case Task() | Message():
+            return write_sent(update, None)
+        case TaskStatusUpdate():
+            status = FORM.write_status(update.status, update.context, update.task)
+            written = StatusUpdateV10(
+                taskId=update.task, contextId=update.context, status=status, metadata=update.metadata
+            )
+            return _encode({"statusUpdate": written})
+        case TaskArtifactUpdate():
+            chunk = ArtifactUpdateV10(
+                taskId=update.task,
+                contextId=update.context,
+                artifact=FORM.write_artifact(update.artifact),
+                append=update.is_more or None,
+                lastChunk=update.is_complete or None,
+                metadata=update.metadata,
+            )
+            return _encode({"artifactUpdate": chunk})
 
 
-def write_tasks(page: TaskPage, asked: List) -> Payload:
-    """The result of `List`; where artifacts are wanted, it is also said that there are none."""
-    wants = asked.has_artifacts
-    tasks = [wire_task(task, asked.history_length, shows_none=wants) for task in page.tasks]
-    if not wants:
+def write_tasks(page: TaskPage, asked: ListTasks) -> Payload:
+    """Write the result of `ListTasks`. If artifacts were requested, an empty list is written, too."""
+    with_artifacts = asked.has_artifacts
+    tasks = [FORM.write_task(task, asked.history_length, with_empty_artifacts=with_artifacts) for task in page.tasks]
+    if not with_artifacts:
         for task in tasks:
             task.artifacts = None
-    return _encode(_TaskPage(tasks, page.next_token, page.page_size, page.total))
+    return _encode(_TaskPageV10(tasks, page.next_token, page.page_size, page.total))
 
 
-def write_push(task: str, target: PushTarget) -> Payload:
-    """One place where updates are sent."""
-    return _encode(_push(task, target))
+def write_push(task: str, target: PushConfig) -> Payload:
+    """Write one push notification config."""
+    return _encode(_write_push_config(task, target))
 
 
-def _push(task: str, target: PushTarget) -> _Push:
-    proof = None if target.scheme is None else _Authentication(target.scheme, target.credentials)
-    return _Push(target.url, target.id or None, task, target.token, proof)
+def _write_push_config(task: str, target: PushConfig) -> _PushConfigV10:
+    auth = None if target.scheme is None else _PushAuthenticationV10(target.scheme, target.credentials)
+    return _PushConfigV10(target.url, target.id or None, task, target.token, auth)
 
 
-def write_pushes(page: PushPage) -> Payload:
-    """All of them."""
-    return _encode(_PushPage([_push(page.task, target) for target in page.targets], page.next_token))
+def write_pushes(page: PushConfigPage) -> Payload:
+    """Write the result of `ListPushConfigs`."""
+    configs = [_write_push_config(page.task, target) for target in page.targets]
+    return _encode(_PushConfigPageV10(configs, page.next_token))
 
 
 def write_deleted() -> Payload:
-    """What is left of one that was deleted."""
+    """Write the result of `DeletePushConfig`."""
     return b"{}"
 
 
-def write_problem(problem: Problem) -> tuple[int, str, Payload | None]:
-    """Code, message and data of an error."""
+def write_problem(problem: A2aProblem) -> tuple[int, str, Payload | None]:
+    """Code, message and data of a JSON-RPC error."""
     return error_1_0(problem)

@@ -1,1 +1,1 @@
-"""The relay's wire: what devices are told, and several servers on one socket."""
+"""The wire formats of the relay: messages to devices, and several servers on one WebSocket."""

@@ -1,11 +1,10 @@
 """Several servers on one WebSocket: the frames of `isthmus.mux.v1`.
 
-Every text message is `<channel> <message>`: the number of a channel, one space, and one whole message of its server.
-Channel 0 is the connection's own: who dialled in opens channels on it and says when it is about to go, the hub says
-what became of them, and either end closes one. Each channel is a stream of messages of its own, so that ids of two
-servers never meet.
+Every text message is `<channel> <message>`: the number of a channel, a space, and one message of its server. Channel 0
+controls the connection: the dialling side opens channels and announces that it is leaving, the hub confirms, and
+either side closes a channel. Each channel has its own messages, so that request ids of two servers never collide.
 
-Nothing here reads, waits or keeps anything: `upstream.dialin.mux` and `app.dial_talk` do.
+This module does no I/O: `upstream.dialin.mux` and `app.dial_talk` do.
 """
 
 from __future__ import annotations
@@ -25,97 +24,99 @@ NUMBER_MAX = 2**31 - 1
 NUMBER_DIGITS_MAX = 10
 
 HEAD_BYTES_MAX = NUMBER_DIGITS_MAX + 1
-"""What a frame has before its message, at most."""
+"""The longest prefix of a frame before its message."""
 
 CONTROL_BYTES_MAX = 16 * 1024
-"""Words on the connection itself are short."""
+"""Control messages are short."""
 
 SERVER_ID_LENGTH_MAX = 64
 NAME_LENGTH_MAX = 128
 REASON_LENGTH_MAX = 300
 
 
-class Said(msgspec.Struct, frozen=True):
-    """One message on a channel, as it was written."""
+class ChannelMessage(msgspec.Struct, frozen=True):
+    """One message on a channel, as it was received."""
 
     channel: int
     message: bytes
 
 
-class Open(msgspec.Struct, frozen=True):
-    """Who dialled in has a server for the hub."""
+class OpenChannel(msgspec.Struct, frozen=True):
+    """The dialling side offers a server to the hub."""
 
     channel: int
     server_id: str | None = None
-    """What it is to be called under its agent; None leaves it to the name that the server gives itself."""
+    """The id of the server within its agent; None uses the name that the server reports."""
     name: str | None = None
-    """What it is called where it runs; for people."""
+    """The name of the server where it runs; for display."""
 
 
-class Opened(msgspec.Struct, frozen=True):
-    """The hub uses a channel."""
+class ChannelOpened(msgspec.Struct, frozen=True):
+    """The hub has accepted a channel."""
 
     channel: int
     server: str | None = None
-    """What the server is called in the hub, once that is known."""
+    """The name of the server in the hub, once it is known."""
     limit: int | None = None
-    """How many bytes a message to the hub may have: a longer one would end the connection."""
+    """The most bytes of a message to the hub: a longer one closes the connection."""
     grace: float | None = None
-    """For how many seconds calls wait in the hub for a server that is away."""
+    """How many seconds calls wait in the hub for a server that is away."""
 
 
-class Leaving(msgspec.Struct, frozen=True):
-    """Who dialled in is about to close a channel: it still answers what it was asked, and is to be asked no more."""
+class ChannelLeaving(msgspec.Struct, frozen=True):
+    """The dialling side is about to close a channel: it finishes running requests and accepts no new ones."""
 
     channel: int
 
 
-class Closed(msgspec.Struct, frozen=True):
-    """A channel carries nothing more; `code` is one of WebSocket's."""
+class ChannelClosed(msgspec.Struct, frozen=True):
+    """A channel is closed; `code` is a WebSocket close code."""
 
     channel: int
     code: int = 1000
     reason: str = ""
 
 
-class Ignored(msgspec.Struct, frozen=True):
-    """A word on the connection that is not known here: a later version may have it."""
+class IgnoredControl(msgspec.Struct, frozen=True):
+    """An unknown control message, perhaps of a later version."""
 
 
-class Bad(msgspec.Struct, frozen=True):
-    """What is no frame, and why in words."""
+class BadFrame(msgspec.Struct, frozen=True):
+    """An invalid frame, with the reason."""
 
     reason: str
 
 
-Frame: TypeAlias = Said | Open | Opened | Leaving | Closed | Ignored | Bad
+Frame: TypeAlias = (
+    ChannelMessage | OpenChannel | ChannelOpened | ChannelLeaving | ChannelClosed | IgnoredControl | BadFrame
+)
 
-_IGNORED = Ignored()
+_IGNORED = IgnoredControl()
 
 
-def said(channel: int, message: bytes) -> bytes:
+def write_message(channel: int, message: bytes) -> bytes:
     """Write one message of a channel."""
     # Joined: `%` grows its buffer step by step, which costs 600 µs a megabyte instead of 25.
     return b"".join((b"%d " % channel, message))
 
 
-def opening(word: Open) -> bytes:
-    """Write that a channel is to be opened."""
+def write_open(word: OpenChannel) -> bytes:
+    """Write an `open` message."""
     return _control({"open": word.channel, "server_id": word.server_id, "name": word.name})
 
 
-def opened(word: Opened) -> bytes:
-    """Write that a channel is used."""
+def write_opened(word: ChannelOpened) -> bytes:
+    """Write an `opened` message."""
     return _control({"opened": word.channel, "server": word.server, "limit": word.limit, "grace": word.grace})
 
 
-def leaving(word: Leaving) -> bytes:
-    """Write that a channel is about to be closed."""
+def write_leaving(word: ChannelLeaving) -> bytes:
+    """Write a `leaving` message."""
     return _control({"leaving": word.channel})
 
 
-def closed(word: Closed) -> bytes:
-    """Write that a channel carries nothing more."""
+def write_closed(word: ChannelClosed) -> bytes:
+    """Write a `closed` message."""
     return _control({"closed": word.channel, "code": word.code, "reason": word.reason[:REASON_LENGTH_MAX]})
 
 
@@ -124,86 +125,78 @@ def _control(members: dict[str, object]) -> bytes:
 
 
 def read(frame: bytes) -> Frame:
-    """Read one frame; whatever the bytes are, the answer is a value and never an exception."""
+    """Read one frame. It never raises: an invalid frame is a `BadFrame`."""
     digits, space, message = frame[:HEAD_BYTES_MAX].partition(b" ")
-    if not space or not _is_number(digits):
-        return Bad("a frame must begin with the number of a channel and a space")
+    # A channel has one spelling only: ASCII digits without leading zeros.
+    if not space or not digits.isdigit() or (digits != b"0" and digits.startswith(b"0")):
+        return BadFrame("a frame must begin with the number of a channel and a space")
     channel = int(digits)
     message = frame[len(digits) + 1 :]
     if channel:
-        return Said(channel, message) if channel <= NUMBER_MAX else _bad_number(channel)
+        return ChannelMessage(channel, message) if channel <= NUMBER_MAX else _bad_number(channel)
     return _read_control(message)
 
 
-def _is_number(digits: bytes) -> bool:
-    # In one spelling only: `isdigit` of bytes knows ASCII alone, and a channel has no second name.
-    return digits.isdigit() and (digits == b"0" or not digits.startswith(b"0"))
-
-
-def _bad_number(channel: object) -> Bad:
-    return Bad(f"a channel must be a number from 1 to {NUMBER_MAX}, not {str(channel)[:20]!r}")
+def _bad_number(channel: object) -> BadFrame:
+    return BadFrame(f"a channel must be a number from 1 to {NUMBER_MAX}, not {str(channel)[:20]!r}")
 
 
 def _read_control(text: bytes) -> Frame:
     if len(text) > CONTROL_BYTES_MAX:
-        return Bad(f"a word on channel 0 may have {CONTROL_BYTES_MAX} bytes at most, not {len(text)}")
+        return BadFrame(f"a control message may have at most {CONTROL_BYTES_MAX} bytes, not {len(text)}")
     if not isinstance(jsonrpc.decode_object(text), msgspec.Raw):
-        return Bad("a word on channel 0 must be a JSON object that has no member twice")
+        return BadFrame("a control message must be a JSON object without repeated members")
     try:
         members: dict[str, object] = msgspec.json.decode(text)
-    except msgspec.MsgspecError:  # a number that is larger than any
-        return Bad("a word on channel 0 must have numbers that are some")
+    except msgspec.MsgspecError:
+        return BadFrame("a control message has a number out of range")
     verbs = [verb for verb in _READERS if verb in members]
     if not verbs:
         return _IGNORED
     if len(verbs) > 1:
-        return Bad(f"a word on channel 0 must say one thing, not {' and '.join(verbs)}")
+        return BadFrame(f"a control message must have one verb, not {' and '.join(verbs)}")
     channel = members[verbs[0]]
     if not isinstance(channel, int) or isinstance(channel, bool) or not 0 < channel <= NUMBER_MAX:
         return _bad_number(channel)
     return _READERS[verbs[0]](channel, members)
 
 
-def _read_open(channel: int, members: dict[str, object]) -> Open | Bad:
+def _read_open(channel: int, members: dict[str, object]) -> OpenChannel | BadFrame:
     server_id, name = members.get("server_id"), members.get("name")
     if server_id is not None and not _is_label(server_id, SERVER_ID_LENGTH_MAX):
-        return Bad(f"server_id must be 1 to {SERVER_ID_LENGTH_MAX} printable characters")
+        return BadFrame(f"server_id must be 1 to {SERVER_ID_LENGTH_MAX} printable characters")
     if name is not None and not _is_label(name, NAME_LENGTH_MAX):
-        return Bad(f"name must be 1 to {NAME_LENGTH_MAX} printable characters")
+        return BadFrame(f"name must be 1 to {NAME_LENGTH_MAX} printable characters")
     assert server_id is None or isinstance(server_id, str)
     assert name is None or isinstance(name, str)
-    return Open(channel, server_id, name)
+    return OpenChannel(channel, server_id, name)
 
 
-def _read_opened(channel: int, members: dict[str, object]) -> Opened | Bad:
+def _read_opened(channel: int, members: dict[str, object]) -> ChannelOpened | BadFrame:
     server, limit, grace = members.get("server"), members.get("limit"), members.get("grace")
     if server is not None and not _is_label(server, NAME_LENGTH_MAX):
-        return Bad(f"server must be 1 to {NAME_LENGTH_MAX} printable characters")
+        return BadFrame(f"server must be 1 to {NAME_LENGTH_MAX} printable characters")
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
-        return Bad("limit must be a number of bytes")
+        return BadFrame("limit must be a number of bytes")
     if grace is not None and (not isinstance(grace, int | float) or isinstance(grace, bool) or not 0 <= grace < inf):
-        return Bad("grace must be a number of seconds")
+        return BadFrame("grace must be a number of seconds")
     assert server is None or isinstance(server, str)
-    return Opened(channel, server, limit, grace)
+    return ChannelOpened(channel, server, limit, grace)
 
 
-def _read_leaving(channel: int, members: dict[str, object]) -> Leaving:
-    return Leaving(channel)
-
-
-def _read_closed(channel: int, members: dict[str, object]) -> Closed | Bad:
+def _read_closed(channel: int, members: dict[str, object]) -> ChannelClosed | BadFrame:
     code, reason = members.get("code", 1000), members.get("reason", "")
     if not isinstance(code, int) or isinstance(code, bool) or not 1000 <= code <= 4999:
-        return Bad("code must be a close code of WebSocket, 1000 to 4999")
+        return BadFrame("code must be a WebSocket close code, 1000 to 4999")
     if not isinstance(reason, str):
-        return Bad("reason must be text")
-    return Closed(channel, code, reason[:REASON_LENGTH_MAX])
+        return BadFrame("reason must be text")
+    return ChannelClosed(channel, code, reason[:REASON_LENGTH_MAX])
 
 
 _READERS: dict[str, Callable[[int, dict[str, object]], Frame]] = {
     "open": _read_open,
     "opened": _read_opened,
-    "leaving": _read_leaving,
+    "leaving": lambda channel, _: ChannelLeaving(channel),
     "closed": _read_closed,
 }
 

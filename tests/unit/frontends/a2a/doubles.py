@@ -9,18 +9,17 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.ports.courier import Receipt
-from isthmus.core.ports.journal import Journal
-from isthmus.core.tasks.engine import Engine
+from isthmus.core.ports import Journal, PushReceipt
+from isthmus.core.tasks.engine import TaskEngine
 from isthmus.frontends.a2a.cards import AgentCards
-from isthmus.frontends.a2a.desk import Desk
 from isthmus.frontends.a2a.http import A2aHttp
-from isthmus.frontends.a2a.pushing import Pushing
+from isthmus.frontends.a2a.push_notifications import PushNotifications
+from isthmus.frontends.a2a.service import A2aService
 from isthmus.frontends.a2a.settings import A2aSettings
 from isthmus.frontends.http.auth import Authenticator, Fields
 from isthmus.frontends.http.origin import OriginGuard
 from isthmus.model.callers import Caller, Grants, Unprovable
-from isthmus.model.outcomes import Result
+from isthmus.model.calls import Result
 from isthmus.storage.memory import MemoryJournal
 from tests.unit.core.doubles import ANYONE, Stage, raw, ready, tool
 from tests.unit.frontends.http.visiting import PATIENCE_SECONDS, Answer, Visitor, opened, request, visiting
@@ -45,8 +44,8 @@ class Post:
         is_private = "private." in url and not is_trusted
         return f"{url} may not be dialled" if "no." in url or is_private else None
 
-    async def carry(self, url: str, headers: Mapping[str, str], body: bytes, *, is_trusted: bool) -> Receipt:
-        return Receipt(200)
+    async def post(self, url: str, headers: Mapping[str, str], body: bytes, *, is_trusted: bool) -> PushReceipt:
+        return PushReceipt(200)
 
 
 class Office:
@@ -57,11 +56,11 @@ class Office:
         self.hub = self.stage.hub
         self.journal = journal or MemoryJournal()
         self.seconds = 1_700_000_000.0
-        self.engine = Engine(self.hub, self.journal, self.now)
+        self.engine = TaskEngine(self.hub, self.journal, self.now)
         self.settings = settings or A2aSettings()
         self.courier = Post()
-        self.pushing = Pushing(self.engine, self.courier, lambda caller: caller.may_name_targets)
-        self.desk = Desk(self.hub, self.engine, self.journal, self.settings, self.now, self.pushing)
+        self.pushing = PushNotifications(self.engine, self.courier, lambda caller: caller.may_name_targets)
+        self.desk = A2aService(self.hub, self.engine, self.journal, self.settings, self.now, self.pushing)
 
     def now(self) -> float:
         self.seconds += 0.001
@@ -91,13 +90,13 @@ class Office:
     async def until_followed(self, count: int = 1) -> None:
         """Wait until so many callers listen to what happens."""
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while sum(len(live.listeners) for live in self.engine._live.values()) < count:  # noqa: ASYNC110
+            while sum(len(live.listeners) for live in self.engine._store._running.values()) < count:  # noqa: ASYNC110
                 await asyncio.sleep(0)
 
     async def until_alone(self) -> None:
         """Wait until nobody listens any more."""
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while any(live.listeners for live in self.engine._live.values()):  # noqa: ASYNC110
+            while any(live.listeners for live in self.engine._store._running.values()):  # noqa: ASYNC110
                 await asyncio.sleep(0)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from isthmus.frontends.a2a.instructions import (
+from isthmus.frontends.a2a.caller_messages import (
     BadInstruction,
     CommandInstruction,
     Instruction,
@@ -20,7 +20,7 @@ from isthmus.frontends.a2a.instructions import (
     read_instruction,
     without_headers,
 )
-from isthmus.model.conversation import Data, File, Message, Part, Text
+from isthmus.model.tasks import DataPart, FilePart, Message, Part, TextPart
 from tests.unit.core.doubles import raw
 
 COMMAND = {"mcp_target_url": "files", "mcp_method": "tools/call"}
@@ -32,14 +32,14 @@ def read(*parts: Part, metadata: Any = None) -> Instruction:
     return read_instruction(Message("m", "user", parts, metadata=told))
 
 
-def data(value: Any) -> Data:
-    return Data(raw(value))
+def data(value: Any) -> DataPart:
+    return DataPart(raw(value))
 
 
 @pytest.mark.parametrize("is_text", [False, True])
 def test_an_instruction_is_data_or_text_that_is_json(*, is_text: bool) -> None:
     def part(value: Any) -> Part:
-        return Text(f" {json.dumps(value)}\n") if is_text else data(value)
+        return TextPart(f" {json.dumps(value)}\n") if is_text else data(value)
 
     assert read(part({"tool": "a.b"})) == ToolInstruction("a.b", raw({}))
     told = read(part({"tool": "b", "server": "a", "arguments": {"x": 1}}))
@@ -49,7 +49,7 @@ def test_an_instruction_is_data_or_text_that_is_json(*, is_text: bool) -> None:
 
 
 def test_the_first_object_counts_whatever_stands_before_it() -> None:
-    parts = (Text("please"), File(url="https://example.com"), data([1]), data({"tool": "a"}), data({"tool": "b"}))
+    parts = (TextPart("please"), FilePart(url="https://example.com"), data([1]), data({"tool": "a"}), data({"tool": "b"}))
     assert read(*parts) == ToolInstruction("a", raw({}))
 
 
@@ -72,13 +72,13 @@ def test_what_is_written_out_as_nothing_is_not_said() -> None:
 
 
 def test_of_headers_only_the_names_are_kept() -> None:
-    part = Data(
+    part = DataPart(
         Raw(b'{"mcp_target_url":"a://b","n":1.50,"mcp_headers":{"X-A":"hunter22","X-B":5}}'), "application/json"
     )
-    kept = without_headers(Message("m", "user", (part, Text("mcp_headers"), File(url="https://example.com"))))
-    assert kept.parts[1:] == (Text("mcp_headers"), File(url="https://example.com"))
+    kept = without_headers(Message("m", "user", (part, TextPart("mcp_headers"), FilePart(url="https://example.com"))))
+    assert kept.parts[1:] == (TextPart("mcp_headers"), FilePart(url="https://example.com"))
     first = kept.parts[0]
-    assert isinstance(first, Data)
+    assert isinstance(first, DataPart)
     assert bytes(first.data) == b'{"mcp_target_url":"a://b","n":1.50,"mcp_headers":{"X-A":null,"X-B":null}}'
     assert first.media_type == "application/json"
 
@@ -97,12 +97,12 @@ def test_of_headers_only_the_names_are_kept() -> None:
     ],
 )
 def test_headers_are_not_kept_however_they_are_written(written: str) -> None:
-    for part in (Text(written), Data(Raw(written.strip().encode()))):
+    for part in (TextPart(written), DataPart(Raw(written.strip().encode()))):
         assert b"hunter22" not in msgspec.json.encode(without_headers(Message("m", "user", (part,))))
 
 
 def test_headers_are_not_kept_of_an_instruction_that_was_cut_short() -> None:
-    said = Message("m", "user", (Text('{"mcp_target_url":"files","mcp_headers":{"X-A":"hunter22"}'),))
+    said = Message("m", "user", (TextPart('{"mcp_target_url":"files","mcp_headers":{"X-A":"hunter22"}'),))
     assert b"hunter22" not in msgspec.json.encode(without_headers(said))
 
 
@@ -115,12 +115,12 @@ def test_what_is_kept_of_headers_is_no_instruction_any_more() -> None:
 
 @given(st.recursive(st.none() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
 def test_a_message_without_headers_is_kept_as_it_is(value: Any) -> None:
-    said = Message("m", "user", (data(value), data({"a": value}), Text(json.dumps(value))))
+    said = Message("m", "user", (data(value), data({"a": value}), TextPart(json.dumps(value))))
     assert without_headers(said) is said
 
 
 def test_arguments_keep_their_text() -> None:
-    part = Data(Raw(b'{"tool":"a","arguments":{"z":1.50,"a":12345678901234567890123}}'))
+    part = DataPart(Raw(b'{"tool":"a","arguments":{"z":1.50,"a":12345678901234567890123}}'))
     told = read(part)
     assert isinstance(told, ToolInstruction)
     assert bytes(told.arguments) == b'{"z":1.50,"a":12345678901234567890123}'
@@ -129,15 +129,15 @@ def test_arguments_keep_their_text() -> None:
 @pytest.mark.parametrize("key", ["skill", "skillId", "skill_id"])
 def test_a_skill_takes_the_data_as_its_arguments(key: str) -> None:
     assert read(data({"tool": 1}), metadata={key: "files.read"}) == ToolInstruction("files.read", raw({"tool": 1}))
-    assert read(Text("go"), metadata={key: "files.read"}) == ToolInstruction("files.read", raw({}), words="go")
-    assert read(Text("go"), metadata={key: "mcp.execute_tool"}) == Saying("go", "execute")
-    assert read(Text("go"), metadata={key: "execute_mcp_command"}) == Saying("go", "command")
+    assert read(TextPart("go"), metadata={key: "files.read"}) == ToolInstruction("files.read", raw({}), words="go")
+    assert read(TextPart("go"), metadata={key: "mcp.execute_tool"}) == Saying("go", "execute")
+    assert read(TextPart("go"), metadata={key: "execute_mcp_command"}) == Saying("go", "command")
     assert read(data(EXECUTE), metadata={key: "mcp.execute_tool"}) == read(data(EXECUTE))
     assert read(data(COMMAND), metadata={key: "execute_mcp_command"}) == read(data(COMMAND))
     assert isinstance(read(data({}), metadata={key: "mcp.execute_tool"}), BadInstruction)
 
 
-TWICE = Data(Raw(b'{"tool":"files.read","tool":"files.delete"}'))
+TWICE = DataPart(Raw(b'{"tool":"files.read","tool":"files.delete"}'))
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ TWICE = Data(Raw(b'{"tool":"files.read","tool":"files.delete"}'))
     ],
 )
 def test_arguments_that_have_a_member_twice_are_refused_like_an_instruction_that_has(text: str) -> None:
-    for part in (Data(Raw(text.encode())), Text(text)):
+    for part in (DataPart(Raw(text.encode())), TextPart(text)):
         told = read(part)
         assert isinstance(told, BadInstruction)
         assert "twice" in told.message
@@ -160,7 +160,7 @@ def test_arguments_that_have_a_member_twice_are_refused_like_an_instruction_that
 
 @pytest.mark.parametrize("arguments", ['{"a":{"b":1},"c":{"b":1}}', '{"\\u0022":1,"\\"x":"\\u0022"}', '{"n":1e400}'])
 def test_the_same_name_in_several_objects_is_no_repetition(arguments: str) -> None:
-    told = read(Data(Raw(f'{{"tool":"files.read","arguments":{arguments}}}'.encode())))
+    told = read(DataPart(Raw(f'{{"tool":"files.read","arguments":{arguments}}}'.encode())))
     assert isinstance(told, ToolInstruction)
     assert bytes(told.arguments).decode() == arguments
 
@@ -173,7 +173,7 @@ def test_data_that_says_two_things_is_no_instruction_whatever_stands_behind_it(s
 
 
 @pytest.mark.parametrize("part", [TWICE, data(["x"]), data("x"), data(0)])
-def test_a_skill_is_not_run_without_the_arguments_that_were_meant_for_it(part: Data) -> None:
+def test_a_skill_is_not_run_without_the_arguments_that_were_meant_for_it(part: DataPart) -> None:
     assert isinstance(read(part, metadata={"skill": "files.wipe"}), BadInstruction)
 
 
@@ -207,14 +207,14 @@ def test_an_instruction_that_is_wrong_says_of_which_form_it_was(value: Any, form
 
 
 def test_everything_else_is_words() -> None:
-    assert read(Text("hello"), Text("you")) == Saying("hello\nyou")
+    assert read(TextPart("hello"), TextPart("you")) == Saying("hello\nyou")
     assert read(data({"a": 1})) == Saying('{"a": 1}')
-    assert read(File(url="https://example.com")) == Saying("")
+    assert read(FilePart(url="https://example.com")) == Saying("")
 
 
 @pytest.mark.parametrize("text", ['{"tool":"a"', "{" * 100_000, '{"a":' * 5000 + "1" + "}" * 5000, '{"a":1,"a":2}'])
 def test_text_that_is_no_fit_json_is_words(text: str) -> None:
-    assert read(Text(text)) == Saying(text)
+    assert read(TextPart(text)) == Saying(text)
 
 
 @given(st.recursive(st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))

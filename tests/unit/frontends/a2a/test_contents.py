@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from isthmus.frontends.a2a.contents import parts_of
-from isthmus.model.conversation import Data, File, Part, Text
+from isthmus.frontends.a2a.task_view import parts_of
+from isthmus.model.tasks import DataPart, FilePart, Part, TextPart
 from tests.unit.core.doubles import raw
 
 JSON_TYPE = "application/json"
@@ -20,20 +20,20 @@ JSON_TYPE = "application/json"
 @pytest.mark.parametrize(
     ("block", "part"),
     [
-        ({"type": "text", "text": "hi"}, Text("hi")),
-        ({"type": "image", "data": "aGk=", "mimeType": "image/png"}, File("aGk=", media_type="image/png")),
-        ({"type": "audio", "data": "aGk=", "mimeType": "audio/wav"}, File("aGk=", media_type="audio/wav")),
+        ({"type": "text", "text": "hi"}, TextPart("hi")),
+        ({"type": "image", "data": "aGk=", "mimeType": "image/png"}, FilePart("aGk=", media_type="image/png")),
+        ({"type": "audio", "data": "aGk=", "mimeType": "audio/wav"}, FilePart("aGk=", media_type="audio/wav")),
         (
             {"type": "resource_link", "uri": "https://a/b", "name": "b", "mimeType": "text/plain"},
-            File(url="https://a/b", name="b", media_type="text/plain"),
+            FilePart(url="https://a/b", name="b", media_type="text/plain"),
         ),
         (
             {"type": "resource", "resource": {"uri": "file:///a/b%20c.txt", "text": "x", "mimeType": "text/plain"}},
-            Text("x", "text/plain", Raw(b'{"uri":"file:///a/b%20c.txt","mimeType":"text/plain"}')),
+            TextPart("x", "text/plain", Raw(b'{"uri":"file:///a/b%20c.txt","mimeType":"text/plain"}')),
         ),
         (
             {"type": "resource", "resource": {"uri": "file:///a/b%20c.bin", "blob": "aGk="}},
-            File("aGk=", name="b c.bin", metadata=Raw(b'{"uri":"file:///a/b%20c.bin"}')),
+            FilePart("aGk=", name="b c.bin", metadata=Raw(b'{"uri":"file:///a/b%20c.bin"}')),
         ),
     ],
 )
@@ -79,14 +79,14 @@ def test_what_a_server_says_of_a_block_is_the_part_s_metadata(block: Any, told: 
 
 @pytest.mark.parametrize("block", [{"type": "text"}, {"type": "odd"}, {"type": "image"}, {"type": "resource"}, 5, None])
 def test_a_block_that_cannot_be_read_is_there_as_it_is(block: Any) -> None:
-    assert parts_of(raw({"content": [block]})) == (Data(raw(block), JSON_TYPE),)
+    assert parts_of(raw({"content": [block]})) == (DataPart(raw(block), JSON_TYPE),)
 
 
 def test_structured_content_comes_first_and_is_not_said_twice() -> None:
     told = raw({"content": [{"type": "text", "text": '{"a": 1}'}], "structuredContent": {"a": 1}})
-    assert parts_of(told) == (Data(raw({"a": 1}), JSON_TYPE),)
+    assert parts_of(told) == (DataPart(raw({"a": 1}), JSON_TYPE),)
     both = raw({"content": [{"type": "text", "text": "one"}], "structuredContent": {"a": 1}})
-    assert parts_of(both) == (Data(raw({"a": 1}), JSON_TYPE), Text("one"))
+    assert parts_of(both) == (DataPart(raw({"a": 1}), JSON_TYPE), TextPart("one"))
 
 
 @pytest.mark.parametrize(
@@ -103,39 +103,39 @@ def test_structured_content_comes_first_and_is_not_said_twice() -> None:
 def test_a_text_that_only_looks_like_the_structured_content_is_kept(text: str, structured: str) -> None:
     content = json.dumps([{"type": "text", "text": text}])
     parts = parts_of(Raw(f'{{"content":{content},"structuredContent":{structured}}}'.encode()))
-    assert parts == (Data(Raw(structured.encode()), JSON_TYPE), Text(text))
+    assert parts == (DataPart(Raw(structured.encode()), JSON_TYPE), TextPart(text))
 
 
 def test_a_text_that_repeats_the_structured_content_in_other_words_is_not_kept() -> None:
     content = json.dumps([{"type": "text", "text": '{ "b": [true, null], "a": 1.50 }'}])
     told = Raw(f'{{"content":{content},"structuredContent":{{"a":1.50,"b":[true,null]}}}}'.encode())
-    assert parts_of(told) == (Data(Raw(b'{"a":1.50,"b":[true,null]}'), JSON_TYPE),)
+    assert parts_of(told) == (DataPart(Raw(b'{"a":1.50,"b":[true,null]}'), JSON_TYPE),)
 
 
 @pytest.mark.parametrize("said", [FOR_PEOPLE, {"_meta": {"a": 1}}])
 def test_a_repeated_text_of_which_something_is_said_is_kept(said: Any) -> None:
     told = raw({"content": [{"type": "text", "text": '{"a":1}', **said}], "structuredContent": {"a": 1}})
     data, text = parts_of(told)
-    assert data == Data(raw({"a": 1}), JSON_TYPE)
-    assert isinstance(text, Text)
+    assert data == DataPart(raw({"a": 1}), JSON_TYPE)
+    assert isinstance(text, TextPart)
     assert json.loads(bytes(text.metadata)) == said
 
 
 def test_structured_content_that_is_null_is_none() -> None:
     told = raw({"content": [{"type": "text", "text": "one"}], "structuredContent": None})
-    assert parts_of(told) == (Text("one"),)
+    assert parts_of(told) == (TextPart("one"),)
 
 
 def test_structured_content_keeps_its_numbers() -> None:
     (part,) = parts_of(Raw(b'{"content":[],"structuredContent":{"n":1234567890123456789012,"f":1.0}}'))
-    assert part == Data(Raw(b'{"n":1234567890123456789012,"f":1.0}'), JSON_TYPE)
+    assert part == DataPart(Raw(b'{"n":1234567890123456789012,"f":1.0}'), JSON_TYPE)
 
 
 @pytest.mark.parametrize(
     "result", [{}, {"content": []}, {"tools": []}, {"content": 5}, {"messages": [{"role": "user"}]}]
 )
 def test_a_result_without_content_is_there_whole(result: Any) -> None:
-    assert parts_of(raw(result)) == (Data(raw(result), JSON_TYPE),)
+    assert parts_of(raw(result)) == (DataPart(raw(result), JSON_TYPE),)
 
 
 @pytest.mark.parametrize("depth", [500, 990, 5_000])
@@ -143,7 +143,7 @@ def test_what_is_nested_too_deeply_is_no_failure(depth: int) -> None:
     deep = "[" * depth + "]" * depth
     told = f'{{"content":[{{"type":"text","text":"[{deep}]"}}],"structuredContent":{deep}}}'.encode()
     first = parts_of(Raw(told))[0]
-    assert first in (Data(Raw(deep.encode()), JSON_TYPE), Data(Raw(told), JSON_TYPE))
+    assert first in (DataPart(Raw(deep.encode()), JSON_TYPE), DataPart(Raw(told), JSON_TYPE))
 
 
 @given(
@@ -158,15 +158,15 @@ def test_whatever_a_server_answers_has_parts(result: Any) -> None:
 
 @pytest.mark.parametrize("value", [7, None, [1], {"sum": 3}, {"content": "none"}])
 def test_a_value_that_is_no_result_of_mcp_is_there_as_it_is(value: Any) -> None:
-    assert parts_of(raw(value)) == (Data(raw(value), JSON_TYPE),)
+    assert parts_of(raw(value)) == (DataPart(raw(value), JSON_TYPE),)
 
 
 def test_a_bare_text_is_text() -> None:
-    assert parts_of(raw("hi")) == (Text("hi"),)
+    assert parts_of(raw("hi")) == (TextPart("hi"),)
 
 
 def test_members_that_mcp_does_not_have_are_there_beside_the_blocks() -> None:
     block = Raw(b'{"type":"code_output","stdout":"2"}')
     result = b'{"exit":1,"content":[{"type":"text","text":"hi"},%b],"isError":false,"ms":1.50}' % bytes(block)
     rest = Raw(b'{"exit":1,"ms":1.50}')
-    assert parts_of(Raw(result)) == (Text("hi"), Data(block, JSON_TYPE), Data(rest, JSON_TYPE))
+    assert parts_of(Raw(result)) == (TextPart("hi"), DataPart(block, JSON_TYPE), DataPart(rest, JSON_TYPE))

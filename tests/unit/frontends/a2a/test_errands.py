@@ -6,11 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from isthmus.core.ports.targets import Opened
-from isthmus.frontends.a2a.errands import Errand
-from isthmus.model.calls import Call
+from isthmus.core.ports import OpenTarget
+from isthmus.frontends.a2a.planning import TargetCall
+from isthmus.model.calls import Call, Outcome
 from isthmus.model.faults import Cancelled, Fault, NotConnected
-from isthmus.model.outcomes import Outcome
 from tests.unit.core.doubles import DONE, SERVER, Listener, Stage, call, ready, tool
 
 
@@ -20,7 +19,7 @@ class Way:
     def __init__(self) -> None:
         self.is_given_up = False
 
-    def open(self, then: Callable[[Opened | Fault], None]) -> Callable[[], None]:
+    def open(self, then: Callable[[OpenTarget | Fault], None]) -> Callable[[], None]:
         self.then = then
         return self._give_up
 
@@ -34,13 +33,13 @@ class Scene:
     def __init__(self, work: Call | Outcome) -> None:
         self.way, self.listener = Way(), Listener()
         self.stage = Stage.of(ready(tool("read")))
-        self.underway = Errand(self.way, lambda _: work).start(self.listener)
+        self.underway = TargetCall(self.way, lambda _: work).start(self.listener)
 
     def outcome(self) -> Outcome | None:
         return self.underway.outcome
 
     def reach(self) -> None:
-        self.way.then(Opened(self.stage.hub, SERVER))
+        self.way.then(OpenTarget(self.stage.hub, SERVER))
 
 
 async def test_at_its_server_an_errand_is_the_call_that_is_made_there() -> None:

@@ -18,11 +18,11 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.frontends.a2a import grpc as service_module
 from isthmus.frontends.a2a.grpc import DETAILS, A2aGrpc, GrpcSettings
 from isthmus.frontends.http.auth import Authenticator, Fields, Identify
-from isthmus.frontends.http.bind import DoorError
-from isthmus.frontends.http.bodies import CROWDED_BYTES
+from isthmus.frontends.http.listener import ListenError
 from isthmus.frontends.http.origin import OriginGuard
-from isthmus.model.events import Progress
-from isthmus.wire.a2a.proto_schema import CLASSES, METHODS, SERVICE, STREAMS
+from isthmus.frontends.http.request_cycle import CROWDED_BYTES
+from isthmus.model.calls import Progress
+from isthmus.wire.a2a.protobuf import CLASSES, METHODS, SERVICE, STREAMS
 from tests.unit.core.doubles import raw
 from tests.unit.frontends.a2a.doubles import NOW, Hall, hall, identify, message, run
 from tests.unit.frontends.http.visiting import PATIENCE_SECONDS
@@ -299,7 +299,7 @@ async def test_a_client_that_leaves_leaves_its_task_to_go_on(method: str) -> Non
         await caller.here.office.until_alone()
         assert caller.here.office.stage.link.withdrawn == []
         caller.here.office.finish()
-        await caller.here.office.engine.until_idle()
+        await caller.here.office.engine.wait_idle()
         # Its answer was not handed over, so that the same message is no new one.
         again = (await caller.ask("SendMessage", run()))["task"]
         assert again["status"]["state"] == "TASK_STATE_COMPLETED"
@@ -313,7 +313,7 @@ async def test_a_deadline_ends_the_wait_and_not_the_task() -> None:
         assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await caller.here.office.until_sent()
         caller.here.office.finish()
-        await caller.here.office.engine.until_idle()
+        await caller.here.office.engine.wait_idle()
         assert caller.here.office.stage.link.withdrawn == []
 
 
@@ -374,7 +374,7 @@ async def test_a_port_that_is_taken_is_named() -> None:
         async with hall() as here:
             gate = Authenticator(OriginGuard(bind_host="127.0.0.1"), identify)
             service = A2aGrpc(here.face, gate, BackgroundTasks("test"), GrpcSettings("127.0.0.1", port, BODY_BYTES))
-            with pytest.raises(DoorError, match=rf"127\.0\.0\.1:{port}.*a2a\.grpc_port"):
+            with pytest.raises(ListenError, match=rf"127\.0\.0\.1:{port}.*a2a\.grpc_port"):
                 await service.open()
 
 
@@ -382,10 +382,10 @@ async def test_a_large_answer_comes_in_pieces_and_is_not_made_before_it_is_read(
     async with counter() as caller:
         call = caller.call("SendStreamingMessage", run())
         await call.read()
-        [telling] = next(iter(caller.here.office.engine._live.values())).listeners
+        [telling] = next(iter(caller.here.office.engine._store._running.values())).listeners
         text = "0123456789abcdef" * (256 * 1024)
         caller.here.office.finish(content=[{"type": "text", "text": text}])
-        await caller.here.office.engine.until_idle()
+        await caller.here.office.engine.wait_idle()
         # One piece at a time is held, however slowly it is read.
         assert telling._peer.buffered_bytes() <= CROWDED_BYTES + 2 * 1024 * 1024  # type: ignore[attr-defined]
         items = await caller.items(call)

@@ -56,7 +56,7 @@ async def test_agentvault_is_answered_with_an_id_and_asks_for_the_rest() -> None
         here.office.answer_at_once()
         sent = (await here.rpc("tasks/send", {"message": SAID_VAULT}))["result"]
         assert list(sent) == ["id"]
-        await here.office.engine.until_idle()
+        await here.office.engine.wait_idle()
         found = (await here.rpc("tasks/get", sent))["result"]
         assert (found["state"], len(found["messages"])) == ("COMPLETED", 2)
 

@@ -9,13 +9,13 @@ from msgspec import Raw
 
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.snapshot import ServerStatus
-from isthmus.core.tasks.engine import Engine
-from isthmus.frontends.a2a.desk import Desk
-from isthmus.frontends.a2a.pushing import Pushing
+from isthmus.core.tasks.engine import TaskEngine
+from isthmus.frontends.a2a.push_notifications import PushNotifications
+from isthmus.frontends.a2a.service import A2aService
 from isthmus.frontends.a2a.settings import A2aSettings
+from isthmus.model.calls import Answered, Question, Reply
 from isthmus.model.faults import Fault, NotConnected, ServerError
 from isthmus.model.names import ServerName
-from isthmus.model.questions import Answered, Question, Reply
 from tests.unit.core.doubles import raw, ready, tool
 from tests.unit.frontends.a2a.doubles import Hall, hall, message, run
 
@@ -118,10 +118,10 @@ async def test_it_waits_longer_than_the_hub_lives() -> None:
     async with hall() as here:
         office = here.office
         task = await turned_away(here, TURNED_AWAY[0])
-        office.engine = Engine(office.hub, office.journal, office.now)
+        office.engine = TaskEngine(office.hub, office.journal, office.now)
         assert await office.engine.recover() == []
-        pushing = Pushing(office.engine, office.courier, lambda _: False)
-        here.face.desk = Desk(office.hub, office.engine, office.journal, A2aSettings(), office.now, pushing)
+        pushing = PushNotifications(office.engine, office.courier, lambda _: False)
+        here.face.desk = A2aService(office.hub, office.engine, office.journal, A2aSettings(), office.now, pushing)
         office.answer_at_once()
         done = await here.task("SendMessage", next_message(task))
         assert done["status"]["state"] == "TASK_STATE_COMPLETED"

@@ -11,9 +11,8 @@ import pytest
 
 from isthmus.core.access.policy import Policy
 from isthmus.core.catalog.view import View
-from isthmus.core.ports.targets import Aim, Named, Opened
-from isthmus.frontends.a2a.errands import Errand
-from isthmus.frontends.a2a.instructions import (
+from isthmus.core.ports import OpenTarget, TargetAddress, TargetSpec
+from isthmus.frontends.a2a.caller_messages import (
     EMPTY,
     BadInstruction,
     CommandInstruction,
@@ -22,13 +21,12 @@ from isthmus.frontends.a2a.instructions import (
     Saying,
     ToolInstruction,
 )
-from isthmus.frontends.a2a.planning import OFFERED_MAX, Plan, Words, plan
+from isthmus.frontends.a2a.planning import OFFERED_MAX, TargetCall, TaskPlan, Words, plan
 from isthmus.model.callers import Caller, Grants
-from isthmus.model.calls import EVERYTHING, Call, Surface
-from isthmus.model.conversation import ABSENT, Message
+from isthmus.model.calls import EVERYTHING, Call, Result, Surface
 from isthmus.model.faults import Fault, NotConnected, TargetRefused
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.model.outcomes import Result
+from isthmus.model.tasks import ABSENT, Message
 from isthmus.wire.mcp.modern import LOG_KEY
 from isthmus.wire.mcp.tasks import RELATED
 from tests.unit.core.doubles import ANYONE, SERVER, Listener, Stage, prompt, raw, ready, resource, tool
@@ -53,8 +51,8 @@ class Sight:
     def __init__(self, caller: Caller = ANYONE) -> None:
         self.hub = Stage.of(OFFER).hub
         self.caller = caller
-        self.named: list[Named] = []
-        self.found: ServerName | Aim | Fault = TargetRefused("Not there")
+        self.named: list[TargetSpec] = []
+        self.found: ServerName | TargetAddress | Fault = TargetRefused("Not there")
         self.lost: NotConnected | None = None
         """Why the server with the tools is away."""
 
@@ -75,20 +73,20 @@ class Sight:
     def away(self, server: str) -> NotConnected | None:
         return self.lost if server == "files" else self.closed(server)
 
-    def find(self, named: Named) -> ServerName | Aim | Fault:
+    def find(self, named: TargetSpec) -> ServerName | TargetAddress | Fault:
         self.named.append(named)
         return self.found
 
-    def plan(self, instruction: Instruction, text_tool: str | None = None) -> Plan:
+    def plan(self, instruction: Instruction, text_tool: str | None = None) -> TaskPlan:
         return plan(instruction, self.caller, self, Words(text_tool, SAID, "talk"))
 
 
-def called(made: Plan) -> Call:
+def called(made: TaskPlan) -> Call:
     assert isinstance(made.call, Call), made.ending
     return made.call
 
 
-def reason(made: Plan) -> str:
+def reason(made: TaskPlan) -> str:
     assert made.call is None
     assert made.ending is not None
     return made.ending.reason
@@ -225,7 +223,7 @@ async def test_other_methods_are_pinged_or_refused() -> None:
 )
 async def test_what_is_to_be_done_there_ends_as_a_call_would_that_was_turned_away(instruction: Instruction) -> None:
     made, listener = Sight().plan(instruction), Listener()
-    assert isinstance(made.call, Errand)
+    assert isinstance(made.call, TargetCall)
     assert made.call.start(listener).outcome is CLOSED
     assert listener.ends == [CLOSED]
 
@@ -234,7 +232,7 @@ async def test_a_server_that_is_listed_and_away_is_not_pinged() -> None:
     sight = Sight()
     sight.lost = NotConnected(ServerName("files"), "it ended")
     made, listener = sight.plan(CommandInstruction("files", "ping")), Listener()
-    assert isinstance(made.call, Errand)
+    assert isinstance(made.call, TargetCall)
     assert made.call.start(listener).outcome is sight.lost
     assert sight.plan(CommandInstruction("files", "tools/list")).state == "completed"
 
@@ -253,9 +251,9 @@ class Way:
     """An aim, and what is done when its server is reached."""
 
     def __init__(self) -> None:
-        self.then: Callable[[Opened | Fault], None] = lambda _: None
+        self.then: Callable[[OpenTarget | Fault], None] = lambda _: None
 
-    def open(self, then: Callable[[Opened | Fault], None]) -> Callable[[], None]:
+    def open(self, then: Callable[[OpenTarget | Fault], None]) -> Callable[[], None]:
         self.then = then
         return lambda: None
 
@@ -266,7 +264,7 @@ ADDRESS = "https://tools.example.com"
 async def test_an_address_is_looked_up_with_its_path_and_headers() -> None:
     sight = Sight()
     made = sight.plan(CommandInstruction(ADDRESS, "ping", path="/mcp", headers={"x": "y"}))
-    assert sight.named == [Named(ADDRESS, "/mcp", {"x": "y"})]
+    assert sight.named == [TargetSpec(ADDRESS, "/mcp", {"x": "y"})]
     assert (reason(made), made.state) == ("target_refused", "rejected")
 
 
@@ -300,7 +298,7 @@ async def test_what_needs_no_call_is_answered_when_the_server_is_reached(
     method: str, params: dict[str, Any], told: list[str]
 ) -> None:
     listener, way = reached(method, params)
-    way.then(Opened(Stage.of(OFFER).hub, SERVER))
+    way.then(OpenTarget(Stage.of(OFFER).hub, SERVER))
     (outcome,) = listener.ends
     assert isinstance(outcome, Result)
     assert [entry["name"] for entry in json.loads(bytes(outcome.payload)).get("tools", [])] == told
@@ -318,7 +316,7 @@ def reached(method: str, params: dict[str, Any], id: msgspec.Raw = ABSENT) -> tu
     sight, way, listener = Sight(Caller("nobody", "default", Grants(()))), Way(), Listener()
     sight.found = way
     made = sight.plan(CommandInstruction(ADDRESS, method, raw(params), id=id))
-    assert isinstance(made.call, Errand)
+    assert isinstance(made.call, TargetCall)
     made.call.start(listener)
     return listener, way
 
@@ -326,7 +324,7 @@ def reached(method: str, params: dict[str, Any], id: msgspec.Raw = ABSENT) -> tu
 async def test_all_of_a_server_that_a_caller_named_is_its_to_call() -> None:
     _, way = reached("tools/call", {"name": "read", "arguments": {"x": 1}})
     stage = Stage.of(OFFER)
-    way.then(Opened(stage.hub, SERVER))
+    way.then(OpenTarget(stage.hub, SERVER))
     (inflight,) = stage.link.sent
     assert (inflight.name, inflight.call.arguments, inflight.call.caller.name) == ("read", raw({"x": 1}), "nobody")
     assert inflight.call.session == "talk"
@@ -335,7 +333,7 @@ async def test_all_of_a_server_that_a_caller_named_is_its_to_call() -> None:
 async def test_tasks_of_a_server_that_a_caller_named_are_its_own() -> None:
     stage = Stage.of(ready(tool("read"), abilities=frozenset({"tools", "tasks"})))
     for method, params in (("tools/call", {"name": "read", **FORGED}), ("tasks/get", {"taskId": "mine"})):
-        reached(method, params)[1].then(Opened(stage.hub, SERVER))
+        reached(method, params)[1].then(OpenTarget(stage.hub, SERVER))
     begun, asked = (inflight.call for inflight in stage.link.sent)
     assert (begun.meta, list(begun.extra)) == ({"trace": raw("t")}, ["task", "own"])
     assert (asked.kind, asked.name) == ("task", "mine")
@@ -346,7 +344,7 @@ async def test_a_method_that_the_hub_does_not_know_is_for_the_server_to_answer(m
     _, way = reached(method, {"level": "debug", "_meta": {"own": 1, "progressToken": 2}})
     stage = Stage.of(OFFER)
     setattr(stage.link, "takes_methods", True)  # noqa: B010 - it is a link of a kind that does
-    way.then(Opened(stage.hub, SERVER))
+    way.then(OpenTarget(stage.hub, SERVER))
     (inflight,) = stage.link.sent
     assert (inflight.call.kind, inflight.name, list(inflight.call.meta)) == ("method", method, ["own"])
     assert json.loads(bytes(inflight.call.arguments))["level"] == "debug"
@@ -354,19 +352,19 @@ async def test_a_method_that_the_hub_does_not_know_is_for_the_server_to_answer(m
 
 async def test_a_second_greeting_is_answered_with_the_first() -> None:
     listener, way = reached("initialize", {"protocolVersion": "2025-06-18"})
-    way.then(Opened(Stage.of(OFFER).hub, SERVER, initialize_result=raw({"protocolVersion": "2025-11-25"})))
+    way.then(OpenTarget(Stage.of(OFFER).hub, SERVER, initialize_result=raw({"protocolVersion": "2025-11-25"})))
     assert told(listener) == {"protocolVersion": "2025-11-25"}
 
 
 async def test_that_a_client_is_initialized_need_not_be_said_again() -> None:
     listener, way = reached("notifications/initialized", {})
-    way.then(Opened(Stage.of(OFFER).hub, SERVER))
+    way.then(OpenTarget(Stage.of(OFFER).hub, SERVER))
     assert told(listener) == {}
 
 
 async def test_a_notification_has_no_answer() -> None:
     listener, way = reached("notifications/cancelled", {})
-    way.then(Opened(Stage.of(OFFER).hub, SERVER))
+    way.then(OpenTarget(Stage.of(OFFER).hub, SERVER))
     assert "'notifications/cancelled' is a notification" in listener.fault.message
 
 
@@ -381,7 +379,7 @@ async def test_what_is_said_to_be_accepted_is() -> None:
 async def test_a_server_that_speaks_no_mcp_is_told_what_the_caller_says() -> None:
     _, way = reached("tools/jump", {"high": 1.50})
     stage = Stage.of(ready(is_unlisted=True))
-    way.then(Opened(stage.hub, SERVER, is_plain=True))
+    way.then(OpenTarget(stage.hub, SERVER, is_plain=True))
     (inflight,) = stage.link.sent
     assert (inflight.name, json.loads(bytes(inflight.call.arguments))) == ("tools/jump", {"high": 1.5})
 
@@ -390,7 +388,7 @@ async def test_a_server_that_speaks_no_mcp_is_told_what_the_caller_says() -> Non
 async def test_a_request_keeps_the_id_that_its_caller_gave_it(*, is_plain: bool) -> None:
     _, way = reached("tools/call", {"name": "read"}, id=raw("order-7"))
     stage = Stage.of(ready(is_unlisted=True) if is_plain else OFFER)
-    way.then(Opened(stage.hub, SERVER, is_plain=is_plain))
+    way.then(OpenTarget(stage.hub, SERVER, is_plain=is_plain))
     (inflight,) = stage.link.sent
     assert inflight.call.request_id == raw("order-7")
 

@@ -11,44 +11,52 @@ from hypothesis import given
 from hypothesis import strategies as some
 from msgspec.structs import replace
 
-from isthmus.core.tasks.live import Live
-from isthmus.core.tasks.pushes import DELIVERY, delivery_of
-from isthmus.core.tasks.record import Ending, Recipient, Record, owner_of, record_of
+from isthmus.core.tasks.delivery import DELIVERY, delivery_of
+from isthmus.core.tasks.live_task import LiveTask
+from isthmus.core.tasks.record import PushRecipient, StoredOutcome, TaskRecord, owner_of, record_of
 from isthmus.credentials.sealing import ProcessSealer
-from isthmus.frontends.a2a.pushing import (
+from isthmus.frontends.a2a.push_notifications import (
     RECIPIENTS_MAX,
     SECRET_LENGTH_MAX,
     URL_LENGTH_MAX,
-    Pushing,
+    PushNotifications,
     flaw_in,
     write_letters,
 )
-from isthmus.model.conversation import Message, Text
+from isthmus.model.tasks import Message, TextPart
 from isthmus.transport.http import header_lines
-from isthmus.wire.a2a.operations import DeletePush, GetPush, ListPush, Problem, PushPage, PushTarget, SetPush
+from isthmus.wire.a2a.operations import (
+    A2aProblem,
+    CreatePushConfig,
+    DeletePushConfig,
+    GetPushConfig,
+    ListPushConfigs,
+    PushConfig,
+    PushConfigPage,
+)
 from tests.unit.core.doubles import ANYONE, raw
 from tests.unit.core.tasks.doubles import HeldJournal, turns, until
 from tests.unit.frontends.a2a.doubles import NOW, OTHER, Hall, Office, hall, message, run
-from tests.unit.frontends.a2a.test_desk import RUN, saying
+from tests.unit.frontends.a2a.test_service import RUN, saying
 
 URL = "https://ann.example/hook"
-ANN = PushTarget(URL, "ann", "a-token", "Bearer", "a-credential")
-KEPT = Recipient("ann", URL, "1.0", "a-token", "Bearer", "a-credential")
+ANN = PushConfig(URL, "ann", "a-token", "Bearer", "a-credential")
+KEPT = PushRecipient("ann", URL, "1.0", "a-token", "Bearer", "a-credential")
 
 
-async def begun(office: Office, **more: Any) -> Live:
+async def begun(office: Office, **more: Any) -> LiveTask:
     live = await office.desk.send(ANYONE, "1.0", saying(RUN, **more))
-    assert isinstance(live, Live), live
+    assert isinstance(live, LiveTask), live
     return live
 
 
-async def named(office: Office, live: Live, target: PushTarget) -> PushTarget | Problem:
-    return await office.pushing.set(ANYONE, "1.0", SetPush(live.record.id, target))
+async def named(office: Office, live: LiveTask, target: PushConfig) -> PushConfig | A2aProblem:
+    return await office.pushing.set(ANYONE, "1.0", CreatePushConfig(live.record.id, target))
 
 
-async def listed(office: Office, live: Live, **more: Any) -> list[str]:
-    page = await office.pushing.list(ANYONE, ListPush(live.record.id, **more))
-    assert isinstance(page, PushPage), page
+async def listed(office: Office, live: LiveTask, **more: Any) -> list[str]:
+    page = await office.pushing.list(ANYONE, ListPushConfigs(live.record.id, **more))
+    assert isinstance(page, PushConfigPage), page
     return [target.id for target in page.targets]
 
 
@@ -59,24 +67,24 @@ async def test_who_is_named_is_found_listed_and_taken_off_again() -> None:
     office = Office()
     live = await begun(office)
     assert await named(office, live, ANN) == ANN
-    assert await office.pushing.get(ANYONE, GetPush(live.record.id, "ann")) == ANN
+    assert await office.pushing.get(ANYONE, GetPushConfig(live.record.id, "ann")) == ANN
     assert await listed(office, live) == ["ann"]
     for _ in range(2):
-        assert await office.pushing.delete(ANYONE, DeletePush(live.record.id, "ann")) is None
+        assert await office.pushing.delete(ANYONE, DeletePushConfig(live.record.id, "ann")) is None
         assert await listed(office, live) == []
-    gone = await office.pushing.get(ANYONE, GetPush(live.record.id, "ann"))
-    assert isinstance(gone, Problem)
+    gone = await office.pushing.get(ANYONE, GetPushConfig(live.record.id, "ann"))
+    assert isinstance(gone, A2aProblem)
     assert gone.kind == "task_not_found"
 
 
 async def test_who_is_given_no_id_has_that_of_the_task_and_takes_the_place_of_the_last_such() -> None:
     office = Office()
     live = await begun(office)
-    first = await named(office, live, PushTarget(URL))
-    assert first == PushTarget(URL, live.record.id)
-    again = PushTarget("https://other.example/")
+    first = await named(office, live, PushConfig(URL))
+    assert first == PushConfig(URL, live.record.id)
+    again = PushConfig("https://other.example/")
     await named(office, live, again)
-    assert await office.pushing.get(ANYONE, GetPush(live.record.id)) == replace(again, id=live.record.id)
+    assert await office.pushing.get(ANYONE, GetPushConfig(live.record.id)) == replace(again, id=live.record.id)
     assert await listed(office, live) == [live.record.id]
 
 
@@ -84,9 +92,9 @@ async def test_of_two_who_are_named_at_once_in_one_place_both_were_and_the_last_
     office = Office()
     live = await begun(office)
     await turns()
-    first, last = PushTarget(URL, "c"), PushTarget("https://other.example/", "c")
+    first, last = PushConfig(URL, "c"), PushConfig("https://other.example/", "c")
     assert [*await asyncio.gather(named(office, live, first), named(office, live, last))] == [first, last]
-    assert await office.pushing.get(ANYONE, GetPush(live.record.id, "c")) == last
+    assert await office.pushing.get(ANYONE, GetPushConfig(live.record.id, "c")) == last
 
 
 async def test_a_task_that_has_ended_can_have_recipients_too() -> None:
@@ -111,9 +119,9 @@ async def test_a_task_that_is_called_back_as_another_while_an_address_is_looked_
             return None
 
         office.courier.refusal = look  # type: ignore[method-assign]
-        setting = asyncio.ensure_future(office.pushing.set(ANYONE, "1.0", SetPush(task, ANN)))
+        setting = asyncio.ensure_future(office.pushing.set(ANYONE, "1.0", CreatePushConfig(task, ANN)))
         await turns()
-        office.engine._rested.take((owner_of(ANYONE).key, task))
+        office.engine._store._cache.drop((owner_of(ANYONE).key, task))
         await here.task("SendMessage", run(id="m1", said={"taskId": task}, **NOW))
         await office.until_sent()
         looked.set()
@@ -130,9 +138,9 @@ async def test_there_is_a_number_that_is_enough() -> None:
     office = Office()
     live = await begun(office)
     for number in range(RECIPIENTS_MAX):
-        assert isinstance(await named(office, live, PushTarget(URL, str(number))), PushTarget)
+        assert isinstance(await named(office, live, PushConfig(URL, str(number))), PushConfig)
     refused = await named(office, live, ANN)
-    assert isinstance(refused, Problem)
+    assert isinstance(refused, A2aProblem)
     assert (refused.kind, await listed(office, live)) == ("invalid_params", [str(each) for each in range(10)])
     # One of them may still be replaced.
     assert await named(office, live, replace(ANN, id="3")) == replace(ANN, id="3")
@@ -142,26 +150,26 @@ async def test_lists_come_in_pages() -> None:
     office = Office()
     live = await begun(office)
     for number in range(5):
-        await named(office, live, PushTarget(URL, str(number)))
+        await named(office, live, PushConfig(URL, str(number)))
     pages, token = [], ""
     while True:
-        page = await office.pushing.list(ANYONE, ListPush(live.record.id, 2, token))
-        assert isinstance(page, PushPage)
+        page = await office.pushing.list(ANYONE, ListPushConfigs(live.record.id, 2, token))
+        assert isinstance(page, PushConfigPage)
         pages.append([target.id for target in page.targets])
         if not (token := page.next_token):
             break
     assert pages == [["0", "1"], ["2", "3"], ["4"]]
     for odd in ("x", "-1", "٣", "999999999"):
-        refused = await office.pushing.list(ANYONE, ListPush(live.record.id, 2, odd))
-        assert isinstance(refused, Problem)
+        refused = await office.pushing.list(ANYONE, ListPushConfigs(live.record.id, 2, odd))
+        assert isinstance(refused, A2aProblem)
         assert refused.kind == "invalid_params"
 
 
 @pytest.mark.parametrize(
     ("target", "why"),
     [
-        (PushTarget("https://no.example/"), "may not be dialled"),
-        (PushTarget("https://a/" + "x" * URL_LENGTH_MAX), "longer than"),
+        (PushConfig("https://no.example/"), "may not be dialled"),
+        (PushConfig("https://a/" + "x" * URL_LENGTH_MAX), "longer than"),
         (replace(ANN, token="x" * (SECRET_LENGTH_MAX + 1)), "token is longer"),
         (replace(ANN, credentials="x" * (SECRET_LENGTH_MAX + 1)), "credentials is longer"),
         (replace(ANN, token="a\r\nx-evil: 1"), "token has characters"),
@@ -171,15 +179,15 @@ async def test_lists_come_in_pages() -> None:
         (replace(ANN, scheme="B:\r\nx"), "not the name of one"),
     ],
 )
-async def test_what_could_not_be_sent_is_refused_and_no_task_is_begun_for_it(target: PushTarget, why: str) -> None:
+async def test_what_could_not_be_sent_is_refused_and_no_task_is_begun_for_it(target: PushConfig, why: str) -> None:
     office = Office()
     sent = await office.desk.send(ANYONE, "1.0", saying(RUN, push=target))
-    assert isinstance(sent, Problem)
+    assert isinstance(sent, A2aProblem)
     assert office.sent == []
     live = await begun(office)
     told = await named(office, live, target)
     for problem in (sent, told):
-        assert isinstance(problem, Problem)
+        assert isinstance(problem, A2aProblem)
         assert problem.kind == "invalid_params"
         assert why in problem.message
         assert "evil" not in problem.message
@@ -191,19 +199,19 @@ SECRETS = some.text(some.characters(max_codepoint=300), max_size=20)
 
 @given(SECRETS, SECRETS, SECRETS)
 def test_whatever_is_accepted_stays_on_its_line(token: str, scheme: str, credentials: str) -> None:
-    target = PushTarget(URL, "i", token or None, scheme or None, credentials or None)
+    target = PushConfig(URL, "i", token or None, scheme or None, credentials or None)
     if flaw_in(target) is None:
-        [letter] = write_letters(Recipient("i", URL, "0.3", token, scheme, credentials), RECORD, "mark")
+        [letter] = write_letters(PushRecipient("i", URL, "0.3", token, scheme, credentials), RECORD, "mark")
         assert len(header_lines(letter.headers).split(b"\r\n")) == len(letter.headers) + 1
 
 
 async def test_a_private_address_that_is_listed_is_for_those_who_may_name_targets() -> None:
     office = Office()
     live = await begun(office)
-    private = PushTarget("http://private.example/", "i")
-    assert isinstance(await named(office, live, private), Problem)
+    private = PushConfig("http://private.example/", "i")
+    assert isinstance(await named(office, live, private), A2aProblem)
     trusted = replace(ANYONE, may_name_targets=True)
-    assert await office.pushing.set(trusted, "1.0", SetPush(live.record.id, private)) == private
+    assert await office.pushing.set(trusted, "1.0", CreatePushConfig(live.record.id, private)) == private
     assert [each.is_trusted for each in live.record.recipients] == [True]
 
 
@@ -214,12 +222,12 @@ async def test_somebody_else_s_task_is_not_there() -> None:
     task = live.record.id
     pushing = office.pushing
     for problem in (
-        await pushing.set(OTHER, "1.0", SetPush(task, ANN)),
-        await pushing.get(OTHER, GetPush(task, "ann")),
-        await pushing.list(OTHER, ListPush(task)),
-        await pushing.delete(OTHER, DeletePush(task, "ann")),
+        await pushing.set(OTHER, "1.0", CreatePushConfig(task, ANN)),
+        await pushing.get(OTHER, GetPushConfig(task, "ann")),
+        await pushing.list(OTHER, ListPushConfigs(task)),
+        await pushing.delete(OTHER, DeletePushConfig(task, "ann")),
     ):
-        assert isinstance(problem, Problem)
+        assert isinstance(problem, A2aProblem)
         assert (problem.kind, problem.message) == ("task_not_found", f"Task not found: {task}")
     assert await listed(office, live) == ["ann"]
 
@@ -230,9 +238,9 @@ async def test_what_cannot_be_kept_is_not_acknowledged(monkeypatch: pytest.Monke
     office = Office(journal=journal)
     live = await begun(office)
     journal.is_held = True
-    monkeypatch.setattr("isthmus.core.tasks.engine.KEPT_SECONDS", 0.0)
+    monkeypatch.setattr("isthmus.core.tasks.engine.STORE_SECONDS", 0.0)
     refused = await named(office, live, ANN)
-    assert isinstance(refused, Problem)
+    assert isinstance(refused, A2aProblem)
     assert refused.kind == "internal"
     assert await listed(office, live) == []
 
@@ -247,8 +255,8 @@ async def due(office: Office) -> list[tuple[str, int]]:
 
 async def test_a_message_may_say_where_its_task_is_told_of() -> None:
     office = Office()
-    live = await begun(office, push=PushTarget(URL))
-    assert live.record.recipients == (Recipient(live.record.id, URL, "1.0"),)
+    live = await begun(office, push=PushConfig(URL))
+    assert live.record.recipients == (PushRecipient(live.record.id, URL, "1.0"),)
     office.finish()
     await turns()
     assert await due(office) == [(live.record.id, 1), (live.record.id, 2)]
@@ -257,7 +265,7 @@ async def test_a_message_may_say_where_its_task_is_told_of() -> None:
 async def test_a_later_message_of_the_task_may_say_so_too() -> None:
     office = Office()
     waiting = await office.desk.send(ANYONE, "1.0", saying("please"))
-    assert isinstance(waiting, Live)
+    assert isinstance(waiting, LiveTask)
     went_on = await office.desk.send(ANYONE, "0.3", saying(RUN, "m2", task=waiting.record.id, push=ANN))
     assert went_on is waiting
     assert waiting.record.recipients == (replace(KEPT, form="0.3"),)
@@ -338,21 +346,21 @@ async def test_the_card_says_that_it_can() -> None:
 
 # -- what is sent ------------------------------------------------------------------------------------------------------
 
-SAID = (Message("m", "user", (Text("please"),)),)
-RECORD = Record("t", owner_of(ANYONE), "talk", "1.0", "submitted", 1.0, 1.0, said=SAID)
+SAID = (Message("m", "user", (TextPart("please"),)),)
+RECORD = TaskRecord("t", owner_of(ANYONE), "talk", "1.0", "submitted", 1.0, 1.0, said=SAID)
 DONE = replace(
     RECORD,
     state="completed",
     updated=2.0,
     version=2,
     phase="over",
-    ending=Ending(raw({"content": [{"type": "text", "text": "done"}], "n": 12345678901234567890})),
+    ending=StoredOutcome(raw({"content": [{"type": "text", "text": "done"}], "n": 12345678901234567890})),
 )
 
 
-def letters(form: str, record: Record, *secrets: str) -> list[tuple[dict[str, str], Any]]:
+def letters(form: str, record: TaskRecord, *secrets: str) -> list[tuple[dict[str, str], Any]]:
     token, scheme, credentials = secrets or ("", "", "")
-    recipient = Recipient("i", URL, form, token, scheme, credentials)
+    recipient = PushRecipient("i", URL, form, token, scheme, credentials)
     return [(dict(each.headers), json.loads(each.body)) for each in write_letters(recipient, record, "mark")]
 
 
@@ -396,15 +404,15 @@ def test_a_generation_that_is_not_spoken_any_more_is_told_in_the_words_of_anothe
 
 async def test_what_proves_it_is_kept_sealed_and_told_to_its_caller_and_its_recipient_as_it_is() -> None:
     office = Office()
-    pushing = Pushing(office.engine, office.courier, lambda _: False, ProcessSealer())
+    pushing = PushNotifications(office.engine, office.courier, lambda _: False, ProcessSealer())
     live = await begun(office)
-    assert await pushing.set(ANYONE, "1.0", SetPush(live.record.id, ANN)) == ANN
+    assert await pushing.set(ANYONE, "1.0", CreatePushConfig(live.record.id, ANN)) == ANN
     document = await office.journal.read("task", *live.key)
     assert document is not None
     assert b"a-token" not in (document.body or b"")
     assert b"a-credential" not in (document.body or b"")
     assert b"/hook" not in (document.body or b"")
-    assert await pushing.get(ANYONE, GetPush(live.record.id, "ann")) == ANN
+    assert await pushing.get(ANYONE, GetPushConfig(live.record.id, "ann")) == ANN
     (kept,) = record_of(document).recipients
     assert replace(pushing.opened(kept, live.record.id), host="") == KEPT
     assert kept.host == "ann.example"
@@ -412,7 +420,7 @@ async def test_what_proves_it_is_kept_sealed_and_told_to_its_caller_and_its_reci
 
 def test_a_proof_that_was_moved_to_another_address_is_sent_nowhere() -> None:
     office_less: Any = None
-    pushing = Pushing(office_less, office_less, lambda _: False, ProcessSealer())
+    pushing = PushNotifications(office_less, office_less, lambda _: False, ProcessSealer())
     kept = pushing.recipient(ANYONE, "1.0", ANN, "t")
     moved = pushing.opened(replace(kept, url="https://eve.example/hook"), "t")
     assert (moved.token, moved.credentials) == ("", "")
@@ -420,7 +428,7 @@ def test_a_proof_that_was_moved_to_another_address_is_sent_nowhere() -> None:
 
 def test_an_address_that_was_moved_to_another_task_is_none() -> None:
     office_less: Any = None
-    pushing = Pushing(office_less, office_less, lambda _: False, ProcessSealer())
+    pushing = PushNotifications(office_less, office_less, lambda _: False, ProcessSealer())
     kept = pushing.recipient(ANYONE, "1.0", ANN, "t")
     assert pushing.opened(kept, "t").url == URL
     moved = pushing.opened(kept, "u")
@@ -429,4 +437,4 @@ def test_an_address_that_was_moved_to_another_task_is_none() -> None:
 
 def test_what_an_earlier_hub_kept_as_it_was_is_sent_as_it_was() -> None:
     office_less: Any = None
-    assert Pushing(office_less, office_less, lambda _: False, ProcessSealer()).opened(KEPT, "t") == KEPT
+    assert PushNotifications(office_less, office_less, lambda _: False, ProcessSealer()).opened(KEPT, "t") == KEPT

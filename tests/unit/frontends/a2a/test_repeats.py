@@ -9,19 +9,18 @@ from typing import Any
 
 import pytest
 
-from isthmus.core.audit.facts import Fact
+from isthmus.core.audit import Fact
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.snapshot import ServerStatus
-from isthmus.core.ports.journal import Document, OnVerdict
-from isthmus.core.tasks import repeats
-from isthmus.core.tasks.engine import Engine
-from isthmus.frontends.a2a import desk as desks
-from isthmus.model.conversation import Data, Message
+from isthmus.core.ports import Document, OnWritten
+from isthmus.core.tasks import dedup as repeats
+from isthmus.core.tasks.engine import TaskEngine
+from isthmus.frontends.a2a import service as desks
+from isthmus.model.calls import Question, Reply, Result
 from isthmus.model.names import ServerName
-from isthmus.model.outcomes import Result
-from isthmus.model.questions import Question, Reply
+from isthmus.model.tasks import DataPart, Message
 from isthmus.storage.memory import MemoryJournal
-from isthmus.wire.a2a.operations import Send
+from isthmus.wire.a2a.operations import SendMessage
 from tests.unit.core.doubles import ANYONE, raw, tool
 from tests.unit.core.tasks.doubles import HeldJournal, turns
 from tests.unit.frontends.a2a.doubles import NOW, Hall, Office, envelope, hall, message, run
@@ -101,7 +100,7 @@ async def test_a_message_is_known_when_its_task_is_only_in_the_journal() -> None
     async with hall() as here:
         here.office.answer_at_once()
         first = await here.task("SendMessage", run())
-        here.office.engine._rested.drop(lambda _: True)
+        here.office.engine._store._cache.drop_where(lambda _: True)
         assert await here.task("SendMessage", run()) == first
         assert len(here.office.sent) == 1
 
@@ -112,7 +111,7 @@ class FailingJournal(MemoryJournal):
     is_failing = False
     can_read = True
 
-    def write(self, documents: Sequence[Document], done: OnVerdict, facts: Sequence[Fact] = ()) -> None:
+    def write(self, documents: Sequence[Document], done: OnWritten, facts: Sequence[Fact] = ()) -> None:
         if self.is_failing:
             done("refused")
         else:
@@ -133,7 +132,7 @@ async def test_the_caller_of_a_message_that_ran_is_never_told_that_it_did_not(
     async with hall(journal=journal) as here:
         here.office.answer_at_once()
         first = await here.task("SendMessage", run(), *lines)
-        here.office.engine._rested.drop(lambda _: True)
+        here.office.engine._store._cache.drop_where(lambda _: True)
         journal.is_failing, journal.can_read = True, can_read
         again = await here.rpc("SendMessage", run(), *lines)
         if can_read:
@@ -173,7 +172,7 @@ async def test_an_answer_that_could_not_be_delivered_is_given_to_who_asks_again(
             visitor.leave()
         await here.office.until_alone()
         here.office.finish()
-        await here.office.engine.until_idle()
+        await here.office.engine.wait_idle()
         again = await here.task("SendMessage", run())
         assert again["status"]["state"] == "TASK_STATE_COMPLETED"
         assert len(here.office.sent) == 1
@@ -220,7 +219,7 @@ async def test_a_caller_that_went_on_with_a_task_to_its_end_means_the_same_messa
             await here.task("SendMessage", message("hurry", "m2", said={"taskId": task}, **NOW))
             assert (await here.task("SendMessage", run(**NOW)))["id"] == task
             here.office.finish()
-            await here.office.engine.until_idle()
+            await here.office.engine.wait_idle()
         assert (await here.task("SendMessage", run(**NOW)))["id"] != task
 
 
@@ -278,7 +277,7 @@ async def test_after_a_crash_the_same_message_is_answered_with_what_was_lost() -
     async with hall() as here:
         await here.task("SendMessage", run(**NOW))
         office = here.office
-        after = Engine(office.hub, office.journal, office.now)
+        after = TaskEngine(office.hub, office.journal, office.now)
         await after.recover()
         office.desk._engine = after
         again = await here.task("SendMessage", run())
@@ -294,7 +293,7 @@ async def test_under_a_key_the_first_answer_is_given_for_a_day() -> None:
         here.office.answer_at_once()
         first = await here.task("SendMessage", run(), KEY)
         assert await here.task("SendMessage", run(), KEY) == first
-        here.office.seconds += repeats.KEPT_SECONDS - 60.0
+        here.office.seconds += repeats.KEY_SECONDS - 60.0
         assert await here.task("SendMessage", run(), KEY) == first
         here.office.seconds += 120.0
         later = await here.task("SendMessage", run(), KEY)
@@ -334,7 +333,7 @@ async def test_a_message_runs_once_also_if_it_comes_under_a_key_and_without(
         first = await here.task("SendMessage", run(), *lines[0])
         assert await here.task("SendMessage", run(), *lines[1]) == first
         assert len(here.office.sent) == 1
-        here.office.seconds += repeats.KEPT_SECONDS - 60.0
+        here.office.seconds += repeats.KEY_SECONDS - 60.0
         if lines[1]:
             assert await here.task("SendMessage", run(), *lines[1]) == first, "the key holds for a day"
 
@@ -537,7 +536,7 @@ async def test_two_of_the_first_generation_at_the_same_moment_are_one() -> None:
     office = Office()
     late = ServerQueue(ServerName("late"), office.hub.limits)
     office.hub.open_server_queue(late, ServerStatus(late.server, "starting"))
-    said = Send(Message("", "user", (Data(raw({"tool": "late.read"})),)), task="mine")
+    said = SendMessage(Message("", "user", (DataPart(raw({"tool": "late.read"})),)), task="mine")
     two = [asyncio.create_task(office.desk.send(ANYONE, "0.1", said)) for _ in range(2)]
     await turns()
     assert not any(task.done() for task in two), "both wait for the server that is late"

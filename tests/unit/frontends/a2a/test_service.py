@@ -12,16 +12,16 @@ from structlog.testing import capture_logs
 
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.snapshot import ServerStatus
-from isthmus.core.tasks import allowance
-from isthmus.core.tasks.live import Live
-from isthmus.frontends.a2a import desk
+from isthmus.core.tasks import storage_quota as allowance
+from isthmus.core.tasks.live_task import LiveTask
+from isthmus.frontends.a2a import service
 from isthmus.frontends.a2a.settings import A2aSettings
 from isthmus.model.callers import Caller, Grants
-from isthmus.model.conversation import Data, File, Message, Text
+from isthmus.model.calls import Question, Reply
 from isthmus.model.names import ServerName
-from isthmus.model.questions import Question, Reply
+from isthmus.model.tasks import DataPart, FilePart, Message, TextPart
 from isthmus.storage.memory import MemoryJournal
-from isthmus.wire.a2a.operations import Cancel, DialectName, Get, List, Problem, Send
+from isthmus.wire.a2a.operations import A2aProblem, CancelTask, DialectName, GetTask, ListTasks, SendMessage
 from tests.unit.core.doubles import ANYONE, raw
 from tests.unit.core.tasks.doubles import HeldJournal, turns
 from tests.unit.frontends.a2a.doubles import OTHER, Office
@@ -32,23 +32,23 @@ QUESTION = Question(
 )
 
 
-def saying(what: Any, id: str = "m1", **more: Any) -> Send:
-    part = Text(what) if isinstance(what, str) else Data(raw(what))
-    return Send(Message(id, "user", (part,)), **more)
+def saying(what: Any, id: str = "m1", **more: Any) -> SendMessage:
+    part = TextPart(what) if isinstance(what, str) else DataPart(raw(what))
+    return SendMessage(Message(id, "user", (part,)), **more)
 
 
 RUN = {"tool": "files.read"}
 
 
-async def begun(office: Office, said: Send | None = None, *, dialect: DialectName = "1.0") -> Live:
+async def begun(office: Office, said: SendMessage | None = None, *, dialect: DialectName = "1.0") -> LiveTask:
     live = await office.desk.send(ANYONE, dialect, said or saying(RUN))
-    assert isinstance(live, Live), live
+    assert isinstance(live, LiveTask), live
     return live
 
 
-async def refused(office: Office, said: Send, *, caller: Caller = ANYONE, dialect: DialectName = "1.0") -> str:
+async def refused(office: Office, said: SendMessage, *, caller: Caller = ANYONE, dialect: DialectName = "1.0") -> str:
     told = await office.desk.send(caller, dialect, said)
-    assert isinstance(told, Problem), told
+    assert isinstance(told, A2aProblem), told
     return told.kind
 
 
@@ -112,20 +112,20 @@ class SlowJournal(MemoryJournal):
 
 
 async def test_what_is_said_to_a_task_that_is_forgotten_meanwhile_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allowance, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(allowance, "FRESH_SECONDS", 0.0)
     office = Office(journal=(journal := SlowJournal()))
     await begun(office, saying("hello"))
     live = await begun(office, saying("hello", "m2"))
     await turns()
     # So much that the journal is asked before more is said; by then there is less.
-    (count,) = office.engine.allowance._counts.values()
+    (count,) = office.engine.storage_quota._counts.values()
     most = count.open_bytes * 4
-    monkeypatch.setattr(office.engine.allowance, "most", lambda _: most)
+    monkeypatch.setattr(office.engine.storage_quota, "most", lambda _: most)
     await journal.trim("task", live.record.owner.key, [live.record.state], bytes=1, limit=1)
     journal.may_weigh.clear()
     saying_more = asyncio.create_task(begun(office, saying(RUN, "m3", task=live.record.id)))
     await turns()
-    office.engine._rested.take(live.key)
+    office.engine._store._cache.drop(live.key)
     found = await office.engine.find(live.record.owner, live.record.id)
     journal.may_weigh.set()
     assert await saying_more is found
@@ -140,10 +140,10 @@ async def test_what_is_more_than_a_caller_may_have_is_no_failure_of_ours(
     office = Office()
     live = await begun(office, saying("hello"))
     await turns()
-    monkeypatch.setattr(office.engine.allowance, "most", lambda _: 2_000)
+    monkeypatch.setattr(office.engine.storage_quota, "most", lambda _: 2_000)
     for said in (saying("hello", "m2"), saying(RUN, "m3", task=live.record.id)):
         told = await office.desk.send(ANYONE, "1.0", said, key)
-        assert isinstance(told, Problem)
+        assert isinstance(told, A2aProblem)
         assert (told.kind, told.details) == ("unsupported_operation", {"executed": "no"})
         assert "[a2a] keep_bytes" in told.message
 
@@ -162,7 +162,7 @@ async def test_a_tool_that_the_caller_may_not_see_is_as_unknown_as_one_that_is_n
     endings = []
     for name in ("files.write", "files.wrote"):
         live = await office.desk.send(some, "1.0", saying({"tool": name}, name))
-        assert isinstance(live, Live)
+        assert isinstance(live, LiveTask)
         assert live.record.ending is not None
         endings.append((live.record.state, live.record.ending.message.replace(name, "?")))
     assert endings[0] == endings[1]
@@ -181,8 +181,8 @@ async def test_plain_words_are_asked_for_an_instruction_and_the_next_message_giv
     assert office.sent == []
     went_on = await office.desk.send(ANYONE, "1.0", saying(RUN, "m3", task=live.record.id))
     assert went_on is live
-    assert live.kept is not None
-    assert live.kept.state == "working"
+    assert live.stored is not None
+    assert live.stored.state == "working"
     assert len(office.sent) == 1
     assert [message.id for message in live.record.said if message.role == "user"] == ["m1", "m2", "m3"]
 
@@ -191,8 +191,8 @@ async def test_an_instruction_that_came_late_and_is_wrong_fails_the_task() -> No
     office = Office()
     live = await begun(office, saying("hello"))
     await office.desk.send(ANYONE, "1.0", saying({"tool": "no.such"}, "m2", task=live.record.id))
-    assert live.kept is not None
-    assert live.kept.state == "failed"
+    assert live.stored is not None
+    assert live.stored.state == "failed"
 
 
 async def test_words_go_to_the_tool_for_them_if_there_is_one() -> None:
@@ -234,7 +234,7 @@ async def test_of_a_server_that_was_never_reached_just_that_is_said(said: dict[s
     assert (record.state, record.ending.reason, record.ending.executed) == ("failed", "not_connected", "no")
     some = Caller("some", "default", Grants(("files",)))
     other = await office.desk.send(some, "1.0", saying(said, "m2"))
-    assert isinstance(other, Live)
+    assert isinstance(other, LiveTask)
     assert other.record.ending is not None
     assert other.record.ending.reason in ("unknown_tool", "unknown_server")
 
@@ -271,7 +271,7 @@ async def test_what_is_given_again_may_be_written_otherwise() -> None:
     office.sent[0].ask(QUESTION, lambda _: None)
     await turns()
     for text in (b'{"a":1,"b":2}', b'{ "b": 2, "a": 1 }'):
-        await begun(office, Send(Message("m2", "user", (Data(Raw(text)),)), task=live.record.id))
+        await begun(office, SendMessage(Message("m2", "user", (DataPart(Raw(text)),)), task=live.record.id))
     assert [message.id for message in live.record.said] == ["m1", f"{live.record.id}-question-1", "m2"]
 
 
@@ -281,33 +281,33 @@ async def test_a_running_task_keeps_words_and_takes_nothing_that_is_to_be_done(w
     live = await begun(office)
     assert await office.desk.send(ANYONE, "1.0", saying("hurry", "m2", task=live.record.id)) is live
     assert await refused(office, saying(what, "m3", task=live.record.id)) == "unsupported_operation"
-    assert live.kept is not None
-    assert [message.id for message in live.kept.said] == ["m1", "m2"]
-    assert live.kept.state == "working"
+    assert live.stored is not None
+    assert [message.id for message in live.stored.said] == ["m1", "m2"]
+    assert live.stored.state == "working"
     assert len(office.sent) == 1
 
 
-async def running(office: Office) -> Live:
+async def running(office: Office) -> LiveTask:
     return await begun(office)
 
 
-async def undecided(office: Office) -> Live:
+async def undecided(office: Office) -> LiveTask:
     return await begun(office, saying("hello"))
 
 
-async def asking(office: Office) -> Live:
+async def asking(office: Office) -> LiveTask:
     live = await begun(office)
     office.sent[0].ask(QUESTION, lambda _: None)
     await turns()
     return live
 
 
-async def ended(office: Office) -> Live:
+async def ended(office: Office) -> LiveTask:
     office.answer_at_once()
     return await begun(office, dialect="0.1")
 
 
-Stand: TypeAlias = Callable[[Office], Awaitable[Live]]
+Stand: TypeAlias = Callable[[Office], Awaitable[LiveTask]]
 STANDS: list[tuple[Stand, DialectName]] = [(running, "1.0"), (undecided, "1.0"), (asking, "1.0"), (ended, "0.1")]
 """How a task may stand when the next message comes, and who may send one then."""
 
@@ -318,7 +318,7 @@ async def test_a_task_takes_only_so_many_messages(
 ) -> None:
     office = Office()
     live = await stand(office)
-    monkeypatch.setattr(desk, "SAID_MAX", len(live.record.said) + 1)
+    monkeypatch.setattr(service, "SAID_MAX", len(live.record.said) + 1)
     answer: Any = {"a": 1} if stand is asking else "hurry"
     assert await office.desk.send(ANYONE, dialect, saying(answer, "m2", task=live.record.id)) is live
     more = saying("hurry!", "m3", task=live.record.id)
@@ -330,7 +330,7 @@ async def test_a_task_takes_only_so_many_messages(
 async def test_a_task_takes_only_so_much_besides_what_it_began_with(
     stand: Stand, dialect: DialectName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(desk, "SAID_BYTES_MAX", 1_000)
+    monkeypatch.setattr(service, "SAID_BYTES_MAX", 1_000)
     office = Office()
     live = await stand(office)
     before = live.record.said
@@ -348,10 +348,10 @@ async def test_an_ended_task_takes_no_message() -> None:
     assert await refused(office, saying("more", "m3", task=live.record.id)) == "unsupported_operation"
 
 
-@pytest.mark.parametrize("file", [File("aGk=", media_type="image/png"), File(url="https://example.com/a")])
-async def test_a_file_is_refused_and_not_lost(file: File) -> None:
+@pytest.mark.parametrize("file", [FilePart("aGk=", media_type="image/png"), FilePart(url="https://example.com/a")])
+async def test_a_file_is_refused_and_not_lost(file: FilePart) -> None:
     office = Office()
-    said = Send(Message("m1", "user", (Data(raw(RUN)), file)))
+    said = SendMessage(Message("m1", "user", (DataPart(raw(RUN)), file)))
     assert await refused(office, said) == "content_type_not_supported"
     assert office.sent == []
 
@@ -369,17 +369,17 @@ async def test_a_task_is_nothing_to_anybody_else() -> None:
     office = Office()
     live = await begun(office)
     id = live.record.id
-    desk = office.desk
-    assert isinstance(await desk.get(ANYONE, Get(id)), type(live.record))
-    problems = [await desk.get(OTHER, Get(id)), await desk.cancel(OTHER, Cancel(id)), await desk.find(OTHER, id)]
-    unknown = await desk.get(OTHER, Get("x" * len(id)))
-    assert isinstance(unknown, Problem)
+    service = office.desk
+    assert isinstance(await service.get(ANYONE, GetTask(id)), type(live.record))
+    problems = [await service.get(OTHER, GetTask(id)), await service.cancel(OTHER, CancelTask(id)), await service.find(OTHER, id)]
+    unknown = await service.get(OTHER, GetTask("x" * len(id)))
+    assert isinstance(unknown, A2aProblem)
     for problem in problems:
-        assert isinstance(problem, Problem)
+        assert isinstance(problem, A2aProblem)
         assert (problem.kind, problem.message.replace(id, "?")) == ("task_not_found", "Task not found: ?")
     assert await refused(office, saying(RUN, task=id), caller=OTHER) == "task_not_found"
-    page = await desk.list(OTHER, List())
-    assert not isinstance(page, Problem)
+    page = await service.list(OTHER, ListTasks())
+    assert not isinstance(page, A2aProblem)
     assert (page.tasks, page.total) == ((), 0)
 
 
@@ -389,36 +389,36 @@ async def test_lists_are_narrowed_paged_and_up_to_date() -> None:
         await begun(office, saying(RUN, f"m{number}", context="a" if number else "b"))
     office.finish(0)
     await turns()
-    page = await office.desk.list(ANYONE, List(page_size=2, has_artifacts=True))
-    assert not isinstance(page, Problem)
+    page = await office.desk.list(ANYONE, ListTasks(page_size=2, has_artifacts=True))
+    assert not isinstance(page, A2aProblem)
     assert [task.status.state for task in page.tasks] == ["completed", "working"]
     assert page.tasks[0].artifacts
-    rest = await office.desk.list(ANYONE, List(page_size=2, page_token=page.next_token))
-    assert not isinstance(rest, Problem)
+    rest = await office.desk.list(ANYONE, ListTasks(page_size=2, page_token=page.next_token))
+    assert not isinstance(rest, A2aProblem)
     assert [task.status.state for task in rest.tasks] == ["working"]
     assert (page.total, rest.next_token) == (3, "")
     counts = [
         await office.desk.list(ANYONE, asked)
-        for asked in (List(state="working"), List(state="submitted"), List(context="b"), List(updated_after=9e9))
+        for asked in (ListTasks(state="working"), ListTasks(state="submitted"), ListTasks(context="b"), ListTasks(updated_after=9e9))
     ]
-    assert [0 if isinstance(found, Problem) else found.total for found in counts] == [2, 0, 1, 0]
-    bare = await office.desk.list(ANYONE, List(context="b"))
-    assert not isinstance(bare, Problem)
+    assert [0 if isinstance(found, A2aProblem) else found.total for found in counts] == [2, 0, 1, 0]
+    bare = await office.desk.list(ANYONE, ListTasks(context="b"))
+    assert not isinstance(bare, A2aProblem)
     assert bare.tasks[0].artifacts == ()
 
 
-@pytest.mark.parametrize("asked", [List(page_size=0), List(page_size=101), List(page_token="nonsense")])
-async def test_a_list_that_cannot_be_given_is_a_problem(asked: List) -> None:
+@pytest.mark.parametrize("asked", [ListTasks(page_size=0), ListTasks(page_size=101), ListTasks(page_token="nonsense")])
+async def test_a_list_that_cannot_be_given_is_a_problem(asked: ListTasks) -> None:
     told = await Office().desk.list(ANYONE, asked)
-    assert isinstance(told, Problem)
+    assert isinstance(told, A2aProblem)
     assert told.kind == "invalid_params"
 
 
 async def test_giving_a_task_up_reaches_its_server_and_is_done_once() -> None:
     office = Office()
     live = await begun(office)
-    assert await office.desk.cancel(ANYONE, Cancel(live.record.id)) is live
+    assert await office.desk.cancel(ANYONE, CancelTask(live.record.id)) is live
     assert len(office.stage.link.withdrawn) == 1
-    told = await office.desk.cancel(ANYONE, Cancel(live.record.id))
-    assert isinstance(told, Problem)
+    told = await office.desk.cancel(ANYONE, CancelTask(live.record.id))
+    assert isinstance(told, A2aProblem)
     assert told.kind == "task_not_cancelable"

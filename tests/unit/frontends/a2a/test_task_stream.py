@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from isthmus.frontends.a2a.listeners import is_settled, updates_of
-from isthmus.frontends.http.bodies import CROWDED_BYTES
-from isthmus.model.conversation import ArtifactUpdate, TaskState
-from isthmus.model.events import Log, Progress
+from isthmus.frontends.a2a.task_stream import is_settled, updates_of
+from isthmus.frontends.http.request_cycle import CROWDED_BYTES
+from isthmus.model.calls import LogMessage, Progress, Question
 from isthmus.model.faults import ServerError
-from isthmus.model.questions import Question
+from isthmus.model.tasks import TaskArtifactUpdate, TaskState
 from tests.unit.core.doubles import SERVER, raw
 from tests.unit.frontends.a2a.doubles import NOW, OTHER, Events, Hall, hall, message, run
 from tests.unit.frontends.http.visiting import PATIENCE_SECONDS
@@ -44,7 +43,7 @@ async def test_reports_leave_while_the_tool_still_runs_and_the_end_comes_last() 
             here.office.sent[0].emit(progress(number))
             # Heard before the next one is made: nothing waits for more to come.
             assert await texts(events, 1) == [f"step {number}"]
-        here.office.sent[0].emit(Log("info", {"data": raw("a line")}))
+        here.office.sent[0].emit(LogMessage("info", {"data": raw("a line")}))
         assert (await events.item())["statusUpdate"]["status"]["message"]["parts"] == [
             {"data": {"data": "a line"}, "mediaType": "application/json"}
         ]
@@ -104,7 +103,7 @@ async def test_when_all_have_left_the_task_goes_on_and_its_end_is_there_for_who_
         assert here.office.sent[0].outcome is None
         assert here.office.stage.link.withdrawn == []
         here.office.finish()
-        await here.office.engine.until_idle()
+        await here.office.engine.wait_idle()
         found = await here.task("GetTask", {"id": task})
         assert found["status"]["state"] == "TASK_STATE_COMPLETED"
         assert found["artifacts"][0]["parts"] == [{"text": "done"}]
@@ -210,7 +209,7 @@ async def test_the_first_generation_replays_an_ended_task() -> None:
 async def test_who_reads_slowly_misses_reports_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     async with hall() as here, here.following("SendStreamingMessage", run()) as events:
         await events.item()
-        [telling] = next(iter(here.office.engine._live.values())).listeners
+        [telling] = next(iter(here.office.engine._store._running.values())).listeners
         peer = telling._peer  # type: ignore[attr-defined]
         with monkeypatch.context() as crowded:
             crowded.setattr(type(peer), "buffered_bytes", lambda _: CROWDED_BYTES + 1)
@@ -220,7 +219,7 @@ async def test_who_reads_slowly_misses_reports_and_nothing_else(monkeypatch: pyt
         with monkeypatch.context() as crowded:
             crowded.setattr(type(peer), "buffered_bytes", lambda _: CROWDED_BYTES + 1)
             here.office.finish()
-            await here.office.engine.until_idle()
+            await here.office.engine.wait_idle()
         assert states(await events.rest()) == ["TASK_STATE_COMPLETED"]
 
 
@@ -278,7 +277,7 @@ async def test_whoever_listens_whenever_ends_with_the_same_reports() -> None:
         here.office.sent[0].emit(progress(0))
         async with here.following("SubscribeToTask", {"id": task}) as second:
             heard.append([await second.item()])
-            here.office.sent[0].emit(Log("info", {"data": raw("a line")}))
+            here.office.sent[0].emit(LogMessage("info", {"data": raw("a line")}))
             async with here.following("SubscribeToTask", {"id": task}) as third:
                 heard.append([await third.item()])
                 here.office.sent[0].emit(progress(1))
@@ -295,11 +294,11 @@ async def test_whoever_listens_whenever_ends_with_the_same_reports() -> None:
 async def test_reports_are_forgotten_with_the_end_of_their_task() -> None:
     async with hall() as here:
         await here.task("SendMessage", run(**NOW))
-        live = next(iter(here.office.engine._live.values()))
+        live = next(iter(here.office.engine._store._running.values()))
         here.office.sent[0].emit(progress(0))
         assert len(live.reports.after(0)) == 1
         here.office.finish()
-        await here.office.engine.until_idle()
+        await here.office.engine.wait_idle()
         assert live.reports.after(0) == []
 
 
@@ -371,7 +370,7 @@ async def test_waiting_for_an_answer_ends_with_its_time(monkeypatch: pytest.Monk
 
 async def _until_listeners(here: Hall, count: int) -> None:
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while sum(len(live.listeners) for live in here.office.engine._live.values()) != count:  # noqa: ASYNC110
+        while sum(len(live.listeners) for live in here.office.engine._store._running.values()) != count:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
 
@@ -382,10 +381,10 @@ async def _until_listeners(here: Hall, count: int) -> None:
 async def test_a_task_is_settled_when_it_is_the_caller_s_turn(state: TaskState, *, settled: bool) -> None:
     async with hall() as here:
         await here.task("SendMessage", run(**NOW))
-        live = next(iter(here.office.engine._live.values()))
+        live = next(iter(here.office.engine._store._running.values()))
         here.office.engine.change(live, state=state)
         assert is_settled(live.record) is settled
-        assert not [update for update in updates_of(live.record) if isinstance(update, ArtifactUpdate)]
+        assert not [update for update in updates_of(live.record) if isinstance(update, TaskArtifactUpdate)]
 
 
 async def test_a_hub_that_goes_away_ends_the_streams_on_which_nothing_follows() -> None:

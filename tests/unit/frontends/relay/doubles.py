@@ -14,15 +14,15 @@ from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.catalog.view import ServerState
-from isthmus.core.ports.relay import Arrival
+from isthmus.core.ports import ConnectingServer
 from isthmus.core.settings import Limits
 from isthmus.frontends.relay.agents import Agent
 from isthmus.frontends.relay.device import DeviceLine
 from isthmus.frontends.relay.settings import RelaySettings
 from isthmus.frontends.relay.waiting import Patience
+from isthmus.model.calls import Result
 from isthmus.model.features import Tool
 from isthmus.model.names import ServerName
-from isthmus.model.outcomes import Result
 from isthmus.model.relay import Claim
 from isthmus.wire.mcp.messages import Implementation
 from tests.unit.core.doubles import ABLE, HeldLink, Notes, raw, tool
@@ -70,8 +70,8 @@ class Room:
     def seats(self) -> Sequence[Seated]:
         return self._seats
 
-    def arriving(self) -> Sequence[Arrival]:
-        return [Arrival(label, True, ended) for label, ended in self._arriving.items()]
+    def arriving(self) -> Sequence[ConnectingServer]:
+        return [ConnectingServer(label, True, ended) for label, ended in self._arriving.items()]
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
         self._watchers[callback] = None

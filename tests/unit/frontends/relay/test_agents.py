@@ -9,7 +9,7 @@ import msgspec
 from structlog.testing import capture_logs
 
 from isthmus.core.access.tenants import Tenants, TenantSettings
-from isthmus.core.catalog.rules import Rules
+from isthmus.core.catalog.rules import ToolRules
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.frontends.relay.settings import RelaySettings
 from isthmus.model.callers import Grants
@@ -67,7 +67,7 @@ async def test_everything_means_whatever_is_configured_and_not_what_dials_in_els
 async def test_labels_mean_what_has_them_of_what_is_configured() -> None:
     room = Room()
     room.sit("clock", "now", "set", is_own=False)
-    rules = Rules(tags={"now": ("safe",)})
+    rules = ToolRules(tags={"now": ("safe",)})
     clock = room.hub.snapshot.server_statuses[ServerName("clock")]
     room.hub.publish(msgspec.structs.replace(clock, rules=rules))
     spy = ServerStatus(
@@ -135,7 +135,7 @@ async def test_a_configured_server_that_is_not_there_is_named() -> None:
 async def test_a_server_without_a_reason_is_not_connected() -> None:
     room = Room()
     seat = room.sit("s1", "add")
-    room.hub.close_lane(seat.server)
+    room.hub.close_server_queue(seat.server)
     seat.is_here = False
     listed = Visit(room).list_tools()
     assert listed["tools"] == []

@@ -11,9 +11,8 @@ import pytest
 from isthmus.frontends.relay.broadcast import NOT_ASKED_REASON, PAGES_MAX
 from isthmus.frontends.relay.device import PENDING_MAX
 from isthmus.frontends.relay.settings import RelaySettings
+from isthmus.model.calls import Question, Result
 from isthmus.model.faults import ServerError
-from isthmus.model.outcomes import Result
-from isthmus.model.questions import Question
 from isthmus.model.relay import AgentRules
 from tests.unit.core.doubles import raw
 from tests.unit.frontends.relay.doubles import KITCHEN, Room, Seated, Visit, until

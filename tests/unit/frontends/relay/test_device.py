@@ -16,10 +16,8 @@ from structlog.testing import capture_logs
 from isthmus.core.calls.inflight import InFlight
 from isthmus.frontends.relay.device import CALLS_MAX, PENDING_MAX
 from isthmus.frontends.relay.settings import RelaySettings
-from isthmus.model.events import Progress
+from isthmus.model.calls import Declined, Progress, Question, Result
 from isthmus.model.faults import Lost, ServerError
-from isthmus.model.outcomes import Result
-from isthmus.model.questions import Declined, Question
 from isthmus.model.relay import AgentRules
 from tests.unit.core.doubles import raw, tool
 from tests.unit.frontends.relay.doubles import KITCHEN, Room, Visit, answer, until

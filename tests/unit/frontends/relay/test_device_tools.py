@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from isthmus.core.catalog.view import Route
-from isthmus.frontends.relay.table import Entry, Table
+from isthmus.frontends.relay.device_tools import Entry, Table
 from isthmus.model.calls import Surface
 from isthmus.model.names import ServerName
 from tests.unit.core.doubles import tool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from isthmus.frontends.relay.documents import Counts, bad_key, health, index
 from isthmus.model.names import ServerName
-from isthmus.model.relay import Device, DialledServer
+from isthmus.model.relay import DialledServer, RelayDevice
 
 CALC = DialledServer(
     "my_agent", "calculator", ServerName("my_agent_calculator"), "ready", 10.0, ("add", "sub"), "Calculator 3.4.10"
@@ -12,7 +12,7 @@ CALC = DialledServer(
 WEATHER = DialledServer(
     "my_agent", "weather", ServerName("my_agent_weather"), "away", 20.0, ("weather",), reason="it is not connected"
 )
-ROBOT = Device("d1", "my_agent", 30.0)
+ROBOT = RelayDevice("d1", "my_agent", 30.0)
 
 
 def test_the_index_says_that_it_runs_and_has_no_error() -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 
 from isthmus.frontends.relay.exchange import DeviceExchange
-from isthmus.model.events import Log, Progress
-from isthmus.model.outcomes import Outcome
-from isthmus.model.questions import NOT_ASKED, Question, Reply
+from isthmus.model.calls import NOT_ASKED, LogMessage, Outcome, Progress, Question, Reply
 from tests.unit.core.doubles import DONE, raw
 
 
@@ -27,7 +25,7 @@ def test_progress_is_told_under_the_devices_own_token_and_nothing_else_is() -> N
     caller = Caller()
     exchange = DeviceExchange(caller, raw(1), "add", raw("p"), 10)
     exchange.emit(Progress({"progress": raw(1), "total": raw(2)}))
-    exchange.emit(Log("info", {"data": raw("x")}))
+    exchange.emit(LogMessage("info", {"data": raw("x")}))
     (report,) = caller.reports
     assert json.loads(report)["params"] == {"progressToken": "p", "progress": 1, "total": 2}
 

@@ -18,7 +18,7 @@ from websockets.typing import Subprotocol
 from isthmus.core.background import BackgroundTasks
 from isthmus.frontends.http.auth import Authenticator
 from isthmus.frontends.http.origin import OriginGuard
-from isthmus.frontends.http.upgrade import Opening
+from isthmus.frontends.http.websocket_upgrade import WebSocketOffer
 from isthmus.frontends.relay.http import RelayHttp
 from isthmus.frontends.relay.settings import RelaySettings
 from isthmus.model.callers import Caller
@@ -294,10 +294,10 @@ async def test_servers_may_send_more_than_devices(house: House) -> None:
     for end, limit_bytes in (("mcp", limits.reply_bytes), ("call", limits.request_bytes)):
         scope = {"path": f"/mcp_endpoint/{end}/", "headers": [(b"host", b"localhost")]}
         opening = house.face.upgrade(scope | {"query_string": b"token=both"})
-        assert isinstance(opening, Opening)
+        assert isinstance(opening, WebSocketOffer)
         assert (opening.limit_bytes, opening.group) == (limit_bytes, KITCHEN)
         refused = house.face.upgrade(scope | {"query_string": b""})
-        assert isinstance(refused, Opening)
+        assert isinstance(refused, WebSocketOffer)
         assert (refused.limit_bytes, refused.group) == (1024, None)
 
 
@@ -382,7 +382,7 @@ async def test_draining_lets_each_device_finish_and_then_says_goodbye_once(house
             await busy.recv()
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 1012
-    await house.face.until_idle()
+    await house.face.wait_idle()
     assert house.face.is_idle()
     with pytest.raises(InvalidStatus) as refused:
         async with house.socket("/mcp_endpoint/call/?token=both"):

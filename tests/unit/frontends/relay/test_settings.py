@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from isthmus.frontends.relay.settings import RelaySettings
-from isthmus.model.relay import NO_RULES, AgentRules
+from isthmus.model.relay import NO_AGENT_RULES, AgentRules
 
 
 @pytest.mark.parametrize(
@@ -31,4 +31,4 @@ def test_an_agent_has_the_rules_that_are_configured_of_it() -> None:
     rules = AgentRules(deny=("x",))
     settings = RelaySettings(agents={"a": rules})
     assert settings.rules_of("a") is rules
-    assert settings.rules_of("b") is NO_RULES
+    assert settings.rules_of("b") is NO_AGENT_RULES

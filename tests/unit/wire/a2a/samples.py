@@ -9,22 +9,22 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from isthmus.model.conversation import (
+from isthmus.model.tasks import (
     ABSENT,
     Artifact,
-    ArtifactUpdate,
-    Data,
-    File,
+    DataPart,
+    FilePart,
     Message,
     Part,
-    Status,
-    StatusUpdate,
     Task,
+    TaskArtifactUpdate,
     TaskState,
-    Text,
+    TaskStatus,
+    TaskStatusUpdate,
+    TextPart,
     Update,
 )
-from isthmus.wire.a2a.operations import PushTarget
+from isthmus.wire.a2a.operations import PushConfig
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
@@ -33,33 +33,33 @@ steady = settings(deadline=None, derandomize=True, max_examples=60)
 AT = 1794726526.993637
 TIME = "2026-11-15T07:08:46.993Z"
 HOOK = "https://example.com/hook"
-TARGET = PushTarget(HOOK, "p1", "tok", "Bearer", "cred")
+TARGET = PushConfig(HOOK, "p1", "tok", "Bearer", "cred")
 
 ODD = Raw(b'{"z":1,"a":[12345678901234567890123,2.50,-0],"n":null}')
 """JSON that a parser would spoil: order, digits, a trailing zero."""
 
 PARTS: tuple[Part, ...] = (
-    Text("hello"),
-    Data(ODD, metadata=Raw(b'{"m":1}')),
-    File("dGNr", None, "output.txt", "text/plain"),
-    File(None, "https://example.com/x", "x"),
+    TextPart("hello"),
+    DataPart(ODD, metadata=Raw(b'{"m":1}')),
+    FilePart("dGNr", None, "output.txt", "text/plain"),
+    FilePart(None, "https://example.com/x", "x"),
 )
-ASKED = Message("m0", "user", (Text("hi"),))
+ASKED = Message("m0", "user", (TextPart("hi"),))
 TASK = Task(
     "t1",
     "c1",
-    Status("completed", AT, Message("m2", "agent", (Text("done"),))),
+    TaskStatus("completed", AT, Message("m2", "agent", (TextPart("done"),))),
     AT - 1,
     (Artifact("a1", PARTS, "art", "made", Raw(b'{"k":1}'), ("urn:x",)),),
-    (ASKED, Message("m1", "agent", (Text("which?"),))),
+    (ASKED, Message("m1", "agent", (TextPart("which?"),))),
     Raw(b'{"tm":[1]}'),
 )
 UPDATES: tuple[Update, ...] = (
-    Task("t1", "c1", Status("submitted", AT), AT, (), (ASKED,)),
-    StatusUpdate("t1", "c1", Status("working", AT, Message("p1", "agent", (Text("half"),)))),
-    ArtifactUpdate("t1", "c1", Artifact("a1", PARTS[:1]), is_complete=False, at=AT),
-    ArtifactUpdate("t1", "c1", Artifact("a1", PARTS[1:]), is_more=True, at=AT),
-    StatusUpdate("t1", "c1", Status("completed", AT), is_last=True),
+    Task("t1", "c1", TaskStatus("submitted", AT), AT, (), (ASKED,)),
+    TaskStatusUpdate("t1", "c1", TaskStatus("working", AT, Message("p1", "agent", (TextPart("half"),)))),
+    TaskArtifactUpdate("t1", "c1", Artifact("a1", PARTS[:1]), is_complete=False, at=AT),
+    TaskArtifactUpdate("t1", "c1", Artifact("a1", PARTS[1:]), is_more=True, at=AT),
+    TaskStatusUpdate("t1", "c1", TaskStatus("completed", AT), is_last=True),
 )
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -97,10 +97,10 @@ def parts_of(data: st.SearchStrategy[Raw], *, has_types: bool) -> st.SearchStrat
     """Parts that a generation can say; the first ones had no media types of text and data."""
     types = maybe if has_types else st.none()
     return st.one_of(
-        st.builds(Text, texts, types, metadata),
-        st.builds(Data, data, types, metadata),
-        st.builds(File, st.just("dGNr"), st.none(), maybe, maybe, metadata),
-        st.builds(File, st.none(), st.just("https://example.com/x"), maybe, maybe, metadata),
+        st.builds(TextPart, texts, types, metadata),
+        st.builds(DataPart, data, types, metadata),
+        st.builds(FilePart, st.just("dGNr"), st.none(), maybe, maybe, metadata),
+        st.builds(FilePart, st.none(), st.just("https://example.com/x"), maybe, maybe, metadata),
     )
 
 
@@ -120,7 +120,7 @@ def tasks_of(parts: st.SearchStrategy[Part]) -> st.SearchStrategy[Task]:
     history = st.lists(messages, max_size=2).map(tuple)
 
     def made(at: float, state: TaskState, message: Message | None) -> st.SearchStrategy[Task]:
-        status = st.just(Status(state, at, message))
+        status = st.just(TaskStatus(state, at, message))
         return st.builds(Task, ids, ids, status, st.just(at), artifacts, history, metadata)
 
     return st.tuples(moments, states, st.none() | messages).flatmap(lambda drawn: made(*drawn))

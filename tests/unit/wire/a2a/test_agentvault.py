@@ -9,20 +9,30 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from isthmus.model.conversation import Artifact, Data, File, Message, Part, Status, Task, TaskState, Text
+from isthmus.model.tasks import (
+    Artifact,
+    DataPart,
+    FilePart,
+    Message,
+    Part,
+    Task,
+    TaskState,
+    TaskStatus,
+    TextPart,
+)
 from isthmus.wire.a2a import agentvault
+from isthmus.wire.a2a.fields import parse_timestamp
 from isthmus.wire.a2a.operations import (
-    Cancel,
-    Get,
-    List,
-    Problem,
-    PushPage,
-    PushTarget,
-    Send,
-    Subscribe,
+    A2aProblem,
+    CancelTask,
+    GetTask,
+    ListTasks,
+    PushConfig,
+    PushConfigPage,
+    SendMessage,
+    SubscribeToTask,
     TaskPage,
 )
-from isthmus.wire.a2a.parts import moment
 from tests.unit.wire.a2a import captured
 from tests.unit.wire.a2a.samples import ASKED, AT, HOOK, ODD, TASK, UPDATES, Json, raws
 
@@ -31,12 +41,12 @@ SAID = Message(
     "",
     "user",
     (
-        Data(
+        DataPart(
             Raw(b'{"target_mcp_server_id": "fs", "arguments": {"path": "/x"}, "tool_name": "fs.read"}'),
             "application/json",
         ),
-        Text("hi"),
-        File(None, "https://example.com/f", "f.txt", "text/plain"),
+        TextPart("hi"),
+        FilePart(None, "https://example.com/f", "f.txt", "text/plain"),
     ),
 )
 
@@ -50,7 +60,7 @@ def told(*parts: Part) -> Message:
 
 
 def failed(message: Message | None, *history: Message) -> Task:
-    return Task("t", "c", Status("failed", AT, message), AT, (), history)
+    return Task("t", "c", TaskStatus("failed", AT, message), AT, (), history)
 
 
 # -- reading -------------------------------------------------------------------------------------------------------
@@ -59,33 +69,37 @@ def failed(message: Message | None, *history: Message) -> Task:
 def test_the_client_of_0_2_1_is_understood() -> None:
     asked = {name: agentvault.read(it.method, it.params) for name, it in captured.requests("agentvault-0.2.1").items()}
     send = asked["send"]
-    assert isinstance(send, Send)
+    assert isinstance(send, SendMessage)
     assert b'"mcp_context"' in bytes(send.message.metadata)
     assert msgspec.structs.replace(send.message, metadata=SAID.metadata) == SAID
-    assert (send.task, send.waits, send.push) == (None, False, PushTarget(HOOK))
+    assert (send.task, send.waits, send.push) == (None, False, PushConfig(HOOK))
     go_on = asked["go_on"]
-    assert isinstance(go_on, Send)
+    assert isinstance(go_on, SendMessage)
     assert go_on.task == "t1"
-    assert [asked[name] for name in ("subscribe", "get", "cancel")] == [Subscribe("t1"), Get("t1"), Cancel("t1")]
+    assert [asked[name] for name in ("subscribe", "get", "cancel")] == [
+        SubscribeToTask("t1"),
+        GetTask("t1"),
+        CancelTask("t1"),
+    ]
 
 
 def test_the_client_of_1_0_0_is_understood() -> None:
     asked = {name: agentvault.read(it.method, it.params) for name, it in captured.requests("agentvault-1.0.0").items()}
     kinds = {name: type(operation).__name__ for name, operation in asked.items()}
-    assert kinds == {"send": "Send", "subscribe": "Subscribe", "get": "Get"}
+    assert kinds == {"send": "SendMessage", "subscribe": "SubscribeToTask", "get": "GetTask"}
 
 
 @pytest.mark.parametrize(("role", "kept"), [("assistant", "agent"), ("system", "user"), ("tool", "user")])
 def test_roles_that_others_do_not_have_are_the_nearest(role: str, kept: str) -> None:
     operation = agentvault.read("tasks/send", raws({"message": {**MESSAGE, "role": role}}))
-    assert isinstance(operation, Send)
+    assert isinstance(operation, SendMessage)
     assert operation.message.role == kept
 
 
 def test_a_message_may_be_sent_and_listened_to_at_once() -> None:
     operation = agentvault.read("tasks/sendSubscribe", raws({"id": None, "message": MESSAGE}))
-    assert operation == Send(Message("", "user", (Text("hi"),)), waits=False, is_stream=True)
-    assert agentvault.read("tasks/sendSubscribe", raws({"id": "t", "message": None})) == Subscribe("t")
+    assert operation == SendMessage(Message("", "user", (TextPart("hi"),)), waits=False, is_stream=True)
+    assert agentvault.read("tasks/sendSubscribe", raws({"id": "t", "message": None})) == SubscribeToTask("t")
 
 
 @pytest.mark.parametrize(
@@ -110,7 +124,7 @@ def test_a_message_may_be_sent_and_listened_to_at_once() -> None:
 )
 def test_what_is_wrong_is_named(method: str, params: dict[str, Json], field: str) -> None:
     problem = agentvault.read(method, raws(params))
-    assert isinstance(problem, Problem)
+    assert isinstance(problem, A2aProblem)
     assert (problem.kind, problem.details["field"]) == ("invalid_params", field)
 
 
@@ -124,18 +138,18 @@ def test_a_message_is_answered_with_an_id_alone() -> None:
 
 def test_a_failed_task_is_written_as_the_original_wrote_it() -> None:
     theirs = json.loads(bytes(captured.result("agentvault-0.2.1", "failed")))
-    output = Data(Raw(msgspec.json.encode(theirs["messages"][0]["parts"][0]["content"])), "application/json")
+    output = DataPart(Raw(msgspec.json.encode(theirs["messages"][0]["parts"][0]["content"])), "application/json")
     event = captured.event("agentvault-0.2.1", "failed_event")
     task = Task(
         theirs["id"],
         "c",
-        Status("failed", moment(theirs["updatedAt"]) or 0.0, told(Text(event["message"]))),
-        moment(theirs["createdAt"]) or 0.0,
+        TaskStatus("failed", parse_timestamp(theirs["updatedAt"]) or 0.0, told(TextPart(event["message"]))),
+        parse_timestamp(theirs["createdAt"]) or 0.0,
         (),
         (told(output),),
     )
     assert written(agentvault.write_task(task, 0)) == theirs
-    status = Status("failed", moment(event["timestamp"]) or 0.0, task.status.message)
+    status = TaskStatus("failed", parse_timestamp(event["timestamp"]) or 0.0, task.status.message)
     assert written(agentvault.write_status_event(event["taskId"], status)) == event
 
 
@@ -147,10 +161,13 @@ def test_a_task_holds_all_that_was_said() -> None:
 
 
 def test_words_of_a_failure_are_a_message_only_where_no_answer_says_more() -> None:
-    words = told(Text("it broke"))
+    words = told(TextPart("it broke"))
     assert agentvault.conversation(failed(words, ASKED)) == (ASKED, words)
-    assert agentvault.conversation(failed(words, ASKED, told(Data(ODD)))) == (ASKED, told(Data(ODD)))
-    assert agentvault.conversation(failed(told(Text("it broke"), Data(ODD)), ASKED)) == (ASKED, told(Data(ODD)))
+    assert agentvault.conversation(failed(words, ASKED, told(DataPart(ODD)))) == (ASKED, told(DataPart(ODD)))
+    assert agentvault.conversation(failed(told(TextPart("it broke"), DataPart(ODD)), ASKED)) == (
+        ASKED,
+        told(DataPart(ODD)),
+    )
     assert agentvault.conversation(failed(None)) == ()
 
 
@@ -159,7 +176,7 @@ def test_words_of_a_failure_are_a_message_only_where_no_answer_says_more() -> No
     [("working", 0, "w"), ("input_required", 1, "w"), ("completed", 1, None), ("failed", 0, "w")],
 )
 def test_what_a_status_says_is_told_where_its_clients_look(state: TaskState, spoken: int, words: str | None) -> None:
-    status = Status(state, AT, told(Text("w")))
+    status = TaskStatus(state, AT, told(TextPart("w")))
     message = agentvault.spoken(status)
     assert (0 if message is None else len(message.parts), agentvault.words(status)) == (spoken, words)
 
@@ -167,9 +184,9 @@ def test_what_a_status_says_is_told_where_its_clients_look(state: TaskState, spo
 @pytest.mark.parametrize(
     ("part", "expected"),
     [
-        (Data(Raw(b"[1]")), {"type": "data", "content": {"value": [1]}, "mediaType": "application/json"}),
+        (DataPart(Raw(b"[1]")), {"type": "data", "content": {"value": [1]}, "mediaType": "application/json"}),
         (
-            File("dGNr", None, "n", "x/y"),
+            FilePart("dGNr", None, "n", "x/y"),
             {
                 "type": "data",
                 "content": {"filename": "n", "mediaType": "x/y", "bytes": "dGNr"},
@@ -177,11 +194,11 @@ def test_what_a_status_says_is_told_where_its_clients_look(state: TaskState, spo
             },
         ),
         (
-            File(None, "file:///etc"),
+            FilePart(None, "file:///etc"),
             {"type": "data", "content": {"url": "file:///etc"}, "mediaType": "application/json"},
         ),
         (
-            File(None, "https://example.com/x", "x"),
+            FilePart(None, "https://example.com/x", "x"),
             {"type": "file", "url": "https://example.com/x", "mediaType": None, "filename": "x"},
         ),
     ],
@@ -198,12 +215,12 @@ def test_parts_are_such_as_its_clients_accept(part: Part, expected: Any) -> None
 @pytest.mark.parametrize(
     ("parts", "expected"),
     [
-        ((Text("t"),), ("text", "t", None, "text/plain")),
-        ((Data(Raw(b"[1]")),), ("data", [1], None, "application/json")),
-        ((File(None, "https://example.com/x", None, "x/y"),), ("file", None, "https://example.com/x", "x/y")),
-        ((File("dGNr", None, None, "x/y"),), ("file", "dGNr", None, "x/y")),
+        ((TextPart("t"),), ("text", "t", None, "text/plain")),
+        ((DataPart(Raw(b"[1]")),), ("data", [1], None, "application/json")),
+        ((FilePart(None, "https://example.com/x", None, "x/y"),), ("file", None, "https://example.com/x", "x/y")),
+        ((FilePart("dGNr", None, None, "x/y"),), ("file", "dGNr", None, "x/y")),
         (
-            (File(None, "ftp://x"),),
+            (FilePart(None, "ftp://x"),),
             (
                 "parts",
                 [{"type": "data", "content": {"url": "ftp://x"}, "mediaType": "application/json"}],
@@ -212,7 +229,7 @@ def test_parts_are_such_as_its_clients_accept(part: Part, expected: Any) -> None
             ),
         ),
         (
-            (Text("a"), Text("b")),
+            (TextPart("a"), TextPart("b")),
             ("parts", [{"type": "text", "content": "a"}, {"type": "text", "content": "b"}], None, "application/json"),
         ),
     ],
@@ -224,18 +241,18 @@ def test_an_artifact_has_one_content(parts: tuple[Part, ...], expected: Any) -> 
 
 @pytest.mark.parametrize(("state", "word"), [("rejected", "FAILED"), ("auth_required", "INPUT_REQUIRED")])
 def test_states_that_it_lacks_are_the_nearest(state: TaskState, word: str) -> None:
-    assert written(agentvault.write_status_event("t", Status(state, AT)))["state"] == word
+    assert written(agentvault.write_status_event("t", TaskStatus(state, AT)))["state"] == word
 
 
 def test_an_update_alone_is_the_event_that_says_most() -> None:
-    events = [written(agentvault.write_update(update)) for update in (*UPDATES[:3], told(Text("x")))]
+    events = [written(agentvault.write_update(update)) for update in (*UPDATES[:3], told(TextPart("x")))]
     assert [list(event)[1] for event in events] == ["state", "state", "artifact", "message"]
 
 
 def test_the_rest_is_told_though_nobody_can_ask() -> None:
-    assert written(agentvault.write_tasks(TaskPage((TASK,), 1), List()))[0]["id"] == "t1"
+    assert written(agentvault.write_tasks(TaskPage((TASK,), 1), ListTasks()))[0]["id"] == "t1"
     place = {"id": "t", "webhookUrl": HOOK}
-    assert written(agentvault.write_push("t", PushTarget(HOOK))) == place
-    assert written(agentvault.write_pushes(PushPage("t", (PushTarget(HOOK),)))) == [place]
+    assert written(agentvault.write_push("t", PushConfig(HOOK))) == place
+    assert written(agentvault.write_pushes(PushConfigPage("t", (PushConfig(HOOK),)))) == [place]
     assert agentvault.write_deleted() == b"null"
-    assert agentvault.write_problem(Problem("task_not_found", "m")) == (-32001, "m", None)
+    assert agentvault.write_problem(A2aProblem("task_not_found", "m")) == (-32001, "m", None)

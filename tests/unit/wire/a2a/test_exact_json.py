@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from isthmus.model.conversation import Status, Task
+from isthmus.model.tasks import Task, TaskStatus
 from isthmus.wire.a2a import agentvault, v0_1, v0_3, v0_3_rest, v1_0
-from isthmus.wire.a2a.operations import Dialect, Problem, Send
+from isthmus.wire.a2a.operations import A2aDialect, A2aProblem, SendMessage
 from tests.unit.wire.a2a import captured
 from tests.unit.wire.a2a.samples import AT, Json, some_json, some_object, steady, values
 
@@ -42,7 +42,7 @@ def vault(data: bytes, metadata: bytes) -> bytes:
     return b'{"role":"user","parts":[{"type":"data","content":%b}],"metadata":%b}' % (data, metadata)
 
 
-ALL: list[tuple[Dialect, str, Around]] = [
+ALL: list[tuple[A2aDialect, str, Around]] = [
     (v1_0, "SendMessage", latest),
     (v0_3, "message/send", earlier),
     (v0_3_rest, "message/send", plain_http),
@@ -51,11 +51,11 @@ ALL: list[tuple[Dialect, str, Around]] = [
 ]
 
 
-def through(dialect: Dialect, method: str, message: bytes) -> bytes:
+def through(dialect: A2aDialect, method: str, message: bytes) -> bytes:
     """A message as its sender is shown it when asking for the task."""
     operation = dialect.read(method, {"id": Raw(b'"t"'), "message": Raw(message)})
-    assert isinstance(operation, Send)
-    task = Task("t", "c", Status("working", AT), AT, (), (operation.message,))
+    assert isinstance(operation, SendMessage)
+    task = Task("t", "c", TaskStatus("working", AT), AT, (), (operation.message,))
     return bytes(dialect.write_task(task, 1))
 
 
@@ -72,7 +72,7 @@ def exact(text: bytes, whole: bytes) -> bool:
 
 
 @pytest.mark.parametrize(("dialect", "method", "around"), ALL, ids=["1.0", "0.3", "0.3 http", "0.1", "agentvault"])
-def test_data_and_metadata_come_back_as_the_text_they_were(dialect: Dialect, method: str, around: Around) -> None:
+def test_data_and_metadata_come_back_as_the_text_they_were(dialect: A2aDialect, method: str, around: Around) -> None:
     @given(some_object, some_object)
     @steady
     def check(data: Raw, metadata: Raw) -> None:
@@ -101,13 +101,13 @@ def test_1_0_takes_any_json_as_data(data: Raw) -> None:
         b'{"escaped":"\\u00e9\\ud83d\\ude00","plain":"\xc3\xa9"}',
     ],
 )
-def test_what_a_parser_would_spoil_is_not_parsed(dialect: Dialect, method: str, around: Around, data: bytes) -> None:
+def test_what_a_parser_would_spoil_is_not_parsed(dialect: A2aDialect, method: str, around: Around, data: bytes) -> None:
     assert data in through(dialect, method, around(data, b"null"))
 
 
 # -- requests that are none ----------------------------------------------------------------------------------------
 
-REQUESTS: list[tuple[Dialect, str, dict[str, Raw]]] = [
+REQUESTS: list[tuple[A2aDialect, str, dict[str, Raw]]] = [
     (dialect, request.method, request.params)
     for dialect, package in (
         (v1_0, "sdk-1.3.0"),
@@ -137,7 +137,7 @@ def changed(value: Any, path: tuple[str | int, ...], into: Json) -> Any:
 @given(st.sampled_from(REQUESTS), st.data(), values)
 @steady
 def test_a_request_with_anything_anywhere_is_read_or_refused(
-    request: tuple[Dialect, str, dict[str, Raw]], data: st.DataObject, into: Json
+    request: tuple[A2aDialect, str, dict[str, Raw]], data: st.DataObject, into: Json
 ) -> None:
     dialect, method, params = request
     whole: Any = {name: json.loads(bytes(raw)) for name, raw in params.items()}
@@ -146,6 +146,6 @@ def test_a_request_with_anything_anywhere_is_read_or_refused(
         msgspec.json.encode(changed(whole, place, None)) if into is None else json.dumps(changed(whole, place, into))
     )
     read = dialect.read(method, msgspec.json.decode(spoilt, type=dict[str, Raw]))
-    if isinstance(read, Problem):
+    if isinstance(read, A2aProblem):
         assert read.kind == "invalid_params"
         assert read.details["field"] in read.message

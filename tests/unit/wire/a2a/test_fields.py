@@ -10,33 +10,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from isthmus.model.conversation import ABSENT, Message, Text
-from isthmus.wire.a2a import parts
-from isthmus.wire.a2a.operations import Get, Problem
+from isthmus.model.tasks import ABSENT, Message, TextPart
+from isthmus.wire.a2a import fields
+from isthmus.wire.a2a.operations import A2aProblem, GetTask
 from tests.unit.wire.a2a.samples import AT, TIME, some_json, some_object, steady
 
 
-def problem_of(name: str, members: dict[str, Raw]) -> Problem:
-    def reader(params: parts.Members) -> Get:
-        return Get(parts.required(parts.ID, params, name))
+def problem_of(name: str, members: dict[str, Raw]) -> A2aProblem:
+    def reader(params: fields.Members) -> GetTask:
+        return GetTask(fields.required(fields.ID, params, name))
 
-    read = parts.read_by({"m": reader}, "m", members)
-    assert isinstance(read, Problem)
+    read = fields.read_with({"m": reader}, "m", members)
+    assert isinstance(read, A2aProblem)
     return read
 
 
 def test_a_moment_is_written_in_utc_to_the_millisecond_or_the_microsecond() -> None:
-    assert parts.timestamp(AT) == TIME
-    assert parts.exact_timestamp(AT) == "2026-11-15T07:08:46.993637Z"
-    assert parts.timestamp(0.0) == "1970-01-01T00:00:00.000Z"
+    assert fields.format_timestamp(AT) == TIME
+    assert fields.format_timestamp_micros(AT) == "2026-11-15T07:08:46.993637Z"
+    assert fields.format_timestamp(0.0) == "1970-01-01T00:00:00.000Z"
 
 
 @given(st.integers(0, 4_000_000_000_000_000))
 @steady
 def test_a_written_moment_is_read_as_itself(microseconds: int) -> None:
     at = microseconds / 1_000_000
-    assert parts.moment(parts.exact_timestamp(at)) == pytest.approx(at, abs=1e-6)
-    assert parts.timestamp(at)[:19] == datetime.fromtimestamp(microseconds // 1_000_000, UTC).isoformat()[:19]
+    assert fields.parse_timestamp(fields.format_timestamp_micros(at)) == pytest.approx(at, abs=1e-6)
+    assert fields.format_timestamp(at)[:19] == datetime.fromtimestamp(microseconds // 1_000_000, UTC).isoformat()[:19]
 
 
 @pytest.mark.parametrize(
@@ -52,30 +52,30 @@ def test_a_written_moment_is_read_as_itself(microseconds: int) -> None:
     ],
 )
 def test_timestamps_of_every_agent_are_read(text: str | None, at: float | None) -> None:
-    assert parts.moment(text) == at
+    assert fields.parse_timestamp(text) == at
 
 
 def test_a_history_is_cut_from_its_beginning() -> None:
-    history = tuple(Message(str(number), "user", (Text("hi"),)) for number in range(3))
-    assert parts.latest(history, None) == history
-    assert parts.latest(history, 2) == history[1:]
-    assert parts.latest(history, 9) == history
-    assert parts.latest(history, 0) == ()
+    history = tuple(Message(str(number), "user", (TextPart("hi"),)) for number in range(3))
+    assert fields.last_messages(history, None) == history
+    assert fields.last_messages(history, 2) == history[1:]
+    assert fields.last_messages(history, 9) == history
+    assert fields.last_messages(history, 0) == ()
 
 
 @given(some_json, st.just(ABSENT) | some_object)
 @steady
 def test_data_that_is_no_object_survives_generations_that_have_only_objects(data: Raw, metadata: Raw) -> None:
-    assert parts.is_object(parts.as_object(data))
-    read, kept = parts.unmarked(parts.as_object(data), parts.marked(data, metadata))
+    assert fields.is_object(fields.data_as_object(data))
+    read, kept = fields.restore_data(fields.data_as_object(data), fields.data_metadata(data, metadata))
     assert read == data
     assert json.loads(bytes(kept) or b"{}") == json.loads(bytes(metadata) or b"{}")
 
 
 def test_metadata_that_only_looks_marked_is_left_alone() -> None:
     for metadata in (b'{"data_part_compat":false}', b'{"x":"data_part_compat"}'):
-        assert parts.unmarked(Raw(b'{"value":1}'), Raw(metadata)) == (Raw(b'{"value":1}'), Raw(metadata))
-    assert parts.unmarked(Raw(b"{}"), Raw(b'{"data_part_compat":true}'))[0] == Raw(b"{}")
+        assert fields.restore_data(Raw(b'{"value":1}'), Raw(metadata)) == (Raw(b'{"value":1}'), Raw(metadata))
+    assert fields.restore_data(Raw(b"{}"), Raw(b'{"data_part_compat":true}'))[0] == Raw(b"{}")
 
 
 @pytest.mark.parametrize("given", [b"7", b'""', b'"' + b"x" * 257 + b'"', b"null", b'"\\ud800"'])
@@ -90,19 +90,21 @@ def test_a_member_that_is_missing_is_named() -> None:
 
 
 def test_what_is_told_of_a_mistake_is_short_however_long_the_mistake() -> None:
-    assert len(parts.unknown_method("x" * 10_000).message) < 400
-    assert len(parts.invalid("x", "y" * 10_000).message) <= parts.WORDS_MAX
+    assert len(fields.unknown_method("x" * 10_000).message) < 400
+    assert len(fields.invalid("x", "y" * 10_000).message) <= fields.WORDS_MAX
 
 
-@pytest.mark.parametrize("count", [0, parts.PARTS_MAX + 1])
+@pytest.mark.parametrize("count", [0, fields.PARTS_MAX + 1])
 def test_a_message_has_some_parts_and_not_too_many(count: int) -> None:
-    with pytest.raises(parts.Unreadable):
-        parts.check_parts([0] * count, "parts")
+    with pytest.raises(fields.Unreadable):
+        fields.check_parts([0] * count, "parts")
 
 
 def test_members_are_known_by_their_names_in_protobuf_as_well() -> None:
     plain = {"id": Raw(b"1"), "historyLength": Raw(b"2")}
-    assert parts.camel_members(plain) is plain
-    both = parts.camel_members({"history_length": Raw(b"1"), "_": Raw(b"3"), "task_id": Raw(b"4"), "taskId": Raw(b"5")})
+    assert fields.camel_members(plain) is plain
+    both = fields.camel_members(
+        {"history_length": Raw(b"1"), "_": Raw(b"3"), "task_id": Raw(b"4"), "taskId": Raw(b"5")}
+    )
     assert bytes(both["historyLength"]) == b"1"
     assert bytes(both["taskId"]) == b"5"

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from isthmus.wire.a2a import negotiate
-from isthmus.wire.a2a.negotiate import Ambiguous, recognise
-from isthmus.wire.a2a.operations import DialectName, Problem
+from isthmus.wire.a2a.negotiate import AmbiguousDialect, recognize_dialect
+from isthmus.wire.a2a.operations import A2aProblem, DialectName
 from tests.unit.wire.a2a import captured
 from tests.unit.wire.a2a.samples import Json, raws, some_json, steady
 
@@ -21,8 +21,8 @@ SHARED: tuple[DialectName, ...] = ("0.3", "0.1", "agentvault")
 def told_apart(package: str) -> set[str]:
     found = set()
     for request in captured.requests(package).values():
-        seen = recognise(request.method, request.params)
-        found.add("shared" if isinstance(seen, Ambiguous) else str(seen))
+        seen = recognize_dialect(request.method, request.params)
+        found.add("shared" if isinstance(seen, AmbiguousDialect) else str(seen))
     return found
 
 
@@ -59,17 +59,17 @@ def test_real_clients_are_told_apart_on_one_address(package: str, dialects: set[
     ],
 )
 def test_the_method_and_the_shape_tell(method: str, params: dict[str, Json], dialect: str) -> None:
-    assert recognise(method, raws(params)) == dialect
+    assert recognize_dialect(method, raws(params)) == dialect
 
 
 def test_what_three_write_alike_is_settled_by_the_task() -> None:
-    seen = recognise("tasks/get", raws({"id": "t"}))
-    assert seen == Ambiguous("t", SHARED)
+    seen = recognize_dialect("tasks/get", raws({"id": "t"}))
+    assert seen == AmbiguousDialect("t", SHARED)
     assert [seen.settle(name) for name in SHARED] == list(SHARED)
     assert seen.settle("1.0") == "0.3"
     assert seen.settle(None) == "0.3"
-    assert recognise("tasks/resubscribe", raws({"id": "t"})) == Ambiguous("t", ("0.3", "0.1"))
-    assert recognise("tasks/cancel", raws({"id": 7})) == Ambiguous(None, SHARED)
+    assert recognize_dialect("tasks/resubscribe", raws({"id": "t"})) == AmbiguousDialect("t", ("0.3", "0.1"))
+    assert recognize_dialect("tasks/cancel", raws({"id": 7})) == AmbiguousDialect(None, SHARED)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_what_three_write_alike_is_settled_by_the_task() -> None:
     ],
 )
 def test_a_version_that_is_spoken_is_accepted_whatever_its_last_number(method: str, version: str, dialect: str) -> None:
-    assert recognise(method, {}, version) == dialect
+    assert recognize_dialect(method, {}, version) == dialect
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ def test_a_version_that_is_spoken_is_accepted_whatever_its_last_number(method: s
     ],
 )
 def test_a_version_that_is_not_spoken_is_refused(method: str, version: str) -> None:
-    refused = recognise(method, {}, version)
-    assert isinstance(refused, Problem)
+    refused = recognize_dialect(method, {}, version)
+    assert isinstance(refused, A2aProblem)
     assert refused.kind == "version_not_supported"
     assert refused.details == {"supportedVersions": "1.0, 0.3, 0.2, 0.1"}
     assert len(refused.message) < 200
@@ -110,10 +110,10 @@ def test_a_version_that_is_not_spoken_is_refused(method: str, version: str) -> N
 
 def test_a_method_that_nobody_has_is_unknown() -> None:
     for method in ("", "send", "message/sent", "tasks/list"):
-        refused = recognise(method, {}, "1.0")
-        assert isinstance(refused, Problem)
+        refused = recognize_dialect(method, {}, "1.0")
+        assert isinstance(refused, A2aProblem)
         assert refused.kind == "unknown_method"
-    assert [negotiate.voice_of(method) for method in ("message/sent", "Foo")] == ["0.3", "1.0"]
+    assert [negotiate.error_dialect(method) for method in ("message/sent", "Foo")] == ["0.3", "1.0"]
 
 
 @pytest.mark.parametrize(
@@ -139,6 +139,6 @@ METHODS = ("tasks/send", "tasks/sendSubscribe", "tasks/get", "SendMessage", "mes
 @given(st.sampled_from(METHODS), st.dictionaries(st.sampled_from(["id", "message"]), some_json), st.none() | st.text())
 @steady
 def test_nothing_that_can_be_sent_makes_it_raise(method: str, params: dict[str, Raw], version: str | None) -> None:
-    seen = recognise(method, params, version)
+    seen = recognize_dialect(method, params, version)
     names: tuple[DialectName, ...] = ("1.0", "0.3", "0.1", "agentvault")
-    assert isinstance(seen, Ambiguous | Problem) or seen in names
+    assert isinstance(seen, AmbiguousDialect | A2aProblem) or seen in names

@@ -12,12 +12,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from isthmus.model.conversation import Artifact, TaskArtifactUpdate, DataPart, FilePart, Message, TaskStatus, TaskStatusUpdate, Task, TextPart
+from isthmus.model.tasks import (
+    Artifact,
+    DataPart,
+    FilePart,
+    Message,
+    Task,
+    TaskArtifactUpdate,
+    TaskStatus,
+    TaskStatusUpdate,
+    TextPart,
+)
 from isthmus.wire.a2a import v1_0
 from isthmus.wire.a2a.operations import A2aProblem, SendMessage
 from isthmus.wire.a2a.problems import PROBLEMS
-from isthmus.wire.a2a.proto_schema import CLASSES, METHODS, full_name
-from isthmus.wire.a2a.v1_0_proto import STATUSES, Unwritable, read, size_max, write, write_problem
+from isthmus.wire.a2a.protobuf import (
+    CLASSES,
+    METHODS,
+    STATUSES,
+    Unwritable,
+    full_name,
+    read,
+    size_max,
+    write,
+    write_problem,
+)
 
 NUMBERS = st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
@@ -158,7 +177,7 @@ def test_the_extended_card_has_a_form_and_what_is_of_earlier_generations_has_non
 def test_every_problem_has_a_status_and_says_why(kind: Any) -> None:
     code, details = write_problem(A2aProblem(kind, "No", {"field": "a.b", "other": "c"}))
     assert code in STATUSES.values()
-    status = CLASSES["TaskStatus"].FromString(details)
+    status = CLASSES["Status"].FromString(details)
     assert (status.code, status.message) == (code, "No")
     info = CLASSES["ErrorInfo"].FromString(status.details[0].value)
     assert status.details[0].type_url == "type.googleapis.com/google.rpc.ErrorInfo"

@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 from isthmus.wire.a2a import rest
 from isthmus.wire.a2a.operations import (
-    Cancel,
-    DeletePush,
-    Get,
-    GetPush,
-    List,
-    ListPush,
+    A2aProblem,
+    CancelTask,
+    DeletePushConfig,
+    GetExtendedCard,
+    GetPushConfig,
+    GetTask,
+    ListPushConfigs,
+    ListTasks,
     Operation,
-    Problem,
-    ReadCard,
-    Send,
-    Subscribe,
+    SendMessage,
+    SubscribeToTask,
 )
 from tests.unit.wire.a2a import captured
 from tests.unit.wire.a2a.samples import HOOK, steady
@@ -28,7 +28,7 @@ from tests.unit.wire.a2a.test_v0_3 import ASKED_FOR as ASKED_FOR_0_3
 from tests.unit.wire.a2a.test_v1_0 import ASKED_FOR as ASKED_FOR_1_0
 
 
-def asked(verb: str, target: str, body: bytes = b"", header: str | None = None) -> Operation | Problem:
+def asked(verb: str, target: str, body: bytes = b"", header: str | None = None) -> Operation | A2aProblem:
     path, _, query = target.partition("?")
     return rest.read(verb, path, query, body, header)[1]
 
@@ -36,7 +36,7 @@ def asked(verb: str, target: str, body: bytes = b"", header: str | None = None) 
 def refused(verb: str, target: str, body: bytes = b"", header: str | None = None) -> tuple[str, int]:
     path, _, query = target.partition("?")
     binding, problem = rest.read(verb, path, query, body, header)
-    assert isinstance(problem, Problem)
+    assert isinstance(problem, A2aProblem)
     return problem.kind, binding.write_problem(problem)[0]
 
 
@@ -51,9 +51,9 @@ def test_the_official_client_of_0_3_is_understood() -> None:
     for name, expected in ASKED_FOR_0_3.items():
         binding, operation = rest.read(*captured.rest("sdk-0.3.26", name))
         assert binding is rest.V0_3
-        if isinstance(expected, Send):
+        if isinstance(expected, SendMessage):
             # This form knows neither references nor whole numbers, and its empty configuration says that nobody waits.
-            assert isinstance(operation, Send)
+            assert isinstance(operation, SendMessage)
             assert (operation.message.id, len(operation.message.parts)) == ("m0", len(expected.message.parts))
             assert (operation.task, operation.push) == (expected.task, expected.push)
             assert operation.waits is (name == "send")
@@ -65,24 +65,28 @@ def test_the_official_client_of_0_3_is_understood() -> None:
 @pytest.mark.parametrize(
     ("verb", "target", "expected"),
     [
-        ("GET", "/tasks/t", Get("t")),
-        ("GET", "/tenant/tasks/t/", Get("t")),
-        ("GET", "/tasks", List()),
-        ("GET", "/tenant/tasks?A2A-Version=1.0", List()),
-        ("GET", "/tasks?page_size=3&include_artifacts=false&history_length=1", List(page_size=3, history_length=1)),
-        ("GET", "/tasks/a%2Fb%20c", Get("a/b c")),
-        ("POST", "/tasks/t:cancel", Cancel("t")),
-        ("GET", "/tasks/t:subscribe", Subscribe("t")),
-        ("POST", "/tasks/t:subscribe", Subscribe("t")),
-        ("GET", "/tasks/t/pushNotificationConfigs", ListPush("t")),
-        ("GET", "/tasks/t/pushNotificationConfigs/p", GetPush("t", "p")),
-        ("DELETE", "/tasks/t/pushNotificationConfigs/p", DeletePush("t", "p")),
-        ("GET", "/extendedAgentCard", ReadCard()),
-        ("GET", "/v1/card", ReadCard()),
-        ("GET", "/v1/tasks/t?history_length=4", Get("t", 4)),
-        ("GET", "/v1/tasks/t/pushNotificationConfigs", ListPush("t")),
-        ("DELETE", "/v1/tasks/t/pushNotificationConfigs/p", DeletePush("t", "p")),
-        ("POST", "/v1/tasks/t:cancel", Cancel("t")),
+        ("GET", "/tasks/t", GetTask("t")),
+        ("GET", "/tenant/tasks/t/", GetTask("t")),
+        ("GET", "/tasks", ListTasks()),
+        ("GET", "/tenant/tasks?A2A-Version=1.0", ListTasks()),
+        (
+            "GET",
+            "/tasks?page_size=3&include_artifacts=false&history_length=1",
+            ListTasks(page_size=3, history_length=1),
+        ),
+        ("GET", "/tasks/a%2Fb%20c", GetTask("a/b c")),
+        ("POST", "/tasks/t:cancel", CancelTask("t")),
+        ("GET", "/tasks/t:subscribe", SubscribeToTask("t")),
+        ("POST", "/tasks/t:subscribe", SubscribeToTask("t")),
+        ("GET", "/tasks/t/pushNotificationConfigs", ListPushConfigs("t")),
+        ("GET", "/tasks/t/pushNotificationConfigs/p", GetPushConfig("t", "p")),
+        ("DELETE", "/tasks/t/pushNotificationConfigs/p", DeletePushConfig("t", "p")),
+        ("GET", "/extendedAgentCard", GetExtendedCard()),
+        ("GET", "/v1/card", GetExtendedCard()),
+        ("GET", "/v1/tasks/t?history_length=4", GetTask("t", 4)),
+        ("GET", "/v1/tasks/t/pushNotificationConfigs", ListPushConfigs("t")),
+        ("DELETE", "/v1/tasks/t/pushNotificationConfigs/p", DeletePushConfig("t", "p")),
+        ("POST", "/v1/tasks/t:cancel", CancelTask("t")),
     ],
 )
 def test_a_path_says_what_is_asked(verb: str, target: str, expected: Operation) -> None:
@@ -90,7 +94,7 @@ def test_a_path_says_what_is_asked(verb: str, target: str, expected: Operation) 
 
 
 def test_a_path_says_more_than_a_body() -> None:
-    assert asked("POST", "/tasks/t:cancel", b'{"id":"other","metadata":null}') == Cancel("t")
+    assert asked("POST", "/tasks/t:cancel", b'{"id":"other","metadata":null}') == CancelTask("t")
     operation = asked("POST", "/tasks/t/pushNotificationConfigs", b'{"taskId":"other","url":"%b"}' % HOOK.encode())
     assert getattr(operation, "task", None) == "t"
 
@@ -134,12 +138,12 @@ def test_a_version_other_than_that_of_the_path_is_refused(target: str, header: s
 @pytest.mark.parametrize(("target", "header", "spoken"), [("/tasks", "0.3", "1.0"), ("/v1/card", "1.0", "0.3")])
 def test_who_asks_the_wrong_path_is_told_what_is_spoken_there(target: str, header: str, spoken: str) -> None:
     problem = asked("GET", target, header=header)
-    assert isinstance(problem, Problem)
-    assert problem.message == f"A2A {header} is not spoken at this path, but A2A {spoken}"
+    assert isinstance(problem, A2aProblem)
+    assert problem.message == f"this path is for A2A {spoken}, not {header}"
 
 
 def test_each_binding_writes_its_own_errors() -> None:
-    problem = Problem("task_not_found", "no such task")
+    problem = A2aProblem("task_not_found", "no such task")
     assert "details" in json.loads(rest.V1_0.write_problem(problem)[1])["error"]
     assert json.loads(rest.V0_3.write_problem(problem)[1])["error"] == "TaskNotFoundError"
 
@@ -161,5 +165,5 @@ def test_nothing_that_can_be_sent_makes_it_raise(verb: str, prefix: str, path: s
 def test_what_is_below_v1_is_answered_as_0_3(path: str) -> None:
     binding, told = rest.read("GET", path, "", b"")
     assert binding is rest.V0_3
-    assert isinstance(told, Problem)
+    assert isinstance(told, A2aProblem)
     assert told.kind == "unknown_method"

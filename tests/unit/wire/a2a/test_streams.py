@@ -8,23 +8,23 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from isthmus.model.conversation import (
+from isthmus.model.tasks import (
     Artifact,
-    ArtifactUpdate,
-    Data,
+    DataPart,
     Message,
-    Status,
-    StatusUpdate,
     Task,
-    Text,
+    TaskArtifactUpdate,
+    TaskStatus,
+    TaskStatusUpdate,
+    TextPart,
     Update,
 )
 from isthmus.wire.a2a import agentvault, rest, streams, v0_1, v0_3, v1_0
-from isthmus.wire.a2a.operations import Dialect, Problem
+from isthmus.wire.a2a.operations import A2aDialect, A2aProblem
 from isthmus.wire.sse import SseDecoder, SseEvent
 from tests.unit.wire.a2a.samples import ASKED, AT, TASK, UPDATES
 
-ENDED = Problem("unsupported_operation", "it has ended")
+ENDED = A2aProblem("unsupported_operation", "it has ended")
 
 
 def events(stream: bytes) -> list[tuple[str, Any]]:
@@ -32,12 +32,12 @@ def events(stream: bytes) -> list[tuple[str, Any]]:
     return [(event.event, json.loads(event.data)) for event in found if isinstance(event, SseEvent)]
 
 
-def told(stream: streams.Stream, *updates: Update) -> list[tuple[str, Any]]:
-    return events(b"".join(stream.tell(update) for update in updates))
+def told(stream: streams.UpdateStream, *updates: Update) -> list[tuple[str, Any]]:
+    return events(b"".join(stream.write(update) for update in updates))
 
 
 @pytest.mark.parametrize("dialect", [v1_0, v0_3, v0_1])
-def test_over_json_rpc_every_item_answers_the_request(dialect: Dialect) -> None:
+def test_over_json_rpc_every_item_answers_the_request(dialect: A2aDialect) -> None:
     stream = streams.rpc_stream(dialect, b'"r1"', "t1")
     items = told(stream, *UPDATES)
     assert len(items) == len(UPDATES)
@@ -67,7 +67,7 @@ def test_over_plain_http_items_are_bare(binding: rest.Binding) -> None:
 
 
 def test_a_line_break_in_a_callers_json_does_not_end_an_event() -> None:
-    odd = Message("m", "agent", (Data(Raw(b'{"a":\n\n1}')),))
+    odd = Message("m", "agent", (DataPart(Raw(b'{"a":\n\n1}')),))
     for stream in (
         streams.rpc_stream(v1_0, b"1", "t"),
         streams.rpc_stream(agentvault, b"1", "t"),
@@ -85,7 +85,7 @@ def test_since_0_3_every_event_says_where_it_is(update: Update) -> None:
         (streams.rpc_stream(v0_1, b"1", "t"), None),
         (streams.rpc_stream(agentvault, b"1", "t"), None),
     ):
-        found = SseDecoder().feed(stream.tell(update, "3.14"))
+        found = SseDecoder().feed(stream.write(update, "3.14"))
         assert found
         assert {event.id for event in found if isinstance(event, SseEvent)} == {place}
 
@@ -93,13 +93,13 @@ def test_since_0_3_every_event_says_where_it_is(update: Update) -> None:
 # -- AgentVault ----------------------------------------------------------------------------------------------------
 
 
-def vault() -> streams.Stream:
+def vault() -> streams.UpdateStream:
     return streams.rpc_stream(agentvault, b'"r1"', "t1")
 
 
 def answered() -> Task:
-    answer = Message("t1-result", "agent", (Data(Raw(b'{"success":true}')),))
-    return Task("t1", "c1", Status("completed", AT), AT, (), (ASKED, answer))
+    answer = Message("t1-result", "agent", (DataPart(Raw(b'{"success":true}')),))
+    return Task("t1", "c1", TaskStatus("completed", AT), AT, (), (ASKED, answer))
 
 
 def test_who_comes_late_is_told_the_answer_and_then_that_it_ended() -> None:
@@ -112,20 +112,20 @@ def test_who_comes_late_is_told_the_answer_and_then_that_it_ended() -> None:
 
 def test_nothing_is_told_twice_however_often_the_task_is_shown() -> None:
     stream = vault()
-    working = Task("t1", "c1", Status("working", AT), AT, (), (ASKED,))
+    working = Task("t1", "c1", TaskStatus("working", AT), AT, (), (ASKED,))
     first = told(stream, working)
     assert [name for name, _ in first] == ["task_status"]
     assert [name for name, _ in told(stream, answered())] == ["task_message", "task_status"]
     assert [name for name, _ in told(stream, answered())] == ["task_status"]
-    made = Task("t1", "c1", Status("completed", AT), AT, (Artifact("a", (Text("x"),)),))
+    made = Task("t1", "c1", TaskStatus("completed", AT), AT, (Artifact("a", (TextPart("x"),)),))
     assert [name for name, _ in told(stream, made)] == ["task_artifact", "task_status"]
     assert [name for name, _ in told(stream, made)] == ["task_status"]
 
 
 def test_a_question_is_a_message_and_a_status_and_a_report_is_a_status() -> None:
-    question = Message("q", "agent", (Text("which?"),))
-    asked = StatusUpdate("t1", "c1", Status("input_required", AT, question))
-    report = StatusUpdate("t1", "c1", Status("working", AT, Message("p", "agent", (Text("half"),))))
+    question = Message("q", "agent", (TextPart("which?"),))
+    asked = TaskStatusUpdate("t1", "c1", TaskStatus("input_required", AT, question))
+    report = TaskStatusUpdate("t1", "c1", TaskStatus("working", AT, Message("p", "agent", (TextPart("half"),))))
     items = told(vault(), report, asked)
     assert [name for name, _ in items] == ["task_status", "task_message", "task_status"]
     assert [item["message"] for name, item in items if name == "task_status"] == ["half", "which?"]
@@ -135,10 +135,10 @@ def test_artifacts_and_messages_have_the_time_at_which_something_last_happened()
     stream = vault()
     items = told(
         stream,
-        ArtifactUpdate("t1", "c1", Artifact("a", (Text("x"),)), at=1.0),
-        Message("m", "agent", (Text("x"),)),
-        Message("", "agent", (Text("x"),)),
-        Message("", "agent", (Text("x"),)),
+        TaskArtifactUpdate("t1", "c1", Artifact("a", (TextPart("x"),)), at=1.0),
+        Message("m", "agent", (TextPart("x"),)),
+        Message("", "agent", (TextPart("x"),)),
+        Message("", "agent", (TextPart("x"),)),
     )
     assert [name for name, _ in items] == ["task_artifact", "task_message", "task_message", "task_message"]
     assert {item["timestamp"] for _, item in items} == {"1970-01-01T00:00:01.000000Z"}

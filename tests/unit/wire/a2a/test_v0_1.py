@@ -8,33 +8,45 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from isthmus.model.conversation import Artifact, Data, File, Message, Status, StatusUpdate, Task, TaskState, Text
+from isthmus.model.tasks import (
+    Artifact,
+    DataPart,
+    FilePart,
+    Message,
+    Task,
+    TaskState,
+    TaskStatus,
+    TaskStatusUpdate,
+    TextPart,
+)
 from isthmus.wire.a2a import v0_1
 from isthmus.wire.a2a.operations import (
-    Cancel,
-    Get,
-    GetPush,
-    List,
+    A2aProblem,
+    CancelTask,
+    CreatePushConfig,
+    GetPushConfig,
+    GetTask,
+    ListTasks,
     Operation,
-    Problem,
-    PushPage,
-    PushTarget,
-    Send,
-    SetPush,
-    Subscribe,
+    PushConfig,
+    PushConfigPage,
+    SendMessage,
+    SubscribeToTask,
     TaskPage,
 )
 from tests.unit.wire.a2a import captured
 from tests.unit.wire.a2a.samples import ASKED, AT, HOOK, ODD, TASK, TIME, UPDATES, Json, raws
 
 MESSAGE: dict[str, Json] = {"role": "user", "parts": [{"type": "text", "text": "hi"}]}
-INSTRUCTION = Data(Raw(b'{"target_mcp_server_id":"fs","tool_name":"readFile","arguments":{"path":"/x"}}'))
-SAID = Send(Message("", "user", (INSTRUCTION,)), "task-1", "sess-1", history_length=0, output_modes=("text",))
+INSTRUCTION = DataPart(Raw(b'{"target_mcp_server_id":"fs","tool_name":"readFile","arguments":{"path":"/x"}}'))
+SAID = SendMessage(Message("", "user", (INSTRUCTION,)), "task-1", "sess-1", history_length=0, output_modes=("text",))
 ASKED_FOR: dict[str, Operation] = {
     "send": SAID,
-    "stream": Send(SAID.message, SAID.task, SAID.context, is_stream=True, history_length=0, output_modes=("text",)),
-    "get": Get("task-1", 10),
-    "cancel": Cancel("task-1"),
+    "stream": SendMessage(
+        SAID.message, SAID.task, SAID.context, is_stream=True, history_length=0, output_modes=("text",)
+    ),
+    "get": GetTask("task-1", 10),
+    "cancel": CancelTask("task-1"),
 }
 
 
@@ -57,28 +69,28 @@ def test_files_come_by_their_bytes_or_by_their_address() -> None:
         {"type": "file", "file": {"uri": "https://example.com/x", "mimeType": "x/y"}},
     ]
     operation = v0_1.read("tasks/send", raws({"id": "t", "message": {"role": "agent", "parts": parts}}))
-    expected = (File("dGNr", None, "n"), File(None, "https://example.com/x", None, "x/y"))
-    assert operation == Send(Message("", "agent", expected), "t", history_length=0)
+    expected = (FilePart("dGNr", None, "n"), FilePart(None, "https://example.com/x", None, "x/y"))
+    assert operation == SendMessage(Message("", "agent", expected), "t", history_length=0)
 
 
 @pytest.mark.parametrize(
     ("method", "params", "expected"),
     [
-        ("tasks/resubscribe", {"id": "t", "historyLength": None}, Subscribe("t")),
-        ("tasks/get", {"id": "t"}, Get("t", 0)),
-        ("tasks/pushNotification/get", {"id": "t"}, GetPush("t")),
+        ("tasks/resubscribe", {"id": "t", "historyLength": None}, SubscribeToTask("t")),
+        ("tasks/get", {"id": "t"}, GetTask("t", 0)),
+        ("tasks/pushNotification/get", {"id": "t"}, GetPushConfig("t")),
         (
             "tasks/pushNotification/set",
             {
                 "id": "t",
                 "pushNotificationConfig": {"url": HOOK, "token": None, "authentication": {"schemes": ["Bearer"]}},
             },
-            SetPush("t", PushTarget(HOOK, scheme="Bearer")),
+            CreatePushConfig("t", PushConfig(HOOK, scheme="Bearer")),
         ),
         (
             "tasks/send",
             {"id": "t", "message": MESSAGE, "pushNotification": {"url": HOOK, "authentication": None}},
-            Send(Message("", "user", (Text("hi"),)), "t", history_length=0, push=PushTarget(HOOK)),
+            SendMessage(Message("", "user", (TextPart("hi"),)), "t", history_length=0, push=PushConfig(HOOK)),
         ),
     ],
 )
@@ -117,7 +129,7 @@ def test_the_other_methods_are_understood(method: str, params: dict[str, Json], 
 )
 def test_what_is_wrong_is_named(method: str, params: dict[str, Json], field: str) -> None:
     problem = v0_1.read(method, raws(params))
-    assert isinstance(problem, Problem)
+    assert isinstance(problem, A2aProblem)
     assert (problem.kind, problem.details["field"]) == ("invalid_params", field)
 
 
@@ -128,9 +140,9 @@ def test_a_task_is_written_as_the_first_server_wrote_it() -> None:
     task = Task(
         "task-1",
         "sess-1",
-        Status("completed", AT),
+        TaskStatus("completed", AT),
         AT,
-        (Artifact("a", (Data(Raw(b'{"success":true}')),)),),
+        (Artifact("a", (DataPart(Raw(b'{"success":true}')),)),),
         (ASKED,),
     )
     ours = written(v0_1.write_sent(task, None))
@@ -140,10 +152,10 @@ def test_a_task_is_written_as_the_first_server_wrote_it() -> None:
 
 
 def test_a_stream_is_written_as_the_first_server_wrote_it() -> None:
-    artifact = Artifact("a", (Text("hello"),))
+    artifact = Artifact("a", (TextPart("hello"),))
     updates = (
-        StatusUpdate("t3", "s", Status("working", AT)),
-        *v0_1.unfold(Task("t3", "s", Status("completed", AT), AT, (artifact,))),
+        TaskStatusUpdate("t3", "s", TaskStatus("working", AT)),
+        *v0_1.split_task(Task("t3", "s", TaskStatus("completed", AT), AT, (artifact,))),
     )
     ours = [written(v0_1.write_update(update)) for update in updates]
     theirs = [json.loads(bytes(item)) for item in captured.stream("samples-0.1", "stream")]
@@ -178,21 +190,21 @@ def test_parts_and_artifacts_have_their_first_shapes() -> None:
     [("rejected", "failed"), ("auth_required", "input-required"), ("input_required", "input-required")],
 )
 def test_states_that_came_later_are_told_in_words_that_it_has(state: TaskState, word: str) -> None:
-    assert written(v0_1.write_task(Task("t", "s", Status(state, AT), AT), None))["status"]["state"] == word
+    assert written(v0_1.write_task(Task("t", "s", TaskStatus(state, AT), AT), None))["status"]["state"] == word
 
 
 def test_a_whole_task_in_a_stream_is_its_artifacts_and_then_how_it_stands() -> None:
-    unfolded = v0_1.unfold(TASK)
+    unfolded = v0_1.split_task(TASK)
     assert [list(written(v0_1.write_update(update)))[1] for update in unfolded] == ["artifact", "status"]
     assert written(v0_1.write_update(unfolded[-1]))["final"] is True
-    assert v0_1.unfold(UPDATES[1]) == (UPDATES[1],)
+    assert v0_1.split_task(UPDATES[1]) == (UPDATES[1],)
     assert written(v0_1.write_update(TASK))["final"] is True
 
 
 @pytest.mark.parametrize("state", ["input_required", "auth_required", "working"])
 def test_a_stream_of_a_task_that_waits_for_its_caller_says_that_nothing_follows(state: TaskState) -> None:
-    waiting = Task("t3", "s", Status(state, AT), AT)
-    assert written(v0_1.write_update(v0_1.unfold(waiting)[-1]))["final"] is (state != "working")
+    waiting = Task("t3", "s", TaskStatus(state, AT), AT)
+    assert written(v0_1.write_update(v0_1.split_task(waiting)[-1]))["final"] is (state != "working")
     assert written(v0_1.write_update(waiting))["final"] is (state != "working")
 
 
@@ -202,7 +214,7 @@ def test_chunks_say_that_they_follow() -> None:
 
 
 def test_a_message_alone_is_a_task_that_has_ended() -> None:
-    direct = Message("r", "agent", (Text("direct"),), context="s")
+    direct = Message("r", "agent", (TextPart("direct"),), context="s")
     task = written(v0_1.write_sent(direct, None))
     assert (task["id"], task["sessionId"], task["status"]["state"]) == ("r", "s", "completed")
     assert written(v0_1.write_update(direct))["final"] is True
@@ -210,12 +222,12 @@ def test_a_message_alone_is_a_task_that_has_ended() -> None:
 
 def test_places_of_pushes_are_known_by_their_task() -> None:
     place = {"id": "t", "pushNotificationConfig": {"url": HOOK, "authentication": {"schemes": ["Bearer"]}}}
-    target = PushTarget(HOOK, scheme="Bearer")
+    target = PushConfig(HOOK, scheme="Bearer")
     assert written(v0_1.write_push("t", target)) == place
-    assert written(v0_1.write_pushes(PushPage("t", (target,)))) == [place]
+    assert written(v0_1.write_pushes(PushConfigPage("t", (target,)))) == [place]
     assert v0_1.write_deleted() == b"null"
 
 
 def test_the_rest_is_told_though_nobody_can_ask() -> None:
-    assert written(v0_1.write_tasks(TaskPage((TASK,), 1), List()))[0]["id"] == "t1"
-    assert v0_1.write_problem(Problem("task_not_cancelable", "m", {"a": "b"})) == (-32002, "m", b'{"a":"b"}')
+    assert written(v0_1.write_tasks(TaskPage((TASK,), 1), ListTasks()))[0]["id"] == "t1"
+    assert v0_1.write_problem(A2aProblem("task_not_cancelable", "m", {"a": "b"})) == (-32002, "m", b'{"a":"b"}')

@@ -8,23 +8,23 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from isthmus.model.conversation import Data, File, Message, Status, Task, Text
+from isthmus.model.tasks import DataPart, FilePart, Message, Task, TaskStatus, TextPart
 from isthmus.wire.a2a import v0_3
 from isthmus.wire.a2a.operations import (
-    Cancel,
-    DeletePush,
-    Get,
-    GetPush,
-    List,
-    ListPush,
+    A2aProblem,
+    CancelTask,
+    CreatePushConfig,
+    DeletePushConfig,
+    GetExtendedCard,
+    GetPushConfig,
+    GetTask,
+    ListPushConfigs,
+    ListTasks,
     Operation,
-    Problem,
-    PushPage,
-    PushTarget,
-    ReadCard,
-    Send,
-    SetPush,
-    Subscribe,
+    PushConfig,
+    PushConfigPage,
+    SendMessage,
+    SubscribeToTask,
     TaskPage,
 )
 from tests.unit.wire.a2a import captured
@@ -40,34 +40,34 @@ WHOLE = Message(
     "m0",
     "user",
     (
-        Text("hi"),
-        Data(Raw(b'{"i":1,"l":[1,2]}'), None, Raw(b'{"q":true}')),
-        File("dGNr", None, "output.txt", "text/plain"),
-        File(None, "https://example.com/x", "x"),
+        TextPart("hi"),
+        DataPart(Raw(b'{"i":1,"l":[1,2]}'), None, Raw(b'{"q":true}')),
+        FilePart("dGNr", None, "output.txt", "text/plain"),
+        FilePart(None, "https://example.com/x", "x"),
     ),
     Raw(b'{"k":"v"}'),
     ("urn:e",),
     ("t0",),
 )
 ASKED_FOR: dict[str, Operation] = {
-    "send": Send(
+    "send": SendMessage(
         WHOLE, "t1", "c1", history_length=3, output_modes=("text/plain",), push=TARGET, metadata=Raw(b'{"rm":1}')
     ),
-    "direct": Send(Message("m0", "user", (Text("direct"),))),
-    "stream": Send(Message("m0", "user", (Text("go"),)), is_stream=True),
-    "subscribe": Subscribe("t1"),
-    "get": Get("t1", 0),
-    "get_nope": Get("nope"),
-    "cancel": Cancel("t1"),
-    "set_push": SetPush("t1", TARGET),
-    "get_push": GetPush("t1", "p1"),
+    "direct": SendMessage(Message("m0", "user", (TextPart("direct"),))),
+    "stream": SendMessage(Message("m0", "user", (TextPart("go"),)), is_stream=True),
+    "subscribe": SubscribeToTask("t1"),
+    "get": GetTask("t1", 0),
+    "get_nope": GetTask("nope"),
+    "cancel": CancelTask("t1"),
+    "set_push": CreatePushConfig("t1", TARGET),
+    "get_push": GetPushConfig("t1", "p1"),
 }
 
 
 def refused(method: str, params: dict[str, Json]) -> str:
     """The field that is wrong."""
     problem = v0_3.read(method, raws(params))
-    assert isinstance(problem, Problem)
+    assert isinstance(problem, A2aProblem)
     assert problem.kind == "invalid_params"
     return problem.details["field"]
 
@@ -88,10 +88,14 @@ def test_the_official_client_is_understood(name: str) -> None:
 @pytest.mark.parametrize(
     ("method", "params", "expected"),
     [
-        ("tasks/pushNotificationConfig/get", {"id": "t"}, GetPush("t")),
-        ("tasks/pushNotificationConfig/list", {"id": "t"}, ListPush("t")),
-        ("tasks/pushNotificationConfig/delete", {"id": "t", "pushNotificationConfigId": "p"}, DeletePush("t", "p")),
-        ("agent/getAuthenticatedExtendedCard", {}, ReadCard()),
+        ("tasks/pushNotificationConfig/get", {"id": "t"}, GetPushConfig("t")),
+        ("tasks/pushNotificationConfig/list", {"id": "t"}, ListPushConfigs("t")),
+        (
+            "tasks/pushNotificationConfig/delete",
+            {"id": "t", "pushNotificationConfigId": "p"},
+            DeletePushConfig("t", "p"),
+        ),
+        ("agent/getAuthenticatedExtendedCard", {}, GetExtendedCard()),
     ],
 )
 def test_what_the_client_has_no_method_for_is_understood_too(
@@ -104,7 +108,7 @@ def test_a_message_may_leave_out_that_it_is_one_and_say_null_for_what_it_does_no
     bare = {key: value for key, value in MESSAGE.items() if key != "kind"}
     nulls: dict[str, Json] = {"contextId": None, "taskId": None, "metadata": None, "extensions": None}
     operation = v0_3.read("message/send", raws({"message": {**bare, **nulls}, "configuration": None}))
-    assert operation == Send(Message("m", "user", (Text("hi"),)))
+    assert operation == SendMessage(Message("m", "user", (TextPart("hi"),)))
 
 
 @pytest.mark.parametrize(
@@ -112,15 +116,15 @@ def test_a_message_may_leave_out_that_it_is_one_and_say_null_for_what_it_does_no
 )
 def test_a_message_waits_for_its_result_unless_it_says_otherwise(configuration: Json, *, waits: bool) -> None:
     operation = v0_3.read("message/send", raws({"message": MESSAGE, "configuration": configuration}))
-    assert isinstance(operation, Send)
+    assert isinstance(operation, SendMessage)
     assert operation.waits is waits
 
 
 def test_data_that_was_no_object_is_unpacked() -> None:
     part: Json = {"kind": "data", "data": {"value": [1]}, "metadata": {"data_part_compat": True}}
     operation = v0_3.read("message/send", raws({"message": {**MESSAGE, "parts": [part]}}))
-    assert isinstance(operation, Send)
-    assert operation.message.parts == (Data(Raw(b"[1]")),)
+    assert isinstance(operation, SendMessage)
+    assert operation.message.parts == (DataPart(Raw(b"[1]")),)
 
 
 WRONG: list[tuple[str, dict[str, Json], str]] = [
@@ -196,7 +200,7 @@ def test_a_task_is_written_as_the_schema_has_it() -> None:
 
 @pytest.mark.parametrize(("state", "word"), [("input_required", "input-required"), ("auth_required", "auth-required")])
 def test_states_are_written_with_hyphens(state: Any, word: str) -> None:
-    assert written(v0_3.write_cancelled(Task("t", "c", Status(state, AT), AT)))["status"]["state"] == word
+    assert written(v0_3.write_cancelled(Task("t", "c", TaskStatus(state, AT), AT)))["status"]["state"] == word
 
 
 def test_the_last_update_says_so() -> None:
@@ -205,7 +209,7 @@ def test_the_last_update_says_so() -> None:
 
 
 def test_data_that_is_no_object_is_packed_into_one() -> None:
-    message = Message("m", "agent", (Data(Raw(b"[1]"), metadata=Raw(b'{"a":1}')),))
+    message = Message("m", "agent", (DataPart(Raw(b"[1]"), metadata=Raw(b'{"a":1}')),))
     assert written(v0_3.write_sent(message, None))["parts"] == [
         {"kind": "data", "data": {"value": [1]}, "metadata": {"a": 1, "data_part_compat": True}}
     ]
@@ -220,7 +224,7 @@ def test_places_of_pushes_are_written_with_their_task() -> None:
     }
     place = {"taskId": "t1", "pushNotificationConfig": config}
     assert written(v0_3.write_push("t1", TARGET)) == place
-    assert written(v0_3.write_pushes(PushPage("t1", (TARGET, PushTarget(HOOK))))) == [
+    assert written(v0_3.write_pushes(PushConfigPage("t1", (TARGET, PushConfig(HOOK))))) == [
         place,
         {"taskId": "t1", "pushNotificationConfig": {"url": HOOK}},
     ]
@@ -228,9 +232,9 @@ def test_places_of_pushes_are_written_with_their_task() -> None:
 
 
 def test_problems_that_it_does_not_know_are_bad_requests() -> None:
-    assert v0_3.write_problem(Problem("task_not_found", "m"))[0] == -32001
-    assert v0_3.write_problem(Problem("version_not_supported", "m"))[0] == -32600
+    assert v0_3.write_problem(A2aProblem("task_not_found", "m"))[0] == -32001
+    assert v0_3.write_problem(A2aProblem("version_not_supported", "m"))[0] == -32600
 
 
 def test_tasks_can_be_listed_though_nobody_can_ask() -> None:
-    assert [task["id"] for task in written(v0_3.write_tasks(TaskPage((TASK,), 1), List()))] == ["t1"]
+    assert [task["id"] for task in written(v0_3.write_tasks(TaskPage((TASK,), 1), ListTasks()))] == ["t1"]

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from isthmus.model.conversation import Data, File, Message, Status, Task, Text
+from isthmus.model.tasks import DataPart, FilePart, Message, Task, TaskStatus, TextPart
 from isthmus.wire.a2a import v0_3_rest
 from isthmus.wire.a2a.operations import (
-    Cancel,
-    Get,
-    List,
+    A2aProblem,
+    CancelTask,
+    CreatePushConfig,
+    GetTask,
+    ListTasks,
     Operation,
-    Problem,
-    PushPage,
-    PushTarget,
-    Send,
-    SetPush,
+    PushConfig,
+    PushConfigPage,
+    SendMessage,
     TaskPage,
 )
 from tests.unit.wire.a2a.samples import ASKED, AT, HOOK, ODD, TARGET, TASK, TIME, UPDATES, Json, raws
@@ -28,13 +28,13 @@ from tests.unit.wire.a2a.samples import ASKED, AT, HOOK, ODD, TARGET, TASK, TIME
 MESSAGE: dict[str, Json] = {"messageId": "m", "role": "ROLE_USER", "content": [{"text": "hi"}]}
 
 
-def read(method: str, params: dict[str, Json]) -> Operation | Problem:
+def read(method: str, params: dict[str, Json]) -> Operation | A2aProblem:
     return v0_3_rest.read(method, raws(params))
 
 
 def part_of(part: dict[str, Json]) -> object:
     operation = read("message/send", {"message": {**MESSAGE, "content": [part]}})
-    assert isinstance(operation, Send)
+    assert isinstance(operation, SendMessage)
     return operation.message.parts[0]
 
 
@@ -70,13 +70,13 @@ def test_members_may_be_spelt_as_in_json_or_as_in_the_protobuf() -> None:
             "push_notification": {"url": HOOK, "id": "p1", "token": "tok", "authentication": {}},
         },
     }
-    expected = Send(
-        Message("m", "user", (Text("hi"),)),
+    expected = SendMessage(
+        Message("m", "user", (TextPart("hi"),)),
         "t",
         "c",
         history_length=2,
         output_modes=("a",),
-        push=PushTarget(HOOK, "p1", "tok"),
+        push=PushConfig(HOOK, "p1", "tok"),
     )
     assert read("message/send", camel) == expected
     assert read("message/send", snake) == expected
@@ -85,23 +85,23 @@ def test_members_may_be_spelt_as_in_json_or_as_in_the_protobuf() -> None:
 @pytest.mark.parametrize(("configuration", "waits"), [(None, True), ({}, False), ({"blocking": True}, True)])
 def test_a_configuration_that_leaves_out_blocking_says_false(configuration: Json, *, waits: bool) -> None:
     operation = read("message/send", {"message": MESSAGE, "configuration": configuration})
-    assert isinstance(operation, Send)
+    assert isinstance(operation, SendMessage)
     assert operation.waits is waits
 
 
 @pytest.mark.parametrize(
     ("part", "expected"),
     [
-        ({"text": "t", "metadata": {"a": 1}}, Text("t", metadata=Raw(b'{"a": 1}'))),
-        ({"data": {"data": {"a": 1}}}, Data(Raw(b'{"a": 1}'))),
-        ({"file": {"fileWithUri": "u", "mimeType": "x/y", "name": "n"}}, File(None, "u", "n", "x/y")),
+        ({"text": "t", "metadata": {"a": 1}}, TextPart("t", metadata=Raw(b'{"a": 1}'))),
+        ({"data": {"data": {"a": 1}}}, DataPart(Raw(b'{"a": 1}'))),
+        ({"file": {"fileWithUri": "u", "mimeType": "x/y", "name": "n"}}, FilePart(None, "u", "n", "x/y")),
         (
             {"file": {"file_with_uri": "", "file_with_bytes": "dGNr", "mime_type": "x/y"}},
-            File("dGNr", None, None, "x/y"),
+            FilePart("dGNr", None, None, "x/y"),
         ),
-        ({"file": {"fileWithBytes": "ZEdOcg=="}}, File("dGNr")),
-        ({"file": {"fileWithBytes": "/w=="}}, File("/w==")),
-        ({"file": {"fileWithBytes": "not base64"}}, File("not base64")),
+        ({"file": {"fileWithBytes": "ZEdOcg=="}}, FilePart("dGNr")),
+        ({"file": {"fileWithBytes": "/w=="}}, FilePart("/w==")),
+        ({"file": {"fileWithBytes": "not base64"}}, FilePart("not base64")),
     ],
 )
 def test_parts_are_those_of_the_protobuf(part: dict[str, Json], expected: object) -> None:
@@ -125,13 +125,13 @@ WRONG: list[tuple[str, dict[str, Json], str]] = [
 @pytest.mark.parametrize(("method", "params", "field"), WRONG)
 def test_what_is_wrong_is_named(method: str, params: dict[str, Json], field: str) -> None:
     problem = read(method, params)
-    assert isinstance(problem, Problem)
+    assert isinstance(problem, A2aProblem)
     assert (problem.kind, problem.details["field"]) == ("invalid_params", field)
 
 
 def test_what_has_no_body_is_read_as_over_json_rpc() -> None:
-    assert read("tasks/get", {"id": "t", "historyLength": 1}) == Get("t", 1)
-    assert read("tasks/cancel", {"id": "t", "name": "tasks/t"}) == Cancel("t")
+    assert read("tasks/get", {"id": "t", "historyLength": 1}) == GetTask("t", 1)
+    assert read("tasks/cancel", {"id": "t", "name": "tasks/t"}) == CancelTask("t")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,9 @@ def test_what_has_no_body_is_read_as_over_json_rpc() -> None:
     ],
 )
 def test_a_place_is_found_with_or_without_the_request_around_it(params: dict[str, Json]) -> None:
-    assert read("tasks/pushNotificationConfig/set", {**params, "taskId": "t"}) == SetPush("t", PushTarget(HOOK, "p1"))
+    assert read("tasks/pushNotificationConfig/set", {**params, "taskId": "t"}) == CreatePushConfig(
+        "t", PushConfig(HOOK, "p1")
+    )
 
 
 # -- writing -------------------------------------------------------------------------------------------------------
@@ -172,7 +174,7 @@ def test_a_task_is_written_as_the_protobuf_has_it() -> None:
 
 
 def test_cancelled_has_two_l_here() -> None:
-    gone = Task("t", "c", Status("canceled", AT), AT)
+    gone = Task("t", "c", TaskStatus("canceled", AT), AT)
     assert written(v0_3_rest.write_cancelled(gone))["status"]["state"] == "TASK_STATE_CANCELLED"
 
 
@@ -196,10 +198,10 @@ def test_places_of_pushes_have_the_names_of_resources() -> None:
     place = written(v0_3_rest.write_push("t1", TARGET))
     assert place["name"] == "tasks/t1/pushNotificationConfigs/p1"
     assert place["pushNotificationConfig"]["authentication"] == {"schemes": ["Bearer"], "credentials": "cred"}
-    assert written(v0_3_rest.write_pushes(PushPage("t1", (TARGET,)))) == {"configs": [place]}
+    assert written(v0_3_rest.write_pushes(PushConfigPage("t1", (TARGET,)))) == {"configs": [place]}
     assert v0_3_rest.write_deleted() == b"{}"
 
 
 def test_the_rest_is_as_in_the_other_binding() -> None:
-    assert v0_3_rest.write_problem(Problem("task_not_found", "m"))[0] == -32001
-    assert written(v0_3_rest.write_tasks(TaskPage((TASK,), 1), List()))["tasks"][0]["id"] == "t1"
+    assert v0_3_rest.write_problem(A2aProblem("task_not_found", "m"))[0] == -32001
+    assert written(v0_3_rest.write_tasks(TaskPage((TASK,), 1), ListTasks()))["tasks"][0]["id"] == "t1"

@@ -8,23 +8,23 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from isthmus.model.conversation import ABSENT, Data, File, Message, Status, Task, Text
+from isthmus.model.tasks import ABSENT, DataPart, FilePart, Message, Task, TaskStatus, TextPart
 from isthmus.wire.a2a import v1_0
 from isthmus.wire.a2a.operations import (
-    Cancel,
-    DeletePush,
-    Get,
-    GetPush,
-    List,
-    ListPush,
+    A2aProblem,
+    CancelTask,
+    CreatePushConfig,
+    DeletePushConfig,
+    GetExtendedCard,
+    GetPushConfig,
+    GetTask,
+    ListPushConfigs,
+    ListTasks,
     Operation,
-    Problem,
-    PushPage,
-    PushTarget,
-    ReadCard,
-    Send,
-    SetPush,
-    Subscribe,
+    PushConfig,
+    PushConfigPage,
+    SendMessage,
+    SubscribeToTask,
     TaskPage,
 )
 from tests.unit.wire.a2a import captured
@@ -36,17 +36,17 @@ WHOLE = Message(
     "m0",
     "user",
     (
-        Text("hi", "text/plain"),
-        Data(Raw(b'{"i":1.0,"l":[1.0,2.0]}'), "application/json", Raw(b'{"q":true}')),
-        File("dGNr", None, "output.txt", "text/plain"),
-        File(None, "https://example.com/x", "x"),
+        TextPart("hi", "text/plain"),
+        DataPart(Raw(b'{"i":1.0,"l":[1.0,2.0]}'), "application/json", Raw(b'{"q":true}')),
+        FilePart("dGNr", None, "output.txt", "text/plain"),
+        FilePart(None, "https://example.com/x", "x"),
     ),
     Raw(b'{"k":"v"}'),
     ("urn:e",),
     ("t0",),
 )
 ASKED_FOR: dict[str, Operation] = {
-    "send": Send(
+    "send": SendMessage(
         WHOLE,
         "t1",
         "c1",
@@ -56,28 +56,28 @@ ASKED_FOR: dict[str, Operation] = {
         push=TARGET,
         metadata=Raw(b'{"rm":1.0}'),
     ),
-    "direct": Send(Message("m0", "user", (Text("direct"),))),
-    "stream": Send(Message("m0", "user", (Text("go"),)), is_stream=True),
-    "subscribe": Subscribe("t1"),
-    "get": Get("t1", 0),
-    "get_nope": Get("nope"),
-    "list": List("c1", "working", 1794726526.0, 10, "tok", 0, True),
-    "cancel": Cancel("t1"),
-    "set_push": SetPush("t1", TARGET),
-    "get_push": GetPush("t1", "p1"),
-    "list_push": ListPush("t1"),
-    "delete_push": DeletePush("t1", "p1"),
+    "direct": SendMessage(Message("m0", "user", (TextPart("direct"),))),
+    "stream": SendMessage(Message("m0", "user", (TextPart("go"),)), is_stream=True),
+    "subscribe": SubscribeToTask("t1"),
+    "get": GetTask("t1", 0),
+    "get_nope": GetTask("nope"),
+    "list": ListTasks("c1", "working", 1794726526.0, 10, "tok", 0, True),
+    "cancel": CancelTask("t1"),
+    "set_push": CreatePushConfig("t1", TARGET),
+    "get_push": GetPushConfig("t1", "p1"),
+    "list_push": ListPushConfigs("t1"),
+    "delete_push": DeletePushConfig("t1", "p1"),
 }
 
 
-def sent(**message: Json) -> Operation | Problem:
+def sent(**message: Json) -> Operation | A2aProblem:
     return v1_0.read("SendMessage", raws({"message": {**MESSAGE, **message}}))
 
 
 def refused(method: str, params: dict[str, Json]) -> str:
     """The field that is wrong."""
     problem = v1_0.read(method, raws(params))
-    assert isinstance(problem, Problem)
+    assert isinstance(problem, A2aProblem)
     assert problem.kind == "invalid_params"
     return problem.details["field"]
 
@@ -96,30 +96,30 @@ def test_the_official_client_is_understood(name: str) -> None:
 
 
 def test_there_is_a_reader_for_every_method_and_none_for_others() -> None:
-    assert v1_0.read("GetExtendedAgentCard", {}) == ReadCard()
+    assert v1_0.read("GetExtendedAgentCard", {}) == GetExtendedCard()
     unknown = v1_0.read("sendMessage", {})
-    assert isinstance(unknown, Problem)
+    assert isinstance(unknown, A2aProblem)
     assert unknown.kind == "unknown_method"
 
 
 @pytest.mark.parametrize(
     ("part", "expected"),
     [
-        ({"text": ""}, Text("")),
-        ({"text": "t", "data": None, "raw": None, "url": None, "metadata": None, "filename": None}, Text("t")),
-        ({"data": None}, Data(Raw(b"null"))),
-        ({"data": 1, "mediaType": ""}, Data(Raw(b"1"))),
-        ({"data": [1, {"a": 2}]}, Data(Raw(b'[1, {"a": 2}]'))),
-        ({"raw": "dGNr", "unknown": 1}, File("dGNr")),
+        ({"text": ""}, TextPart("")),
+        ({"text": "t", "data": None, "raw": None, "url": None, "metadata": None, "filename": None}, TextPart("t")),
+        ({"data": None}, DataPart(Raw(b"null"))),
+        ({"data": 1, "mediaType": ""}, DataPart(Raw(b"1"))),
+        ({"data": [1, {"a": 2}]}, DataPart(Raw(b'[1, {"a": 2}]'))),
+        ({"raw": "dGNr", "unknown": 1}, FilePart("dGNr")),
         (
             {"url": "https://example.com", "filename": "f", "mediaType": "x/y"},
-            File(None, "https://example.com", "f", "x/y"),
+            FilePart(None, "https://example.com", "f", "x/y"),
         ),
     ],
 )
 def test_a_part_is_what_it_has(part: dict[str, Json], expected: object) -> None:
     operation = sent(parts=[part])
-    assert isinstance(operation, Send)
+    assert isinstance(operation, SendMessage)
     assert operation.message.parts == (expected,)
 
 
@@ -194,9 +194,9 @@ def test_what_is_wrong_with_parameters_is_named(method: str, params: dict[str, J
 
 
 def test_a_list_asks_for_fifty_of_all_tasks_unless_it_says_otherwise() -> None:
-    assert v1_0.read("ListTasks", {}) == List()
+    assert v1_0.read("ListTasks", {}) == ListTasks()
     blank = raws({"contextId": "", "status": "TASK_STATE_UNSPECIFIED", "pageToken": "", "pageSize": None})
-    assert v1_0.read("ListTasks", blank) == List()
+    assert v1_0.read("ListTasks", blank) == ListTasks()
 
 
 def test_a_message_waits_for_the_work_unless_it_says_otherwise() -> None:
@@ -207,7 +207,7 @@ def test_a_message_waits_for_the_work_unless_it_says_otherwise() -> None:
     ]
     for said, waits in choices:
         operation = v1_0.read("SendMessage", raws({"message": MESSAGE, "configuration": said}))
-        assert isinstance(operation, Send)
+        assert isinstance(operation, SendMessage)
         assert operation.waits is waits
 
 
@@ -261,7 +261,7 @@ def test_a_history_is_as_long_as_was_asked_for(length: int | None, shown: list[s
 
 
 def test_a_history_of_no_length_is_left_out_and_so_are_artifacts_that_are_not_there() -> None:
-    bare = Task("t", "c", Status("working", AT), AT)
+    bare = Task("t", "c", TaskStatus("working", AT), AT)
     assert written(v1_0.write_task(bare, None)).keys() == {"id", "contextId", "status"}
     assert "history" not in written(v1_0.write_task(TASK, 0))
     assert written(v1_0.write_cancelled(bare)) == written(v1_0.write_task(bare, None))
@@ -269,7 +269,7 @@ def test_a_history_of_no_length_is_left_out_and_so_are_artifacts_that_are_not_th
 
 def test_an_answer_is_a_task_or_a_message_under_its_name() -> None:
     assert written(v1_0.write_sent(TASK, None)).keys() == {"task"}
-    direct = Message("r", "agent", (Text("direct"),), context="c")
+    direct = Message("r", "agent", (TextPart("direct"),), context="c")
     assert written(v1_0.write_sent(direct, None)) == {
         "message": {"messageId": "r", "contextId": "c", "role": "ROLE_AGENT", "parts": [{"text": "direct"}]}
     }
@@ -296,12 +296,12 @@ def test_a_stream_has_items_of_four_kinds() -> None:
 
 
 def test_a_list_says_all_that_is_required_of_it_and_artifacts_only_if_asked() -> None:
-    bare = Task("t", "c", Status("working", AT), AT)
+    bare = Task("t", "c", TaskStatus("working", AT), AT)
     page = TaskPage((TASK, bare), 7, "", 2)
-    plain = written(v1_0.write_tasks(page, List(history_length=0)))
+    plain = written(v1_0.write_tasks(page, ListTasks(history_length=0)))
     assert (plain["nextPageToken"], plain["pageSize"], plain["totalSize"]) == ("", 2, 7)
     assert [task.keys() & {"artifacts", "history"} for task in plain["tasks"]] == [set(), set()]
-    full = written(v1_0.write_tasks(page, List(has_artifacts=True)))
+    full = written(v1_0.write_tasks(page, ListTasks(has_artifacts=True)))
     assert [len(task["artifacts"]) for task in full["tasks"]] == [1, 0]
 
 
@@ -314,8 +314,8 @@ def test_places_of_pushes_are_written_flat() -> None:
         "authentication": {"scheme": "Bearer", "credentials": "cred"},
     }
     assert written(v1_0.write_push("t1", TARGET)) == place
-    assert written(v1_0.write_push("t1", PushTarget(HOOK))) == {"url": HOOK, "taskId": "t1"}
-    assert written(v1_0.write_pushes(PushPage("t1", (TARGET,), "next"))) == {
+    assert written(v1_0.write_push("t1", PushConfig(HOOK))) == {"url": HOOK, "taskId": "t1"}
+    assert written(v1_0.write_pushes(PushConfigPage("t1", (TARGET,), "next"))) == {
         "configs": [place],
         "nextPageToken": "next",
     }
@@ -323,17 +323,17 @@ def test_places_of_pushes_are_written_flat() -> None:
 
 
 def test_a_problem_has_its_code() -> None:
-    assert v1_0.write_problem(Problem("version_not_supported", "m"))[:2] == (-32009, "m")
+    assert v1_0.write_problem(A2aProblem("version_not_supported", "m"))[:2] == (-32009, "m")
 
 
 def test_a_file_without_content_or_address_is_an_empty_one() -> None:
-    task = Task("t", "c", Status("working", AT, Message("m", "agent", (File(), File("", "u")))), AT)
+    task = Task("t", "c", TaskStatus("working", AT, Message("m", "agent", (FilePart(), FilePart("", "u")))), AT)
     message = written(v1_0.write_task(task, None))["status"]["message"]
     assert message["parts"] == [{"raw": ""}, {"raw": ""}]
 
 
 def test_metadata_is_kept_as_it_was_spelt() -> None:
     operation = v1_0.read("SendMessage", {"message": raw(MESSAGE), "metadata": Raw(b'{"b": 1.0, "a": 1}')})
-    assert isinstance(operation, Send)
+    assert isinstance(operation, SendMessage)
     assert bytes(operation.metadata) == b'{"b": 1.0, "a": 1}'
     assert operation.message.metadata is ABSENT

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from isthmus.wire.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, Batch, Malformed, Notification, Request
-from isthmus.wire.relay.messages import decode
+from isthmus.wire.relay.messages import (
+    MissingServer,
+    add_server_id,
+    decode,
+    error_entry,
+    list_result,
+    read_entries,
+    server_counts,
+    with_error_text,
+)
 
 
 def test_null_params_are_none() -> None:
@@ -39,3 +50,55 @@ def test_what_is_no_message_says_what_is_wrong(body: bytes, code: int) -> None:
     else:
         assert isinstance(message, Malformed)
         assert message.code == code
+
+
+def test_totals_name_who_is_missing_only_if_somebody_is() -> None:
+    assert server_counts(2, ()) == {"total_servers": b"2", "responded_servers": b"2"}
+    told = server_counts(1, [MissingServer("s2", "gone")])
+    assert (told["total_servers"], told["responded_servers"]) == (b"2", b"1")
+    assert json.loads(bytes(told["missing"])) == [{"server_id": "s2", "reason": "gone"}]
+
+
+def test_an_object_is_tagged_with_its_server_whatever_it_says_itself() -> None:
+    assert json.loads(add_server_id(b'{"a":1.50,"server_id":"forged"}', "s1") or b"") == {"a": 1.5, "server_id": "s1"}
+    assert b"1.50" in (add_server_id(b'{"a":1.50}', "s1") or b"")
+    assert add_server_id(b"[]", "s1") is None
+    assert add_server_id(b'{"a":1,"a":2}', "s1") is None
+
+
+def test_a_list_stands_under_its_own_member() -> None:
+    assert list_result("prompts", [b'{"name":"p"}'], {"n": b"1"}) == b'{"prompts":[{"name":"p"}],"n":1}'
+
+
+def test_an_error_among_answers_keeps_its_code_message_and_data() -> None:
+    entry = json.loads(error_entry(-32000, "坏了", b"[1]", "s2"))
+    assert entry == {"error": {"code": -32000, "message": "坏了", "data": [1]}, "server_id": "s2"}
+    assert "data" not in json.loads(error_entry(-32000, "x", None, "s2"))["error"]
+
+
+@pytest.mark.parametrize(
+    ("result", "error"),
+    [
+        ({"content": [{"type": "text", "text": "no milk"}], "isError": True}, "no milk"),
+        ({"content": [{"type": "image", "data": ""}, {"type": "text", "text": "x"}], "isError": True}, "x"),
+        ({"content": [{"type": "text", "text": "a"}], "isError": True, "error": "own"}, "own"),
+        ({"content": [], "isError": True}, None),
+        ({"content": "nonsense", "isError": True}, None),
+    ],
+)
+def test_a_tool_that_said_no_says_so_where_devices_look(result: dict[str, object], error: str | None) -> None:
+    told = json.loads(bytes(with_error_text(json.dumps(result).encode())))
+    assert told == (result if error is None else {**result, "error": error})
+
+
+@pytest.mark.parametrize(
+    "result", [b"[]", b"{}", b'{"prompts":{}}', b'{"prompts":[],"nextCursor":7}', b'{"a":1,"a":1}']
+)
+def test_what_is_no_list_is_none(result: bytes) -> None:
+    assert read_entries(result, "prompts") is None
+
+
+def test_a_page_is_read_with_its_cursor() -> None:
+    entries, cursor = read_entries(b'{"prompts":[{"name":"p"}],"nextCursor":"n"}', "prompts") or ([], None)
+    assert ([bytes(entry) for entry in entries], cursor) == ([b'{"name":"p"}'], "n")
+    assert read_entries(b'{"prompts":[]}', "prompts") == ([], None)

@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.wire.relay.names import exposed_names, sanitised
+from isthmus.frontends.relay.device_tools import exposed_names, sanitised
 
 
 def as_devices_do(name: str) -> str:
