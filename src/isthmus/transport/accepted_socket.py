@@ -1,7 +1,7 @@
-"""A WebSocket that a client opened: the door makes one of a connection, and whoever takes it owns it from then on.
+"""A WebSocket that a client opened. The listener creates it from a connection and hands it to its new owner.
 
-There may be ten thousand of them, most of them idle: no task, one timer, few bytes each. `transport.websocket` is where
-its name is imported from.
+There may be ten thousand of them, most of them idle: no task, one timer, few bytes each. Import it from
+`transport.websocket`.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from isthmus.transport.write_batching import WriteBatch
 log = structlog.get_logger(__name__)
 
 LAG_BYTES: Final = 1024 * 1024
-"""What a peer may have unread, as a measure: of several times this it is sent no more, however fast it reads."""
+"""Unit for unread bytes: a peer with several times this much unread gets no more, however fast it reads."""
 
 LAG_FACTOR: Final = 8
-"""So many times; as many again for short words, or to withdraw what is long would be what cuts it."""
+"""That many units; as many again for short messages, so that a cancellation of a long one still fits."""
 
 SHORT_BYTES: Final = 1024
-"""A word that is short: a ping, a cancellation, an error."""
+"""The size of a short message: a ping, a cancellation, an error."""
 
 LAG_SECONDS: Final = 10.0
-"""How long a peer that has fallen behind may take over the next piece."""
+"""How long a peer that has fallen behind may take to read the next piece."""
 
 LAG_PROGRESS_BYTES: Final = 64 * 1024
-"""That piece, unless there is less; to read a byte now and then is a trick to hold our memory."""
+"""The size of that piece. A peer that reads a byte now and then only wants to hold our memory."""
 
 LAGGING: Final = "it does not read what it is sent"
 
@@ -56,28 +56,27 @@ JOINED_BYTES: Final = 64 * 1024
 """Messages of one turn are joined up to here; beyond it copying costs more than writing twice."""
 
 WHOLE_SECONDS: Final = 120.0
-"""How long a message may take to come: one of sixteen megabytes over a megabit a second. It is looked after as often as
-a ping is sent."""
+"""How long a message may take to arrive: sixteen megabytes at one megabit a second. Checked whenever a ping is sent."""
 
 SLOW: Final = f"a message must be whole within {WHOLE_SECONDS:g} s"
 
 NO_ROOM: Final = "the hub has no room for so long a message now"
 
 GOODBYE_BYTES: Final = 4 * 1024
-"""How much of what comes after our goodbye is looked through for the peer's."""
+"""How many bytes after our close frame are searched for the peer's."""
 
 LATE_FACTOR: Final = 64
-"""How many of the longest messages are thrown away after that; then the peer may wait until it is cut."""
+"""How many of the longest messages are discarded after that; then the connection is cut."""
 
 REASON_BYTES: Final = 123
-"""What a close frame has room for."""
+"""The longest reason in a close frame."""
 
 SMALL_PORTION_BYTES: Final = 1024
 LARGE_PORTION_BYTES: Final = 64 * 1024
-"""What is worked on in a turn of the loop: little of a flood of small messages, much of one that is large."""
+"""Bytes handled per turn of the loop: few of a flood of small messages, many of a large one."""
 
 FEW_FRAMES: Final = 4
-"""A portion with no more than these took little work, and the next one may be larger."""
+"""If a portion had at most this many messages, the next portion may be larger."""
 
 PING_FRAME: Final = Frame(Opcode.PING, PING).serialize(mask=False)
 
@@ -95,12 +94,12 @@ def text_frame(message: bytes) -> bytes:
 
 
 def fitting(reason: str) -> str:
-    """As much of a reason as a close frame takes."""
+    """The part of a reason that fits into a close frame."""
     return reason.encode()[:REASON_BYTES].decode(errors="ignore")
 
 
 class _Reader(StreamReader):
-    """Hands a long frame on as it was gathered: to copy megabytes takes milliseconds, most of them for fresh memory."""
+    """Passes a long frame on without copying: copying megabytes takes milliseconds, mostly for fresh memory."""
 
     def read_exact(self, n: int) -> Generator[None, None, bytearray]:
         if n >= LARGE_PORTION_BYTES:
@@ -121,7 +120,7 @@ class _Framing(Framing):
 
 
 class _Nobody:
-    """Hears what nobody takes."""
+    """Receives what has no owner."""
 
     def read(self, text: bytes) -> None:
         pass
@@ -139,7 +138,7 @@ _NOBODY: Final = _Nobody()
 class AcceptedSocket(SocketChannel):
     """A WebSocket that a client opened.
 
-    Set `on_closed` to hear that the connection is gone, and `on_binary` to take binary messages apart from text.
+    `on_closed` is called when the connection is gone; `on_binary` receives binary messages apart from text.
     """
 
     __slots__ = (
@@ -176,24 +175,24 @@ class AcceptedSocket(SocketChannel):
         lag_bytes: int = LAG_BYTES,
         lag_seconds: float = LAG_SECONDS,
     ) -> None:
-        """After the handshake; `begin` follows. `share` is that of all that belong together with it."""
+        """Created after the handshake; call `begin` next. `share` is the bandwidth share of its agent."""
         framing = _Framing(SERVER, max_size=limit_bytes, logger=SILENT)
         super().__init__(framing, limit_bytes=limit_bytes, ping_seconds=ping_seconds)
         self.chosen = chosen
         self.client = client
-        """The address that it was opened from."""
+        """The client's address."""
         self.on_binary: Callable[[bytes], None] | None = None
-        """Who takes binary messages; if nobody does, they are heard like text."""
+        """Receives binary messages; without it they are handled like text."""
         self.on_closed: Callable[[], None] | None = None
-        """Called once the connection is gone, however that came."""
+        """Called once, when the connection is gone for any reason."""
         self._cork = cork
         self._share = share or AgentBandwidth().of(None)
         self._held_bytes = 0
         self._unfinished_since = 0.0
-        """When the message began that is not whole; 0 if there is none."""
+        """When the incomplete message began; 0 without one."""
         self._is_deaf = False
         self._late_bytes = 0
-        """What has come since it was over."""
+        """Bytes received since it ended."""
         self._unsent: list[bytes] | None = None
         self._unsent_bytes = 0
         self._lag_bytes = lag_bytes
@@ -202,16 +201,16 @@ class AcceptedSocket(SocketChannel):
         self._goal_bytes = 0
         self._last_reason: str | None = None
         self._sign: asyncio.Future[None] | None = None
-        """Waited for by those who ask whether the peer is alive."""
+        """Set when the peer answers a liveness check."""
 
     def begin(self, transport: asyncio.Transport, take: Callable[[AcceptedSocket], Hearer], first: bytes = b"") -> None:
-        """Take over a connection on which the handshake was answered; `first` is what came behind the handshake."""
+        """Take over a connection after the handshake; `first` is what arrived behind the handshake."""
         transport.set_protocol(self)
         self.connection_made(transport)
         self._begin_pinging()
         try:
             self._hearer = take(self)
-        except Exception:  # the door and its other clients must not suffer for whoever takes this one
+        except Exception:  # an error of this socket's owner must not reach the listener and its other clients
             log.exception("an accepted WebSocket was not taken", client=self.client)
             self._hearer = _NOBODY
             self.close(CloseCode.INTERNAL_ERROR, FAILED)
@@ -239,7 +238,7 @@ class AcceptedSocket(SocketChannel):
             self._write_unsent()
 
     def flush(self) -> None:
-        """Write what was held back for the end of this turn of the loop."""
+        """Write what waits for the end of this turn of the loop."""
         self._write_unsent()
         self._unsent = None
 
@@ -259,7 +258,7 @@ class AcceptedSocket(SocketChannel):
         return self._unsent_bytes + self._transport.get_write_buffer_size()
 
     async def is_alive(self, within: float) -> bool:
-        """Whether the peer gives a sign of life when it is asked for one; at least the answer to a ping."""
+        """Whether the peer answers a ping."""
         if self._is_over:
             return False
         sign = self._sign = self._sign or self._loop.create_future()
@@ -273,13 +272,13 @@ class AcceptedSocket(SocketChannel):
             self._sign = None
 
     def close(self, code: int, reason: str = "") -> None:
-        """Say goodbye. Nothing more is heard and `ended` is not called; the connection ends within seconds."""
+        """Close it. Nothing more is received and `ended` is not called; the connection ends within seconds."""
         if not self._is_over:
             self._write_unsent()
             self._part(code, reason)
 
     async def aclose(self, code: int = CloseCode.NORMAL_CLOSURE, reason: str = "") -> None:
-        """Say goodbye and wait a moment for the peer's."""
+        """Send a close frame and wait briefly for the peer's."""
         self.close(code, reason)
         await self._wait_for_end()
 
@@ -309,7 +308,7 @@ class AcceptedSocket(SocketChannel):
         super().resume_writing()
 
     def eof_received(self) -> bool | None:
-        if not self._is_secure:  # else it cannot be kept open for what is put off
+        if not self._is_secure:  # otherwise the socket closes before deferred messages are handled
             self._share.turns.do(self._hear_out)
             return True
         return super().eof_received()
@@ -326,7 +325,7 @@ class AcceptedSocket(SocketChannel):
         self._forget_lag()
         if not self._portions.has_rest():
             self._depart()
-        # Else what it sent before it went is heard first, in portions as ever.
+        # Otherwise what the peer sent before it left is handled first, in portions.
 
     def _read_on(self) -> None:
         if self._last_reason is None:
@@ -335,7 +334,7 @@ class AcceptedSocket(SocketChannel):
             self._depart()
 
     def _depart(self) -> None:
-        """Nothing is left of it."""
+        """Release everything."""
         if self._last_reason is None:
             return
         reason, self._last_reason = self._last_reason, None
@@ -343,12 +342,12 @@ class AcceptedSocket(SocketChannel):
         self._settle()
         if self.on_closed is not None:
             self.on_closed()
-        self._loop.call_soon(self._untie)  # behind what `_break_off` may still have to tell
+        self._loop.call_soon(self._untie)  # after what `_break_off` may still report
 
     def _untie(self) -> None:
-        """Let go of all that has it, so that it is freed at once: of thousands, the cycle collector is long in finding.
+        """Drop all references, so that it is freed at once: the cycle collector takes long with thousands of sockets.
 
-        The parser is a generator of the protocol that has it.
+        The parser is a generator that refers to its protocol.
         """
         self._hearer = _NOBODY
         self.on_binary = self.on_closed = None
@@ -392,8 +391,8 @@ class AcceptedSocket(SocketChannel):
         hear = self._hearer.read if kind is not Opcode.BINARY or self.on_binary is None else self.on_binary
         try:
             hear(message)
-        except Exception:  # one message that the hub cannot deal with costs the peer that sent it, and nobody else
-            log.exception("a message on a WebSocket was not dealt with", client=self.client)
+        except Exception:  # a message that the hub cannot handle costs only the peer that sent it
+            log.exception("a message on a WebSocket could not be handled", client=self.client)
             self._break_off(CloseCode.INTERNAL_ERROR, FAILED)
 
     def _ping(self) -> None:
@@ -405,7 +404,7 @@ class AcceptedSocket(SocketChannel):
         return len(self._framing.reader.buffer) + (0 if self._parts is None else len(self._parts))
 
     def _hold(self, held_bytes: int) -> None:
-        """Keep account of what is kept of a message that is not whole."""
+        """Count the bytes of an incomplete message."""
         if not held_bytes:
             self._unfinished_since = 0.0
         elif not self._unfinished_since:
@@ -424,7 +423,7 @@ class AcceptedSocket(SocketChannel):
             self._break_off(CloseCode.POLICY_VIOLATION, SLOW)
         else:
             if self._lag_timer is not None:
-                self._is_silent = False  # the ping is behind what it has yet to read; whether it reads is seen to
+                self._is_silent = False  # the ping waits behind unread data; the lag timer checks that
             super()._tick()
 
     def _drop_unfinished(self) -> None:
@@ -466,13 +465,13 @@ class AcceptedSocket(SocketChannel):
     # -- ending ------------------------------------------------------------------------------------------------------
 
     def _break_off(self, code: int, reason: str) -> None:
-        """Say goodbye, and tell who hears it; not now, since whoever writes to many would find one of them gone."""
+        """Close it and notify the owner in the next turn: a loop over many sockets must not lose one midway."""
         if not self._is_over:
             self._part(code, reason)
             self._loop.call_soon(self._tell, reason)
 
     def _part(self, code: int, reason: str) -> None:
-        """Say goodbye behind all that was written, which may still leave, and see the peer off."""
+        """Send a close frame after everything that was written, and wait for the peer's."""
         self._is_over = True
         self._left = self._accepted
         self._forget_lag()
@@ -483,13 +482,13 @@ class AcceptedSocket(SocketChannel):
         self._say_goodbye()
 
     def _say_goodbye(self) -> None:
-        """The connection stays for a moment: closed over unread bytes, it would be reset before our word is read."""
+        """Keep the connection briefly: closing it with unread bytes would reset it before the peer reads our reason."""
         if not self._transport.is_closing():
             if data := b"".join(self._framing.data_to_send()):
                 self._transport.write(data)
             if self._framing.parser_exc is not None or self._unfinished_bytes() > GOODBYE_BYTES:
                 self._turn_deaf()
-            elif not self._portions.has_rest():  # else it goes on once that was looked through
+            elif not self._portions.has_rest():  # otherwise it continues once those bytes were searched
                 self._transport.resume_reading()
         self._see_off()
         self._timer = self._loop.call_later(CLOSE_SECONDS, self._transport.abort)
@@ -504,16 +503,16 @@ class AcceptedSocket(SocketChannel):
         self._see_off()
 
     def _turn_deaf(self) -> None:
-        """Keep nothing and look for nothing: what still comes is thrown away until the peer has gone."""
+        """Discard everything that still arrives until the peer has left."""
         self._is_deaf = True
         self._portions.stop()
         self._drop_unfinished()
         if not self._transport.is_closing():
             if self._transport.can_write_eof():
-                self._transport.write_eof()  # its goodbye would not be noticed, so it must not wait for our end
+                self._transport.write_eof()  # its close frame would go unnoticed, so it must not wait for ours
             self._transport.resume_reading()
         if self._last_reason is not None:
-            self._loop.call_soon(self._depart)  # what was to be heard first is not any more
+            self._loop.call_soon(self._depart)  # deferred messages are dropped
 
     def _throw_away(self, late_bytes: int) -> None:
         self._late_bytes += late_bytes
@@ -521,8 +520,8 @@ class AcceptedSocket(SocketChannel):
             self._transport.pause_reading()
 
     def _see_off(self) -> None:
-        """Close the connection once the peer has said goodbye too."""
-        self._framing.data_to_send()  # nothing is said after a goodbye
+        """Close the connection once the peer has closed its side."""
+        self._framing.data_to_send()  # nothing is sent after a close frame
         if self._framing.close_rcvd is not None:
             self._transport.close()
 
@@ -531,4 +530,4 @@ class AcceptedSocket(SocketChannel):
         self._forget_lag()
         self._give_sign()
         if self._last_reason is not None:
-            self._loop.call_soon(self._depart)  # nothing more of what it sent is heard
+            self._loop.call_soon(self._depart)  # what it sent is ignored

@@ -1,7 +1,7 @@
-"""What the sockets of one group take of the hub together: time in a turn of the loop, memory for what is unfinished.
+"""Bounds what all sockets of one relay agent use together: time per turn of the loop, memory for incomplete messages.
 
-A group is whoever they belong to. Somebody who floods through sixty sockets slows a neighbour no more than through one,
-and what is cut when too much is unfinished is cut where most of it is. The door has one `AgentBandwidth` for all it opens.
+An agent that floods sixty sockets slows its neighbours no more than with one. If incomplete messages take too much
+memory, the agent with the most loses one. The listener has one `AgentBandwidth` for all its sockets.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
 AT_ONCE = 8
-"""What is done in one turn: to see off whoever has gone takes some tenths of a millisecond."""
+"""Jobs per turn: cleaning up one lost socket takes some tenths of a millisecond."""
 
 
 class LoopTurns:
-    """Does things in the order in which they come, the first few at once."""
+    """Runs jobs in order: the first few at once, the others in later turns of the loop.
+
+    When a network fails, all its sockets end together; their clean-up must not hold the loop.
+    """
 
     def __init__(self) -> None:
         self._left = AT_ONCE
@@ -47,21 +50,21 @@ class LoopTurns:
 
 
 SLICE_SECONDS: Final = 0.0005
-"""How long a group is worked for in one turn; whoever waits for their own turn hardly notices it."""
+"""Time for one agent in one turn of the loop; short enough for the others not to notice."""
 
 UNFINISHED_BYTES_MAX: Final = 256 * 1024 * 1024
-"""What all messages that are not whole yet may hold: some of the longest, and thousands of usual ones."""
+"""Memory for all incomplete messages: a few of the longest, and thousands of ordinary ones."""
 
 
 class Holder(Protocol):
-    """Who keeps the beginning of a message until its end has come."""
+    """Holds the beginning of a message until the rest arrives."""
 
     def give_up(self) -> None:
-        """Let go of it, and be over."""
+        """Discard it and close."""
 
 
 class AgentShare:
-    """One group's."""
+    """The share of one agent."""
 
     def __init__(self, shares: AgentBandwidth) -> None:
         """For `AgentBandwidth.of`."""
@@ -69,17 +72,17 @@ class AgentShare:
         self._shares = shares
         self._turn = 0
         self._spent_seconds = 0.0
-        """In that turn."""
+        """Time used in that turn."""
         self._is_called = False
         self._waiting: deque[Callable[[], None]] = deque()
         self._held: dict[Holder, int] = {}
         self.held_bytes = 0
-        """How much of messages that are not whole is kept."""
+        """Bytes of incomplete messages."""
 
     # -- time --------------------------------------------------------------------------------------------------------
 
     def has_time(self) -> bool:
-        """Whether something may be done at once; else it must wait, behind others of the group."""
+        """Whether work may be done now; otherwise it waits behind other work of the agent."""
         if self._waiting:
             return False
         return self._turn != self._shares.turn or self._spent_seconds < SLICE_SECONDS
@@ -94,7 +97,7 @@ class AgentShare:
             self._shares.count()
 
     def later(self, work: Callable[[], None]) -> None:
-        """Have something done in one of the next turns; it says itself what it took."""
+        """Run a job in one of the next turns; the job reports its own time."""
         self._waiting.append(work)
         if not self._is_called:
             self._is_called = True
@@ -106,7 +109,7 @@ class AgentShare:
             return
         asyncio.get_running_loop().call_soon(self._work_on)
         self._turn, self._spent_seconds = self._shares.turn, 0.0
-        for _ in range(len(self._waiting)):  # nobody twice
+        for _ in range(len(self._waiting)):  # each only once
             self._waiting.popleft()()
             if self._spent_seconds >= SLICE_SECONDS:
                 break
@@ -114,7 +117,7 @@ class AgentShare:
     # -- memory ------------------------------------------------------------------------------------------------------
 
     def hold(self, holder: Holder, held_bytes: int) -> None:
-        """Note how much `holder` keeps now; if that is too much of all, whoever keeps most gives up."""
+        """Record how many bytes `holder` holds; if the total is too much, the largest holder is closed."""
         grown_bytes = held_bytes - self._held.get(holder, 0)
         if held_bytes:
             self._held[holder] = held_bytes
@@ -124,7 +127,7 @@ class AgentShare:
         self._shares.grow(grown_bytes)
 
     def give_up_largest(self) -> None:
-        """Have the one who keeps most give up."""
+        """Close the largest holder."""
         holder = max(self._held, key=self._held.__getitem__)
         holder.give_up()
         if holder in self._held:
@@ -132,27 +135,27 @@ class AgentShare:
 
 
 class AgentBandwidth:
-    """Everybody's. A group that has no socket any more is forgotten."""
+    """The shares of all agents. An agent without sockets is forgotten."""
 
     def __init__(self, unfinished_bytes_max: int = UNFINISHED_BYTES_MAX) -> None:
         self.turns = LoopTurns()
-        """For what may come for everybody at once."""
+        """For work that may come for all sockets at once."""
         self.turn = 0
-        """Which turn of the loop it is, as far as something is done in it."""
+        """The number of the current turn; counted only in turns with work."""
         self.is_counting = False
         self._unfinished_bytes_max = unfinished_bytes_max
         self._held_bytes = 0
         self._groups: WeakValueDictionary[str | None, AgentShare] = WeakValueDictionary()
 
     def of(self, group: str | None) -> AgentShare:
-        """A group's share; None is the group of whoever belongs to nobody."""
+        """The share of an agent; None is for sockets without one."""
         share = self._groups.get(group)
         if share is None:
             share = self._groups[group] = AgentShare(self)
         return share
 
     def count(self) -> None:
-        """Have the next turn counted."""
+        """Count the next turn."""
         self.is_counting = True
         asyncio.get_running_loop().call_soon(self._next_turn)
 
@@ -161,7 +164,7 @@ class AgentBandwidth:
         self.is_counting = False
 
     def grow(self, grown_bytes: int) -> None:
-        """Note that so much more is kept, or less."""
+        """Add to the total of incomplete bytes."""
         self._held_bytes += grown_bytes
         if grown_bytes > 0:
             while self._held_bytes > self._unfinished_bytes_max:

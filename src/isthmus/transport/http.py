@@ -18,7 +18,7 @@ from functools import partial
 from typing import Final, cast
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.ports.credentials import RequestSigner
+from isthmus.core.ports import RequestSigner
 from isthmus.transport.egress import DialFailed, Egress, EgressRefused, HttpOrigin
 from isthmus.transport.http_connection import ClientConnection, ConnectionLost, ResponseSink, Ticket
 from isthmus.transport.write_batching import WriteBatch

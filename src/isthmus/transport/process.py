@@ -1,11 +1,10 @@
 """A child process as a channel: bytes to its stdin, bytes from its stdout, the last of its stderr.
 
-The child leads a session and process group of its own, sees exactly the environment it is given and no
-descriptor but the three pipes, and is held to the limits that it is given (`transport.process_limits`). When it goes, or
-stops talking, its group goes with it, and what it started and let go (`transport.process_tree`): no orphan, no zombie.
+The child leads its own session and process group. It gets exactly the environment it is given, three pipes and no other
+descriptor, within its limits (`transport.process_limits`). When it ends, or closes its output, its group ends with it,
+daemons included (`transport.process_tree`): no orphans, no zombies.
 
-It does not frame or restart, nor bound what is buffered for a child that does not read (`buffered_bytes`
-tells): the stdio upstream, which calls it, does.
+Framing, restarting and bounding the data for a child that does not read (`buffered_bytes`) is up to the stdio upstream.
 """
 
 from __future__ import annotations

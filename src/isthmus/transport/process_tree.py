@@ -1,11 +1,11 @@
-"""The processes that one of ours has started, wherever they went, for `transport.process` to end them with it.
+"""Finds every process that a child has started, wherever it went, so that `transport.process` can end them together.
 
-Those whose parents still live are found below it. One that was forked twice into a session of its own has lost its
-parent, and belongs to the system's first process: it is known by a mark that every process inherits and that outlasts
-the start of another program with another environment. The mark is the limit on file locks, which Linux keeps for each
-process and has not looked at since 2.4.25. A program may lower it on purpose; who runs such ones needs a container.
+Most are found below the child. A daemon that forked twice has lost its parent; it is found by a mark that processes
+inherit, whatever program and environment they start: the limit on file locks, which Linux keeps per process and has
+ignored since 2.4.25. A program may lower it on purpose; run such programs in a container.
 
-The upper bits of a mark are the number of the hub's run, its family: `app.process_setup` ends by it what a killed hub left.
+The upper bits of a mark are the number of the hub's run, its family. `app.process_setup` uses it to end what a killed
+hub left behind.
 """
 
 from __future__ import annotations

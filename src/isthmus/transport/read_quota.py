@@ -1,7 +1,7 @@
-"""What arrives, handed on in portions: one a turn of the loop, so that a peer that floods has its turn and no more.
+"""Passes received bytes on in portions, one per turn of the loop, so that a flooding peer does not delay others.
 
-A loop reads a stream as long as there is something to read. A few hundred kilobytes of tiny messages are tenths of a
-second of work, during which nobody else would be heard.
+An event loop reads a stream as long as there is data. A few hundred kilobytes of tiny messages are tenths of a second
+of work.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from time import perf_counter
 from isthmus.transport.agent_bandwidth import SLICE_SECONDS, AgentShare
 
 PORTION_BYTES = 16 * 1024
-"""What is worked on at once: a large answer takes a few more turns, a flood of tiny messages some milliseconds."""
+"""The portion: a large answer takes a few more turns, a flood of tiny messages some milliseconds."""
 
 
 SHORT_PORTION_BYTES = 2 * 1024
 LEAST_PORTION_BYTES = 64
-"""A portion that is as short as the one and yet took long is of messages that are much work: fewer at a time, then."""
+"""A portion of the first size that took longer than the second has expensive messages: the next portion is smaller."""
 
 
 class ReadQuota:
-    """Stands between a transport and whoever takes its bytes; `pause` and `resume` are the transport's reading."""
+    """Sits between a transport and its reader; `pause` and `resume` control the transport's reading."""
 
     __slots__ = ("_at", "_is_open", "_pause", "_rest", "_resume", "_take", "portion_bytes")
 
     def __init__(self, take: Callable[[bytes], None], *, pause: Callable[[], None], resume: Callable[[], None]) -> None:
         self.portion_bytes = PORTION_BYTES
-        """Whoever takes may change it, for what comes next."""
+        """The reader may change it for what follows."""
         self._take = take
         self._pause = pause
         self._resume = resume
@@ -37,7 +37,7 @@ class ReadQuota:
         self._is_open = True
 
     def feed(self, data: bytes) -> None:
-        """Hand on what has arrived, the beginning of it at once."""
+        """Pass on received bytes, the first portion at once."""
         if not self._rest and len(data) <= self.portion_bytes:
             self._take(data)
         elif self._rest:
@@ -49,21 +49,21 @@ class ReadQuota:
             self._step()
 
     def has_rest(self) -> bool:
-        """Whether something has arrived that was not handed on yet."""
+        """Whether received bytes wait to be passed on."""
         return bool(self._rest)
 
     def finish(self) -> None:
-        """Nothing more arrives: hand on all that is left."""
+        """End of input: pass on everything that is left."""
         while self._rest and self._is_open:
             self._hand_on()
 
     def stop(self) -> None:
-        """Nobody takes anything any more."""
+        """Drop what waits; the reader is gone."""
         self._is_open = False
         self._rest, self._at = b"", 0
 
     def let_go(self) -> None:
-        """Nothing ever arrives any more. Whoever takes usually has this one; untied, both are freed at once."""
+        """Release the reader. It usually refers back to this object; without the cycle both are freed at once."""
         self.stop()
         self._take = self._pause = self._resume = _nothing
 
@@ -87,7 +87,7 @@ class ReadQuota:
 
 
 class SharedReadQuota(ReadQuota):
-    """Portions for which many have one share of a turn together."""
+    """A quota that several connections of one agent share."""
 
     __slots__ = ("_share",)
 
@@ -98,7 +98,7 @@ class SharedReadQuota(ReadQuota):
         self._share = share
 
     def feed(self, data: bytes) -> None:
-        """Hand on what has arrived, the beginning of it at once if the share has time."""
+        """Pass on received bytes, the first portion at once if the share has time left."""
         if self._rest:
             super().feed(data)
         elif not self._share.has_time():
@@ -127,4 +127,4 @@ class SharedReadQuota(ReadQuota):
 
 
 def _nothing(*_: object) -> None:
-    """What is called of somebody who has let go."""
+    """The reader after `release`."""

@@ -1,7 +1,7 @@
-"""An open WebSocket, whichever side opened it: whole messages in, frames out, an account of what left.
+"""An open WebSocket, opened by either side: whole messages in, frames out, and a count of the bytes that left.
 
-The protocol is `websockets`' own, without its I/O; here are the bounds and the clock. `transport.websocket` dials one,
-`transport.accepted_socket` takes one that a client opened; both names are imported from `transport.websocket`.
+The protocol comes from `websockets`, without its I/O; limits and timers are here. `transport.websocket` dials one,
+`transport.accepted_socket` accepts one; import both from `transport.websocket`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from isthmus.transport.cut import cut
 from isthmus.transport.read_quota import ReadQuota
 
 PING_SECONDS: Final = 20.0
-"""How often the peer is asked for a sign of life, and how long it has to give one."""
+"""The interval of pings, and the time for a pong."""
 
 CLOSE_SECONDS: Final = 2.0
-"""How long the peer may take to say goodbye."""
+"""How long the peer may take to answer a close frame."""
 
 DRAINED_BYTES: Final = 32 * 1024
-"""A peer with more than this unread has fallen behind; `flush` tells when it has caught up. Smaller than what
-any sender waits for, or one could wait for a word that never comes."""
+"""A peer with more than this unread has fallen behind; `flush` reports when it has caught up. It must be smaller than
+every sender's own threshold, or a sender could wait forever."""
 
 PONGS_BYTES: Final = 64 * 1024
-"""Answers to pings that may wait for a peer to read them."""
+"""Pongs that may wait for a peer to read them."""
 
 REASON_LENGTH: Final = 200
 
@@ -41,7 +41,7 @@ SILENT.setLevel(logging.CRITICAL + 1)
 
 
 class Hearer(Protocol):
-    """Who a WebSocket belongs to. Nothing comes after `ended`."""
+    """The owner of a WebSocket. `ended` is the last call."""
 
     def read(self, text: bytes) -> None:
         """A whole message."""
@@ -50,7 +50,7 @@ class Hearer(Protocol):
         """The peer had fallen behind and reads again."""
 
     def ended(self, reason: str) -> None:
-        """It carries nothing more; the reason in words."""
+        """The connection has ended; the reason in words."""
 
 
 class SocketChannel(asyncio.Protocol):
@@ -132,17 +132,17 @@ class SocketChannel(asyncio.Protocol):
 
     @property
     def goodbye(self) -> tuple[int, str] | None:
-        """The code and the reason with which the peer closed it; None if it did not say goodbye."""
+        """The code and reason of the peer's close frame; None without one."""
         said = self._framing.close_rcvd
         return None if said is None else (int(said.code), said.reason)
 
     def kill(self) -> None:
-        """End it at once; nothing more is written, and nobody is told."""
+        """End it at once: nothing more is written, and `ended` is not called."""
         self._retire()
         cut(self._transport)
 
     async def _wait_for_end(self) -> None:
-        """Give the peer a moment to say goodbye, and then none."""
+        """Wait briefly for the peer's close frame, then disconnect."""
         try:
             if not self._is_gone:
                 self._closed = self._closed or self._loop.create_future()
@@ -216,7 +216,7 @@ class SocketChannel(asyncio.Protocol):
                 pass  # a ping, which was answered, or a pong
 
     def _join(self, frame: Frame) -> None:
-        """Add to a message that comes in pieces. Its first byte is its kind's, so that no idle channel keeps one."""
+        """Append to a fragmented message. Its first byte is its opcode, so an idle channel stores nothing."""
         if self._parts is None:
             self._parts = bytearray((frame.opcode,))
         self._parts += frame.data
@@ -229,7 +229,7 @@ class SocketChannel(asyncio.Protocol):
         self._hearer.read(message)
 
     def _answer(self) -> None:
-        """Write what the protocol itself has to say: the handshake, pongs, a goodbye."""
+        """Write the protocol's own frames: the handshake, pongs, close frames."""
         data = b"".join(self._framing.data_to_send())
         if not data or self._is_over:
             return
@@ -256,7 +256,7 @@ class SocketChannel(asyncio.Protocol):
         self._answer()
 
     def _end(self, reason: str) -> None:
-        """It carries nothing more: what has not left by now must not leave any more."""
+        """End it: bytes that have not left must not leave later."""
         if self._is_over:
             return
         self._retire()
@@ -294,14 +294,14 @@ def lost(exc: Exception | None) -> str:
 
 
 def in_words(error: Exception, limit_bytes: int) -> str:
-    """What is wrong with what a peer sent."""
+    """What is wrong with the peer's data."""
     if isinstance(error, PayloadTooBig):
         return f"it sent a message of over {limit_bytes} bytes"
     return f"it does not speak WebSocket as it should: {str(error)[:REASON_LENGTH]}"
 
 
 def farewell(framing: Framing) -> str:
-    """How a peer said goodbye."""
+    """How the peer closed the connection."""
     said = framing.close_rcvd
     if said is None or said.code == CloseCode.NO_STATUS_RCVD:
         return "it closed the WebSocket"

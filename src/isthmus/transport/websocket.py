@@ -1,6 +1,6 @@
-"""WebSockets as channels: the one that the hub dials is here, the one that a client opened in `transport.accepted_socket`.
+"""A WebSocket that the hub dials; `transport.accepted_socket` has the ones that clients open.
 
-They do not know what they carry. A dialled one never dials again. `upstream.websocket` calls it.
+It does not know what it carries and never dials again. `upstream.websocket` uses it.
 """
 
 from __future__ import annotations
