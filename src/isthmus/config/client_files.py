@@ -12,22 +12,20 @@ from pathlib import Path
 from typing import cast
 
 from isthmus.config import codes, values
-from isthmus.config.contents import contents_of
-from isthmus.config.dialects.clients import CLIENTS
-from isthmus.config.dialects.dialect import Dialect
+from isthmus.config.dialects.clients import CLIENTS, Dialect
 from isthmus.config.dialects.places import places_of
 from isthmus.config.extensions import Extension, Importer
-from isthmus.config.files import FILE_BYTES_MAX, Document, located, read
-from isthmus.config.findings import ConfigError, Finding, Place, nearest
+from isthmus.config.files import FILE_BYTES_MAX, Document, read_document, read_regular_file, resolve_path
+from isthmus.config.findings import ConfigError, Finding, Place, closest_match
 from isthmus.config.formats import PARSERS
 
-KEY = "import"
+IMPORT = "import"
 ALL = "all"
 """Stands for every client."""
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
+class HostContext:
     """The folders and the environment that names are looked up in."""
 
     environment: Mapping[str, str]
@@ -36,7 +34,7 @@ class Around:
 
 
 @dataclass(slots=True)
-class Imported:
+class ClientFiles:
     """What was found under some names."""
 
     documents: list[Document] = field(default_factory=list)
@@ -56,20 +54,20 @@ def named_imports(document: Document) -> tuple[str, ...]:
     if not document.dialect.is_own:
         return ()
     try:
-        return values.texts(KEY, document.table.get(KEY, []))
+        return values.texts(IMPORT, document.table.get(IMPORT, []))
     except ValueError as error:
         raise ConfigError(Place(document.file).mistake(error)) from error
 
 
-def look_up(
+def read_client_files(
     names: Iterable[str],
     place: Place,
     folder: Path,
-    around: Around,
+    around: HostContext,
     dialect: Dialect | None = None,
     *,
     importers: Mapping[str, Extension] | None = None,
-) -> Imported:
+) -> ClientFiles:
     """Read the files of clients and the files at paths; paths are seen from `folder`.
 
     `place` is where the names are written, one without a path being the command line. `importers` are what extensions
@@ -78,11 +76,11 @@ def look_up(
     Raises:
         ConfigError: an extension that is wanted cannot be used.
     """
-    found = Imported()
+    found = ClientFiles()
     for position, name in enumerate(names):
         here = place.at(position) if place.path else Place(None)
         if _is_path(name):
-            _take_file(found, located(name, folder, around.home), here, dialect)
+            _take_file(found, resolve_path(name, folder, around.home), here, dialect)
         elif importers is not None and name in importers:
             _take_by(importers[name], found, here, around)
         else:
@@ -94,7 +92,7 @@ def _is_path(name: str) -> bool:
     return "/" in name or "\\" in name or Path(name).suffix.lower() in PARSERS or name.startswith((".", "~"))
 
 
-def _take_file(found: Imported, file: Path, place: Place, dialect: Dialect | None) -> None:
+def _take_file(found: ClientFiles, file: Path, place: Place, dialect: Dialect | None) -> None:
     found.sought.append(file)
     if file.is_file():
         _take(found, file, dialect)
@@ -103,13 +101,13 @@ def _take_file(found: Imported, file: Path, place: Place, dialect: Dialect | Non
         found.findings.append(told)
 
 
-def _take_client(found: Imported, name: str, place: Place, around: Around) -> None:
+def _take_client(found: ClientFiles, name: str, place: Place, around: HostContext) -> None:
     chosen = list(CLIENTS.values()) if name == ALL else [CLIENTS[name]] if name in CLIENTS else []
     if not chosen:
-        meant = nearest(name, CLIENTS)
+        meant = closest_match(name, CLIENTS)
         advice = f"did you mean {meant}?" if meant else f"known are {', '.join(CLIENTS)}"
         told = place.finding(
-            "must be a client or a path", value=values.shown(name), advice=advice, code=codes.UNKNOWN_CLIENT
+            "must be a client or a path", value=values.quoted(name), advice=advice, code=codes.UNKNOWN_CLIENT
         )
         found.findings.append(told)
         return
@@ -124,7 +122,7 @@ def _take_client(found: Imported, name: str, place: Place, around: Around) -> No
         found.findings.append(_nothing(chosen[0].title, files, place))
 
 
-def _take_by(extension: Extension, found: Imported, place: Place, around: Around) -> None:
+def _take_by(extension: Extension, found: ClientFiles, place: Place, around: HostContext) -> None:
     """Read the files of a program that only an extension knows."""
     importer = cast("Importer", extension.make("places", "servers"))
     title = str(getattr(importer, "title", extension.name))
@@ -134,7 +132,7 @@ def _take_by(extension: Extension, found: Imported, place: Place, around: Around
     for file in present:
         try:
             servers = {
-                name: dict(fields) for name, fields in importer.servers(contents_of(file, FILE_BYTES_MAX)).items()
+                name: dict(fields) for name, fields in importer.servers(read_regular_file(file, FILE_BYTES_MAX)).items()
             }
         except Exception as error:  # noqa: BLE001 - it is not ours, and costs only its own servers
             said = f"cannot be read as a file of {title}: {type(error).__name__}"
@@ -153,7 +151,7 @@ def _nothing(title: str, sought: Iterable[Path], place: Place) -> Finding:
     return place.finding(f"{verb} no file of {title} to read", advice=advice, code=codes.NOTHING_TO_IMPORT)
 
 
-def _places(extension: Extension, importer: Importer, around: Around) -> list[Path]:
+def _places(extension: Extension, importer: Importer, around: HostContext) -> list[Path]:
     """Where an extension says its files may be. Raises `ConfigError` if it does anything else."""
     try:
         named: list[object] = list(importer.places(around.home, around.cwd, around.environment))
@@ -168,9 +166,9 @@ def _places(extension: Extension, importer: Importer, around: Around) -> list[Pa
     return files
 
 
-def _take(found: Imported, file: Path, dialect: Dialect | None) -> None:
+def _take(found: ClientFiles, file: Path, dialect: Dialect | None) -> None:
     try:
-        document = read(file, dialect)
+        document = read_document(file, dialect)
     except ConfigError as error:
         found.findings += error.findings
         found.unread.append(file)

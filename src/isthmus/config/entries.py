@@ -63,7 +63,9 @@ class Entry:
         return self.place.at(*self.written_at.get(key, (key,)), *below)
 
 
-def entry_of(name: str, fields: object, place: Place, dialect: Dialect, around: WorkspaceContext | None = None) -> Entry:
+def entry_of(
+    name: str, fields: object, place: Place, dialect: Dialect, around: WorkspaceContext | None = None
+) -> Entry:
     """Translate one entry into our keys."""
     if not isinstance(fields, dict):
         finding = place.finding("must be a table", value=values.quoted(fields))

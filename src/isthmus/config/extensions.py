@@ -20,9 +20,9 @@ from isthmus.config import values
 from isthmus.config.codes import BAD_EXTENSION
 from isthmus.config.files import Document
 from isthmus.config.findings import ConfigError, Finding, Place
-from isthmus.config.variables import Borrowed, SecretSource, Variables
+from isthmus.config.variables import SecretSource, UsedVariables, Variables
 
-ROOT = "extensions"
+EXTENSIONS = "extensions"
 SETTINGS = "settings"
 PREFIX = "isthmus."
 """What a group of entry points is called, before the word for what they are."""
@@ -141,13 +141,13 @@ def read_extensions(document: Document | None, variables: Variables) -> tuple[Ex
     Raises:
         ConfigError: a value is not acceptable, something is not installed, or the file was not written for the hub.
     """
-    if document is None or ROOT not in document.table or not document.dialect.has_hub:
+    if document is None or EXTENSIONS not in document.table or not document.dialect.has_hub:
         return Extensions(), ()
-    place = Place(document.file, ROOT)
+    place = Place(document.file, EXTENSIONS)
     if not document.dialect.is_own:
-        _check_is_anothers(document.table[ROOT], place)
+        _check_is_anothers(document.table[EXTENSIONS], place)
         return Extensions(), ()
-    table = document.section(ROOT)
+    table = document.section(EXTENSIONS)
     try:
         _check_keys(table)
         named = [(group, name) for group in GROUPS for name in _names(group, table.get(group, []))]
@@ -174,7 +174,7 @@ def _check_keys(table: Mapping[str, object]) -> None:
     for key in table:
         if key not in (*GROUPS, SETTINGS):
             # It may be a mistyped `policy`, without which everybody could do more.
-            raise ValueError(f"must have only {', '.join((*GROUPS, SETTINGS))}, not {values.shown(key)}")
+            raise ValueError(f"must have only {', '.join((*GROUPS, SETTINGS))}, not {values.quoted(key)}")
 
 
 def _names(group: Group, given: object) -> tuple[str, ...]:
@@ -182,9 +182,9 @@ def _names(group: Group, given: object) -> tuple[str, ...]:
     form = _SCHEME if group in _TAKEN else _NAME
     for position, name in enumerate(names):
         if form.fullmatch(name) is None or name in _TAKEN.get(group, ()):
-            raise ValueError(f"{group}.{position} must be the name of an extension, not {values.shown(name)}")
+            raise ValueError(f"{group}.{position} must be the name of an extension, not {values.quoted(name)}")
         if name in names[:position]:
-            raise ValueError(f"{group}.{position} must be another one, not {values.shown(name)} again")
+            raise ValueError(f"{group}.{position} must be another one, not {values.quoted(name)} again")
     return names
 
 
@@ -203,7 +203,7 @@ def _lent(key: str, value: object, variables: Variables) -> object:
     """A text may be borrowed, as every secret may; what is in lists and tables is as it is written."""
     if not isinstance(value, str):
         return values.plain(value)
-    borrowed = Borrowed()
+    borrowed = UsedVariables()
     lent = variables.secret(key, value, borrowed)
     if borrowed.unresolved:
         raise ValueError(f"{key} must have only variables that are set, not {borrowed.unresolved[0]}")

@@ -6,17 +6,49 @@ is not known here. Called by `config.load`.
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from isthmus.config import codes, values
-from isthmus.config.contents import TooLong, contents_of
-from isthmus.config.dialects.dialect import Dialect
+from isthmus.config.dialects.clients import Dialect
 from isthmus.config.dialects.places import dialect_of
 from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.config.formats import PARSERS, parse
+
+# Opening a pipe would wait for a writer without it; Windows has neither the flag nor the wait.
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
+
+class FileTooLong(ValueError):
+    """A file with more in it than it may have."""
+
+
+def read_regular_file(file: Path, limit_bytes: int) -> bytes:
+    """Return what is in a regular file.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+        TooLong: there is more in it than `limit_bytes`.
+        ValueError: no file can have such a path.
+    """
+    with open(os.open(file, _FLAGS), "rb") as stream:
+        _check_kind(os.fstat(stream.fileno()).st_mode)
+        content = stream.read(limit_bytes + 1)
+    if len(content) > limit_bytes:
+        raise FileTooLong(f"over {limit_bytes} bytes")
+    return content
+
+
+def _check_kind(mode: int) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "Not a regular file")
+
 
 FILE_VARIABLE = "ISTHMUS_CONFIG"
 
@@ -61,24 +93,24 @@ def _is_hidden(folder: Path) -> bool:
     return folder.name.startswith(".") and folder.name != ".."
 
 
-def find(named: Path | None, environment: Mapping[str, str], cwd: Path, home: Path) -> Path | None:
+def find_file(named: Path | None, environment: Mapping[str, str], cwd: Path, home: Path) -> Path | None:
     """Return the file to read, None if there is none anywhere.
 
     Raises:
         ConfigError: a file was named, by argument or by `ISTHMUS_CONFIG`, and is not there.
     """
-    searched = places(named, environment, cwd, home)
+    searched = search_paths(named, environment, cwd, home)
     if named is not None or environment.get(FILE_VARIABLE):
         return _existing(searched[0])
     return next((place for place in searched if place.is_file()), None)
 
 
-def places(named: Path | None, environment: Mapping[str, str], cwd: Path, home: Path) -> tuple[Path, ...]:
+def search_paths(named: Path | None, environment: Mapping[str, str], cwd: Path, home: Path) -> tuple[Path, ...]:
     """Return where the file is looked for, first choice first: where it is said to be, or the usual places."""
     if named is None and environment.get(FILE_VARIABLE):
         named = Path(environment[FILE_VARIABLE])
     if named is not None:
-        return (located(str(named), cwd, home),)
+        return (resolve_path(str(named), cwd, home),)
     return (
         cwd / "isthmus.toml",
         cwd / "mcp.json",
@@ -99,18 +131,18 @@ def home_folder() -> Path:
         return NO_HOME
 
 
-def located(path: str, folder: Path, home: Path) -> Path:
+def resolve_path(path: str, folder: Path, home: Path) -> Path:
     """Return `path` as seen from `folder`, with a leading `~` as `home`."""
     if path == "~" or path.startswith("~/"):
         return home / path[2:]
     return folder / path
 
 
-def program(command: str, folder: Path, home: Path) -> str:
+def resolve_program(command: str, folder: Path, home: Path) -> str:
     """Return a command as it is started: a path as seen from `folder`, a mere name as it is, for `PATH` to find."""
     is_path = "/" in command or os.sep in command
     # With a variable that is not set nobody knows where it begins.
-    return str(located(command, folder, home)) if is_path and not command.startswith("${") else command
+    return str(resolve_path(command, folder, home)) if is_path and not command.startswith("${") else command
 
 
 def _existing(file: Path) -> Path:
@@ -121,7 +153,7 @@ def _existing(file: Path) -> Path:
     return file
 
 
-def read(file: Path, dialect: Dialect | None = None) -> Document:
+def read_document(file: Path, dialect: Dialect | None = None) -> Document:
     """Read a file into a document; whose it is shows by its path and contents, unless said.
 
     Raises:
@@ -137,8 +169,8 @@ def read(file: Path, dialect: Dialect | None = None) -> Document:
 def _text_of(file: Path) -> str:
     try:
         # Editors on Windows put a byte order mark in front, which no format allows.
-        return contents_of(file, FILE_BYTES_MAX).decode("utf-8-sig")
-    except TooLong as error:
+        return read_regular_file(file, FILE_BYTES_MAX).decode("utf-8-sig")
+    except FileTooLong as error:
         raise ConfigError(Place(file).finding("is longer than 32 MiB", code=codes.UNREADABLE_FILE)) from error
     except OSError as error:
         told = Place(file).finding(f"cannot be read: {error.strerror}", code=codes.UNREADABLE_FILE)

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from isthmus.config.codes import BAD_VALUE, UNKNOWN_KEY, Code
+from isthmus.config.codes import BAD_VALUE, UNKNOWN_KEY, FindingCode
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -29,7 +29,7 @@ class Finding:
     """The value as it may be shown; empty if there is none or it must stay hidden."""
     message: str
     advice: str = ""
-    code: Code = BAD_VALUE
+    code: FindingCode = BAD_VALUE
 
     @property
     def mend(self) -> str:
@@ -52,10 +52,10 @@ class ConfigError(Exception):
         self.findings = findings
 
 
-class Mistake(ValueError):
+class CodedError(ValueError):
     """A refused value that has a kind of its own; its text reads like that of every such error."""
 
-    def __init__(self, code: Code, text: str) -> None:
+    def __init__(self, code: FindingCode, text: str) -> None:
         super().__init__(text)
         self.code = code
 
@@ -73,30 +73,30 @@ class Place:
         steps += [_step(key) for key in keys]
         return Place(self.file, ".".join(steps))
 
-    def finding(self, message: str, *, value: str = "", advice: str = "", code: Code = BAD_VALUE) -> Finding:
+    def finding(self, message: str, *, value: str = "", advice: str = "", code: FindingCode = BAD_VALUE) -> Finding:
         """Say something of this place."""
         return Finding(self.file, self.path, value, message, advice, code)
 
-    def unknown(self, key: str, known: Iterable[str], *, code: Code = UNKNOWN_KEY) -> Finding:
+    def unknown(self, key: str, known: Iterable[str], *, code: FindingCode = UNKNOWN_KEY) -> Finding:
         """Tell of a key below this place that nobody reads."""
-        meant = nearest(key, known)
+        meant = closest_match(key, known)
         advice = f"did you mean {meant}?" if meant else ""
         return self.at(key).finding("is not known and has no effect", advice=advice, code=code)
 
-    def mistake(self, error: ValueError, *, advice: str = "", code: Code = BAD_VALUE) -> Finding:
+    def mistake(self, error: ValueError, *, advice: str = "", code: FindingCode = BAD_VALUE) -> Finding:
         """Tell of a value at or below this place that a check refused.
 
         Such errors read "<key> must <rule>, not <value>", or begin with "must" when the place itself is
-        wrong; that is the contract of every settings class and of `config.values`. A `Mistake` has its own code.
+        wrong; that is the contract of every settings class and of `config.values`. A `CodedError` has its own code.
         """
         key, _, rest = f" {error}".partition(" must ")
         rule, _, value = rest.partition(", not ")
         path = ".".join(part for part in (self.path, key.strip()) if part)
-        kind = error.code if isinstance(error, Mistake) else code
+        kind = error.code if isinstance(error, CodedError) else code
         return Finding(self.file, path, value, f"must {rule}", advice, kind)
 
 
-def nearest(key: str, known: Iterable[str]) -> str | None:
+def closest_match(key: str, known: Iterable[str]) -> str | None:
     """Return the known key that a mistyped one was probably meant to be."""
     matches = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.7)
     return matches[0] if matches else None

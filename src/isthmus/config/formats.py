@@ -98,7 +98,7 @@ def _as_table(file: Path, form: str, value: object) -> dict[str, object]:
 
 
 def _float(text: str) -> float | str:
-    return values.spelt(text, float(text))
+    return values.keep_written(text, float(text))
 
 
 def _told_twice(file: Path, trails: Iterable[_Trail]) -> tuple[Finding, ...]:
@@ -206,18 +206,18 @@ def _loader_by(base: Any) -> Any:
 
 def _yaml_int(text: str) -> object:
     base = {"0o": 8, "0x": 16}.get(text[:2], 10)
-    return values.spelt(text, int(text, base))
+    return values.keep_written(text, int(text, base))
 
 
 def _yaml_float(text: str) -> object:
     # Python has no dot in front of its words for these.
     word = text.lower().lstrip("+-").removeprefix(".")
     number = float(("-" if text.startswith("-") else "") + word) if word in ("inf", "nan") else float(text)
-    return values.spelt(text, number)
+    return values.keep_written(text, number)
 
 
 def _yaml_bool(text: str) -> object:
-    return values.spelt(text, text.lower() == "true")
+    return values.keep_written(text, text.lower() == "true")
 
 
 def _check_depth(events: Iterable[Any]) -> None:

@@ -1,7 +1,10 @@
-"""Which of the servers that were found elsewhere are new to a file, and what the file becomes with them.
+"""`isthmus import`: decide which servers of other files are new to our file, and make its new text.
 
-It decides and writes nothing: `isthmus import` shows the candidates and writes the text. What is in a file
-already is never changed without being asked for.
+`ImportPlan` decides; `own_fields`, `toml_table` and `merge_tables` write. Texts in, texts out: the command line opens
+the files. Servers that the file already has are never changed unless the user asks for it. Variables are written as
+placeholders, never their values.
+
+The TOML is written by hand: `merge_tables` keeps the rest of the file byte for byte, and parses the result to prove it.
 """
 
 from __future__ import annotations
@@ -13,12 +16,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, time
 from pathlib import Path
-from typing import Any, Literal, assert_never
+from typing import Any, Literal
 
 from isthmus.config.client_files import HostContext
 from isthmus.config.codes import UNRESOLVED_VARIABLE
 from isthmus.config.dialects.clients import OWN
-from isthmus.config.entries import EXTRA, EXTRA_JSON, Entry, entries_of, entry_of
+from isthmus.config.entries import EXTRA, EXTRA_JSON, TRANSPORT_KEYS, Entry, entries_of, entry_of
 from isthmus.config.files import Document
 from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.config.redaction import any_secret, secrets_of
@@ -27,121 +30,249 @@ from isthmus.config.variables import Variables, variables_of
 from isthmus.core.settings import Limits
 from isthmus.model.names import ServerName
 from isthmus.upstream.settings import (
-    AgentSettings,
+    SERVER_KEYS,
+    WAYS,
     HttpSettings,
     JsonRpcSettings,
     PythonSettings,
     ServerSettings,
     StdioSettings,
     WebSocketSettings,
+    way_of,
 )
 
 SERVERS = "servers"
 
+Outcome = Literal["new", "same", "differs", "replaced", "broken"]
+
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _REFERENCE = re.compile(r"(?:env|file|keyring):")
 _HEADER = re.compile(r"\s*\[\[?([^\[\]]+)\]\]?\s*(?:#.*)?")
-_AS_THEY_ARE = (
-    "include_tools",
-    "exclude_tools",
-    "era",
-    "limits",
-    "sha256",
-    "max_calls",
-    "max_queued",
-    "isolation",
-    "trusted",
-    "tags",
-    "pin",
-    "ca",
-    "defaults",
-    "cache",
-)
+_EMPTY: tuple[object, ...] = (None, "", [], {})
 
 
 class CannotMerge(ValueError):
-    """A file that would not be the same, apart from what is added, after a change; the text says why."""
+    """A file that cannot be extended without changing something else in it; the text says why."""
 
 
-# -- an entry in our words -----------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class ImportCandidate:
+    """One server that was found, and what happens to it."""
+
+    name: ServerName
+    entry: Entry
+    server: ServerSettings | None
+    outcome: Outcome
+    table: str = field(default="", repr=False)
+    """Its lines in our own file."""
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether it goes into the file."""
+        return self.outcome in ("new", "replaced")
+
+    @property
+    def has_secrets(self) -> bool:
+        """Whether it contains a secret in plain text instead of the name of a variable."""
+        literal = {key: _without_placeholders(value) for key, value in self.entry.fields.items()}
+        return bool(secrets_of(literal) or any_secret(_without_placeholders(dict(self.entry.extra))))
+
+
+def _without_placeholders(value: object) -> object:
+    match value:
+        case str():
+            return "" if "${" in value else value
+        case list():
+            return [_without_placeholders(item) for item in value]
+        case dict():
+            return {key: _without_placeholders(item) for key, item in value.items()}
+        case _:
+            return value
+
+
+@dataclass(slots=True)
+class ImportPlan:
+    """What goes into one file."""
+
+    file: Path
+    around: HostContext
+    may_replace: bool
+    candidates: list[ImportCandidate] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    _known: dict[str, ServerSettings | None] = field(default_factory=dict)
+    """By name: the servers that the file has, or will have; None for broken ones."""
+    _in_file: set[str] = field(default_factory=set)
+
+    def begin(self, target: Document | None) -> None:
+        """Note the servers that the file already has.
+
+        Raises:
+            ConfigError: the key for servers holds something else.
+        """
+        if target is not None:
+            loaded = load_servers(target, self.around)
+            self._known = {name: loaded.servers.get(name) for name in loaded.entries}
+            self._in_file = set(self._known)
+
+    def add(self, documents: Iterable[Document]) -> None:
+        """Decide about the servers of other files, in order: of two with one name the first counts."""
+        for document in documents:
+            try:
+                loaded = load_servers(document, self.around)
+            except ConfigError as error:
+                self.findings += error.findings
+                continue
+            self.findings += loaded.findings
+            for name, entry in loaded.entries.items():
+                self._decide(name, entry, loaded.servers.get(name))
+
+    def _decide(self, name: ServerName, entry: Entry, server: ServerSettings | None) -> None:
+        if server is None:
+            self.candidates.append(ImportCandidate(name, entry, None, "broken"))
+            return
+        fields = own_fields(entry, server)
+        written = self._as_written(name, fields)
+        outcome = self._outcome(name, written)
+        self.candidates.append(ImportCandidate(name, entry, server, outcome, toml_table(name, fields)))
+        if outcome in ("new", "replaced"):
+            self._known[name] = written
+        if outcome != "differs":
+            # Of two with one name the first counts: if the second replaced it, the next run would swap them again.
+            self._in_file.discard(name)
+
+    def _as_written(self, name: ServerName, fields: Mapping[str, object]) -> ServerSettings | None:
+        """Return the server as the file would have it; variables may have other values there."""
+        loaded = LoadedServers()
+        entry = entry_of(name, dict(fields), Place(self.file, SERVERS).at(name), OWN)
+        loaded.add([entry], _context(self.file, self.file.parent, self.around))
+        reported = {(finding.code, finding.message) for finding in self.findings}
+        self.findings += [
+            finding
+            for finding in loaded.findings
+            if finding.code == UNRESOLVED_VARIABLE and (finding.code, finding.message) not in reported
+        ]
+        return loaded.servers.get(name)
+
+    def _outcome(self, name: ServerName, written: ServerSettings | None) -> Outcome:
+        if name not in self._known:
+            return "new"
+        known = self._known[name]
+        if known is not None and written is not None and _comparable(known) == _comparable(written):
+            return "same"
+        return "replaced" if self.may_replace and name in self._in_file else "differs"
+
+    @property
+    def can_replace(self) -> bool:
+        """Whether a server in the file differs from one that was found."""
+        return any(found.outcome == "differs" and found.name in self._in_file for found in self.candidates)
+
+    def merged_into(self, text: str) -> str:
+        """Return the file's text with the chosen servers.
+
+        Raises:
+            CannotMerge: the file cannot be extended.
+        """
+        tables = {str(candidate.name): candidate.table for candidate in self.candidates if candidate.is_taken}
+        replaced = [candidate.name for candidate in self.candidates if candidate.outcome == "replaced"]
+        return merge_tables(text, tables, replaced)
+
+
+def _comparable(server: ServerSettings) -> ServerSettings:
+    return replace(server, secrets=frozenset(), extra={})
+
+
+def load_servers(document: Document, around: HostContext, limits: Limits | None = None) -> LoadedServers:
+    """Return the servers of one file without the rest of it, by default with the default limits.
+
+    Raises:
+        ConfigError: the key for servers holds something else.
+    """
+    loaded = LoadedServers()
+    entries, findings = entries_of(document, around.home, around.cwd)
+    loaded.findings += findings
+    loaded.add(entries, _context(document.file, document.base(around.home, around.cwd), around, limits))
+    return loaded
+
+
+def _context(file: Path, folder: Path, around: HostContext, limits: Limits | None = None) -> EntryContext:
+    visible, _ = variables_of(file, around.environment)
+    return EntryContext(Variables(visible, folder, around.home), folder, around.home, limits or Limits())
+
+
+# -- an entry in our own format ------------------------------------------------------------------------------
 
 
 def own_fields(entry: Entry, server: ServerSettings) -> dict[str, object]:
-    """Return what our own file has to say for an entry to mean the same there.
+    """Return the keys that make an entry mean the same in our own file.
 
-    The entry has the texts, variables unreplaced; the server says what its client's habits made of the rest.
+    Every key is written as the entry has it, with its placeholders, except for those that a client writes in its own
+    way: for these the settings say what they mean.
     """
-    fields = _reach_fields(entry, server)
-    if "timeout" in entry.fields:
-        fields["timeout"] = int(server.timeout) if server.timeout % 1 == 0 else server.timeout
-    if server.disabled:
-        fields["disabled"] = True
-    fields.update({key: entry.fields[key] for key in _AS_THEY_ARE if key in entry.fields})
-    return {**fields, **_extra_fields(entry.extra)}
-
-
-def _extra_fields(extra: Mapping[str, object]) -> dict[str, object]:
-    said = {key: value for key, value in extra.items() if _is_sayable({key: value})}
-    rest = {key: value for key, value in extra.items() if key not in said}
-    fields: dict[str, object] = {EXTRA: said} if said else {}
+    way = way_of(server.reach)
+    written = {**entry.fields, **_normalized(entry, server)}
+    fields: dict[str, object] = {}
+    for name, key in SERVER_KEYS.items():
+        if name not in written or way not in key.beside:
+            continue
+        # An empty list of tools has a meaning; an empty key of the transport has none.
+        if written[name] is not None and (key.beside == WAYS or written[name] not in _EMPTY):
+            fields[name] = written[name]
+    sayable = {key: value for key, value in entry.extra.items() if _is_toml_value({key: value})}
+    rest = {key: value for key, value in entry.extra.items() if key not in sayable}
+    fields |= {EXTRA: sayable} if sayable else {}
     return {**fields, EXTRA_JSON: json.dumps(rest, default=str)} if rest else fields
 
 
-def _is_sayable(value: object) -> bool:
-    """Tell whether TOML can hold a value: it has no null, and no text that is not Unicode."""
+def _normalized(entry: Entry, server: ServerSettings) -> dict[str, object]:
+    """Return the keys whose value comes from the settings; None removes a key."""
+    raw, reach = entry.fields, server.reach
+    made: dict[str, object] = dict.fromkeys((*TRANSPORT_KEYS, "enabled"))
+    made["disabled"] = True if server.disabled else None
+    if "timeout" in raw:
+        made["timeout"] = int(server.timeout) if server.timeout % 1 == 0 else server.timeout
+    made |= {key: _escape_references(raw[key], entry) for key in ("env", "headers") if key in raw}
+    match reach:
+        case StdioSettings():
+            made["cwd"] = reach.cwd
+        case PythonSettings():
+            made["path"] = reach.path
+        case HttpSettings() if reach.carrier != "auto":
+            made["type"] = reach.carrier
+        case WebSocketSettings():
+            made["type"] = "ws"
+        case JsonRpcSettings():
+            made["rpc"] = raw.get("rpc") or raw["url"]
+        case _:
+            pass
+    return made
+
+
+def _escape_references(table: object, entry: Entry) -> object:
+    """Escape texts of another client's file that would be references in ours, such as `file:data.db`."""
+    if entry.dialect.is_own or not isinstance(table, dict):
+        return table
+    return {
+        key: f"${{:-{value}}}"
+        if isinstance(value, str) and _REFERENCE.match(value) and not set(value) & set("{}")
+        else value
+        for key, value in table.items()
+        if value is not None
+    }
+
+
+def _is_toml_value(value: object) -> bool:
+    """Whether TOML can hold a value: it has no null, and no text with lone surrogates."""
     match value:
         case str():
             return not any("\ud800" <= character <= "\udfff" for character in value)
         case list():
-            return all(map(_is_sayable, value))
+            return all(map(_is_toml_value, value))
         case dict():
-            return all(isinstance(key, str) and _is_sayable(key) and _is_sayable(item) for key, item in value.items())
+            return all(
+                isinstance(key, str) and _is_toml_value(key) and _is_toml_value(item) for key, item in value.items()
+            )
         case _:
             return isinstance(value, bool | int | float | date | time)
-
-
-def _reach_fields(entry: Entry, server: ServerSettings) -> dict[str, object]:
-    raw, reach = entry.fields, server.reach
-    match reach:
-        case StdioSettings():
-            fields = _taken(raw, "command", "args")
-            fields |= {"env": _literal(raw["env"], entry)} if raw.get("env") else {}
-            fields |= {"cwd": reach.cwd} if reach.cwd is not None else {}
-            return fields | _taken(raw, "env_file")
-        case HttpSettings():
-            kind = {"type": reach.carrier} if reach.carrier != "auto" else {}
-            return {"url": raw["url"], **kind, **_headers(entry), **_taken(raw, "user_headers")}
-        case WebSocketSettings():
-            return {"url": raw["url"], "type": "ws", **_headers(entry)}
-        case JsonRpcSettings():
-            return {"rpc": raw.get("rpc") or raw["url"], **_headers(entry), **_taken(raw, "user_headers", "tools")}
-        case AgentSettings():
-            return {"agent": raw["agent"], **_headers(entry), **_taken(raw, "origins")}
-        case PythonSettings():
-            return {"python": raw["python"], **({"path": reach.path} if reach.path is not None else {})}
-        case _:
-            assert_never(reach)
-
-
-def _taken(raw: Mapping[str, object], *keys: str) -> dict[str, object]:
-    return {key: raw[key] for key in keys if raw.get(key) not in (None, "", [], {})}
-
-
-def _headers(entry: Entry) -> dict[str, object]:
-    headers = entry.fields.get("headers")
-    return {"headers": _literal(headers, entry)} if headers else {}
-
-
-def _literal(table: object, entry: Entry) -> object:
-    """Keep what is a text in the file it comes from from being taken for a reference in ours."""
-    if entry.dialect.is_own or not isinstance(table, dict):
-        return table
-    return {key: _escaped(value) for key, value in table.items() if value is not None}
-
-
-def _escaped(value: object) -> object:
-    is_reference = isinstance(value, str) and _REFERENCE.match(value) and not set(value) & set("{}")
-    return f"${{:-{value}}}" if is_reference else value
 
 
 # -- TOML ----------------------------------------------------------------------------------------------------
@@ -159,7 +290,7 @@ def _toml_key(text: str) -> str:
 
 
 def _toml_text(text: str) -> str:
-    # JSON's escapes are TOML's, but for the slash and for what is beyond the first plane: both stay as they are.
+    # JSON's escapes are valid TOML, except that TOML also wants DEL escaped.
     escaped = json.dumps(text.encode(errors="replace").decode(), ensure_ascii=False)
     return escaped.replace("\x7f", "\\u007f")
 
@@ -184,34 +315,36 @@ def _toml_value(value: object) -> str:
             return _toml_text(str(value))
 
 
-# -- a file --------------------------------------------------------------------------------------------------
-
-
 def merge_tables(text: str, tables: Mapping[str, str], replaced: Sequence[str] = ()) -> str:
-    """Return a file's text with tables added below, and those of `replaced` servers taken out before.
+    """Return a file's text with tables appended, and the tables of `replaced` servers removed.
 
     Raises:
-        CannotMerge: the file is written in a way that cannot be added to, or one of the servers to replace is.
+        CannotMerge: something else in the file would change, or the result would not be TOML.
     """
     before = tomllib.loads(text)
-    kept = _without(text, replaced)
+    kept = _without_servers(text, replaced)
     line_end = "\r\n" if "\r\n" in text else "\n"
     parts = [kept if not kept or kept.endswith("\n") else kept + line_end]
     parts += [("\n" if kept or position else "") + table for position, table in enumerate(tables.values())]
     made = parts[0] + "".join(parts[1:]).replace("\n", line_end)
-    _check_merge(before, made, set(tables), set(replaced))
+    try:
+        after = tomllib.loads(made)
+    except tomllib.TOMLDecodeError as error:
+        raise CannotMerge(f"its servers are written in a way that cannot be added to ({error})") from error
+    names = {*tables, *replaced}
+    if _other_content(before, names) != _other_content(after, names):
+        raise CannotMerge("something else in it would change with them")
     return made
 
 
-def _without(text: str, names: Sequence[str]) -> str:
-    """Return a text without the tables of some servers; comments that lead to the next table stay."""
-    lines = text.splitlines(keepends=True)
+def _without_servers(text: str, names: Sequence[str]) -> str:
+    """Return a text without the tables of some servers; comments in front of the next table stay."""
     kept: list[str] = []
-    held: list[str] = []  # blank lines and comments since the last value, which may belong to what comes next
+    held: list[str] = []  # blank lines and comments since the last value; they may belong to the next table
     is_dropped = False
-    for line in lines:
+    for line in text.splitlines(keepends=True):
         if found := _HEADER.fullmatch(line.rstrip("\r\n")):
-            was_dropped, is_dropped = is_dropped, _is_of(found[1], names)
+            was_dropped, is_dropped = is_dropped, _is_server_header(found[1], names)
             kept += held if not (was_dropped and is_dropped) else []
             held = []
         if is_dropped and not line.strip().startswith("#") and line.strip():
@@ -223,7 +356,7 @@ def _without(text: str, names: Sequence[str]) -> str:
     return "".join([*kept, *held])
 
 
-def _is_of(header: str, names: Sequence[str]) -> bool:
+def _is_server_header(header: str, names: Sequence[str]) -> bool:
     try:
         table: Any = tomllib.loads(f"[{header}]")
     except tomllib.TOMLDecodeError:
@@ -232,172 +365,11 @@ def _is_of(header: str, names: Sequence[str]) -> bool:
     return root is not None and bool(table[root].keys() & set(names))
 
 
-def _check_merge(before: dict[str, Any], made: str, added: set[str], replaced: set[str]) -> None:
-    """Make sure that a change did what was meant and nothing else."""
-    try:
-        after = tomllib.loads(made)
-    except tomllib.TOMLDecodeError as error:
-        raise CannotMerge(f"its servers are written in a way that cannot be added to ({error})") from error
-    if _rest(before, added | replaced) != _rest(after, added | replaced):
-        raise CannotMerge("something else in it would change with them")
-
-
-def _rest(table: dict[str, Any], names: set[str]) -> dict[str, Any]:
+def _other_content(table: dict[str, Any], names: set[str]) -> dict[str, Any]:
+    """Return a file's content without some servers; an empty table counts as missing."""
     roots = {
         root: {name: entry for name, entry in table[root].items() if name not in names}
         for root in (SERVERS, "mcpServers")
         if isinstance(table.get(root), dict)
     }
-    # An empty table is as none: the last of its servers may have been replaced.
     return {key: value for key, value in {**table, **roots}.items() if value != {}}
-
-
-Outcome = Literal["new", "same", "differs", "replaced", "broken"]
-
-
-@dataclass(frozen=True, slots=True)
-class ImportCandidate:
-    """One server that was found, and what becomes of it."""
-
-    name: ServerName
-    entry: Entry
-    server: ServerSettings | None
-    outcome: Outcome
-    table: str = field(default="", repr=False)
-    """Its lines in our own words."""
-
-    @property
-    def is_taken(self) -> bool:
-        """Whether it goes into the file."""
-        return self.outcome in ("new", "replaced")
-
-    @property
-    def has_secrets(self) -> bool:
-        """Whether a secret stands in it as it is, and not by the name of a variable."""
-        literal = {key: _without_placeholders(value) for key, value in self.entry.fields.items()}
-        return bool(secrets_of(literal) or any_secret(_without_placeholders(dict(self.entry.extra))))
-
-
-def _without_placeholders(value: object) -> object:
-    match value:
-        case str():
-            return "" if "${" in value else value
-        case list():
-            return [_without_placeholders(item) for item in value]
-        case dict():
-            return {key: _without_placeholders(item) for key, item in value.items()}
-        case _:
-            return value
-
-
-@dataclass(slots=True)
-class ImportPlan:
-    """What is to go into one file."""
-
-    file: Path
-    around: HostContext
-    may_replace: bool
-    candidates: list[ImportCandidate] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
-    _known: dict[str, ServerSettings | None] = field(default_factory=dict)
-    """By name: what the file has, or will have; None for what is broken there."""
-    _in_file: set[str] = field(default_factory=set)
-
-    def begin(self, target: Document | None) -> None:
-        """Look at what the file has already.
-
-        Raises:
-            ConfigError: the place where its servers should be holds something else.
-        """
-        if target is not None:
-            roster = load_servers(target, self.around)
-            self._known = {name: roster.servers.get(name) for name in roster.entries}
-            self._in_file = set(self._known)
-
-    def add(self, documents: Iterable[Document]) -> None:
-        """Weigh the servers of other files, in order: of two with one name the first counts."""
-        for document in documents:
-            try:
-                roster = load_servers(document, self.around)
-            except ConfigError as error:
-                self.findings += error.findings
-                continue
-            self.findings += roster.findings
-            for name, entry in roster.entries.items():
-                self._weigh(name, entry, roster.servers.get(name))
-
-    def _weigh(self, name: ServerName, entry: Entry, server: ServerSettings | None) -> None:
-        if server is None:
-            self.candidates.append(ImportCandidate(name, entry, None, "broken"))
-            return
-        fields = own_fields(entry, server)
-        written = self._as_written(name, fields)
-        outcome = self._outcome(name, written)
-        self.candidates.append(ImportCandidate(name, entry, server, outcome, toml_table(name, fields)))
-        if outcome in ("new", "replaced"):
-            self._known[name] = written
-        if outcome != "differs":
-            # Of two under one name the first counts: were the second taken, the next run would take the first again.
-            self._in_file.discard(name)
-
-    def _as_written(self, name: ServerName, fields: Mapping[str, object]) -> ServerSettings | None:
-        """Return what the file would have; variables may be others there than where an entry comes from."""
-        roster = LoadedServers()
-        entry = entry_of(name, dict(fields), Place(self.file, SERVERS).at(name), OWN)
-        roster.add([entry], _reading(self.file, self.file.parent, self.around))
-        said = {(told.code, told.message) for told in self.findings}
-        self.findings += [
-            told
-            for told in roster.findings
-            if told.code == UNRESOLVED_VARIABLE and (told.code, told.message) not in said
-        ]
-        return roster.servers.get(name)
-
-    def _outcome(self, name: ServerName, written: ServerSettings | None) -> Outcome:
-        if name not in self._known:
-            return "new"
-        known = self._known[name]
-        if known is not None and written is not None and _told(known) == _told(written):
-            return "same"
-        return "replaced" if self.may_replace and name in self._in_file else "differs"
-
-    @property
-    def can_replace(self) -> bool:
-        """Whether something in the file differs from what was found."""
-        return any(found.outcome == "differs" and found.name in self._in_file for found in self.candidates)
-
-    def merged_into(self, text: str) -> str:
-        """Return the file's text with what is taken.
-
-        Raises:
-            CannotMerge: the file is written in a way that cannot be added to.
-        """
-        tables = {str(candidate.name): candidate.table for candidate in self.candidates if candidate.is_taken}
-        return merge_tables(text, tables, _names(self.candidates, "replaced"))
-
-
-def _names(candidates: Sequence[ImportCandidate], outcome: Outcome) -> list[str]:
-    return [candidate.name for candidate in candidates if candidate.outcome == outcome]
-
-
-def _told(server: ServerSettings) -> ServerSettings:
-    """Return what an entry says, without what is only known of it."""
-    return replace(server, secrets=frozenset(), extra={})
-
-
-def load_servers(document: Document, around: HostContext, limits: Limits | None = None) -> LoadedServers:
-    """Return the servers of one file, read by themselves; the usual limits hold for them, unless said.
-
-    Raises:
-        ConfigError: the place where servers should be holds something else.
-    """
-    roster = LoadedServers()
-    entries, odd = entries_of(document, around.home, around.cwd)
-    roster.findings += odd
-    roster.add(entries, _reading(document.file, document.base(around.home, around.cwd), around, limits))
-    return roster
-
-
-def _reading(file: Path, folder: Path, around: HostContext, limits: Limits | None = None) -> EntryContext:
-    seen, _ = variables_of(file, around.environment)
-    return EntryContext(Variables(seen, folder, around.home), folder, around.home, limits or Limits())

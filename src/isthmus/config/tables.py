@@ -1,19 +1,21 @@
-"""Reading a table of plain values, such as `[limits]`: its types here, its ranges by the settings that it fills.
+"""Read the hub's own tables, from `[hub]` and `[limits]` to `[relay]`.
 
-A bad value refuses the file, an unknown key is only told of. Called by the modules that read one such table each.
+Each table is declared once, in `HUB_TABLES`: the settings class that it fills, and a sentence for each key. Types come
+from the fields of that class, ranges are checked by it, and the reference in `docs/configuration.md` is generated from
+the declaration. Unlike a broken server, a bad value here refuses the file: a hub that listens on another address than
+configured is worse than none. An unknown key is only reported. Called by `config.load`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from isthmus.config import codes, values
 from isthmus.config.callers import patterns
-from isthmus.config.codes import UNRESOLVED_VARIABLE
 from isthmus.config.files import Document, resolve_path
 from isthmus.config.findings import CodedError, ConfigError, Finding, Place, closest_match
 from isthmus.config.settings import HubSettings, RelayParts
@@ -32,31 +34,245 @@ from isthmus.upstream.dialin.settings import DialInSettings
 from isthmus.upstream.targets.settings import TargetSettings
 
 T = TypeVar("T")
-Reader = Callable[[str, object], object]
+
+A2A = "a2a"
+AUDIT = "audit"
+HUB = "hub"
+LIMITS = "limits"
+LOG = "log"
+RELAY = "relay"
+STORAGE = "storage"
+TARGETS = "targets"
+TASKS = "tasks"
+AGENTS = "agents"
+
+TIMEOUT_VARIABLE = "MCP_CALL_TIMEOUT"
+"""Another program's variable, read so that a deployment written for that program keeps working."""
+
+_EARLIER_NAMES = {"allowed_hosts": "hosts", "allowed_origins": "origins"}
+_DURATION = re.compile(r"([0-9]{1,6})([hdw])")
+_DURATION_UNITS = {"h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+_AGENT_KEYS = ("name", "allow", "deny", "grace")
+_DENY_ALL = AgentRules(deny=("*",))
+
+
+# -- the declarations ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HubTable:
+    """One table: the classes whose fields are its keys, and the documentation of each key."""
+
+    classes: tuple[type, ...]
+    docs: Mapping[str, str]
+    """By key, in the order of the reference; Markdown."""
+    prefix: str = ""
+    """What the fields' names have in front of the keys'."""
+    other_types: Mapping[str, Any] = field(default_factory=dict)
+    """Types of keys that are no fields, or that a file writes in another form."""
+
+    @property
+    def types(self) -> dict[str, Any]:
+        """The type of each key."""
+        hints = {name: hint for cls in self.classes for name, hint in get_type_hints(cls).items()}
+        return {key: hints[self.prefix + key] for key in self.docs if self.prefix + key in hints} | {**self.other_types}
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The default of each key that is a field."""
+        made = {each.name: getattr(cls(), each.name) for cls in self.classes for each in fields(cls)}
+        return {key: made[self.prefix + key] for key in self.docs if self.prefix + key in made}
+
+
+HUB_TABLES: Mapping[str, HubTable] = {
+    HUB: HubTable(
+        (HubSettings,),
+        {
+            "host": "Address to listen on. Anything but loopback needs a caller, in the file or made with"
+            " `isthmus token create`; `isthmus serve --insecure` does without.",
+            "port": "Port to listen on; 0 takes a free one.",
+            "public_url": "How others reach the hub. With it, the hub publishes `/.well-known/ai-catalog.json` and"
+            " server cards.",
+            "names": "Names of tools at `/mcp`: `canonical` is `server.tool`, `llm` is `mcp_server_tool` for models"
+            " that refuse dots.",
+            "hosts": "`Host` headers to accept beside the hub's own. On loopback only its own are accepted; elsewhere"
+            " all are, unless this key is set.",
+            "origins": "Origins of web pages that may call. See [Web pages](concepts.md#web-pages).",
+            "tools": "Python modules whose `@tool` functions become built-in tools."
+            " See [Your own tools](concepts.md#your-own-tools).",
+            "pin": "What happens to a tool whose definition changes: `off`, `warn`, `strict` or `approve`."
+            " See [Definitions that change](concepts.md#definitions-that-change).",
+            "open_programs": "A server whose program or folder every user of the machine can write to: `warn` starts it"
+            " and logs it, `refuse` does not start it.",
+            "audit": "When a call is written to the [audit log](audit.md): `batched` within 100 ms of its end, `strict`"
+            " before it is sent and before its end is reported, `off` never.",
+            "state": "Folder for data that survives a restart: tasks (unless `[storage]` names a database), the relay's"
+            " key, revoked tokens, tool definitions and the last list of each server.",
+        },
+        other_types={
+            "log_level": str,
+            "log_format": str,
+            "allowed_hosts": tuple[str, ...],
+            "allowed_origins": tuple[str, ...],
+        },
+    ),
+    LOG: HubTable(
+        (HubSettings,),
+        {
+            "file": "File to write logs to; standard error if not set.",
+            "format": "`json`, `console`, or `auto`: `console` on a terminal.",
+            "level": "`debug`, `info`, `warning` or `error`.",
+        },
+        prefix="log_",
+    ),
+    LIMITS: HubTable(
+        (Limits,),
+        {
+            "call_seconds": "How long a server may be silent about a call. See [Timeouts](concepts.md#timeouts).",
+            "hard_seconds": "How long any call may take in all; at most 86400.",
+            "connect_seconds": "Time to connect to a server over the network.",
+            "listing_seconds": "How long the first list waits for servers that are starting for the first time. The hub"
+            " does not wait for a server that has failed once, or whose last list is stored.",
+            "drain_seconds": "How long running calls may finish when the hub stops.",
+            "lag_seconds": "How long a caller may stop reading before it is disconnected.",
+            "connections": "Connections of callers at once; WebSockets of the relay have their own limit.",
+            "connections_per_address": "The same from one address.",
+            "wrong_keys_per_minute": "Wrong keys and tokens per address before it gets 429."
+            " See [Guessing](identity.md#guessing).",
+            "max_calls": "Calls to one server at once; the default of the server's own key.",
+            "max_queued": "Calls that may wait for one server; the default of the server's own key.",
+            "tenant_calls": "Calls of one tenant that run or wait in the whole hub, where several tenants share it;"
+            " `[tenants.NAME] max_calls` sets it for one.",
+            "tools_per_server": "Entries of each list of a server.",
+            "depth": "How deep JSON may nest.",
+            "request_bytes": "A request of a caller, which may also have at most 100,000 JSON values.",
+            "reply_bytes": "A message of a server.",
+            "notification_bytes": "A message on a server's notification stream.",
+            "schema_bytes": "The description of one tool, and its schema.",
+            "lag_bytes": "Unread data of a caller before it is disconnected.",
+            "breaker_failures": "Failures in a row after which calls to a server are rejected for a while.",
+            "breaker_share": "The same by the share of failures, among `breaker_calls` or more within"
+            " `breaker_window_seconds`.",
+            "breaker_calls": "See `breaker_share`.",
+            "breaker_window_seconds": "See `breaker_share`.",
+            "breaker_open_seconds": "How long calls are rejected at first; the time doubles with every failure.",
+            "breaker_open_max_seconds": "How long calls are rejected at most.",
+        },
+    ),
+    A2A: HubTable(
+        (A2aSettings,),
+        {
+            "name": "Name of the agent on its card.",
+            "description": "Description of the agent on its card.",
+            "text_tool": "Tool for messages in plain text. It gets `text`, `message_id`, `context_id` and `metadata`,"
+            " as far as its schema has them. Without it, the task asks for an instruction and suggests tools.",
+            "card": "Card for requests that name no version: `merged` suits A2A 1.0 and 0.3, `strict` is 1.0 only."
+            " See [The card](a2a.md#the-card).",
+            "keep": "Seconds to store a finished task. A task that waits for its caller is stored for at least a day.",
+            "keep_bytes": "Storage per caller, for A2A and for MCP each; at least 64 KiB."
+            " See [Storage of tasks](concepts.md#storage-of-tasks).",
+            "grpc_port": "Port for A2A 1.0 over gRPC on the same host; 0 takes a free one. Needs"
+            " `pip install 'isthmus[grpc]'`. Changing it needs a restart.",
+            "grpc_url": "Address of that port on the card, if not the host of `public_url` with `grpc_port`.",
+        },
+    ),
+    TASKS: HubTable(
+        (TaskSettings,),
+        {
+            "provide": "Whether the hub runs tools as tasks for servers that have no tasks of their own.",
+            "after": "Seconds after which a call becomes a task, for callers of MCP 2026-07-28 that support tasks."
+            " Earlier callers request a task themselves.",
+        },
+    ),
+    TARGETS: HubTable(
+        (TargetSettings,),
+        {
+            "allow": "Addresses that callers may name: `https://host`, `https://*.domain` (names below the domain),"
+            " `https://*`; with a port if it is not the usual one, and a path to allow only what is below it.",
+            "open": "Whether callers without a key may name addresses: those in `allow`, or every public one if `allow`"
+            " is empty. Only for a hub on loopback without callers and `public_url`.",
+            "headers": "Names of headers that `mcp_headers` may hold. They go to that address only and are never stored"
+            " or logged.",
+            "idle": "Seconds after which an unused link to such a server is closed.",
+            "max": "Such servers at once. One caller has at most half of them; the least recently used is closed"
+            " first.",
+        },
+    ),
+    STORAGE: HubTable(
+        (StorageSettings,),
+        {
+            "url": "PostgreSQL database (12 or newer) for tasks: `postgresql://hub:${PG_PASSWORD}@db/isthmus`, or"
+            " `env:NAME`, `file:PATH`. Needs `pip install 'isthmus[postgres]'`."
+            " See [A database for tasks](concepts.md#a-database-for-tasks). Changing it needs a restart.",
+        },
+    ),
+    AUDIT: HubTable(
+        (AuditSettings,),
+        {"keep": "How long records are stored: seconds, or a text such as `36h`, `90d`, `52w`; a day or more."},
+    ),
+    RELAY: HubTable(
+        (TokenSettings, RelaySettings, DialInSettings),
+        {
+            "enabled": "Whether there is a relay at all. Changing it needs a restart.",
+            "key": "Key that signs tokens, of 16 characters or more: literal, `env:NAME` or `file:PATH`. Without it,"
+            " the hub makes one and stores it in `state`. A new key disconnects everybody whose token the old one"
+            " signed.",
+            "compatible": "Whether tokens of the original relay are accepted.",
+            "compatible_agents": "For which agents: `known` (configured here, or made with `isthmus token relay AGENT"
+            " --compatible`), `md5` (also ids that a manager makes), `any` (tokens can be spliced).",
+            "revoked": "Ids of revoked tokens, beside those of `isthmus token revoke`.",
+            "aggregate": "Which responses make up the response to a request to every server: `all` or the `first`.",
+            "wait": "Seconds to wait for the last of them, and for a known server that is connecting.",
+            "timeout": "Seconds that a device's call may take in all. Progress does not extend it: devices give up"
+            " after 30 s.",
+            "frame_bytes": "Longest message to a device.",
+            "grace": "Seconds that calls wait for a server that is away.",
+            "forget": "Seconds after which a server that is away is forgotten.",
+            "max_servers": "Servers of one agent.",
+            "max_tools": "Tools of one agent.",
+            "max_agent_connections": "Sockets of one agent.",
+            "max_connections": "Sockets of the whole relay.",
+        },
+        other_types={AGENTS: dict},
+    ),
+}
+
+
+# -- reading any table ---------------------------------------------------------------------------------------
 
 
 def read_table(
-    document: Document, root: str, readers: Mapping[str, Reader]
+    document: Document, root: str, types: Mapping[str, Any] | None = None
 ) -> tuple[dict[str, Any], tuple[Finding, ...]]:
-    """Return the known values of one table in their types, and the unknown keys told of.
+    """Return the values of one table in their types, with a finding for each unknown key.
 
     Raises:
         ConfigError: a value has another type.
     """
+    known = HUB_TABLES[root].types if types is None else types
     place = Place(document.file, root)
     table = document.section(root)
+    read: dict[str, Any] = {}
     try:
-        known = {key: readers[key](key, value) for key, value in table.items() if key in readers}
+        for key, value in table.items():
+            if key not in known:
+                continue
+            if root == AUDIT and isinstance(value, str):
+                read[key] = _duration(key, value)
+            elif known[key] is dict:
+                read[key] = values.table(key, value)
+            else:
+                read[key] = values.typed(key, known[key], value)
     except ValueError as error:
         raise ConfigError(place.mistake(error)) from error
-    return known, tuple(place.unknown(key, readers) for key in table if key not in readers)
+    return read, tuple(place.unknown(key, known) for key in table if key not in known)
 
 
 def accepted(document: Document, root: str, make: Callable[[], T]) -> T:
-    """Return what is made of a table's values.
+    """Return the settings that `make` builds of a table.
 
     Raises:
-        ConfigError: one of them is out of its range.
+        ConfigError: a value is out of its range.
     """
     try:
         return make()
@@ -64,192 +280,81 @@ def accepted(document: Document, root: str, make: Callable[[], T]) -> T:
         raise ConfigError(Place(document.file, root).mistake(error)) from error
 
 
-A2A = "a2a"
-
-_A2A_READERS: Mapping[str, Reader] = {
-    "name": values.text,
-    "description": values.text,
-    "text_tool": values.text,
-    "card": values.text,
-    "keep": values.number,
-    "keep_bytes": values.integer,
-    "grpc_port": values.integer,
-    "grpc_url": values.text,
-}
-
-
-def read_a2a(document: Document | None) -> tuple[A2aSettings, tuple[Finding, ...]]:
-    """Return the agent's settings and what is odd in them.
+def read_settings(document: Document | None, root: str, settings: type[T]) -> tuple[T, tuple[Finding, ...]]:
+    """Return the settings of a table that fills one class, with findings.
 
     Raises:
         ConfigError: a value is not acceptable.
     """
-    if document is None or not document.dialect.has_hub:
-        return A2aSettings(), ()
-    read, told = read_table(document, A2A, _A2A_READERS)
-    return accepted(document, A2A, lambda: A2aSettings(**read)), told
+    # In another client's file, and in any but ours for `audit`, the word may mean something else.
+    if document is None or not document.dialect.has_hub or (root == AUDIT and not document.dialect.is_own):
+        return settings(), ()
+    read, findings = read_table(document, root)
+    return accepted(document, root, lambda: settings(**read)), findings
 
 
-TASKS = "tasks"
-
-_TASKS_READERS: Mapping[str, Reader] = {"provide": values.flag, "after": values.number}
-
-
-def read_tasks(document: Document | None) -> tuple[TaskSettings, tuple[Finding, ...]]:
-    """Return the settings of tasks and what is odd in them.
+def resolve_secret(key: str, text: str, variables: Variables) -> str:
+    """Return a secret that may be literal, `env:NAME`, `file:PATH`, `keyring:NAME` or contain `${VAR}`.
 
     Raises:
-        ConfigError: a value is not acceptable.
+        ValueError: it cannot be read, or a variable is not set.
     """
-    if document is None or not document.dialect.has_hub:
-        return TaskSettings(), ()
-    read, told = read_table(document, TASKS, _TASKS_READERS)
-    return accepted(document, TASKS, lambda: TaskSettings(**read)), told
+    used = UsedVariables()
+    secret = variables.secret(key, text, used)
+    if used.unresolved:
+        message = f"{key} must have only variables that are set, not {used.unresolved[0]}"
+        raise CodedError(codes.UNRESOLVED_VARIABLE, message)
+    return secret
 
 
-TARGETS = "targets"
-
-_TARGETS_READERS: Mapping[str, Reader] = {
-    "allow": values.texts,
-    "open": values.flag,
-    "headers": values.texts,
-    "idle": values.number,
-    "max": values.integer,
-}
+def _duration(key: str, value: str) -> float:
+    found = _DURATION.fullmatch(value.strip().lower())
+    if found is None:
+        raise ValueError(f"{key} must be a time like 36h, 90d or 52w, not {values.quoted(value)}")
+    return int(found[1]) * _DURATION_UNITS[found[2]]
 
 
-def read_targets(document: Document | None) -> tuple[TargetSettings, tuple[Finding, ...]]:
-    """Return the settings and what is odd in them.
-
-    Raises:
-        ConfigError: a value is not acceptable.
-    """
-    if document is None or not document.dialect.has_hub:
-        return TargetSettings(), ()
-    read, told = read_table(document, TARGETS, _TARGETS_READERS)
-    return accepted(document, TARGETS, lambda: TargetSettings(**read)), told
-
-
-STORAGE = "storage"
-
-_STORAGE_READERS: Mapping[str, Reader] = {"url": values.text}
-
-
-def read_storage(
-    document: Document | None, variables: Variables, schemes: Collection[str] = ()
-) -> tuple[StorageSettings, tuple[Finding, ...]]:
-    """Return the settings and what is odd in them; `schemes` are of addresses that extensions take.
-
-    Raises:
-        ConfigError: a value is not acceptable.
-    """
-    if document is None or not document.dialect.has_hub:
-        return StorageSettings(), ()
-    read, told = read_table(document, STORAGE, _STORAGE_READERS)
-    return accepted(document, STORAGE, lambda: _storage(_lent_url(read.get("url"), variables), schemes)), told
-
-
-def _storage(url: str | None, schemes: Collection[str]) -> StorageSettings:
-    is_foreign = url is not None and url.partition(":")[0] in schemes
-    return StorageSettings(url, is_foreign=is_foreign)
-
-
-def _lent_url(url: str | None, variables: Variables) -> str | None:
-    if url is None:
-        return None
-    borrowed = UsedVariables()
-    lent = variables.secret("url", url, borrowed)
-    if borrowed.unresolved:
-        raise CodedError(
-            UNRESOLVED_VARIABLE, f"url must have only variables that are set, not {borrowed.unresolved[0]}"
-        )
-    return lent
-
-
-AUDIT = "audit"
-
-_UNITS = {"h": 3600.0, "d": 86_400.0, "w": 604_800.0}
-_DURATION = re.compile(r"([0-9]{1,6})([hdw])")
-
-
-def _duration(key: str, value: object) -> float:
-    """Seconds, as a number or as a text like `90d`."""
-    if isinstance(value, str):
-        found = _DURATION.fullmatch(value.strip().lower())
-        if found is None:
-            raise ValueError(f"{key} must be a time like 36h, 90d or 52w, not {values.quoted(value)}")
-        return int(found[1]) * _UNITS[found[2]]
-    return values.number(key, value)
-
-
-_AUDIT_READERS: Mapping[str, Reader] = {"keep": _duration}
-
-
-def read_audit(document: Document | None) -> tuple[AuditSettings, tuple[Finding, ...]]:
-    """Return the log's settings and what is odd in them.
-
-    Raises:
-        ConfigError: a value is not acceptable.
-    """
-    # Elsewhere an `audit` may be anything, and of anybody.
-    if document is None or not document.dialect.is_own:
-        return AuditSettings(), ()
-    read, told = read_table(document, AUDIT, _AUDIT_READERS)
-    return accepted(document, AUDIT, lambda: AuditSettings(**read)), told
-
-
-_HUB_READERS: Mapping[str, Reader] = {
-    "host": values.text,
-    "port": values.integer,
-    "public_url": values.text,
-    "names": values.text,
-    "audit": values.text,
-    "pin": values.text,
-    "open_programs": values.text,
-    "state": values.text,
-    "tools": values.texts,
-    "log_level": values.text,
-    "log_format": values.text,
-    "hosts": values.texts,
-    "origins": values.texts,
-    "allowed_hosts": values.texts,
-    "allowed_origins": values.texts,
-}
-_EARLIER = {"allowed_hosts": "hosts", "allowed_origins": "origins"}
-"""What settings were called, and are."""
-_LOG_READERS: Mapping[str, Reader] = {"file": values.text, "format": values.text, "level": values.text}
-_LIMITS_READERS: Mapping[str, Reader] = {
-    limit.name: values.integer if isinstance(limit.default, int) else values.number for limit in fields(Limits)
-}
+# -- [hub], [log], [limits] ----------------------------------------------------------------------------------
 
 
 def read_hub(
-    document: Document | None, home: Path, given: Mapping[str, object], call_seconds: float | None = None
+    document: Document | None, home: Path, given: Mapping[str, Any], call_seconds: float | None = None
 ) -> tuple[HubSettings, tuple[Finding, ...]]:
-    """Return the hub's settings and what is odd in them; `given` by the command line wins over the file.
+    """Return the hub's settings with findings; options `given` on the command line win over the file.
 
-    `call_seconds` stands in where the file has no `limits.call_seconds`.
+    `call_seconds` is the default of `limits.call_seconds`.
 
     Raises:
         ConfigError: a value is not acceptable.
     """
-    if document is None or not document.dialect.has_hub:
-        return _hub_settings({}, _limits({}, call_seconds), home, home, given), ()
-    hub, told = read_table(document, "hub", _HUB_READERS)
-    accepted(document, "hub", lambda: _rename(hub))
-    # Elsewhere a `log` may be anything, and of anybody.
-    log, told_of_log = read_table(document, "log", _LOG_READERS) if document.dialect.is_own else ({}, ())
-    read, told_of_limits = read_table(document, "limits", _LIMITS_READERS)
-    limits = accepted(document, "limits", lambda: _limits(read, call_seconds))
-    accepted(document, "hub", lambda: HubSettings(**hub))
-    accepted(document, "log", lambda: _check_log(log))
-    hub.update({f"log_{key}": value for key, value in log.items()})
-    return _hub_settings(hub, limits, document.file.parent, home, given), (*told, *told_of_log, *told_of_limits)
+    folder = home
+    hub: dict[str, Any] = {}
+    limits = _limits({}, call_seconds)
+    findings: tuple[Finding, ...] = ()
+    if document is not None and document.dialect.has_hub:
+        folder = document.file.parent
+        hub, hub_findings = read_table(document, HUB)
+        accepted(document, HUB, lambda: _use_present_names(hub))
+        # In other clients' files `log` may mean something else.
+        log, log_findings = read_table(document, LOG) if document.dialect.is_own else ({}, ())
+        read, limit_findings = read_table(document, LIMITS)
+        limits = accepted(document, LIMITS, lambda: _limits(read, call_seconds))
+        accepted(document, HUB, lambda: HubSettings(**hub))
+        accepted(document, LOG, lambda: _check_log(log))
+        hub.update({f"log_{key}": value for key, value in log.items()})
+        findings = (*hub_findings, *log_findings, *limit_findings)
+    paths = {"state": str(resolve_path(hub.get("state", HubSettings().state), folder, home))}
+    if hub.get("log_file"):
+        paths["log_file"] = str(resolve_path(hub["log_file"], folder, home))
+    try:
+        return HubSettings(**{**hub, "limits": limits, **paths, **given}), findings
+    except ValueError as error:
+        # The file's own values were accepted above, so an option is wrong.
+        raise ConfigError(Place(None).mistake(ValueError(f"--{error}"))) from error
 
 
-def _rename(hub: dict[str, Any]) -> None:
-    """Take what has an earlier name under its present one."""
-    for earlier, name in _EARLIER.items():
+def _use_present_names(hub: dict[str, Any]) -> None:
+    for earlier, name in _EARLIER_NAMES.items():
         if earlier in hub:
             if name in hub:
                 raise ValueError(f"{earlier} must be left out where {name} is given, not be beside it")
@@ -259,10 +364,10 @@ def _rename(hub: dict[str, Any]) -> None:
 def _limits(read: Mapping[str, Any], call_seconds: float | None) -> Limits:
     if "call_seconds" in read:
         return Limits(**read)
-    if call_seconds is None:
-        call_seconds = CALL_SECONDS
-    limits = Limits(**{"call_seconds": 0.001, **read})  # so that only what the file has can be wrong here
-    return replace(limits, call_seconds=min(call_seconds, limits.hard_seconds))
+    limits = Limits(**{"call_seconds": 0.001, **read})  # so that only values of the file can be wrong here
+    return replace(
+        limits, call_seconds=min(CALL_SECONDS if call_seconds is None else call_seconds, limits.hard_seconds)
+    )
 
 
 def _check_log(log: Mapping[str, Any]) -> None:
@@ -272,91 +377,79 @@ def _check_log(log: Mapping[str, Any]) -> None:
         raise ValueError(str(error).removeprefix("log_")) from error
 
 
-def _hub_settings(
-    read: Mapping[str, Any], limits: Limits, folder: Path, home: Path, given: Mapping[str, Any]
-) -> HubSettings:
-    paths = {"state": str(resolve_path(read.get("state", HubSettings().state), folder, home))}
-    if read.get("log_file"):
-        paths["log_file"] = str(resolve_path(read["log_file"], folder, home))
+def call_seconds(environment: Mapping[str, str]) -> tuple[float | None, list[Finding]]:
+    """Return `MCP_CALL_TIMEOUT` in seconds, None if it is not set, with findings."""
+    text = environment.get(TIMEOUT_VARIABLE, "").strip()
+    if not text:
+        return None, []
     try:
-        return HubSettings(**{**read, "limits": limits, **paths, **given})
-    except ValueError as error:
-        # The file's own values were accepted before, so it is an option that is wrong.
-        raise ConfigError(Place(None).mistake(ValueError(f"--{error}"))) from error
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if 0 < seconds < float("inf"):
+        return seconds, []
+    finding = Place(None, TIMEOUT_VARIABLE).finding("must be a positive number of seconds", code=codes.BAD_VALUE)
+    return None, [finding]
 
 
-RELAY = "relay"
-AGENTS = "agents"
+# -- [storage] -----------------------------------------------------------------------------------------------
 
-_RELAY_READERS: Mapping[str, Reader] = {
-    "enabled": values.flag,
-    "key": values.text,
-    "compatible": values.flag,
-    "compatible_agents": values.text,
-    "revoked": values.texts,
-    "aggregate": values.text,
-    "wait": values.number,
-    "timeout": values.number,
-    "frame_bytes": values.integer,
-    "grace": values.number,
-    "forget": values.number,
-    "max_servers": values.integer,
-    "max_tools": values.integer,
-    "max_agent_connections": values.integer,
-    "max_connections": values.integer,
-    AGENTS: values.table,
-}
-_AGENT_KEYS = ("name", "allow", "deny", "grace")
-_NOTHING = AgentRules(deny=("*",))
+
+def read_storage(
+    document: Document | None, variables: Variables, schemes: Collection[str] = ()
+) -> tuple[StorageSettings, tuple[Finding, ...]]:
+    """Return the settings with findings; `schemes` are those of addresses that extensions handle.
+
+    No message quotes the address: it may contain a password.
+
+    Raises:
+        ConfigError: a value is not acceptable.
+    """
+    if document is None or not document.dialect.has_hub:
+        return StorageSettings(), ()
+    read, findings = read_table(document, STORAGE)
+
+    def settings() -> StorageSettings:
+        url = None if "url" not in read else resolve_secret("url", read["url"], variables)
+        return StorageSettings(url, is_foreign=url is not None and url.partition(":")[0] in schemes)
+
+    return accepted(document, STORAGE, settings), findings
+
+
+# -- [relay] -------------------------------------------------------------------------------------------------
 
 
 def read_relay(document: Document | None, variables: Variables) -> tuple[RelayParts, tuple[Finding, ...]]:
-    """Return the settings of the relay and what is odd in them.
+    """Return the settings of the relay's three parts, with findings.
+
+    A broken entry of an agent is skipped. A mistake must not widen access: if the entry may have contained a `deny`,
+    the agent's devices see nothing.
 
     Raises:
         ConfigError: a value is not acceptable.
     """
     if document is None or not document.dialect.has_hub:
         return RelayParts(), ()
-    read, told = read_table(document, RELAY, _RELAY_READERS)
-    place = Place(document.file, RELAY)
-    read[AGENTS], told_of_agents = _agents(read.get(AGENTS, {}), place.at(AGENTS))
-    read["key"] = accepted(document, RELAY, lambda: _relay_key(read.get("key"), variables))
-    return accepted(document, RELAY, lambda: _parts(read)), (*told, *told_of_agents)
+    read, findings = read_table(document, RELAY)
+    read[AGENTS], agent_findings = _agents(read.get(AGENTS, {}), Place(document.file, RELAY).at(AGENTS))
 
+    def relay_key() -> str | None:
+        if "key" not in read:
+            return None
+        key = resolve_secret("key", read["key"], variables)
+        TokenSettings(key)  # rejects what cannot be a key at all
+        try:
+            check_length(key)
+        except KeyTooShort as error:
+            raise CodedError(codes.WEAK_KEY, str(error)) from None
+        return key
 
-def _parts(read: Mapping[str, Any]) -> RelayParts:
-    return RelayParts(
-        tokens=TokenSettings(**_of(read, TokenSettings)),
-        dialin=DialInSettings(**_of(read, DialInSettings)),
-        face=RelaySettings(**_of(read, RelaySettings)),
-    )
+    def of(settings: type[T]) -> T:
+        return settings(**{name: read[name] for name in get_type_hints(settings) if name in read})
 
-
-def _of(read: Mapping[str, Any], kind: type[TokenSettings | DialInSettings | RelaySettings]) -> dict[str, Any]:
-    return {item.name: read[item.name] for item in fields(kind) if item.name in read}
-
-
-# -- the key ---------------------------------------------------------------------------------------------------------
-
-
-def _relay_key(text: str | None, variables: Variables) -> str | None:
-    if text is None:
-        return None
-    borrowed = UsedVariables()
-    key = variables.secret("key", text, borrowed)
-    if borrowed.unresolved:
-        found = borrowed.unresolved[0]
-        raise CodedError(codes.UNRESOLVED_VARIABLE, f"key must have only variables that are set, not {found}")
-    TokenSettings(key)  # which refuses what cannot be a key at all
-    try:
-        check_length(key)
-    except KeyTooShort as error:
-        raise CodedError(codes.WEAK_KEY, str(error)) from None
-    return key
-
-
-# -- agents ----------------------------------------------------------------------------------------------------------
+    read["key"] = accepted(document, RELAY, relay_key)
+    parts = accepted(document, RELAY, lambda: RelayParts(of(TokenSettings), of(DialInSettings), of(RelaySettings)))
+    return parts, (*findings, *agent_findings)
 
 
 def _agents(entries: Mapping[str, object], place: Place) -> tuple[dict[str, AgentRules], list[Finding]]:
@@ -364,27 +457,18 @@ def _agents(entries: Mapping[str, object], place: Place) -> tuple[dict[str, Agen
     findings: list[Finding] = []
     for key, entry in entries.items():
         try:
-            agents[key] = _rules(key, entry)
+            agents[key] = _agent_rules(key, entry)
         except ValueError as error:
-            if may_forbid := _may_forbid(entry):
-                agents[key] = _NOTHING
-            advice = "until then its devices see nothing" if may_forbid else "this entry is left out"
+            # A mistyped `deny` counts as one; a value that is no table may have meant anything.
+            may_deny = not isinstance(entry, dict) or any(closest_match(word, _AGENT_KEYS) == "deny" for word in entry)
+            if may_deny:
+                agents[key] = _DENY_ALL
+            advice = "until then its devices see nothing" if may_deny else "this entry is skipped"
             findings.append(place.at(key).mistake(error, advice=advice, code=codes.BAD_AGENT))
     return agents, findings
 
 
-def _rules(key: str, entry: object) -> AgentRules:
-    _check_agent(key)
-    if not isinstance(entry, dict):
-        raise ValueError("must be a table, not another value")
-    for word in entry:
-        if word not in _AGENT_KEYS:
-            raise ValueError(f"must have only {', '.join(_AGENT_KEYS)}, not {values.quoted(word)}")
-    return AgentRules(_agent_name(entry), patterns("allow", entry), patterns("deny", entry), _grace(entry))
-
-
-def _check_agent(key: str) -> None:
-    """Raises: ValueError if no token can be of this agent, by its tenant and name or, in the usual one, by its name."""
+def _agent_rules(key: str, entry: object) -> AgentRules:
     tenant, slash, agent = key.partition("/")
     try:
         check_name("agent", agent if slash else key)
@@ -392,23 +476,17 @@ def _check_agent(key: str) -> None:
             check_name("tenant", tenant)
     except ValueError as error:
         raise ValueError(f"must be under the name of an agent, not {values.quoted(key)}: {error}") from error
-
-
-def _agent_name(entry: Mapping[str, object]) -> str | None:
-    if entry.get("name") is None:
-        return None
-    try:
-        return parse_server_name(values.text("name", entry["name"]))
-    except ValueError as error:
-        raise ValueError(f"name must {str(error).partition(' must ')[2]}") from error
-
-
-def _grace(entry: Mapping[str, object]) -> float | None:
-    if entry.get("grace") is None:
-        return None
-    return DialInSettings(grace=values.number("grace", entry["grace"])).grace
-
-
-def _may_forbid(entry: object) -> bool:
-    """Whether somebody may have written a `deny`, however misspelt; what is no table may have meant anything."""
-    return not isinstance(entry, dict) or any(closest_match(word, _AGENT_KEYS) == "deny" for word in entry)
+    if not isinstance(entry, dict):
+        raise ValueError("must be a table, not another value")
+    for word in entry:
+        if word not in _AGENT_KEYS:
+            raise ValueError(f"must have only {', '.join(_AGENT_KEYS)}, not {values.quoted(word)}")
+    name, grace = entry.get("name"), entry.get("grace")
+    if name is not None:
+        try:
+            name = parse_server_name(values.text("name", name))
+        except ValueError as error:
+            raise ValueError(f"name must {str(error).partition(' must ')[2]}") from error
+    if grace is not None:
+        grace = DialInSettings(grace=values.number("grace", grace)).grace
+    return AgentRules(name, patterns("allow", entry), patterns("deny", entry), grace)

@@ -1,52 +1,54 @@
-"""Reading plain values out of a parsed file: the checks of type, not of range.
+"""Convert plain values of a parsed file into the types that settings have.
 
-Each function takes a key and what the file has there and returns it in the type that a setting wants, or
-raises `ValueError` in the words "<key> must be …, not <value>". Ranges are the business of the settings
-themselves. The values of some keys may be secret or hold one; those are never quoted. Called by the other
-modules of this room.
+Each function gets a key and its value, and returns the value in one type or raises `ValueError` with the sentence
+"<key> must be …, not <value>". `typed` chooses the function by a type annotation. Ranges are checked by the settings
+classes. Values of keys that may hold a secret are never quoted. Used by all modules of `config`.
 """
 
 from __future__ import annotations
 
 import json
+import types
+from collections.abc import Mapping
+from typing import Any, Literal, Union, get_args, get_origin
 
-_SHOWN_LENGTH = 60
+_QUOTED_LENGTH = 60
 _HIDDEN = frozenset(
     {"key", "env", "headers", "url", "rpc", "agent", "args", "defaults", "oauth", "callers", "old_keys"}
     | {"credentials", "settings"}
 )
-"""Keys whose values are named by kind only."""
+"""Keys whose values may hold a secret: messages name only their kind."""
 
 
-class Lent(str):
-    """A text that holds something from a variable, and so perhaps a secret."""
+class VariableText(str):
+    """A text that contains the value of a variable, so it may be a secret."""
 
     __slots__ = ()
 
 
-class Spelt(str):
-    """A number or a boolean in letters that its value alone would not tell, such as `1.10` or `007`.
+class WrittenNumber(str):
+    """A number or a boolean whose characters in the file its value does not tell, such as `1.10` or `007`.
 
-    It is a text where a text is wanted, so that nobody gets another one than was written.
+    It is a text where a text is wanted: `args: [1.10]` passes `1.10`, not `1.1`.
     """
 
     __slots__ = ("value",)
     value: float
 
 
-def spelt(text: str, value: float) -> float | Spelt:
-    """Return a value that a file has in these letters."""
+def keep_written(text: str, value: float) -> float | WrittenNumber:
+    """Return a number, with its characters if they would get lost."""
     if _written(value) == text:
         return value
-    made = Spelt(text)
+    made = WrittenNumber(text)
     made.value = value
     return made
 
 
 def plain(value: object) -> object:
-    """Return a value without what is only known of its letters, in lists and tables too."""
+    """Return a value with every `WrittenNumber` in it as a number."""
     match value:
-        case Spelt():
+        case WrittenNumber():
             return value.value
         case list():
             return [plain(item) for item in value]
@@ -56,35 +58,32 @@ def plain(value: object) -> object:
             return value
 
 
-def _meant(value: object) -> object:
-    return value.value if isinstance(value, Spelt) else value
-
-
 def _written(value: float) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value) if _is_short(value) else ""
 
 
-def shown(value: object) -> str:
+def _is_short(number: float) -> bool:
+    # Python refuses to write integers of more than some four thousand digits.
+    return not isinstance(number, int) or number.bit_length() < 128
+
+
+def quoted(value: object) -> str:
     """Return a value as a message may quote it."""
-    value = _meant(value)
-    if isinstance(value, Lent):
+    if isinstance(value, WrittenNumber):
+        value = value.value
+    if isinstance(value, VariableText):
         return "what its variable holds"
     if isinstance(value, str):
-        return repr(value if len(value) <= _SHOWN_LENGTH else value[: _SHOWN_LENGTH - 1] + "…")
+        return repr(value if len(value) <= _QUOTED_LENGTH else value[: _QUOTED_LENGTH - 1] + "…")
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     return str(value) if isinstance(value, int | float) and _is_short(value) else _kind(value)
 
 
-def _is_short(number: float) -> bool:
-    # Past some four thousand digits Python refuses to write an integer at all.
-    return not isinstance(number, int) or number.bit_length() < 128
-
-
 def _kind(value: object) -> str:
-    match _meant(value):
+    match value.value if isinstance(value, WrittenNumber) else value:
         case None:
             return "null"
         case bool():
@@ -103,14 +102,17 @@ def _kind(value: object) -> str:
 
 def _wrong(key: str, wanted: str, value: object) -> ValueError:
     is_hidden = key.partition(".")[0] in _HIDDEN
-    return ValueError(f"{key} must be {wanted}, not {_kind(value) if is_hidden else shown(value)}")
+    return ValueError(f"{key} must be {wanted}, not {_kind(value) if is_hidden else quoted(value)}")
+
+
+# -- one type each -------------------------------------------------------------------------------------------
 
 
 def text(key: str, value: object) -> str:
     """Return a text."""
     if not isinstance(value, str):
         raise _wrong(key, "a text", value)
-    return str(value)  # no longer as `Lent`: settings hold plain texts
+    return str(value)  # a plain `str`: settings hold no subclass
 
 
 def texts(key: str, value: object) -> tuple[str, ...]:
@@ -121,21 +123,21 @@ def texts(key: str, value: object) -> tuple[str, ...]:
 
 
 def word(key: str, value: object) -> str:
-    """Return a text; a number or a boolean is written out, as people leave the quotes away."""
+    """Return a text; a number or a boolean without quotes becomes one."""
     if isinstance(value, bool | float) or (isinstance(value, int) and _is_short(value)):
         return _written(value)
     return text(key, value)
 
 
 def words(key: str, value: object) -> tuple[str, ...]:
-    """Return a list of words."""
+    """Return a list of texts; numbers and booleans in it become texts."""
     if not isinstance(value, list):
         raise _wrong(key, "a list of texts", value)
     return tuple(word(f"{key}.{position}", item) for position, item in enumerate(value))
 
 
 def table_of_words(key: str, value: object) -> dict[str, str]:
-    """Return a table of words; a null is as if the line were not there."""
+    """Return a table of texts; numbers and booleans become texts, and nulls are left out."""
     return {name: word(f"{key}.{name}", item) for name, item in table(key, value).items() if item is not None}
 
 
@@ -147,8 +149,8 @@ def table(key: str, value: object) -> dict[str, object]:
 
 
 def flag(key: str, value: object) -> bool:
-    """Return a boolean; the words true and false do too, since a variable can only be a text."""
-    value = _meant(value)
+    """Return a boolean; the texts `true` and `false` too, since a variable is always a text."""
+    value = plain(value)
     if isinstance(value, bool):
         return value
     if isinstance(value, str) and value.strip().lower() in ("true", "false"):
@@ -157,8 +159,8 @@ def flag(key: str, value: object) -> bool:
 
 
 def number(key: str, value: object) -> float:
-    """Return a number; a text that reads as one does too."""
-    value = _meant(value)
+    """Return a number, also from a text."""
+    value = plain(value)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value if _is_short(value) else float("inf")
     if isinstance(value, str):
@@ -170,10 +172,47 @@ def number(key: str, value: object) -> float:
 
 
 def integer(key: str, value: object) -> int:
-    """Return a whole number; a text that reads as one does too."""
-    value = _meant(value)
+    """Return a whole number, also from a text."""
+    value = plain(value)
     if isinstance(value, int) and not isinstance(value, bool) and _is_short(value):
         return value
-    if isinstance(value, str) and value.strip().isdecimal() and len(value) < _SHOWN_LENGTH:
+    if isinstance(value, str) and value.strip().isdecimal() and len(value) < _QUOTED_LENGTH:
         return int(value)
     raise _wrong(key, "a whole number", value)
+
+
+_BY_TYPE: Mapping[object, Any] = {
+    bool: flag,
+    int: integer,
+    float: number,
+    str: text,
+    tuple[str, ...]: texts,
+    Mapping[str, str]: table_of_words,
+}
+
+
+def is_plain_type(hint: object) -> bool:
+    """Whether `typed` can convert values to this type."""
+    hint = _without_none(hint)
+    return hint in _BY_TYPE or get_origin(hint) is Literal
+
+
+def typed(key: str, hint: object, value: object) -> Any:
+    """Return a value in the type of an annotation; of `X | None`, as X.
+
+    Raises:
+        ValueError: the value has another type.
+    """
+    hint = _without_none(hint)
+    if get_origin(hint) is Literal:
+        known = get_args(hint)
+        if value not in known:
+            raise ValueError(f"{key} must be one of {', '.join(known)}, not {quoted(value)}")
+        return str(value)
+    return _BY_TYPE[hint](key, value)
+
+
+def _without_none(hint: object) -> object:
+    if get_origin(hint) in (Union, types.UnionType):
+        [hint] = [each for each in get_args(hint) if each is not type(None)]
+    return hint

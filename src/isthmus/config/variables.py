@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from isthmus.config.codes import ENV_FILE, UNREADABLE_SECRET, UNRESOLVED_VARIABLE
-from isthmus.config.contents import TooLong, contents_of
-from isthmus.config.files import located
-from isthmus.config.findings import ConfigError, Finding, Mistake, Place
+from isthmus.config.files import FileTooLong, read_regular_file, resolve_path
+from isthmus.config.findings import CodedError, ConfigError, Finding, Place
 
 SECRET_FILE_BYTES = 64 * 1024
 """More than any key or certificate; a larger file was named by mistake."""
@@ -52,7 +51,7 @@ SecretSource: TypeAlias = Callable[[str], str]
 
 
 @dataclass(slots=True)
-class Borrowed:
+class UsedVariables:
     """What was borrowed so far by one entry of the file."""
 
     secrets: set[str] = field(default_factory=set)
@@ -76,7 +75,7 @@ class Variables:
         self._home = home
         self._sources = sources or {}
 
-    def expand(self, text: str, borrowed: Borrowed) -> str:
+    def expand(self, text: str, borrowed: UsedVariables) -> str:
         """Return `text` with `${VAR}`, `${VAR:-default}` and `${file:PATH}` replaced.
 
         A default stands in for a variable that is absent or empty. What cannot be resolved stays as it is: an
@@ -84,7 +83,7 @@ class Variables:
         """
         return _PLACEHOLDER.sub(lambda found: self._value_of(found, borrowed), text)
 
-    def _value_of(self, found: re.Match[str], borrowed: Borrowed) -> str:
+    def _value_of(self, found: re.Match[str], borrowed: UsedVariables) -> str:
         if found[1].startswith(_FILE):
             return self._contents_of(found, borrowed)
         reference = _REFERENCE.fullmatch(found[1])
@@ -97,14 +96,14 @@ class Variables:
         borrowed.unresolved.append(found[0])
         return found[0]
 
-    def _contents_of(self, found: re.Match[str], borrowed: Borrowed) -> str:
+    def _contents_of(self, found: re.Match[str], borrowed: UsedVariables) -> str:
         try:
             return self._from_file("", found[1].removeprefix(_FILE), borrowed)
         except ValueError:
             borrowed.unresolved.append(found[0])
             return found[0]
 
-    def secret(self, key: str, text: str, borrowed: Borrowed) -> str:
+    def secret(self, key: str, text: str, borrowed: UsedVariables) -> str:
         """Return a secret that may be literal, `env:NAME`, `file:PATH`, `keyring:NAME` or hold `${VAR}`.
 
         Raises:
@@ -123,7 +122,7 @@ class Variables:
             case _:
                 return self.expand(text, borrowed)
 
-    def _from_source(self, key: str, kind: str, name: str, borrowed: Borrowed) -> str:
+    def _from_source(self, key: str, kind: str, name: str, borrowed: UsedVariables) -> str:
         try:
             found: object = self._sources[kind](name)
         except ConfigError:
@@ -131,57 +130,57 @@ class Variables:
         except Exception as error:
             # Not its words, which may hold what it knows; the kind of mistake tells enough.
             text = f"{key} must name a secret that {kind} has, not {kind}:{name} ({type(error).__name__})"
-            raise Mistake(UNREADABLE_SECRET, text) from error
+            raise CodedError(UNREADABLE_SECRET, text) from error
         if not isinstance(found, str) or not found:
-            raise Mistake(UNREADABLE_SECRET, f"{key} must name a secret that {kind} has, not {kind}:{name}")
+            raise CodedError(UNREADABLE_SECRET, f"{key} must name a secret that {kind} has, not {kind}:{name}")
         return _remembered(found, None, borrowed)
 
-    def _from_environment(self, key: str, name: str, borrowed: Borrowed) -> str:
+    def _from_environment(self, key: str, name: str, borrowed: UsedVariables) -> str:
         value = self._values.get(name)
         if value is None:
-            raise Mistake(UNRESOLVED_VARIABLE, f"{key} must name a variable that is set, not env:{name}")
+            raise CodedError(UNRESOLVED_VARIABLE, f"{key} must name a variable that is set, not env:{name}")
         return _remembered(value.strip(), None, borrowed)
 
-    def _from_file(self, key: str, path: str, borrowed: Borrowed) -> str:
+    def _from_file(self, key: str, path: str, borrowed: UsedVariables) -> str:
         try:
-            content = contents_of(located(path, self._folder, self._home), SECRET_FILE_BYTES)
+            content = read_regular_file(resolve_path(path, self._folder, self._home), SECRET_FILE_BYTES)
             return _remembered(content.decode().strip(), None, borrowed)
         except OSError as error:
             text = f"{key} must name a readable file, not file:{path} ({error.strerror})"
-            raise Mistake(UNREADABLE_SECRET, text) from error
+            raise CodedError(UNREADABLE_SECRET, text) from error
         except ValueError as error:
-            raise Mistake(UNREADABLE_SECRET, f"{key} must name a short text file, not file:{path}") from error
+            raise CodedError(UNREADABLE_SECRET, f"{key} must name a short text file, not file:{path}") from error
 
 
-def _from_keyring(key: str, name: str, borrowed: Borrowed) -> str:
+def _from_keyring(key: str, name: str, borrowed: UsedVariables) -> str:
     """Ask the system's keyring, by the package that knows them all, which is loaded only for this."""
     service, slash, entry = name.rpartition("/")
     service, entry = (service, entry) if slash else (KEYRING_SERVICE, name)
     if not entry or not service:
-        raise Mistake(UNREADABLE_SECRET, f"{key} must be keyring:NAME or keyring:SERVICE/NAME, not keyring:{name}")
+        raise CodedError(UNREADABLE_SECRET, f"{key} must be keyring:NAME or keyring:SERVICE/NAME, not keyring:{name}")
     try:
         keyring = importlib.import_module("keyring")
     except ImportError:
         told = f"{key} must be env: or file: without the package keyring (isthmus[keyring] has it), not keyring:{name}"
-        raise Mistake(UNREADABLE_SECRET, told) from None
+        raise CodedError(UNREADABLE_SECRET, told) from None
     try:
         value = keyring.get_password(service, entry)
     except Exception as error:  # noqa: BLE001 - each system's keyring fails in its own way, and none may end a hub
         told = f"{key} must be in a keyring that opens, not keyring:{name} ({type(error).__name__})"
-        raise Mistake(UNREADABLE_SECRET, told) from None
+        raise CodedError(UNREADABLE_SECRET, told) from None
     if value is None:
         told = f"{key} must be in the keyring (put it there with: keyring set {service} {entry}), not keyring:{name}"
-        raise Mistake(UNREADABLE_SECRET, told)
+        raise CodedError(UNREADABLE_SECRET, told)
     return _remembered(str(value).strip(), None, borrowed)
 
 
-def _remembered(value: str, name: str | None, borrowed: Borrowed) -> str:
+def _remembered(value: str, name: str | None, borrowed: UsedVariables) -> str:
     if value and name not in _PUBLIC:
         borrowed.secrets.add(value)
     return value
 
 
-def seen_from(file: Path, environment: Mapping[str, str]) -> tuple[dict[str, str], tuple[Finding, ...]]:
+def variables_of(file: Path, environment: Mapping[str, str]) -> tuple[dict[str, str], tuple[Finding, ...]]:
     """Return the variables that a file can see, its neighbour `.env` included; the real environment wins."""
     beside = file.with_name(ENV_NAME)
     if not beside.exists():
@@ -196,24 +195,24 @@ def read_env(file: Path, named_at: Place | None = None) -> tuple[dict[str, str],
     `named_at` is where another file names it; what nobody names is beside the file that sees it.
     """
     try:
-        text = contents_of(file, ENV_FILE_BYTES).decode("utf-8-sig")
+        text = read_regular_file(file, ENV_FILE_BYTES).decode("utf-8-sig")
     except (OSError, ValueError) as error:
         return {}, (_left_out(file, named_at, _why(error)),)
     values, bad_lines = parse_env(text)
     # The line is not quoted: it may be a secret with its name forgotten.
-    said = "is not NAME=value and is left out"
+    said = "is not NAME=value and is skipped"
     return values, tuple(Place(file, f"line {line}").finding(said, code=ENV_FILE) for line in bad_lines)
 
 
 def _why(error: OSError | ValueError) -> str:
     if isinstance(error, OSError):
         return f"cannot be read ({error.strerror})"
-    return "is longer than 1 MiB" if isinstance(error, TooLong) else "cannot be read as text"
+    return "is longer than 1 MiB" if isinstance(error, FileTooLong) else "cannot be read as text"
 
 
 def _left_out(file: Path, named_at: Place | None, why: str) -> Finding:
     if named_at is None:
-        return Place(file).finding(f"{why} and is left out", code=ENV_FILE)
+        return Place(file).finding(f"{why} and is skipped", code=ENV_FILE)
     advice = f"make that file, as lines of NAME=value, or correct {named_at.path.rpartition('.')[2]}"
     said = f"names {file}, which {why}; the server goes without its variables"
     return named_at.finding(said, advice=advice, code=ENV_FILE)

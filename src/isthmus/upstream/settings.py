@@ -559,6 +559,11 @@ def keys_of(settings: type) -> tuple[ServerKey, ...]:
     return _KEYS_OF[settings]
 
 
+def way_of(reach: Reach) -> Way:
+    """Return the key that says how a server is reached."""
+    return next(ways[0] for settings, ways in _CLASSES if isinstance(reach, settings))
+
+
 def keys_beside(way: Way) -> frozenset[str]:
     """Return the keys that have an effect with one way to reach a server."""
     return frozenset(name for name, key in SERVER_KEYS.items() if way in key.beside)

@@ -1,22 +1,28 @@
-"""Callers of a file: a mistake never widens access."""
+"""Callers, tenants and issuers of a file."""
 
 from __future__ import annotations
 
 from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.config.callers import read_callers
-from isthmus.config.dialects.dialect import OWN
+from isthmus.config.callers import read_callers, read_issuers, read_tenants
+from isthmus.config.codes import UNKNOWN_SERVER
+from isthmus.config.dialects.clients import CODEX, OWN
 from isthmus.config.files import Document
 from isthmus.config.findings import ConfigError
+from isthmus.config.load import load
 from isthmus.config.variables import Variables
-from isthmus.core.access.tenants import Tenants, TenantSettings
+from isthmus.core.access.tenants import NO_TENANTS, Tenants, TenantSettings
 from isthmus.identity.keys import digest_of
+from isthmus.identity.settings import ALGORITHMS, IssuerSettings
 from isthmus.model.callers import Caller, Grants
+
+# -- Callers of a file: a mistake never widens access -------------------------------------------------------
 
 FILE = Path("/etc/hub/isthmus.toml")
 KEY, OTHER_KEY = "k3y-of-the-planner-0123", "an0ther-key-of-someone"
@@ -286,3 +292,242 @@ def test_a_mistake_about_a_face_leaves_the_caller_out(faces: object, said: str) 
     assert callers == []
     assert len(findings) == 1
     assert said in findings[0]
+
+
+# -- The tenants of a file: a mistake never widens access ---------------------------------------------------
+
+
+def read_of_tenants(tenants: object) -> tuple[Tenants, list[str]]:
+    found, findings = read_tenants(Document(FILE, {"tenants": tenants}, OWN))
+    return found, [str(finding) for finding in findings]
+
+
+def test_without_a_file_or_a_table_nobody_is_held_to_anything() -> None:
+    assert read_tenants(None) == (NO_TENANTS, ())
+    assert read_tenants(Document(FILE, {}, OWN)) == (NO_TENANTS, ())
+    assert read_tenants(Document(FILE, {"tenants": {"acme": {"deny": ["*"]}}}, CODEX)) == (NO_TENANTS, ())
+
+
+@pytest.mark.parametrize(
+    ("entry", "settings"),
+    [
+        ({"allow": ["files.*"]}, TenantSettings(Grants(("files.*",)))),
+        ({"deny": ["hint:destructive"]}, TenantSettings(Grants(("*",), ("hint:destructive",)))),
+        ({"allow": []}, TenantSettings(Grants(()))),
+        ({"max_calls": 20}, TenantSettings(None, 20)),
+        ({}, TenantSettings()),
+    ],
+)
+def test_an_entry_says_what_everybody_of_a_tenant_is_held_to(
+    entry: dict[str, object], settings: TenantSettings
+) -> None:
+    assert read_of_tenants({"acme": entry}) == (Tenants({"acme": settings}), [])
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"denny": ["files"]}, "must have only allow, deny, max_calls, not 'denny'"),
+        ({"allow": "files"}, ".allow must be a list of texts, not 'files'"),
+        ({"deny": ["tag:"]}, "not 'tag:': it names no tag"),
+        ({"max_calls": 0}, ".max_calls must be at least 1, not 0"),
+        ("files", "must be a table, not another value"),
+    ],
+)
+def test_of_an_entry_with_a_mistake_nobody_of_the_tenant_may_call_anything(entry: object, said: str) -> None:
+    found, findings = read_of_tenants({"acme": entry, "other": {"deny": ["web"]}})
+    assert found.known["acme"] == TenantSettings(Grants(()))
+    assert found.known["other"] == TenantSettings(Grants(("*",), ("web",)))
+    assert len(findings) == 1
+    assert said in findings[0]
+    assert "nobody of this tenant may call anything" in findings[0]
+
+
+# -- The issuers of a file; a mistake in one costs only that one, and never opens the hub -------------------
+
+TEAM = "https://team.example"
+ISSUERS_GOOD = {"issuer": "https://login.example", "audience": "https://hub.example", "allow": ["files.*"]}
+
+
+def read_of_issuers(issuers: object, public_url: str | None = None) -> tuple[tuple[IssuerSettings, ...], list[str]]:
+    found, told = read_issuers(Document(FILE, {"issuers": issuers}, OWN), public_url)
+    return found, [str(finding) for finding in told]
+
+
+def test_without_a_file_or_a_table_there_are_none() -> None:
+    assert read_issuers(None, None) == ((), ())
+    assert read_of_issuers({}) == ((), [])
+    assert read_issuers(Document(FILE, {"issuers": {"corp": ISSUERS_GOOD}}, CODEX), None) == ((), ())
+
+
+def test_an_entry_fills_the_settings() -> None:
+    entry = {
+        **ISSUERS_GOOD,
+        "audience": ["https://hub.example", "api://hub"],
+        "jwks": "https://login.example/keys",
+        "algorithms": ["RS256"],
+        "leeway": 5,
+        "tenant": "acme",
+        "tenant_claim": "org",
+        "name_claim": "client_id",
+        "deny": ["files.delete"],
+        "scopes": {"files:write": ["files.write"]},
+    }
+    expected = IssuerSettings(
+        name="corp",
+        issuer="https://login.example",
+        audience=("https://hub.example", "api://hub"),
+        jwks="https://login.example/keys",
+        algorithms=("RS256",),
+        leeway=5,
+        tenant="acme",
+        tenant_claim="org",
+        name_claim="client_id",
+        grants=Grants(("files.*",), ("files.delete",)),
+        scopes={"files:write": ("files.write",)},
+    )
+    assert read_of_issuers({"corp": entry}) == ((expected,), [])
+
+
+def test_what_is_not_said_has_a_safe_default() -> None:
+    [settings], _ = read_of_issuers({"corp": ISSUERS_GOOD})
+    assert settings.algorithms == ALGORITHMS
+    assert (settings.tenant, settings.name_claim, settings.jwks) == ("default", "sub", None)
+    entry = {key: value for key, value in ISSUERS_GOOD.items() if key != "audience"}
+    [settings], _ = read_of_issuers({"corp": entry}, "https://hub.example/")
+    assert settings.audience == ("https://hub.example", "https://hub.example/", "https://hub.example/mcp")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"audience": None}, "issuers.bad.audience must be given where the hub has no public_url, not left out"),
+        ({"audience": 1}, "issuers.bad.audience must be a text, not 1"),
+        ({"issuer": None}, "issuers.bad.issuer must be an https address"),
+        ({"issuer": "https://login.example"}, "issuers.bad.issuer must be another than that of good"),
+        ({"algorithms": ["HS256"]}, "issuers.bad.algorithms.0 must be one of RS256"),
+        ({"leeway": 600}, "issuers.bad.leeway must be 0 to 60 seconds, not 600"),
+        ({"allow": ["a.b.*"]}, "issuers.bad.allow.0 must"),
+        ({"denny": ["files.delete"]}, "issuers.bad must have only issuer, audience"),
+        ({"scopes": {"files:read": ["*.*"]}}, "issuers.bad.scopes.files:read.0 must"),
+        ({"scopes": ["files:read"]}, "issuers.bad.scopes must be a table"),
+        ({"tenant": " "}, "issuers.bad.tenant must be a printable text"),
+    ],
+)
+def test_a_mistake_costs_its_own_entry(change: dict[str, Any], told: str) -> None:
+    bad = {**ISSUERS_GOOD, "issuer": "https://bad.example", **change}
+    found, findings = read_of_issuers(
+        {"good": ISSUERS_GOOD, "bad": {key: value for key, value in bad.items() if value is not None}}
+    )
+    assert [settings.name for settings in found] == ["good"]
+    assert len(findings) == 1
+    assert f"isthmus.toml: {told}" in findings[0]
+    assert findings[0].endswith("(this issuer is left out)")
+
+
+def test_an_issuer_whose_tokens_allow_nothing_is_told() -> None:
+    found, [told] = read_of_issuers({"corp": {**ISSUERS_GOOD, "allow": []}})
+    assert len(found) == 1
+    assert "lets nobody call anything" in told
+
+
+def test_if_none_is_usable_the_file_is_refused() -> None:
+    with pytest.raises(ConfigError, match="issuers are configured but none is usable, and the hub must not be open"):
+        read_of_issuers({"corp": 1})
+
+
+def test_a_mistyped_table_refuses_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "isthmus.toml"
+    file.write_text('[isuers.corp]\nissuer = "https://login.example"\n')
+    with pytest.raises(ConfigError, match="isuers is not known and has no effect"):
+        load(file, {}, tmp_path, tmp_path)
+
+
+def test_a_file_with_issuers_is_loaded(tmp_path: Path) -> None:
+    file = tmp_path / "isthmus.toml"
+    file.write_text(
+        '[issuers.corp]\nissuer = "https://login.example"\naudience = "https://hub.example"\nallow = ["*"]\n'
+    )
+    configuration = load(file, {}, tmp_path, tmp_path)
+    assert [settings.name for settings in configuration.issuers] == ["corp"]
+    assert configuration.warnings == ()
+
+
+def test_an_issuer_whose_callers_would_be_called_like_one_of_the_file_is_left_out() -> None:
+    """They would own each other's tasks."""
+    table = {"issuers": {"corp": ISSUERS_GOOD, "team": {**ISSUERS_GOOD, "issuer": TEAM}}}
+    found, told = read_issuers(Document(FILE, {**table, "callers": {"corp/alice": {}, "team": {}}}, OWN), None)
+    assert [issuer.name for issuer in found] == ["team"]
+    assert "issuers.corp must have another name than the caller 'corp/alice' begins with" in str(told[0])
+
+
+def test_a_tenant_is_one_that_is_configured_where_any_are() -> None:
+    document = Document(
+        FILE, {"issuers": {"corp": {**ISSUERS_GOOD, "tenant": "acne"}, "team": {**ISSUERS_GOOD, "issuer": TEAM}}}, OWN
+    )
+    found, told = read_issuers(document, None, Tenants({"acme": TenantSettings()}))
+    assert [issuer.name for issuer in found] == ["team"]
+    assert "issuers.corp.tenant must be one of acme, not 'acne'" in str(told[0])
+    assert len(read_issuers(document, None)[0]) == 2, "where none are, any will do"
+
+
+# -- Permissions that name a server which is not there ------------------------------------------------------
+
+GRANTS_FILE = """
+[servers.files]
+command = "x"
+[tenants.acme]
+deny = ["fils.delete"]
+[callers.ann]
+key = "a-key-of-ann-0123456789"
+allow = ["*", "files.*", "files", "builtin.echo", "tag:fils", "agent:fils", "gadget.look"]
+deny = ["FILES", "hint:destructive"]
+[callers.ann.faces.rest]
+allow = ["filez.read"]
+[issuers.corp]
+issuer = "https://login.example"
+audience = "a"
+allow = ["file"]
+scopes = { "w" = ["flies.write"] }
+"""
+WRONG = {
+    "callers.ann.deny.0": "files",
+    "callers.ann.faces.rest.allow.0": "files.read",
+    "tenants.acme.deny.0": "files.delete",
+    "issuers.corp.allow.0": "files",
+    "issuers.corp.scopes.w.0": "files.write",
+}
+
+
+def findings(folder: Path, text: str) -> dict[str, str]:
+    file = folder / "isthmus.toml"
+    file.write_text(text)
+    told = load(file, {}, folder, folder).warnings
+    return {each.path: each.advice for each in told if each.code is UNKNOWN_SERVER}
+
+
+def test_a_name_that_is_nearly_a_servers_is_told_wherever_it_stands(tmp_path: Path) -> None:
+    assert findings(tmp_path, GRANTS_FILE) == {path: f"did you mean {meant}?" for path, meant in WRONG.items()}
+
+
+LIKE_LABELS = """
+[servers.agent-fils]
+command = "x"
+[servers.tag-fils]
+command = "x"
+[servers.builtin2]
+command = "x"
+[callers.ann]
+key = "a-key-of-ann-0123456789"
+allow = ["agent:fils", "tag:fils", "builtin.echo", "bultin.echo"]
+"""
+
+
+def test_labels_agents_and_what_is_built_in_are_not_taken_for_servers_that_look_alike(tmp_path: Path) -> None:
+    assert findings(tmp_path, LIKE_LABELS) == {"callers.ann.allow.3": "did you mean builtin.echo?"}
+
+
+@pytest.mark.parametrize("said", ["deny = 5", "deny = [5, {}]", "faces = []", 'scopes = "x"', "faces = { rest = 1 }"])
+def test_what_is_no_list_of_texts_is_for_others_to_tell(tmp_path: Path, said: str) -> None:
+    callers = '[callers.ann]\nkey = "a-key-of-ann-0123456789"\nallow = ["*"]\n'
+    assert findings(tmp_path, f"{callers}[callers.bob]\nkey = 'a-key-of-bob-0123456789'\n{said}\n") == {}

@@ -66,7 +66,7 @@ def test_our_own_file_wins_and_of_the_others_the_first(tmp_path: Path) -> None:
         StdioSettings("one"),
         StdioSettings("one"),
     ]
-    assert told(configuration) == [f"two.json: mcpServers.b is already in {tmp_path / 'one.json'} and is left out"]
+    assert told(configuration) == [f"two.json: mcpServers.b is already in {tmp_path / 'one.json'} and is skipped"]
     assert configuration.warnings[0].code is codes.TAKEN_NAME
 
 

@@ -1,18 +1,24 @@
-"""Where the entries of a file are found."""
+"""Server entries translated into our keys."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from isthmus.config.codes import CODE_NOT_RUN
-from isthmus.config.dialects.clients import CLAUDE_CODE, CURSOR, GEMINI, GOOSE, OPENCODE, VSCODE
-from isthmus.config.dialects.dialect import OWN, STANDARD, Dialect
-from isthmus.config.entries import Entry, entries_of, has_place_for_servers
+from isthmus.config.codes import CODE_NOT_RUN, SERVER_MAP
+from isthmus.config.dialects.clients import CLAUDE_CODE, CURSOR, GEMINI, GOOSE, OPENCODE, OWN, STANDARD, VSCODE, Dialect
+from isthmus.config.entries import Entry, entries_of, has_place_for_servers, mapped_servers
 from isthmus.config.files import Document
 from isthmus.config.findings import ConfigError, Finding
+from isthmus.config.load import load
+from isthmus.config.settings import Configuration
+from isthmus.config.tables import call_seconds
+from isthmus.upstream.settings import HttpSettings, JsonRpcSettings, Reach
+
+# -- Where the entries of a file are found ------------------------------------------------------------------
 
 HOME, CWD = Path("/home/me"), Path("/srv/shop")
 X = {"command": "x"}
@@ -75,7 +81,7 @@ def test_servers_of_the_project_that_is_open_are_found_and_others_counted() -> N
     assert [entry.name for entry in entries] == ["everywhere", "here", "around"]
     assert entries[1].place.path == 'projects."/srv/shop".mcpServers.here'
     assert [str(finding) for finding in findings] == [
-        "mcp.json: projects has servers for 1 other folders, which are left out"
+        "mcp.json: projects has servers for 1 other folders; the hub skips them"
     ]
     assert [entry.name for entry in found(table, CURSOR)[0]] == ["everywhere"]
 
@@ -85,7 +91,7 @@ def test_what_only_the_client_can_run_is_left_out_and_told_of_once() -> None:
     entries, [told] = found(table, GOOSE)
     assert [entry.name for entry in entries] == ["a"]
     assert str(told) == (
-        "mcp.json: extensions has what only Goose itself can run, which is left out: developer, memory"
+        "mcp.json: extensions has entries that only Goose can run; the hub skips them: developer, memory"
     )
 
 
@@ -114,8 +120,8 @@ def test_an_input_that_would_run_a_command_is_told_of_and_never_run() -> None:
     [told] = entry.findings
     assert told.code is CODE_NOT_RUN
     assert str(told) == (
-        "mcp.json: servers.a.headers.Authorization has ${input:token}, which runs a command of the editor, "
-        "and reading a file runs none (set ISTHMUS_INPUT_TOKEN instead)"
+        "mcp.json: servers.a.headers.Authorization has ${input:token}, which runs a command of the editor; "
+        "the hub does not run it (set ISTHMUS_INPUT_TOKEN instead)"
     )
 
 
@@ -143,3 +149,79 @@ def test_what_nobody_reads_is_kept_with_its_variables_as_they_are() -> None:
         {"command": "${TOOL}"},
         {"note": "$HOME", "on": None, "list": [1, None, 2.0]},
     )
+
+
+# -- Servers and limits that the environment gives ----------------------------------------------------------
+
+
+def loaded(folder: Path, **environment: str) -> Configuration:
+    return load(None, environment, folder, folder / "home")
+
+
+@pytest.mark.parametrize(
+    ("url", "reach"),
+    [
+        ("http://tools:8001", JsonRpcSettings("http://tools:8001/rpc")),
+        ("http://tools:8001/", JsonRpcSettings("http://tools:8001/rpc")),
+        ("http://tools:8001/rpc", JsonRpcSettings("http://tools:8001/rpc")),
+        ("http://tools:8001/base", JsonRpcSettings("http://tools:8001/base/rpc")),
+        ("http://tools:8001?team=a/b", JsonRpcSettings("http://tools:8001/rpc?team=a/b")),
+        ("http://tools:8001/base/?k=v", JsonRpcSettings("http://tools:8001/base/rpc?k=v")),
+        ("http://tools:8001/rpc?k=v", JsonRpcSettings("http://tools:8001/rpc?k=v")),
+        ("http://tools:8001/mcp", HttpSettings("http://tools:8001/mcp")),
+        ("http://tools:8001/sse/", HttpSettings("http://tools:8001/sse/")),
+    ],
+)
+def test_a_map_of_names_and_addresses_gives_servers(tmp_path: Path, url: str, reach: Reach) -> None:
+    configuration = loaded(tmp_path, MCP_SERVER_MAP=json.dumps({"tools": url}))
+    assert configuration.warnings == ()
+    assert [(server.name, server.reach) for server in configuration.servers] == [("tools", reach)]
+
+
+def test_a_file_wins_over_the_map(tmp_path: Path) -> None:
+    (tmp_path / "isthmus.toml").write_text('[servers.a]\nrpc = "http://file/rpc"')
+    configuration = loaded(tmp_path, MCP_SERVER_MAP='{"a": "http://map", "b": "http://map"}')
+    assert configuration.warnings == ()
+    assert [server.reach for server in configuration.servers] == [
+        JsonRpcSettings("http://file/rpc"),
+        JsonRpcSettings("http://map/rpc"),
+    ]
+
+
+@pytest.mark.parametrize("text", ["hunter22", "[]", '"x"', "{" * 10_000, "[" * 100_000])
+def test_a_map_that_cannot_be_read_is_told_of_without_its_text(text: str) -> None:
+    entries, [told] = mapped_servers({"MCP_SERVER_MAP": text})
+    assert (entries, told.code) == ([], SERVER_MAP)
+    assert str(told) == "MCP_SERVER_MAP must be a JSON object of names and addresses, not another text"
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        (5, "MCP_SERVER_MAP.a must be an address, not another value"),
+        ("tools", "MCP_SERVER_MAP.a must start with http:// or https://, not 'tools/rpc'"),
+        ("http://[", "MCP_SERVER_MAP.a must be an address, not a text that cannot be split (Invalid IPv6 URL)"),
+    ],
+)
+def test_an_address_that_makes_no_sense_costs_only_itself(tmp_path: Path, url: object, message: str) -> None:
+    configuration = loaded(tmp_path, MCP_SERVER_MAP=json.dumps({"a": url, "b": "http://b"}))
+    assert [server.name for server in configuration.servers] == ["b"]
+    assert [str(warning) for warning in configuration.warnings] == [message]
+
+
+def test_a_call_may_take_as_long_as_the_environment_says(tmp_path: Path) -> None:
+    (tmp_path / "isthmus.toml").write_text('[servers.a]\ncommand = "x"\n[servers.b]\ncommand = "x"\ntimeout = 5')
+    configuration = loaded(tmp_path, MCP_CALL_TIMEOUT="61.5")
+    assert [server.timeout for server in configuration.servers] == [61.5, 5]
+    assert configuration.hub.limits.call_seconds == 61.5
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-1", "inf", "nan"])
+def test_a_time_that_makes_no_sense_is_told_of(text: str) -> None:
+    seconds, [told] = call_seconds({"MCP_CALL_TIMEOUT": text})
+    assert (seconds, str(told)) == (None, "MCP_CALL_TIMEOUT must be a positive number of seconds")
+
+
+def test_nothing_in_the_environment_is_nothing_to_tell() -> None:
+    assert mapped_servers({"MCP_SERVER_MAP": " "}) == ([], [])
+    assert call_seconds({}) == (None, [])

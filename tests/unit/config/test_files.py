@@ -1,7 +1,8 @@
-"""Which file is read, and what a broken one says."""
+"""Finding and reading files."""
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.config.files import find, located, read
+from isthmus.config.files import FileTooLong, find_file, read_document, read_regular_file, resolve_path
 from isthmus.config.findings import ConfigError
 from isthmus.config.formats import strict_json
+
+# -- Which file is read, and what a broken one says ---------------------------------------------------------
 
 LAUGHS = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12))
 
@@ -44,35 +47,35 @@ def test_the_usual_places_are_searched_in_order(cwd: Path, home: Path) -> None:
         home / ".config/isthmus/isthmus.toml",
         home / ".isthmus/mcp.json",
     ]
-    assert find(None, {}, cwd, home) is None
+    assert find_file(None, {}, cwd, home) is None
     for place in reversed(places):
         _written(place)
-        assert find(None, {}, cwd, home) == place
+        assert find_file(None, {}, cwd, home) == place
 
 
 def test_a_named_file_goes_before_the_variable_and_that_before_the_usual_places(cwd: Path, home: Path) -> None:
     _written(cwd / "isthmus.toml")
     by_variable, by_name = _written(home / "other.toml"), _written(cwd / "named.json")
     environment = {"ISTHMUS_CONFIG": "~/other.toml"}
-    assert find(None, environment, cwd, home) == by_variable
-    assert find(Path("named.json"), environment, cwd, home) == by_name
-    assert find(None, {"ISTHMUS_CONFIG": ""}, cwd, home) == cwd / "isthmus.toml"
+    assert find_file(None, environment, cwd, home) == by_variable
+    assert find_file(Path("named.json"), environment, cwd, home) == by_name
+    assert find_file(None, {"ISTHMUS_CONFIG": ""}, cwd, home) == cwd / "isthmus.toml"
 
 
 def test_a_named_file_that_is_missing_is_an_error(cwd: Path, home: Path) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"{cwd}/gone.toml does not exist")):
-        find(Path("gone.toml"), {}, cwd, home)
+        find_file(Path("gone.toml"), {}, cwd, home)
     with pytest.raises(ConfigError, match="is not a file"):
-        find(None, {"ISTHMUS_CONFIG": str(home)}, cwd, home)
+        find_file(None, {"ISTHMUS_CONFIG": str(home)}, cwd, home)
 
 
 def test_a_path_is_seen_from_its_folder_with_the_given_home() -> None:
     folder, home = Path("/etc/hub"), Path("/home/me")
-    assert located("~", folder, home) == home
-    assert located("~/a", folder, home) == home / "a"
-    assert located("~you/a", folder, home) == folder / "~you/a"
-    assert located("a", folder, home) == folder / "a"
-    assert located("/a", folder, home) == Path("/a")
+    assert resolve_path("~", folder, home) == home
+    assert resolve_path("~/a", folder, home) == home / "a"
+    assert resolve_path("~you/a", folder, home) == folder / "~you/a"
+    assert resolve_path("a", folder, home) == folder / "a"
+    assert resolve_path("/a", folder, home) == Path("/a")
 
 
 @pytest.mark.parametrize(
@@ -87,7 +90,7 @@ def test_a_path_is_seen_from_its_folder_with_the_given_home() -> None:
 )
 def test_a_file_is_ours_by_its_name(tmp_path: Path, name: str, *, is_own: bool) -> None:
     text = "a = 1" if name.lower().endswith("toml") else '{"a": 1}'
-    document = read(_written(tmp_path / name, "\ufeff" + text))
+    document = read_document(_written(tmp_path / name, "\ufeff" + text))
     assert (document.table, document.dialect.is_own, document.warnings) == ({"a": 1}, is_own, ())
 
 
@@ -125,7 +128,7 @@ def test_a_file_is_ours_by_its_name(tmp_path: Path, name: str, *, is_own: bool) 
 )
 def test_a_file_that_cannot_be_parsed_says_where(tmp_path: Path, name: str, text: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        read(_written(tmp_path / name, text))
+        read_document(_written(tmp_path / name, text))
     assert str(refused.value).startswith(f"{name}: ")
     assert message in str(refused.value)
 
@@ -141,8 +144,8 @@ def test_a_file_that_cannot_be_parsed_says_where(tmp_path: Path, name: str, text
     ],
 )
 def test_json_may_have_comments_and_last_commas(tmp_path: Path, text: str, table: dict[str, object]) -> None:
-    assert read(_written(tmp_path / "mcp.json", text)).table == table
-    assert read(_written(tmp_path / "mcp.jsonc", text)).table == table
+    assert read_document(_written(tmp_path / "mcp.json", text)).table == table
+    assert read_document(_written(tmp_path / "mcp.jsonc", text)).table == table
 
 
 @pytest.mark.parametrize(
@@ -156,11 +159,11 @@ def test_json_may_have_comments_and_last_commas(tmp_path: Path, text: str, table
     ],
 )
 def test_yaml_is_read_with_names_as_texts(tmp_path: Path, text: str, table: dict[str, object]) -> None:
-    assert read(_written(tmp_path / "isthmus.yaml", text)).table == table
+    assert read_document(_written(tmp_path / "isthmus.yaml", text)).table == table
 
 
 def test_a_key_written_twice_in_yaml_is_told_of(tmp_path: Path) -> None:
-    document = read(_written(tmp_path / "isthmus.yml", "a: 1\na: 2\n"))
+    document = read_document(_written(tmp_path / "isthmus.yml", "a: 1\na: 2\n"))
     assert document.table == {"a": 2}
     assert [str(warning) for warning in document.warnings] == [
         "isthmus.yml: a is written twice in one object; the last one counts"
@@ -176,25 +179,25 @@ def test_making_json_strict_moves_nothing(text: str) -> None:
 
 def test_a_file_that_is_too_long_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("isthmus.config.files.FILE_BYTES_MAX", 3)
-    assert read(_written(tmp_path / "a.json", "{ }")).table == {}
+    assert read_document(_written(tmp_path / "a.json", "{ }")).table == {}
     with pytest.raises(ConfigError, match=r"^a.json: is longer than 32 MiB$"):
-        read(_written(tmp_path / "a.json", "{  }"))
+        read_document(_written(tmp_path / "a.json", "{  }"))
 
 
 def test_a_file_that_is_no_text_says_in_which_line(tmp_path: Path) -> None:
     file = tmp_path / "mcp.json"
     file.write_bytes(b"{\n\xff}")
     with pytest.raises(ConfigError, match=r"^mcp.json: line 2 is not UTF-8 text$"):
-        read(file)
+        read_document(file)
 
 
 def test_a_file_that_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^folder.json: cannot be read: Is a directory$"):
-        read(_folder(tmp_path / "folder.json"))
+        read_document(_folder(tmp_path / "folder.json"))
 
 
 def test_a_key_written_twice_in_json_is_told_of(tmp_path: Path) -> None:
-    document = read(_written(tmp_path / "mcp.json", '{"mcpServers": {"a": 1, "a": 2}}'))
+    document = read_document(_written(tmp_path / "mcp.json", '{"mcpServers": {"a": 1, "a": 2}}'))
     assert document.table == {"mcpServers": {"a": 2}}
     assert [str(warning) for warning in document.warnings] == [
         "mcp.json: mcpServers.a is written twice in one object; the last one counts"
@@ -202,8 +205,33 @@ def test_a_key_written_twice_in_json_is_told_of(tmp_path: Path) -> None:
 
 
 def test_a_section_is_a_table_or_absent(tmp_path: Path) -> None:
-    document = read(_written(tmp_path / "mcp.json", '{"hub": {"port": 1}, "callers": []}'))
+    document = read_document(_written(tmp_path / "mcp.json", '{"hub": {"port": 1}, "callers": []}'))
     assert document.section("hub") == {"port": 1}
     assert document.section("limits") == {}
     with pytest.raises(ConfigError, match=r"^mcp.json: callers must be a table, not a list$"):
         document.section("callers")
+
+
+# -- Only regular files are read, and only so much of them --------------------------------------------------
+
+
+def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
+    file = tmp_path / "a"
+    file.write_bytes(b"12345")
+    assert read_regular_file(file, 5) == b"12345"
+    with pytest.raises(FileTooLong):
+        read_regular_file(file, 4)
+
+
+def test_a_pipe_that_nobody_writes_to_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="Not a regular file"):
+        read_regular_file(tmp_path / "pipe", 5)
+
+
+@pytest.mark.parametrize(
+    ("path", "why"), [("/dev/zero", "Not a regular file"), ("/dev", "Is a directory"), ("/no/such", "No such file")]
+)
+def test_what_is_no_file_is_refused(path: str, why: str) -> None:
+    with pytest.raises(OSError, match=why):
+        read_regular_file(Path(path), 5)

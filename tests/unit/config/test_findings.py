@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.config.findings import ConfigError, Finding, Place, nearest
+from isthmus.config.findings import ConfigError, Finding, Place, closest_match
 
 FILE = Path("/etc/isthmus/isthmus.toml")
 PLACE = Place(FILE, "servers.search")
@@ -50,4 +50,4 @@ def test_a_mistyped_key_gets_the_nearest_known_one_as_advice() -> None:
         "isthmus.toml: servers.search.tiemout is not known and has no effect (did you mean timeout?)"
     )
     assert PLACE.unknown("colour", ["timeout", "url"]).advice == ""
-    assert nearest("Headers", ["headers"]) == "headers"
+    assert closest_match("Headers", ["headers"]) == "headers"

@@ -1,19 +1,29 @@
-"""What of other files is new to ours."""
+"""Servers of other files written into ours."""
 
 from __future__ import annotations
 
 import tomllib
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from isthmus.config import codes
-from isthmus.config.dialects.clients import CLINE, CURSOR
-from isthmus.config.dialects.dialect import OWN, Dialect
+from isthmus.config import codes, values
+from isthmus.config.client_files import HostContext
+from isthmus.config.dialects.clients import CLINE, CURSOR, OWN, Dialect
+from isthmus.config.entries import Entry, entry_of
 from isthmus.config.files import Document
-from isthmus.config.imports import Around
-from isthmus.config.merging import Merging
+from isthmus.config.findings import Place
+from isthmus.config.importing import CannotMerge, ImportPlan, merge_tables, own_fields, toml_table
+from isthmus.config.servers import EntryContext, read_server
+from isthmus.config.variables import Variables
+from isthmus.core.settings import Limits
+from isthmus.upstream.settings import ServerSettings
+
+# -- What of other files is new to ours ---------------------------------------------------------------------
 
 URL = "https://a.example/mcp"
 
@@ -23,13 +33,13 @@ def document(folder: Path, name: str, dialect: Dialect, entries: dict[str, Any])
     return Document(folder / name, {root: entries}, dialect)
 
 
-def begun(folder: Path, own: dict[str, Any] | None, *, may_replace: bool = False, **environment: str) -> Merging:
-    merging = Merging(folder / "isthmus.toml", Around(environment, folder, folder / "home"), may_replace)
+def begun(folder: Path, own: dict[str, Any] | None, *, may_replace: bool = False, **environment: str) -> ImportPlan:
+    merging = ImportPlan(folder / "isthmus.toml", HostContext(environment, folder, folder / "home"), may_replace)
     merging.begin(None if own is None else document(folder, "isthmus.toml", OWN, own))
     return merging
 
 
-def outcomes(merging: Merging) -> list[tuple[str, str]]:
+def outcomes(merging: ImportPlan) -> list[tuple[str, str]]:
     return [(candidate.name, candidate.outcome) for candidate in merging.candidates]
 
 
@@ -129,3 +139,186 @@ def test_replacing_again_and_again_comes_to_an_end(tmp_path: Path) -> None:
         assert not merging.can_replace
     assert told == [[("a", first), ("a", "differs")] for first in ("new", "same", "same")]
     assert own == {"a": {"command": "one"}}
+
+
+# -- Servers are written down so that they read back the same, and nothing else in a file changes -----------
+
+FOLDER = Path("/etc/hub")
+READING = EntryContext(Variables({"TOKEN": "hunter22"}, FOLDER, Path("/home/me")), FOLDER, Path("/home/me"), Limits())
+
+
+def made(fields: dict[str, Any], dialect: Dialect) -> tuple[Entry, ServerSettings]:
+    entry = entry_of("a", fields, Place(FOLDER / "x", "servers.a"), dialect)
+    server, _ = read_server(entry, READING)
+    assert server is not None
+    return entry, server
+
+
+ENTRIES: list[dict[str, Any]] = [
+    {"command": "npx", "args": ["-y", 'quo"te', "ünï"], "env": {"A": "b", "C D": 5}, "timeout": 5},
+    {"command": "x", "cwd": "sub", "env": {"DB": "file:data.db", "K": "${TOKEN}"}, "enabled": False},
+    {"url": "https://a.example/mcp", "headers": {"Authorization": "Bearer ${TOKEN}"}},
+    {"url": "https://a.example/mcp", "type": "http"},
+    {"url": "https://a.example/sse", "type": "sse", "autoApprove": ["x"], "meta": {"n": None, "l": [1, None]}},
+    {"url": "ws://a.example/"},
+]
+OWN_ENTRIES: list[dict[str, Any]] = [
+    {"rpc": "http://a/rpc", "tools": {"t": {"description": "d", "input_schema": {"type": "object"}}}},
+    {"url": "http://a/rpc", "type": "rpc", "era": "auto", "isolation": "call"},
+    {"agent": "https://a.example", "headers": {"A": "env:TOKEN"}, "origins": ["https://b.example:8443"]},
+    {"url": "https://a.example/mcp", "user_headers": ["X-User-Id"]},
+    {"rpc": "https://a.example/rpc", "user_headers": ["X-User-Id"]},
+    {"python": "a.b:c", "path": "lib", "max_calls": 2, "max_queued": 0},
+    {"command": "x", "env": {"K": "env:TOKEN"}, "include_tools": [], "defaults": {"t": {"k": [1, {"z": 2.5}]}}},
+    {"command": "x", "cache": {"tools": ["t"], "ttl": 5}, "extra": {"autoApprove": []}},
+]
+
+
+@pytest.mark.parametrize(
+    ("fields", "dialect"),
+    [*((fields, CURSOR) for fields in ENTRIES), *((fields, OWN) for fields in (*ENTRIES[2:4], *OWN_ENTRIES))],
+)
+def test_what_is_written_reads_back_as_the_same_server(fields: dict[str, Any], dialect: Dialect) -> None:
+    entry, server = made(fields, dialect)
+    table = tomllib.loads(toml_table("a", own_fields(entry, server)))["servers"]["a"]
+    _, again = made(table, OWN)
+    assert (again.reach, again.timeout, again.disabled, again.rules) == (
+        server.reach,
+        server.timeout,
+        server.disabled,
+        server.rules,
+    )
+    assert (again.isolation, again.max_calls, again.max_queued) == (
+        server.isolation,
+        server.max_calls,
+        server.max_queued,
+    )
+
+
+def test_unknown_keys_survive_the_round_trip() -> None:
+    entry, server = made({"command": "x", "autoApprove": ["read"], "meta": {"since": 2026, "on": True}}, CURSOR)
+    table = tomllib.loads(toml_table("a", own_fields(entry, server)))["servers"]["a"]
+    assert made(table, OWN)[1].extra == server.extra == {"autoApprove": ["read"], "meta": {"since": 2026, "on": True}}
+
+
+def test_what_toml_has_no_words_for_survives_as_well() -> None:
+    odd = {"l": [1, None, 2.0], "n": None, "v": 2.0, "home": "$HOME/${x}", "t": "\ud800", "deep": [[{"x": None}]]}
+    entry, server = made({"command": "x", **odd}, CURSOR)
+    table = tomllib.loads(toml_table("a", own_fields(entry, server)))["servers"]["a"]
+    assert (table["extra"], list(table)) == ({"v": 2.0, "home": "$HOME/${x}"}, ["command", "extra", "extra_json"])
+    assert type(table["extra"]["v"]) is float
+    assert made(table, OWN)[1].extra == server.extra == odd
+
+
+def test_kept_keys_that_are_no_json_are_told_of() -> None:
+    entry = entry_of("a", {"command": "x", "extra_json": "{"}, Place(FOLDER / "x", "servers.a"), OWN)
+    assert [str(told) for told in entry.findings] == [
+        "x: servers.a.extra_json must be a JSON object in a text, not another value"
+    ]
+
+
+def test_a_number_that_is_an_argument_is_written_in_its_letters() -> None:
+    entry, server = made({"command": "x", "args": [values.keep_written("1.10", 1.1), 5], "timeout": 5.0}, CURSOR)
+    text = toml_table("a", own_fields(entry, server))
+    assert text == '[servers.a]\ncommand = "x"\nargs = ["1.10", 5]\ntimeout = 5\n'
+
+
+def test_a_secret_is_written_by_the_name_of_its_variable() -> None:
+    entry, server = made({"url": "https://a", "headers": {"Authorization": "Bearer ${TOKEN}"}}, CURSOR)
+    text = toml_table("a", own_fields(entry, server))
+    assert "${TOKEN}" in text
+    assert "hunter22" not in text
+
+
+PLAIN = st.recursive(
+    st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(st.characters(exclude_categories=["Cs"]))
+    | st.just(datetime(2026, 1, 1, tzinfo=UTC)),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner)
+    ),
+    max_leaves=10,
+)
+
+
+@given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), PLAIN))
+def test_every_value_is_written_as_it_is(fields: dict[str, Any]) -> None:
+    assert tomllib.loads(toml_table("a", fields))["servers"]["a"] == fields
+
+
+@given(st.text(), PLAIN)
+def test_whatever_is_written_is_toml(name: str, value: object) -> None:
+    odd = {"x": [value, None, "\ud800"], "y": {name: None}}
+    assert "a" in tomllib.loads(toml_table("a", odd))["servers"]
+
+
+FILE = """# my hub
+[hub]
+port = 9000 # mine
+
+# files
+[servers.files]
+command = "npx"
+
+[servers.files.env]
+# a comment of its own
+A = "b"
+
+# and this is about limits
+[limits]
+depth = 9
+"""
+
+
+def test_tables_are_added_below_and_the_rest_stays_byte_for_byte() -> None:
+    text = merge_tables(FILE, {"new": toml_table("new", {"command": "x"})})
+    assert text == FILE + '\n[servers.new]\ncommand = "x"\n'
+
+
+@pytest.mark.parametrize("text", ["", "[hub]", "a = 1", "# nothing"])
+def test_a_file_without_a_last_line_end_or_without_anything_can_be_added_to(text: str) -> None:
+    made = merge_tables(text, {"new": toml_table("new", {"command": "x"})})
+    assert tomllib.loads(made)["servers"] == {"new": {"command": "x"}}
+    assert made.startswith(text)
+
+
+def test_line_ends_stay_what_they_are() -> None:
+    text = merge_tables("[hub]\r\nport = 1\r\n", {"a": toml_table("a", {"command": "x"})})
+    assert text == '[hub]\r\nport = 1\r\n\r\n[servers.a]\r\ncommand = "x"\r\n'
+
+
+def test_a_replaced_server_goes_with_its_tables_and_nothing_else() -> None:
+    text = merge_tables(FILE, {"files": toml_table("files", {"command": "y"})}, ["files"])
+    assert text == (
+        "# my hub\n[hub]\nport = 9000 # mine\n\n# files\n"
+        "\n# and this is about limits\n[limits]\ndepth = 9\n"
+        '\n[servers.files]\ncommand = "y"\n'
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "replaced", "why"),
+    [
+        ('servers = { a = { command = "x" } }\n', [], "cannot be added to"),
+        ('[servers]\na = { command = "x" }\n', ["a"], "cannot be added to"),
+        ('[servers.a]\ncommand = """\n[servers.b]\n"""\n[servers.b]\ncommand = "z"\n', ["b"], "cannot be added to"),
+        ('x = """\n[servers.b]\n#"""\n[hub]\n[servers.b]\ncommand = "z"\n', ["b"], "something else in it would change"),
+    ],
+)
+def test_a_file_that_would_change_otherwise_is_left_alone(text: str, replaced: list[str], why: str) -> None:
+    name = replaced[0] if replaced else "new"
+    with pytest.raises(CannotMerge, match=why):
+        merge_tables(text, {name: toml_table(name, {"command": "y"})}, replaced)
+
+
+def test_lines_that_only_look_like_headers_are_no_hindrance() -> None:
+    text = 'x = """\n[hm, well]\n"""\n[servers.b]\ncommand = "z"\n[[list]]\ny = 1\n'
+    made = merge_tables(text, {"b": toml_table("b", {"command": "y"})}, ["b"])
+    assert tomllib.loads(made) == {"x": "[hm, well]\n", "list": [{"y": 1}], "servers": {"b": {"command": "y"}}}
+
+
+def test_a_server_under_the_other_root_is_replaced_too() -> None:
+    text = merge_tables('[mcpServers.a]\ncommand = "x"\n', {"a": toml_table("a", {"command": "y"})}, ["a"])
+    assert tomllib.loads(text) == {"servers": {"a": {"command": "y"}}}

@@ -137,7 +137,7 @@ def test_a_mistyped_table_of_callers_refuses_the_file(tmp_path: Path, name: str,
 def test_a_json_file_of_another_program_without_servers_is_told_of(tmp_path: Path) -> None:
     configuration = loaded(tmp_path, "mcp.json", '{"theme": {}}')
     assert [str(warning) for warning in configuration.warnings] == [
-        "mcp.json: has no servers (they belong under mcpServers)"
+        "mcp.json: has no servers (servers belong under mcpServers)"
     ]
 
 
@@ -154,7 +154,7 @@ def test_the_hub_is_never_open_to_a_network() -> None:
     assert str(refused.value) == (
         "hub.host must be loopback while no caller is configured, not '0.0.0.0' "
         '(make a key with: isthmus token create NAME --allow "*", or add [callers.NAME] with key = "env:NAME_KEY" and '
-        'allow = ["*"], or listen on 127.0.0.1; isthmus serve --insecure lets everybody in who can reach it)'
+        'allow = ["*"], or listen on 127.0.0.1; isthmus serve --insecure lets in everybody who can reach it)'
     )
 
 
@@ -178,7 +178,7 @@ def test_only_a_hub_for_this_machine_alone_lets_everybody_name_addresses(tmp_pat
         lambda: access_mode(HubSettings(public_url="https://hub.example"), (), targets=everybody),
     ]
     for decide in refused:
-        with pytest.raises(ConfigError, match=r"^targets\.open must be false unless the hub listens on loopback alone"):
+        with pytest.raises(ConfigError, match=r"^targets\.open must be false unless the hub listens on loopback only"):
             decide()
 
 

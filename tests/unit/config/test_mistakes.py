@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.cli.check import access_of
+from isthmus.cli.config import access_of
 from isthmus.config import codes
-from isthmus.config.codes import CODES, Code
+from isthmus.config.codes import CODES, FindingCode
 from isthmus.config.findings import ConfigError, Finding
 from isthmus.config.load import load
 
@@ -21,7 +21,7 @@ LONELY = f'[callers.a]\nkey = "{KEY}"\nallow = ["*"]\n'
 class Mistake:
     """A file with one thing wrong, and what is said of it."""
 
-    code: Code
+    code: FindingCode
     text: str
     told: str
     file: str = "isthmus.toml"
@@ -60,7 +60,7 @@ MISTAKES = [
         "mcp.json: servers.a.headers.K has '${ISTHMUS_INPUT_MY_KEY}', which is not set; it stays as it is",
         ".vscode/mcp.json",
     ),
-    Mistake(codes.ENV_FILE, "", ".env: line 1 is not NAME=value and is left out", beside={".env": "hunter22"}),
+    Mistake(codes.ENV_FILE, "", ".env: line 1 is not NAME=value and is skipped", beside={".env": "hunter22"}),
     Mistake(
         codes.BAD_VALUE,
         server("timeout = 0"),
@@ -84,12 +84,12 @@ MISTAKES = [
     Mistake(
         codes.LOOKS_LIKE_SSE,
         '[servers.a]\nurl = "http://a/sse"\ntype = "http"',
-        "isthmus.toml: servers.a.type says http, but an address that ends in /sse is usually of the earlier transport",
+        "isthmus.toml: servers.a.type is http, but an address that ends in /sse usually has the earlier transport",
     ),
     Mistake(
         codes.RENAMED,
         '[servers."a b"]\ncommand = "x"',
-        'isthmus.toml: servers."a b" cannot be a server\'s name, so the server is called a-b '
+        'isthmus.toml: servers."a b" cannot be the name of a server, so the server is called a-b '
         "(use 1 to 50 letters, digits, _ and -)",
     ),
     Mistake(
@@ -100,25 +100,25 @@ MISTAKES = [
     Mistake(
         codes.TAKEN_NAME,
         server("") + '[mcpServers.a]\ncommand = "y"',
-        "isthmus.toml: servers.a is already under mcpServers and is left out",
+        "isthmus.toml: servers.a is already under mcpServers and is skipped",
     ),
     Mistake(
         codes.MILLISECONDS,
         entry('"command": "x", "timeout": 60000'),
-        "mcp.json: mcpServers.a.timeout is over 600 and so taken for milliseconds, 60 seconds",
+        "mcp.json: mcpServers.a.timeout is over 600, so it is read as milliseconds: 60 seconds",
         "mcp.json",
     ),
     Mistake(
         codes.MILLISECONDS,
         entry('"command": "x", "timeout": 500'),
-        ".mcp.json: mcpServers.a.timeout is below 1000, which Claude Code takes for none "
-        "(write it in milliseconds, or take it out)",
+        ".mcp.json: mcpServers.a.timeout is below 1000, which Claude Code ignores "
+        "(write it in milliseconds, or remove it)",
         ".mcp.json",
     ),
     Mistake(
         codes.CAPPED,
         entry('"command": "x", "timeout": 7200'),
-        "mcp.json: mcpServers.a.timeout is 7200 seconds, and no call may take more than 3600",
+        "mcp.json: mcpServers.a.timeout is 7200 seconds; a call may take at most 3600",
         ".roo/mcp.json",
     ),
     Mistake(
@@ -130,7 +130,7 @@ MISTAKES = [
     Mistake(
         codes.NOT_A_SERVER,
         "extensions:\n  developer: {type: builtin}\n",
-        "config.yaml: extensions has what only Goose itself can run, which is left out: developer",
+        "config.yaml: extensions has entries that only Goose can run; the hub skips them: developer",
         "goose/config.yaml",
     ),
     Mistake(
@@ -145,7 +145,7 @@ MISTAKES = [
         "isthmus.ini",
     ),
     Mistake(codes.SYNTAX, "{", "mcp.json: line 1, column 2 is not JSON: Expecting property name", "mcp.json"),
-    Mistake(codes.NO_SERVERS, '{"theme": 1}', "mcp.json: has no servers (they belong under mcpServers)", "mcp.json"),
+    Mistake(codes.NO_SERVERS, '{"theme": 1}', "mcp.json: has no servers (servers belong under mcpServers)", "mcp.json"),
     Mistake(
         codes.UNKNOWN_TABLE,
         "[server.a]",
@@ -160,7 +160,7 @@ MISTAKES = [
     Mistake(
         codes.OTHER_PROJECTS,
         '{"projects": {"/other": {"mcpServers": {"a": {"command": "x"}}}}, "mcpServers": {}}',
-        ".claude.json: projects has servers for 1 other folders, which are left out",
+        ".claude.json: projects has servers for 1 other folders; the hub skips them",
         ".claude.json",
     ),
     Mistake(

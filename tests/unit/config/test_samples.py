@@ -63,8 +63,12 @@ CASES = {
         extra={"name": "files", "description": "Files of the team", "bundled": None},
     ),
     "zed": Sample("zed/settings.json", "auto", extra={"source": "custom"}),
-    "kiro": Sample(".kiro/settings/mcp.json", "auto", rules=ToolRules(hidden=HIDDEN), extra={"autoApprove": ["read_file"]}),
-    "copilot": Sample(".copilot/mcp-config.json", seconds=CALL_SECONDS, can_switch_off=False, rules=ToolRules(only=SHOWN)),
+    "kiro": Sample(
+        ".kiro/settings/mcp.json", "auto", rules=ToolRules(hidden=HIDDEN), extra={"autoApprove": ["read_file"]}
+    ),
+    "copilot": Sample(
+        ".copilot/mcp-config.json", seconds=CALL_SECONDS, can_switch_off=False, rules=ToolRules(only=SHOWN)
+    ),
     "opencode": Sample("opencode.jsonc", "auto"),
     "mcpproxy": Sample(
         ".mcpproxy/mcp_config.json",
@@ -136,7 +140,7 @@ def test_a_token_is_a_secret_however_it_came(client: str) -> None:
 @pytest.mark.parametrize("client", CASES)
 def test_a_real_file_gives_no_reason_to_complain(client: str) -> None:
     told = [str(warning) for warning in loaded(client).warnings]
-    expected = ["config.yaml: extensions has what only Goose itself can run, which is left out: developer"]
+    expected = ["config.yaml: extensions has entries that only Goose can run; the hub skips them: developer"]
     assert told == (expected if client == "goose" else [])
 
 

@@ -1,4 +1,4 @@
-"""Server entries as people write them."""
+"""Server entries become settings."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from isthmus.config.dialects.clients import CODEX, OWN, STANDARD
 from isthmus.config.entries import entries_of, entry_of
 from isthmus.config.files import Document
 from isthmus.config.findings import ConfigError, Place
-from isthmus.config.servers import EntryContext, LoadedServers, look_alikes, read_server
+from isthmus.config.servers import EntryContext, LoadedServers, look_alikes, process_limits, read_server, size_of
 from isthmus.config.variables import Variables
 from isthmus.core.catalog.rules import ToolRules
 from isthmus.core.settings import Limits
+from isthmus.transport.process_limits import ProcessLimits
 from isthmus.upstream.settings import (
     AgentSettings,
     DeclaredTool,
@@ -30,6 +31,8 @@ from isthmus.upstream.settings import (
     StdioSettings,
     WebSocketSettings,
 )
+
+# -- Server entries as people write them --------------------------------------------------------------------
 
 HOME = Path("/home/me")
 VALUES = {"TOKEN": "hunter22", "LONG": "long-secret-" * 10, "SECONDS": "5", "OFF": "true"}
@@ -193,7 +196,9 @@ def test_keys_of_the_other_transport_are_told_of_only_in_our_own_file() -> None:
     assert one(fields, is_own=False)[1] == []
 
 
-@pytest.mark.parametrize(("word", "reach"), [("stdio", StdioSettings), ("sse", HttpSettings), ("ws", WebSocketSettings)])
+@pytest.mark.parametrize(
+    ("word", "reach"), [("stdio", StdioSettings), ("sse", HttpSettings), ("ws", WebSocketSettings)]
+)
 def test_of_a_command_and_an_address_the_word_for_the_transport_says_which(word: str, reach: type[Reach]) -> None:
     server, findings = one({"command": "a", "url": "ws://a" if word == "ws" else URL, "type": word}, is_own=True)
     assert server is not None
@@ -206,7 +211,7 @@ def test_milliseconds_of_other_programs_are_understood() -> None:
     server, findings = one({"command": "a", "timeout": 60000}, is_own=False)
     assert server is not None
     assert server.timeout == 60
-    assert findings == ["mcp.json: servers.a.timeout is over 600 and so taken for milliseconds, 60 seconds"]
+    assert findings == ["mcp.json: servers.a.timeout is over 600, so it is read as milliseconds: 60 seconds"]
 
 
 @pytest.mark.parametrize(
@@ -446,7 +451,7 @@ def test_an_address_that_looks_like_the_earlier_transport_is_told_of() -> None:
     assert server is not None
     assert server.reach == HttpSettings("https://a.example/sse/", carrier="http")
     assert findings == [
-        "isthmus.toml: servers.a.type says http, but an address that ends in /sse is usually of the earlier transport"
+        "isthmus.toml: servers.a.type is http, but an address that ends in /sse usually has the earlier transport"
     ]
 
 
@@ -476,18 +481,18 @@ def test_a_timeout_stays_below_the_hard_stop_of_the_hub() -> None:
         (
             "builtin",
             "builtin-34b4bc",
-            "servers.builtin is what the hub's own tools live under, so the server is called builtin-34b4bc",
+            "servers.builtin is the name of the hub's own tools, so the server is called builtin-34b4bc",
         ),
         (
             "My Server.v2",
             "My-Server-v2",
-            'servers."My Server.v2" cannot be a server\'s name, so the server is called My-Server-v2 '
+            'servers."My Server.v2" cannot be the name of a server, so the server is called My-Server-v2 '
             "(use 1 to 50 letters, digits, _ and -)",
         ),
         (
             "…",
             "server-f4c5f3",
-            'servers."…" cannot be a server\'s name, so the server is called server-f4c5f3 '
+            'servers."…" cannot be the name of a server, so the server is called server-f4c5f3 '
             "(use 1 to 50 letters, digits, _ and -)",
         ),
     ],
@@ -544,7 +549,7 @@ def test_a_name_under_both_roots_is_taken_once() -> None:
     roster = several({"mcpServers": {"a": {"command": "first"}}, "servers": {"a": {"command": "second"}}})
     assert [server.reach for server in roster.servers.values()] == [StdioSettings("first")]
     assert [str(finding) for finding in roster.findings] == [
-        "isthmus.toml: servers.a is already under mcpServers and is left out"
+        "isthmus.toml: servers.a is already under mcpServers and is skipped"
     ]
 
 
@@ -631,7 +636,7 @@ def test_headers_that_http_itself_needs_are_refused_by_name(name: str) -> None:
     assert server is None
     [told] = findings
     assert "servers.a" in told
-    assert f"not with {name!r}: leave it out" in told
+    assert f"not have {name!r}" in told
 
 
 @pytest.mark.parametrize("name", ["Accept", "content-type", "Authorization"])
@@ -696,7 +701,7 @@ def test_what_is_no_regular_file_is_told_of_and_not_read() -> None:
     assert server is not None
     assert told == (
         "isthmus.toml: servers.a.args.0 has '${file:/dev/zero}', "
-        "which is no short text file that can be read; it stays as it is"
+        "which is not a short text file that can be read; it stays as it is"
     )
     assert one({"command": "a", "env": {"A": "file:/dev/zero"}}) == (
         None,
@@ -730,3 +735,38 @@ def test_in_another_clients_file_ca_is_somebody_elses_word() -> None:
     server, [told] = one({"command": "a", "ca": ""})
     assert server is not None
     assert "servers.a.ca has no effect beside command" in told
+
+
+# -- Server entries become settings -------------------------------------------------------------------------
+
+# -- Entries ------------------------------------------------------------------------------------------------
+
+
+def test_limits_are_read_with_their_units() -> None:
+    table = {"memory": "1GiB", "files": 256, "processes": "32", "cpu_seconds": 60}
+    assert process_limits(table) == ProcessLimits(1 << 30, 256, 32, 60)
+    assert process_limits({}) == ProcessLimits()
+
+
+@pytest.mark.parametrize(
+    ("written", "size"), [("512MiB", 512 << 20), ("64 KiB", 64 << 10), ("1Ti", 1 << 40), ("4096B", 4096), (4096, 4096)]
+)
+def test_a_size_is_a_number_of_bytes_or_has_a_unit(written: object, size: int) -> None:
+    assert size_of("memory", written) == size
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ({"memory": "much"}, "limits.memory must be a size like 512MiB or 1GiB, not 'much'"),
+        ({"memory": "1KiB"}, "limits.memory must be at least 16777216, not 1024"),
+        ({"memory": 1.5}, "limits.memory must be a size like 512MiB or 1GiB, not 1.5"),
+        ({"files": "many"}, "limits.files must be a whole number, not 'many'"),
+        ({"files": 0}, "limits.files must be at least 1, not 0"),
+        ({"fiels": 3}, "limits must have only memory, files, processes, cpu_seconds, not 'fiels'"),
+        (3, "limits must be a table, not 3"),
+    ],
+)
+def test_what_makes_no_sense_is_told(table: object, told: str) -> None:
+    with pytest.raises(ValueError, match=told.replace(".", r"\.")):
+        process_limits(table)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from isthmus.config.settings import HubSettings, unfiled_settings
-from isthmus.library.engine import plan_of
+from isthmus.library.engine import read_plan
 
 
 @pytest.mark.parametrize(
@@ -46,8 +46,8 @@ def test_a_hub_without_a_file_has_its_state_in_its_users_home(
     monkeypatch.setenv("HOME", str(tmp_path))
     home = str(tmp_path / ".local" / "state" / "isthmus")
     assert unfiled_settings().state == home
-    assert plan_of(given, None, None).configuration.hub.state == home
-    assert plan_of(None, "http://127.0.0.1:9", None).configuration.hub.state == home
+    assert read_plan(given, None, None).configuration.hub.state == home
+    assert read_plan(None, "http://127.0.0.1:9", None).configuration.hub.state == home
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.config.variables import ENV_FILE_BYTES, Borrowed, Variables, parse_env, seen_from
+from isthmus.config.variables import ENV_FILE_BYTES, UsedVariables, Variables, parse_env, variables_of
 
 VALUES = {"TOKEN": "hunter22", "EMPTY": "", "HOME": "/home/me", "NESTED": "${TOKEN}", "PADDED": " key\n"}
 
@@ -45,7 +45,7 @@ def variables(tmp_path: Path) -> Variables:
 def test_placeholders_are_replaced_or_stay_literal(
     variables: Variables, tmp_path: Path, text: str, result: str, secrets: set[str], unresolved: list[str]
 ) -> None:
-    borrowed = Borrowed()
+    borrowed = UsedVariables()
     (tmp_path / "near").write_text("in a file\n")
     assert variables.expand(text, borrowed) == result
     assert (borrowed.secrets, borrowed.unresolved) == (secrets, unresolved)
@@ -53,11 +53,11 @@ def test_placeholders_are_replaced_or_stay_literal(
 
 @given(st.text(alphabet="${}:-AB \\"))
 def test_no_text_is_too_odd_to_expand(text: str) -> None:
-    Variables({"A": "1"}, Path("/"), Path("/")).expand(text, Borrowed())
+    Variables({"A": "1"}, Path("/"), Path("/")).expand(text, UsedVariables())
 
 
 def test_a_secret_comes_from_where_it_says(variables: Variables, tmp_path: Path) -> None:
-    borrowed = Borrowed()
+    borrowed = UsedVariables()
     (tmp_path / "home").mkdir()
     (tmp_path / "near").write_text("from a file\n")
     (tmp_path / "home" / "far").write_text("from home\n")
@@ -87,7 +87,7 @@ def test_a_secret_that_is_not_there_is_refused(variables: Variables, tmp_path: P
     (tmp_path / "large").write_bytes(b"x" * 65537)
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match="key must") as refused:
-        variables.secret("key", text, Borrowed())
+        variables.secret("key", text, UsedVariables())
     assert str(refused.value) == message
 
 
@@ -106,7 +106,7 @@ class Keyring:
 
 def test_a_secret_may_be_in_the_systems_keyring(variables: Variables, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "keyring", Keyring(isthmus_search="one", corp_it_search="two"))
-    borrowed = Borrowed()
+    borrowed = UsedVariables()
     assert variables.secret("key", "keyring:search", borrowed) == "one"
     assert variables.secret("key", "keyring:corp/it/search", borrowed) == "two"
     assert borrowed.secrets == {"one", "two"}
@@ -120,10 +120,10 @@ def test_what_is_not_in_the_keyring_is_told_with_how_to_put_it_there(
     with pytest.raises(
         ValueError, match=r"in the keyring \(put it there with: keyring set isthmus search\), not keyring"
     ):
-        variables.secret("key", "keyring:search", Borrowed())
+        variables.secret("key", "keyring:search", UsedVariables())
     keyring.is_locked = True
     with pytest.raises(ValueError, match=r"in a keyring that opens, not keyring:search \(RuntimeError\)"):
-        variables.secret("key", "keyring:search", Borrowed())
+        variables.secret("key", "keyring:search", UsedVariables())
 
 
 def test_without_the_package_the_keyring_is_told_to_be_an_extra(
@@ -133,7 +133,7 @@ def test_without_the_package_the_keyring_is_told_to_be_an_extra(
     with pytest.raises(
         ValueError, match=r"without the package keyring \(isthmus\[keyring\] has it\), not keyring:search"
     ):
-        variables.secret("key", "keyring:search", Borrowed())
+        variables.secret("key", "keyring:search", UsedVariables())
 
 
 @pytest.mark.parametrize(
@@ -174,27 +174,27 @@ def test_single_quotes_keep_any_value(value: str) -> None:
 
 def test_the_real_environment_wins_over_the_file_beside(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("A=file\nB=file\nhunter22\n")
-    seen, findings = seen_from(tmp_path / "mcp.json", {"A": "real"})
+    seen, findings = variables_of(tmp_path / "mcp.json", {"A": "real"})
     assert seen == {"A": "real", "B": "file"}
-    assert [str(finding) for finding in findings] == [".env: line 3 is not NAME=value and is left out"]
+    assert [str(finding) for finding in findings] == [".env: line 3 is not NAME=value and is skipped"]
 
 
 def test_no_file_beside_is_nothing_to_tell(tmp_path: Path) -> None:
-    assert seen_from(tmp_path / "mcp.json", {"A": "real"}) == ({"A": "real"}, ())
+    assert variables_of(tmp_path / "mcp.json", {"A": "real"}) == ({"A": "real"}, ())
 
 
 def test_an_env_file_that_is_a_pipe_or_too_long_is_told_of_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / ".env")
-    _, [told] = seen_from(tmp_path / "mcp.json", {})
-    assert str(told) == ".env: cannot be read (Not a regular file) and is left out"
+    _, [told] = variables_of(tmp_path / "mcp.json", {})
+    assert str(told) == ".env: cannot be read (Not a regular file) and is skipped"
     (tmp_path / ".env").unlink()
     (tmp_path / ".env").write_bytes(b"A=" + b"x" * ENV_FILE_BYTES)
-    _, [told] = seen_from(tmp_path / "mcp.json", {})
-    assert str(told) == ".env: is longer than 1 MiB and is left out"
+    _, [told] = variables_of(tmp_path / "mcp.json", {})
+    assert str(told) == ".env: is longer than 1 MiB and is skipped"
 
 
 def test_an_env_file_that_is_no_text_is_told_of(tmp_path: Path) -> None:
     (tmp_path / ".env").write_bytes(b"\xff")
-    seen, findings = seen_from(tmp_path / "mcp.json", {"A": "real"})
+    seen, findings = variables_of(tmp_path / "mcp.json", {"A": "real"})
     assert seen == {"A": "real"}
-    assert [str(finding) for finding in findings] == [".env: cannot be read as text and is left out"]
+    assert [str(finding) for finding in findings] == [".env: cannot be read as text and is skipped"]

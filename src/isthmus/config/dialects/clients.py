@@ -22,30 +22,30 @@ class DraftEntry:
 
     place: Place
     fields: dict[str, object]
-    spelt: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    written_at: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """By our key: the path at which the file has it, where that differs."""
     findings: list[Finding] = field(default_factory=list)
 
     def at(self, key: str) -> Place:
         """Return where the file has what we call `key`."""
-        return self.place.at(*self.spelt.get(key, (key,)))
+        return self.place.at(*self.written_at.get(key, (key,)))
 
     def rename(self, theirs: str, ours: str) -> None:
         """Give a key our name, unless that is taken: then it stays what it is, for nobody to read."""
         if theirs in self.fields and ours not in self.fields:
             self.move(ours, self.fields.pop(theirs), theirs)
 
-    def move(self, ours: str, value: object, *spelt: str) -> None:
+    def move(self, ours: str, value: object, *written_at: str) -> None:
         """Set one of our keys to what the file has at another path."""
         self.fields[ours] = value
-        self.spelt[ours] = spelt
+        self.written_at[ours] = written_at
 
-    def merge(self, ours: str, members: dict[str, object], *spelt: str) -> None:
+    def merge(self, ours: str, members: dict[str, object], *written_at: str) -> None:
         """Add to one of our tables; what is in it already stays."""
         present = self.fields.get(ours, {})
         if isinstance(present, dict):
             self.fields[ours] = {**members, **present}
-            self.spelt.setdefault(ours, (ours,) if present else spelt)
+            self.written_at.setdefault(ours, (ours,) if present else written_at)
 
 
 Unit = Literal["seconds", "milliseconds", "unsaid"]
@@ -154,9 +154,9 @@ def split_command(draft: DraftEntry) -> None:
     match draft.fields.get("command"):
         case [str() as program, *arguments]:
             draft.fields["command"] = program
-            spelt = draft.spelt.get("command", ("command",))
+            written_at = draft.written_at.get("command", ("command",))
             others = draft.fields.get("args")
-            draft.move("args", [*arguments, *(others if isinstance(others, list) else [])], *spelt)
+            draft.move("args", [*arguments, *(others if isinstance(others, list) else [])], *written_at)
         case {"path": path, **members}:
             draft.move("command", path, "command", "path")
             for key, value in members.items():

@@ -1,7 +1,7 @@
 """Where each client keeps its file, on each system, and whose a given file is.
 
 Paths only: nothing is opened, and a client that was never installed has its line all the same. Called by
-`config.files` to tell a file's dialect and by `config.imports` to find a client's files.
+`config.files` to tell a file's dialect and by `config.client_files` to find a client's files.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from isthmus.config.dialects import clients
-from isthmus.config.dialects.dialect import OWN, STANDARD, Dialect
+from isthmus.config.dialects.clients import OWN, STANDARD, Dialect
 
 _CLINE = "saoudrizwan.claude-dev/settings/cline_mcp_settings.json"
 _ROO = "rooveterinaryinc.roo-cline/settings/mcp_settings.json"

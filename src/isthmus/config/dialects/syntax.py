@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from isthmus.config.dialects.dialect import Dialect
+from isthmus.config.dialects.clients import Dialect
 
 INPUT_PREFIX = "ISTHMUS_INPUT_"
 """In front of an input's id, it is the variable that answers it."""
@@ -30,7 +30,7 @@ _CURLY_FILE = re.compile(r"(?<!\$)\{file:([^{}]+)\}")
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class WorkspaceContext:
     """What a client knows of where it runs, and what it would ask its user."""
 
     folder: Path
@@ -40,7 +40,7 @@ class Surroundings:
     """By id, as the file declares them."""
 
 
-def in_our_words(text: str, dialect: Dialect, around: Surroundings) -> str:
+def with_hub_variables(text: str, dialect: Dialect, around: WorkspaceContext) -> str:
     """Return `text` with its variables written as `${VAR}`."""
     for way in dialect.syntax:
         text = _WAYS[way].sub(r"${\1}", text)
@@ -50,7 +50,7 @@ def in_our_words(text: str, dialect: Dialect, around: Surroundings) -> str:
     return _INPUT.sub(lambda found: _asked(found[1], around), text)
 
 
-def _known_to_editor(word: str, around: Surroundings) -> str:
+def _known_to_editor(word: str, around: WorkspaceContext) -> str:
     match word:
         case "userHome":
             return str(around.home)
@@ -62,7 +62,7 @@ def _known_to_editor(word: str, around: Surroundings) -> str:
             return str(around.folder)
 
 
-def _asked(id: str, around: Surroundings) -> str:
+def _asked(id: str, around: WorkspaceContext) -> str:
     default = around.inputs.get(id, {}).get("default")
     # Inside a placeholder there is no way to write a brace.
     stands_in = f":-{default}" if isinstance(default, str) and not set(default) & set("{}") else ""

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.config.dialects import clients
-from isthmus.config.dialects.clients import CLIENTS
-from isthmus.config.dialects.dialect import OWN, STANDARD, Dialect
+from isthmus.config.dialects.clients import CLIENTS, OWN, STANDARD, Dialect
 from isthmus.config.dialects.places import dialect_of, places_of
 
 HOME, CWD = Path("/home/me"), Path("/srv/shop")

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.config.dialects.clients import CURSOR, DIALECTS, GEMINI, OPENCODE, VSCODE
-from isthmus.config.dialects.dialect import Dialect
-from isthmus.config.dialects.syntax import Surroundings, in_our_words, inputs_used
+from isthmus.config.dialects.clients import CURSOR, DIALECTS, GEMINI, OPENCODE, VSCODE, Dialect
+from isthmus.config.dialects.syntax import WorkspaceContext, inputs_used, with_hub_variables
 
-AROUND = Surroundings(
+AROUND = WorkspaceContext(
     Path("/srv/shop"),
     Path("/home/me"),
     {"team": {"id": "team", "default": "blue"}, "odd": {"default": "{x}"}, "none": {}},
@@ -37,7 +36,7 @@ AROUND = Surroundings(
     ],
 )
 def test_every_way_to_write_a_variable_is_put_into_ours(dialect: Dialect, text: str, ours: str) -> None:
-    assert in_our_words(text, dialect, AROUND) == ours
+    assert with_hub_variables(text, dialect, AROUND) == ours
 
 
 def test_the_inputs_of_a_text_are_named() -> None:
@@ -46,4 +45,4 @@ def test_the_inputs_of_a_text_are_named() -> None:
 
 @given(st.text(alphabet="${}%:/-AB input"), st.sampled_from(list(DIALECTS.values())))
 def test_no_text_is_too_odd(text: str, dialect: Dialect) -> None:
-    in_our_words(text, dialect, AROUND)
+    with_hub_variables(text, dialect, AROUND)

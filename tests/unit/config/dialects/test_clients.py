@@ -1,4 +1,4 @@
-"""Entries as clients write them, in our own words."""
+"""How each client writes servers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from isthmus.config.dialects.clients import (
     GOOSE,
     MCPPROXY,
     OPENCODE,
+    STANDARD,
     ZED,
+    Dialect,
 )
-from isthmus.config.dialects.dialect import STANDARD, Dialect
 from isthmus.config.entries import Entry, entry_of
 from isthmus.config.findings import Place
 

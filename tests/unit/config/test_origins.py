@@ -1,4 +1,4 @@
-"""Values are found in the lines where people wrote them."""
+"""Where values were written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.config.findings import Place
-from isthmus.config.lines import keys_of, lines_of
+from isthmus.config.origins import line_numbers, split_path
 
 TOML = """# mine
 [hub]
@@ -95,22 +95,22 @@ servers:
 )
 def test_a_value_is_found_in_its_line(tmp_path: Path, name: str, text: str, lines: dict[str, int | None]) -> None:
     (tmp_path / name).write_text(text)
-    found = lines_of(tmp_path / name)
-    assert {path: found.get(keys_of(path)) for path in lines} == lines
+    found = line_numbers(tmp_path / name)
+    assert {path: found.get(split_path(path)) for path in lines} == lines
 
 
 def test_a_file_that_is_gone_or_of_another_kind_has_no_lines(tmp_path: Path) -> None:
     (tmp_path / "a.ini").write_text("a = 1")
-    assert lines_of(tmp_path / "gone.toml") == lines_of(tmp_path / "a.ini") == {}
+    assert line_numbers(tmp_path / "gone.toml") == line_numbers(tmp_path / "a.ini") == {}
 
 
 @pytest.mark.parametrize("text", ["]]]]", '{"a', "\xff[", "a: &a [*a]", '"a":', ","])
 @pytest.mark.parametrize("suffix", [".json", ".toml", ".yaml"])
 def test_a_text_that_is_broken_is_no_reason_to_fail(tmp_path: Path, text: str, suffix: str) -> None:
     (tmp_path / f"x{suffix}").write_text(text, encoding="latin-1")
-    lines_of(tmp_path / f"x{suffix}")
+    line_numbers(tmp_path / f"x{suffix}")
 
 
 @given(st.lists(st.text(min_size=1).filter(str.isprintable), min_size=1))
 def test_a_path_is_taken_apart_as_it_was_put_together(keys: list[str]) -> None:
-    assert keys_of(Place(None).at(*keys).path) == tuple(keys)
+    assert split_path(Place(None).at(*keys).path) == tuple(keys)

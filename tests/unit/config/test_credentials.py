@@ -1,4 +1,4 @@
-"""What a file says of logins, and what is wrong with it."""
+"""Credentials of servers, and the key that encrypts logins."""
 
 from __future__ import annotations
 
