@@ -1,21 +1,23 @@
-"""`isthmus access`: what a caller can reach and why, and what another configuration would change of that for whom.
+"""`isthmus access`: what a caller can reach and why, and what another configuration would change.
 
-Whether something is reached is read from the hub's own table (`core.catalog.reasons`). What servers offer comes from a
-running hub, or from servers that are started for this; who may do what comes from the configuration and from the keys
-in its state folder.
+Permissions come from the configuration and from the keys in its state folder; the hub's own table
+(`core.catalog.snapshot`) decides what is reached. Tools and prompts come from a running hub, or from servers that are
+started for this.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sqlite3
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+import click
 import msgspec
 from msgspec.structs import replace
 
@@ -25,159 +27,96 @@ from isthmus.app.identity import Identities
 from isthmus.cli.config import configuration_of, refused
 from isthmus.cli.documents import ListedFeature, read_listing
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import LocalSource, RemoteSource, open_hub, start_local_hub
+from isthmus.cli.hub import LocalSource, RemoteSource, open_hub, source_of, start_local_hub
+from isthmus.cli.options import with_json, with_source, with_wait
 from isthmus.cli.output import aligned, print_error, print_json, print_output
+from isthmus.cli.running import quiet_logs, run_command
 from isthmus.config.extensions import EXTENSIONS
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration
 from isthmus.core.access.policy import BY_NARROWING, Why
-from isthmus.core.catalog.checks import CheckCache
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.pins import WITHHOLDING, PinKey, Pinning, Pins, known_of
-from isthmus.core.catalog.reasons import AccessReason, explain_access
 from isthmus.core.catalog.review import Review
 from isthmus.core.catalog.rules import NO_TOOL_RULES
-from isthmus.core.catalog.snapshot import ListName, ServerStatus, Snapshot
+from isthmus.core.catalog.schema import CheckCache
+from isthmus.core.catalog.snapshot import AccessReason, ListName, ServerStatus, Snapshot, explain_access
 from isthmus.model.callers import FACES, Caller, Face, Grants, narrowed_on
 from isthmus.model.features import Prompt, Tool
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.storage.definitions import FILE, DefinitionStore
 from isthmus.upstream.python.builtin import OPERATORS
-from isthmus.upstream.settings import ServerSettings
+from isthmus.upstream.settings import ServerSettings, keys_of
 from isthmus.upstream.supervisor import starts_the_same
 from isthmus.wire.mcp.lists import PROMPTS, TOOLS
 
+Who: TypeAlias = tuple[str, str, Face | None]
+"""A caller's name, the id of its key if the state folder has one, and the frontend that it uses."""
 
-async def snapshot_of(source: RemoteSource | LocalSource, configuration: Configuration, *, wait: float) -> Snapshot:
-    """What servers offer now, as this configuration labels it.
+What: TypeAlias = tuple[ListName, str]
+"""A list and a name in it."""
 
-    A running hub tells the tools and prompts that the key in ISTHMUS_KEY sees.
-
-    Raises:
-        CommandFailed: there is no hub to ask.
-    """
-    if isinstance(source, LocalSource):
-        return _snapshot(_pinned(await _started(configuration, None, wait), configuration), configuration)
-    async with open_hub(source, wait=wait) as hub:
-        tools = read_listing(await hub.list(TOOLS), TOOLS).offers
-        prompts = read_listing(await hub.list(PROMPTS), PROMPTS).offers
-    return _snapshot(_told(tools, prompts, configuration), configuration)
-
-
-async def snapshots_of(old: Configuration, new: Configuration, *, wait: float) -> tuple[Snapshot, Snapshot]:
-    """What servers offer under one configuration and under the other."""
-    before = {server.name: server for server in old.servers}
-    same = {
-        server.name for server in new.servers if server.name in before and starts_the_same(before[server.name], server)
-    }
-    others = {server.name for server in new.servers} - same
-    server_statuses = await _started(old, None, wait)
-    started = await _started(new, others, wait) if others else {}
-    kept = {
-        name: server_status for name, server_status in server_statuses.items() if name in same or name not in before
-    }
-    changed = _ruled({**kept, **started}, new)
-    return _snapshot(_pinned(server_statuses, old), old), _snapshot(_pinned(changed, new), new)
-
-
-async def _started(
-    configuration: Configuration, only: Iterable[ServerName] | None, wait: float
-) -> dict[ServerName, ServerStatus]:
-    own = await start_local_hub(_unpinned(configuration), os.environ, within=wait, only=only)
-    try:
-        return dict(own.running.hub.snapshot.server_statuses)
-    finally:
-        await own.aclose()
-
-
-def _unpinned(configuration: Configuration) -> Configuration:
-    """The same without pins: who asks what would be must not have it noted as seen."""
-    servers = tuple(replace(server, pin=None) for server in configuration.servers)
-    return replace(configuration, servers=servers, hub=replace(configuration.hub, pin="off"))
-
-
-def _ruled(
-    server_statuses: Mapping[ServerName, ServerStatus], configuration: Configuration
-) -> dict[ServerName, ServerStatus]:
-    """The same standings with what a configuration says of the servers' tools."""
-    rules = {server.name: server.rules for server in configuration.servers}
-    return {
-        name: msgspec.structs.replace(server_status, rules=rules[name]) if name in rules else server_status
-        for name, server_status in server_statuses.items()
-    }
-
-
-def _pinned(
-    server_statuses: Mapping[ServerName, ServerStatus], configuration: Configuration
-) -> dict[ServerName, ServerStatus]:
-    """The same without the tools that a hub would withhold; nothing is noted of what is seen here.
-
-    Raises:
-        CommandFailed: what tools looked like cannot be read.
-    """
-    modes: dict[ServerName, Pinning] = {
-        server.name: server.pin or configuration.hub.pin for server in configuration.servers
-    }
-    if not WITHHOLDING & set(modes.values()):
-        return dict(server_statuses)
-    pins = Pins(_known(Path(configuration.hub.state)), lambda server: modes.get(server, "off"), lambda _: None)
-    review = Review(pins)
-    return {name: review.of(server_status) for name, server_status in server_statuses.items()}
-
-
-def _known(folder: Path) -> dict[PinKey, bytes]:
-    if not (folder / FILE).exists():
-        return {}
-    try:
-        with closing(DefinitionStore(folder)) as file:
-            return known_of(file.known())
-    except (OSError, sqlite3.Error) as error:
-        said = f"what tools looked like cannot be read from {folder / FILE}: {error}"
-        raise CommandFailed(Exit.CONFIGURATION, said, "Run this as whoever runs the hub.") from error
-
-
-def _told(
-    tools: Iterable[ListedFeature], prompts: Iterable[ListedFeature], configuration: Configuration
-) -> dict[ServerName, ServerStatus]:
-    """Standings made of what a running hub lists; what it hides it does not list, and so only labels are added."""
-    labels = {
-        server.name: replace(NO_TOOL_RULES, is_trusted=server.rules.is_trusted, tags=server.rules.tags)
-        for server in configuration.servers
-    }
-    labels[BUILTIN] = OPERATORS
-    offered: dict[ServerName, tuple[list[Tool], list[Prompt]]] = {}
-    for offer in tools:
-        of = offered.setdefault(ServerName(offer.server), ([], []))
-        of[0].append(Tool.of(ServerName(offer.server), _own_name(offer), dict(offer.definition)))
-    for offer in prompts:
-        of = offered.setdefault(ServerName(offer.server), ([], []))
-        of[1].append(Prompt.of(ServerName(offer.server), _own_name(offer), dict(offer.definition)))
-    return {
-        name: ServerStatus(
-            name, "ready", tools=tuple(of[0]), prompts=tuple(of[1]), rules=labels.get(name, NO_TOOL_RULES)
-        )
-        for name, of in offered.items()
-    }
-
-
-def _own_name(offer: ListedFeature) -> FeatureName:
-    return FeatureName(offer.name.removeprefix(f"{offer.server}."))
-
-
-def _snapshot(server_statuses: Mapping[ServerName, ServerStatus], configuration: Configuration) -> Snapshot:
-    return Snapshot(0, server_statuses, CheckCache(limit_bytes=0), narrowing_of(configuration))
-
+RightChange: TypeAlias = Literal["appear", "vanish"]
 
 NAMES_MAX = 20
-"""Of more callers, only the first are named to somebody who named none of them."""
+"""How many names a message lists."""
 
 NAME_WIDTH = 36
-"""A longer name does not stand beside a reason, where 80 columns are all there is."""
+"""A longer name gets a line of its own, so that the reasons fit into 80 columns."""
+
+POLICIES = Place(None, EXTENSIONS).at("policy").path
+
+COMPARED = tuple(key.field_name for key in keys_of(ServerSettings) if key.is_noticed)
+"""Settings of a server that callers may notice."""
+
+TARGETS = "servers named by address, as far as [targets] allows them"
+OPERATOR = "the state and logs of every server (operator)"
+
+
+@click.command("access")
+@click.argument("caller", required=False)
+@click.option("--face", type=click.Choice(FACES), help="On this frontend, which may allow the caller less.")
+@click.option(
+    "--diff",
+    "new",
+    type=click.Path(path_type=Path),
+    metavar="NEW_CONFIG",
+    help="Print what this configuration would change for each caller; exit 1 if anything.",
+)
+@with_source
+@with_wait
+@with_json
+def access_command(
+    caller: str | None,
+    face: Any,
+    new: Path | None,
+    hub: str | None,
+    config: Path | None,
+    wait: float,
+    *,
+    is_json: bool,
+) -> int:
+    """Print what CALLER can reach and why, and what denies it the rest.
+
+    Permissions are read from the configuration and its state folder. With --hub, tools and prompts are those that the
+    running hub lists for the key in ISTHMUS_KEY.
+    """
+    if (caller is None) == (new is None):
+        raise click.UsageError("Name a caller, or compare with --diff NEW_CONFIG.")
+    quiet_logs()
+    if new is not None:
+        if hub is not None or face is not None:
+            raise click.UsageError(
+                "--diff compares two files for all callers and frontends; it excludes --hub and --face."
+            )
+        return run_command(show_difference(config, new, wait=wait, is_json=is_json))
+    source = source_of(hub, config if hub is None else None)
+    return run_command(show_access(source, config, AccessQuery(str(caller), face, is_json), wait=wait))
 
 
 @dataclass(frozen=True, slots=True)
 class AccessQuery:
-    """What is to be told of a caller."""
+    """The caller to explain, and how."""
 
     name: str
     face: Face | None
@@ -185,101 +124,195 @@ class AccessQuery:
 
 
 async def show_access(
-    source: RemoteSource | LocalSource, config: Path | None, asked: AccessQuery, *, wait: float
+    source: RemoteSource | LocalSource, config: Path | None, query: AccessQuery, *, wait: float
 ) -> Exit:
     """Print what a caller can reach and why, and what denies it the rest.
 
     Raises:
-        CommandFailed: nobody has this name, or there is no hub to ask.
+        CommandFailed: there is no such caller, or the hub cannot be reached.
     """
     configuration = configuration_of(config)
-    callers = _named(asked.name, configuration)
+    callers = _find_callers(query.name, configuration)
     snapshot = await snapshot_of(source, configuration, wait=wait)
-    told = [
-        (_as_it_comes(caller, asked.face), explain_access(snapshot, _as_it_comes(caller, asked.face).grants))
-        for caller in callers
-    ]
-    if asked.is_json:
-        print_json(msgspec.json.encode([_document(caller, found) for caller, found in told]))
+    if query.face is not None:
+        callers = [caller.on(query.face) for caller in callers]
+    explained = [(caller, explain_access(snapshot, caller.grants)) for caller in callers]
+    if query.is_json:
+        print_json(msgspec.json.encode([_document(caller, found) for caller, found in explained]))
     else:
-        print_output("\n\n".join("\n".join(_lines(caller, found)) for caller, found in told))
-    tell_missing(snapshot)
+        print_output("\n\n".join("\n".join(_lines(caller, found)) for caller, found in explained))
+    print_missing(snapshot)
     return Exit.SUCCESS
 
 
-# -- callers -----------------------------------------------------------------------------------------------------------
+# -- callers ---------------------------------------------------------------------------------------------------------
 
 
 def callers_of(configuration: Configuration) -> list[Caller]:
-    """Everybody whom the hub of this configuration would know by a key, in the order of their names.
+    """Every caller that a hub with this configuration knows, sorted by name.
 
-    One with several keys that say the same is told of once. Who comes with a token of an issuer is `ISSUER/*`, and
-    `ISSUER/* SCOPE` with that scope. Where no callers are configured it is whoever is at this machine.
+    A caller whose keys all grant the same is listed once. A caller with an issuer's token is `ISSUER/*`, or
+    `ISSUER/* SCOPE` with that scope. Without configured callers, it is the local one.
 
     Raises:
-        CommandFailed: the list of keys cannot be read.
+        CommandFailed: the key file cannot be read.
     """
     try:
         identities = Identities(configuration)
     except ConfigError as error:
         raise refused(error) from error
-    known = {replace(caller, key=_minted(caller)) for caller in identities.callers()}
-    known.update(_by_tokens(configuration))
-    return sorted(known, key=lambda caller: (caller.name, caller.key)) or [LOCAL]
-
-
-def _by_tokens(configuration: Configuration) -> Iterable[Caller]:
-    """Whoever comes with a token of an issuer, as far as nothing more is known of it; and so with each scope."""
+    # All keys of a caller in the configuration file grant the same; only keys of the state folder differ.
+    known = {
+        replace(caller, key="" if caller.key.startswith("file:") else caller.key) for caller in identities.callers()
+    }
     for issuer in configuration.issuers:
         tenant = issuer.tenant if issuer.tenant_claim is None else "?"
         plain = Caller(f"{issuer.name}/*", tenant, issuer.grants)
-        yield configuration.tenants.bound(plain)
+        known.add(configuration.tenants.bound(plain))
         for scope, allow in issuer.scopes.items():
             grants = replace(issuer.grants, allow=(*issuer.grants.allow, *allow))
-            yield configuration.tenants.bound(replace(plain, name=f"{issuer.name}/* {scope}", grants=grants))
+            known.add(configuration.tenants.bound(replace(plain, name=f"{issuer.name}/* {scope}", grants=grants)))
+    return sorted(known, key=lambda caller: (caller.name, caller.key)) or [LOCAL]
 
 
-def _minted(caller: Caller) -> str:
-    """The id of a key in the state folder; all keys that the file gives a caller are alike."""
-    return "" if caller.key.startswith("file:") else caller.key
-
-
-def _named(name: str, configuration: Configuration) -> list[Caller]:
+def _find_callers(name: str, configuration: Configuration) -> list[Caller]:
     known = callers_of(configuration)
     found = [caller for caller in known if caller.name == name]
     if found:
         return found
-    names = list(dict.fromkeys(caller.name for caller in known))
-    more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
-    there = f"There are: {', '.join(names[:NAMES_MAX])}{more}."
     if name in configuration.named:
-        there = "The configuration has it, and leaves it out: `isthmus config check` says why."
+        advice = "The configuration has it, but the entry is ignored: `isthmus config check` says why."
     elif known == [LOCAL]:
-        there = f"No callers are configured: whoever is at this machine comes in, as {LOCAL.name}."
-    raise CommandFailed(Exit.USAGE, f"there is no caller {name!r}", there)
-
-
-def _as_it_comes(caller: Caller, face: Face | None) -> Caller:
-    return caller if face is None else caller.on(face)
-
-
-POLICIES = Place(None, EXTENSIONS).at("policy").path
+        advice = f"No callers are configured: every program on this machine is {LOCAL.name}."
+    else:
+        names = list(dict.fromkeys(caller.name for caller in known))
+        more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
+        advice = f"Callers: {', '.join(names[:NAMES_MAX])}{more}."
+    raise CommandFailed(Exit.USAGE, f"there is no caller {name!r}", advice)
 
 
 def places_of(caller: Caller) -> tuple[str, ...]:
-    """Where each of the sets is written that a caller's permissions are made of, the innermost first."""
+    """Where each set of a caller's permissions is configured, the innermost first."""
     issuer, slash, _ = caller.name.partition("/*")
     own = Place(None, "issuers").at(issuer) if slash else Place(None, "callers").at(caller.name)
     narrowed = [own.at("faces", face).path for face in reversed(narrowed_on(caller))]
-    said = f"key {caller.key}" if caller.key else own.path
-    return (*narrowed, said, Place(None, "tenants").at(caller.tenant).path, POLICIES)
+    permissions = f"key {caller.key}" if caller.key else own.path
+    return (*narrowed, permissions, Place(None, "tenants").at(caller.tenant).path, POLICIES)
 
 
-# -- for a person ------------------------------------------------------------------------------------------------------
+# -- what servers offer ----------------------------------------------------------------------------------------------
+
+
+async def snapshot_of(source: RemoteSource | LocalSource, configuration: Configuration, *, wait: float) -> Snapshot:
+    """What servers offer now, with the labels of this configuration.
+
+    A running hub lists the tools and prompts that the key in ISTHMUS_KEY may see.
+
+    Raises:
+        CommandFailed: the hub cannot be reached or started.
+    """
+    if isinstance(source, LocalSource):
+        return _snapshot(_without_withheld(await _start(configuration, None, wait), configuration), configuration)
+    async with open_hub(source, wait=wait) as hub:
+        tools = read_listing(await hub.list(TOOLS), TOOLS).offers
+        prompts = read_listing(await hub.list(PROMPTS), PROMPTS).offers
+    return _snapshot(_listed(tools, prompts, configuration), configuration)
+
+
+async def snapshots_of(old: Configuration, new: Configuration, *, wait: float) -> tuple[Snapshot, Snapshot]:
+    """What servers offer under each configuration. A server that starts the same way in both is started once."""
+    before = {server.name: server for server in old.servers}
+    same = {
+        server.name for server in new.servers if server.name in before and starts_the_same(before[server.name], server)
+    }
+    others = {server.name for server in new.servers} - same
+    statuses = await _start(old, None, wait)
+    started = await _start(new, others, wait) if others else {}
+    changed = {name: status for name, status in statuses.items() if name in same or name not in before} | started
+    for server in new.servers:
+        if server.name in changed:
+            changed[server.name] = replace(changed[server.name], rules=server.rules)
+    return _snapshot(_without_withheld(statuses, old), old), _snapshot(_without_withheld(changed, new), new)
+
+
+async def _start(
+    configuration: Configuration, only: Iterable[ServerName] | None, wait: float
+) -> dict[ServerName, ServerStatus]:
+    # Without pins: a preview must not record definitions as seen.
+    servers = tuple(dataclasses.replace(server, pin=None) for server in configuration.servers)
+    unpinned = dataclasses.replace(configuration.hub, pin="off")
+    configuration = dataclasses.replace(configuration, servers=servers, hub=unpinned)
+    hub = await start_local_hub(configuration, os.environ, within=wait, only=only)
+    try:
+        return dict(hub.running.hub.snapshot.server_statuses)
+    finally:
+        await hub.aclose()
+
+
+def _without_withheld(
+    statuses: Mapping[ServerName, ServerStatus], configuration: Configuration
+) -> dict[ServerName, ServerStatus]:
+    """The same statuses without the tools that a hub would withhold. Nothing is recorded as seen.
+
+    Raises:
+        CommandFailed: the stored definitions cannot be read.
+    """
+    modes: dict[ServerName, Pinning] = {
+        server.name: server.pin or configuration.hub.pin for server in configuration.servers
+    }
+    if not WITHHOLDING & set(modes.values()):
+        return dict(statuses)
+    known = _stored_definitions(Path(configuration.hub.state))
+    review = Review(Pins(known, lambda server: modes.get(server, "off"), lambda _: None))
+    return {name: review.of(status) for name, status in statuses.items()}
+
+
+def _stored_definitions(folder: Path) -> dict[PinKey, bytes]:
+    if not (folder / FILE).exists():
+        return {}
+    try:
+        with closing(DefinitionStore(folder)) as file:
+            return known_of(file.known())
+    except (OSError, sqlite3.Error) as error:
+        text = f"the stored tool definitions cannot be read from {folder / FILE}: {error}"
+        raise CommandFailed(Exit.CONFIGURATION, text, "Run this as the user that runs the hub.") from error
+
+
+def _listed(
+    tools: Iterable[ListedFeature], prompts: Iterable[ListedFeature], configuration: Configuration
+) -> dict[ServerName, ServerStatus]:
+    """Statuses from the lists of a running hub. It hides what it hides already, so only labels are added."""
+    labels = {
+        server.name: dataclasses.replace(NO_TOOL_RULES, is_trusted=server.rules.is_trusted, tags=server.rules.tags)
+        for server in configuration.servers
+    }
+    labels[BUILTIN] = OPERATORS
+    offered: dict[ServerName, tuple[list[Tool], list[Prompt]]] = {}
+    for offer in tools:
+        server = ServerName(offer.server)
+        name = FeatureName(offer.name.removeprefix(f"{server}."))
+        offered.setdefault(server, ([], []))[0].append(Tool.of(server, name, dict(offer.definition)))
+    for offer in prompts:
+        server = ServerName(offer.server)
+        name = FeatureName(offer.name.removeprefix(f"{server}."))
+        offered.setdefault(server, ([], []))[1].append(Prompt.of(server, name, dict(offer.definition)))
+    return {
+        server: ServerStatus(
+            server, "ready", tools=tuple(of[0]), prompts=tuple(of[1]), rules=labels.get(server, NO_TOOL_RULES)
+        )
+        for server, of in offered.items()
+    }
+
+
+def _snapshot(statuses: Mapping[ServerName, ServerStatus], configuration: Configuration) -> Snapshot:
+    return Snapshot(0, statuses, CheckCache(limit_bytes=0), narrowing_of(configuration))
+
+
+# -- printing one caller ---------------------------------------------------------------------------------------------
 
 
 def _lines(caller: Caller, found: Sequence[AccessReason]) -> Iterable[str]:
-    yield _heading(caller)
+    yield _heading(caller.name, caller.tenant, caller.key, caller.face)
     reached = [reason for reason in found if reason.is_reached]
     for listed, group in groupby(reached, key=lambda reason: reason.listed):
         yield from ("", f"{listed} that it can reach:", *_explained(list(group), caller))
@@ -287,22 +320,25 @@ def _lines(caller: Caller, found: Sequence[AccessReason]) -> Iterable[str]:
         yield from ("", "It can reach nothing.")
     rest = [reason for reason in found if not reason.is_reached]
     if rest:
-        yield from ("", "not for it, which is told that there is no such thing:", *_explained(rest, caller))
+        yield from ("", 'denied (the caller sees "unknown tool"):', *_explained(rest, caller))
     yield from _notes(caller, rest)
     yield from _idle_denials(caller, found)
 
 
-def _heading(caller: Caller) -> str:
-    key = f", by key {caller.key}" if caller.key else ""
-    face = "" if caller.face is None else f", on {caller.face}"
-    return f"{caller.name} (tenant {caller.tenant}{key}{face})"
+def _heading(name: str, tenant: str, key: str, face: Face | None) -> str:
+    by = f", by key {key}" if key else ""
+    on = "" if face is None else f", on {face}"
+    return f"{name} (tenant {tenant}{by}{on})"
 
 
 def _explained(found: Sequence[AccessReason], caller: Caller) -> Iterable[str]:
-    """Names and reasons side by side; a name that is too long for that has a line of its own."""
+    """Names and reasons side by side; a long name gets a line of its own."""
+    places = places_of(caller)
     width = max((len(reason.exposed) for reason in found if len(reason.exposed) <= NAME_WIDTH), default=0)
     for reason in found:
-        first, *more = _why(reason, caller)
+        # An outer bound that allows everything decides nothing.
+        deciding = (why for why in reason.why if not (why[1] and why[2] == "*" and why[0] == "allow"))
+        first, *more = (_describe(why, places) for why in deciding)
         if len(reason.exposed) > width:
             yield f"  {reason.exposed}"
             more = [first, *more]
@@ -311,13 +347,7 @@ def _explained(found: Sequence[AccessReason], caller: Caller) -> Iterable[str]:
         yield from (f"  {'':{width}}  {each}" for each in more)
 
 
-def _why(reason: AccessReason, caller: Caller) -> list[str]:
-    """What decided, in words; of what bounds a caller only what is not everything is worth a word."""
-    places = places_of(caller)
-    return [_said(why, places) for why in reason.why if not (why[1] and why[2] == "*" and why[0] == "allow")]
-
-
-def _said(why: Why, places: Sequence[str]) -> str:
+def _describe(why: Why, places: Sequence[str]) -> str:
     listed, depth, pattern = why
     if depth == BY_NARROWING:
         return f"{pattern} of {places[depth]} refuses it"
@@ -325,26 +355,26 @@ def _said(why: Why, places: Sequence[str]) -> str:
 
 
 def _notes(caller: Caller, rest: Iterable[AccessReason]) -> Iterable[str]:
-    """What the operator may have expected to be otherwise."""
-    wanted = {pattern for allow in _allows(caller.grants) for pattern in allow}
+    """What may surprise the operator."""
+    wanted = {pattern for grants in _chain(caller.grants) for pattern in grants.allow}
     claims: dict[str, set[str]] = {}
     for reason in rest:
         if reason.why[0][2] is None and (claimed := (reason.labels.suspected - reason.labels.believed) & wanted):
             claims.setdefault(reason.route.feature.server, set()).update(claimed)
-    for server, said in claims.items():
-        yield from ("", f"{server} says {', '.join(sorted(said))} of what it has;")
-        yield f"that counts with servers.{server}.trusted = true."
+    for server, claimed in claims.items():
+        yield from ("", f"{server} labels its tools {', '.join(sorted(claimed))};")
+        yield f"that counts only with servers.{server}.trusted = true."
     if caller.can_name_targets:
-        yield from ("", "It may also name servers by their addresses, as far as [targets] allows them.")
+        yield from ("", "It may also name servers by address, as far as [targets] allows them.")
     if caller.is_operator:
-        yield from ("", "It is an operator: over REST it is shown how every server stands, and what that logs.")
+        yield from ("", "It is an operator: over REST it sees the state and logs of every server.")
     others = [face for face, _ in caller.faces] if caller.face is None else []
     if others:
-        yield from ("", f"On some faces it is held to less: see --face {' or --face '.join(others)}.")
+        yield from ("", f"Some frontends allow it less: see --face {' or --face '.join(others)}.")
 
 
 def _idle_denials(caller: Caller, found: Sequence[AccessReason]) -> Iterable[str]:
-    """What is denied by a name that nothing has, as far as is known: it may be mistyped, and then denies nothing."""
+    """Denied names that no known tool has: they may be mistyped, and then deny nothing."""
     names = {f"{each.route.feature.server}.{each.route.feature.name}" for each in found}
     servers = {str(each.route.feature.server) for each in found}
     for place, grants in zip(places_of(caller), _chain(caller.grants), strict=False):
@@ -360,44 +390,24 @@ def _chain(grants: Grants | None) -> Iterable[Grants]:
         grants = grants.within
 
 
-def _allows(grants: Grants | None) -> Iterable[tuple[str, ...]]:
-    return (each.allow for each in _chain(grants))
-
-
-def tell_missing(snapshot: Snapshot, of: str = "") -> None:
-    """Say of which servers it is not known what they have, and what nobody is shown before it is approved."""
-    missing = [
-        server_status
-        for server_status in snapshot.server_statuses.values()
-        if server_status.state not in ("ready", "disabled")
-    ]
-    for server_status in missing:
-        print_error(
-            f"{server_status.server}{of} is {server_status.state}: {server_status.reason or 'it has not answered'}"
-        )
+def print_missing(snapshot: Snapshot, of: str = "") -> None:
+    """Print which servers are missing, and which tools are withheld or left out."""
+    statuses = snapshot.server_statuses.values()
+    missing = [status for status in statuses if status.state not in ("ready", "disabled")]
+    for status in missing:
+        print_error(f"{status.server}{of} is {status.state}: {status.reason or 'it has not answered'}")
     if missing:
-        print_error("What these have beside what is shown is not known.")
-    withheld = [
-        f"{server_status.server}.{tool}"
-        for server_status in snapshot.server_statuses.values()
-        for tool in server_status.withheld
-    ]
+        print_error("Tools of servers that are not connected may be missing above.")
+    withheld = [f"{status.server}.{tool}" for status in statuses for tool in status.withheld]
     for name in withheld[:NAMES_MAX]:
         print_error(f"{name}{of} is withheld from everybody: isthmus approve {name}")
     if len(withheld) > NAMES_MAX:
         print_error(f"So are {len(withheld) - NAMES_MAX} more: isthmus approve lists them.")
-    left_out = {
-        f"{each.server}.{tool}": why
-        for each in snapshot.server_statuses.values()
-        for tool, why in each.left_out.items()
-    }
-    for name, why in list(left_out.items())[:NAMES_MAX]:
+    left_out = [(f"{status.server}.{tool}", why) for status in statuses for tool, why in status.left_out.items()]
+    for name, why in left_out[:NAMES_MAX]:
         print_error(f"{name}{of} is left out: {why}")
     if len(left_out) > NAMES_MAX:
         print_error(f"So are {len(left_out) - NAMES_MAX} more: isthmus doctor lists them.")
-
-
-# -- for a program -----------------------------------------------------------------------------------------------------
 
 
 def _document(caller: Caller, found: Sequence[AccessReason]) -> Mapping[str, object]:
@@ -423,24 +433,12 @@ def _document(caller: Caller, found: Sequence[AccessReason]) -> Mapping[str, obj
     }
 
 
-Who: TypeAlias = tuple[str, str, Face | None]
-"""A caller by its name and, if it has one of its own in the state folder, its key; and the face that it comes by."""
-
-What: TypeAlias = tuple[ListName, str]
-"""A list and a name in it."""
-
-COMPARED = ("timeout", "max_calls", "max_queued", "isolation", "pin")
-"""Settings of a server that its callers may notice."""
-
-TARGETS = "servers that it names by their addresses, as far as [targets] allows them"
-OPERATOR = "how every server stands, and what that logs (operator)"
-
-RightChange: TypeAlias = Literal["appear", "vanish"]
+# -- comparing two configurations ------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class AccessChange:
-    """What is otherwise for one caller."""
+    """What changes for one caller."""
 
     who: Who
     tenant: str
@@ -448,16 +446,16 @@ class AccessChange:
     vanishing: list[What] = field(default_factory=list)
     changing: dict[What, list[str]] = field(default_factory=dict)
     targets: RightChange | None = None
-    """What becomes of its right to name servers by their addresses."""
+    """The right to name servers by address."""
     operator: RightChange | None = None
-    """What becomes of its right to see how every server stands."""
+    """The right to see the state of every server."""
 
     def __bool__(self) -> bool:
         return bool(self.appearing or self.vanishing or self.changing or self.targets or self.operator)
 
 
 async def show_difference(old_file: Path | None, new_file: Path, *, wait: float, is_json: bool) -> Exit:
-    """Print what would change; `CALL_FAILED` if anything does, so that a script can ask.
+    """Print what would change. The exit code is `CALL_FAILED` if anything does, for scripts.
 
     Raises:
         CommandFailed: one of the configurations cannot be used.
@@ -470,50 +468,57 @@ async def show_difference(old_file: Path | None, new_file: Path, *, wait: float,
     elif found:
         print_output("\n\n".join("\n".join(_change_lines(each)) for each in found))
     else:
-        print_error("Nobody would notice a difference.")
+        print_error("Nothing changes for any caller.")
     for finding in new.warnings:
         print_error(str(finding))
-    tell_missing(before, " of the old configuration")
-    tell_missing(after, " of the new configuration")
+    print_missing(before, " of the old configuration")
+    print_missing(after, " of the new configuration")
     return Exit.CALL_FAILED if found else Exit.SUCCESS
 
 
-# -- comparing ---------------------------------------------------------------------------------------------------------
-
-
 def differences(old: tuple[Configuration, Snapshot], new: tuple[Configuration, Snapshot]) -> Iterator[AccessChange]:
-    """What each caller of either would notice, in the order of their names."""
+    """What changes for each caller of either configuration, sorted by name."""
     known = callers_of(old[0]), callers_of(new[0])
-    held = {who for callers in known for caller in callers for who in _held(caller)}
-    before, after = (_forms(callers, held) for callers in known)
+    # Frontends that allow a caller less, in either configuration, are compared by themselves.
+    narrowed: set[Who] = {
+        (caller.name, caller.key, face)
+        for caller in (*known[0], *known[1])
+        for face in FACES
+        if caller.on(face).grants != caller.grants
+    }
+    before, after = (_by_frontend(callers, narrowed) for callers in known)
+    settings = _changed_settings(old[0], new[0])
     for who in sorted({**before, **after}, key=lambda who: (who[0], who[1], who[2] or "")):
         was, is_now = before.get(who), after.get(who)
         caller = is_now or was
         assert caller is not None, "it is in one of them"
-        told = AccessChange(who, caller.tenant)
-        told.targets = _change(*(each is not None and each.can_name_targets for each in (was, is_now)))
-        told.operator = _change(*(each is not None and each.is_operator for each in (was, is_now)))
-        yield _difference(told, _reached(was, old[1]), _reached(is_now, new[1]), _settings(old[0], new[0]))
+        change = AccessChange(who, caller.tenant)
+        change.targets = _right_change(*(each is not None and each.can_name_targets for each in (was, is_now)))
+        change.operator = _right_change(*(each is not None and each.is_operator for each in (was, is_now)))
+        reached, reaches = _reached(was, old[1]), _reached(is_now, new[1])
+        change.appearing = [what for what in reaches if what not in reached]
+        change.vanishing = [what for what in reached if what not in reaches]
+        for what in (what for what in reaches if what in reached):
+            server = reaches[what].route.feature.server
+            changes = [*_feature_changes(reached[what], reaches[what]), *settings.get(server, ())]
+            if changes:
+                change.changing[what] = changes
+        yield change
 
 
-def _held(caller: Caller) -> list[Who]:
-    """A caller as each face has it that holds it to less."""
-    return [(caller.name, caller.key, face) for face in FACES if caller.on(face).grants != caller.grants]
-
-
-def _forms(callers: Iterable[Caller], held: Container[Who]) -> dict[Who, Caller]:
-    """Callers at large, and on the faces that hold them to less here, or in what this is compared with."""
-    forms: dict[Who, Caller] = {}
+def _by_frontend(callers: Iterable[Caller], narrowed: Container[Who]) -> dict[Who, Caller]:
+    """Callers in general, and on each frontend that allows them less."""
+    found: dict[Who, Caller] = {}
     for caller in callers:
-        forms[caller.name, caller.key, None] = caller
-        ways: list[Who] = [(caller.name, caller.key, face) for face in FACES]
-        forms.update({who: caller.on(face) for who, face in zip(ways, FACES, strict=True) if who in held})
-    return forms
+        found[caller.name, caller.key, None] = caller
+        for face in FACES:
+            who: Who = (caller.name, caller.key, face)
+            if who in narrowed:
+                found[who] = caller.on(face)
+    return found
 
 
-def _change(*may: bool) -> RightChange | None:
-    """What becomes of a right, by whether it was there and is now."""
-    was, is_now = may
+def _right_change(was: bool, is_now: bool) -> RightChange | None:  # noqa: FBT001 - before and after
     return None if was == is_now else "appear" if is_now else "vanish"
 
 
@@ -524,22 +529,7 @@ def _reached(caller: Caller | None, snapshot: Snapshot) -> dict[What, AccessReas
     return {(reason.listed, reason.exposed): reason for reason in found if reason.is_reached}
 
 
-def _difference(
-    told: AccessChange,
-    before: Mapping[What, AccessReason],
-    after: Mapping[What, AccessReason],
-    settings: Mapping[str, list[str]],
-) -> AccessChange:
-    told.appearing = [what for what in after if what not in before]
-    told.vanishing = [what for what in before if what not in after]
-    for what in (what for what in after if what in before):
-        changes = [*_changes(before[what], after[what]), *settings.get(after[what].route.feature.server, ())]
-        if changes:
-            told.changing[what] = changes
-    return told
-
-
-def _changes(before: AccessReason, after: AccessReason) -> Iterator[str]:
+def _feature_changes(before: AccessReason, after: AccessReason) -> Iterator[str]:
     if before.route.feature.digest != after.route.feature.digest:
         yield "definition"
     if before.route.keep_seconds != after.route.keep_seconds:
@@ -548,69 +538,56 @@ def _changes(before: AccessReason, after: AccessReason) -> Iterator[str]:
         yield "tags or hints"
 
 
-def _settings(old: Configuration, new: Configuration) -> dict[str, list[str]]:
-    """By server: which of its settings are others, and how."""
+def _changed_settings(old: Configuration, new: Configuration) -> dict[str, list[str]]:
+    """By server: the settings that change, with their values."""
     before = {server.name: server for server in old.servers}
-    return {
-        server.name: [
-            f"{name} {_shown(was)} → {_shown(now)}"
-            for name in COMPARED
-            if (was := _setting(before[server.name], name, old)) != (now := _setting(server, name, new))
-        ]
-        for server in new.servers
-        if server.name in before
-    }
+    changes: dict[str, list[str]] = {}
+    for server in new.servers:
+        if server.name not in before:
+            continue
+        for name in COMPARED:
+            was, now = getattr(before[server.name], name), getattr(server, name)
+            if name == "pin":
+                was, now = was or old.hub.pin, now or new.hub.pin
+            if was != now:
+                changes.setdefault(server.name, []).append(f"{name} {_value(was)} → {_value(now)}")
+    return changes
 
 
-def _setting(server: ServerSettings, name: str, configuration: Configuration) -> object:
-    value = getattr(server, name)
-    return configuration.hub.pin if name == "pin" and value is None else value
-
-
-def _shown(value: object) -> str:
+def _value(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-# -- telling -----------------------------------------------------------------------------------------------------------
+def _change_lines(change: AccessChange) -> Iterator[str]:
+    name, key, face = change.who
+    yield _heading(name, change.tenant, key, face)
+    yield from (f"  + {_feature_name(what)}" for what in change.appearing)
+    yield from (f"  - {_feature_name(what)}" for what in change.vanishing)
+    for right_change, right in ((change.targets, TARGETS), (change.operator, OPERATOR)):
+        if right_change is not None:
+            yield f"  {'+' if right_change == 'appear' else '-'} {right}"
+    yield from aligned(
+        [(f"  ~ {_feature_name(what)}", ", ".join(changes)) for what, changes in change.changing.items()]
+    )
 
 
-def _change_lines(difference: AccessChange) -> Iterator[str]:
-    name, key, face = difference.who
-    by = f", by key {key}" if key else ""
-    on = "" if face is None else f", on {face}"
-    yield f"{name} (tenant {difference.tenant}{by}{on})"
-    yield from _marked("+", difference.appearing)
-    yield from _marked("-", difference.vanishing)
-    for change, right in ((difference.targets, TARGETS), (difference.operator, OPERATOR)):
-        if change is not None:
-            yield f"  {'+' if change == 'appear' else '-'} {right}"
-    rows = [(f"  ~ {_name(what)}", ", ".join(changes)) for what, changes in difference.changing.items()]
-    yield from aligned(rows)
-
-
-def _marked(mark: str, found: Iterable[What]) -> Iterator[str]:
-    return (f"  {mark} {_name(what)}" for what in found)
-
-
-def _name(what: What) -> str:
+def _feature_name(what: What) -> str:
     listed, exposed = what
     return exposed if listed == "tools" else f"{exposed} ({listed.removesuffix('s')})"
 
 
-def _change_document(difference: AccessChange) -> Mapping[str, object]:
-    name, key, face = difference.who
+def _change_document(change: AccessChange) -> Mapping[str, object]:
+    name, key, face = change.who
     return {
         "caller": name,
-        "tenant": difference.tenant,
+        "tenant": change.tenant,
         "key": key or None,
         "face": face,
-        "appear": [_entry(what) for what in difference.appearing],
-        "vanish": [_entry(what) for what in difference.vanishing],
-        "change": [{**_entry(what), "what": changes} for what, changes in difference.changing.items()],
-        "targets": difference.targets,
-        "operator": difference.operator,
+        "appear": [{"list": listed, "name": exposed} for listed, exposed in change.appearing],
+        "vanish": [{"list": listed, "name": exposed} for listed, exposed in change.vanishing],
+        "change": [
+            {"list": listed, "name": exposed, "what": changes} for (listed, exposed), changes in change.changing.items()
+        ],
+        "targets": change.targets,
+        "operator": change.operator,
     }
-
-
-def _entry(what: What) -> dict[str, object]:
-    return {"list": what[0], "name": what[1]}

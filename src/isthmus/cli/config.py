@@ -1,4 +1,4 @@
-"""`isthmus config`: checks a configuration, or prints it as the hub reads it. Other commands load theirs through here."""
+"""`isthmus config`: checks or prints the configuration. Other commands load theirs through here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, TypeAlias, assert_never
+from typing import Literal, TypeAlias
 
 import click
 import msgspec
@@ -16,26 +16,26 @@ from isthmus.app.key_files import minted_keys
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.options import with_config, with_json
 from isthmus.cli.output import aligned, counted, harmless, print_error, print_json, print_output
+from isthmus.config.credentials import SECRET_KEYS
 from isthmus.config.extensions import EXTENSIONS, GROUPS
 from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.config.load import AccessMode, access_mode, load, load_for_keys
 from isthmus.config.origins import Keys, line_numbers, split_path
 from isthmus.config.redaction import secrets_of
-from isthmus.config.servers import SECRET_KEYS
 from isthmus.config.settings import Configuration, Origin, RelayParts
 from isthmus.core.access.tenants import TenantSettings
 from isthmus.core.catalog.rules import CACHE_SECONDS, ToolRules
 from isthmus.identity.settings import IssuerSettings
 from isthmus.model.callers import Caller
 from isthmus.model.credentials import OAuthSettings, ServerCredentials
+from isthmus.transport.process_limits import ProcessLimits
 from isthmus.upstream.settings import (
-    AgentSettings,
-    HttpSettings,
-    JsonRpcSettings,
-    PythonSettings,
+    SERVER_KEYS,
+    DeclaredTool,
+    ServerKey,
     ServerSettings,
-    StdioSettings,
     WebSocketSettings,
+    declared_values,
 )
 
 Weight: TypeAlias = Literal["error", "warning"]
@@ -44,12 +44,6 @@ Weight: TypeAlias = Literal["error", "warning"]
 Pair: TypeAlias = tuple[str, object]
 
 HIDDEN = "***"
-
-_SHARED_LIMITS = {"timeout": "call_seconds", "max_calls": "max_calls", "max_queued": "max_queued"}
-"""Keys of a server, and the key of `[limits]` with their default."""
-
-_ALIASES = {"disabled": ("enabled",), "type": ("transport", "transportType"), "rpc": ("url",), "env": ("env_file",)}
-"""Other keys in which a file may write a server's setting."""
 
 
 @click.group()
@@ -341,58 +335,35 @@ def _tenant_values(tenant: TenantSettings) -> Iterator[Pair]:
 
 
 def _server_values(server: ServerSettings) -> Iterator[Pair]:
-    pairs = (
-        *_reach_values(server),
-        ("era", server.reach.era),
-        ("timeout", server.timeout),
-        ("max_calls", server.max_calls),
-        ("max_queued", server.max_queued),
-        ("disabled", server.disabled),
-        ("isolation", server.isolation),
-        *_credential_values(server.credentials),
-        ("pin", server.pin),
-        ("ca", f"{server.ca.count('BEGIN CERTIFICATE')} certificate(s)" if server.ca else None),
-        *_rule_values(server.rules),
-        # Only the names: an extension reads these values, so nothing here knows which are secret.
-        ("extra", sorted(server.extra)),
-    )
-    return ((key, value) for key, value in pairs if value not in (None, (), {}, []))
-
-
-def _reach_values(server: ServerSettings) -> Iterator[Pair]:
     reach = server.reach
-    match reach:
-        case StdioSettings():
-            yield "command", server.redact(reach.command)
-            yield "args", [server.redact(argument) for argument in reach.args]
-            yield "env", _hidden("env", reach.env, server)
-            yield "cwd", reach.cwd
-            limits = ((name, getattr(reach.limits, name)) for name in _names(reach.limits))
-            yield "limits", {name.removesuffix("_bytes"): value for name, value in limits if value is not None}
-            yield "sha256", dict(reach.sha256)
-        case HttpSettings():
-            yield "url", server.redact(reach.url)
-            yield "type", reach.carrier
-            yield "headers", _hidden("headers", reach.headers, server)
-            yield "user_headers", list(reach.user_headers)
-        case WebSocketSettings():
-            yield "url", server.redact(reach.url)
-            yield "type", "ws"
-            yield "headers", _hidden("headers", reach.headers, server)
-        case JsonRpcSettings():
-            yield "rpc", server.redact(reach.url)
-            yield "headers", _hidden("headers", reach.headers, server)
-            yield "user_headers", list(reach.user_headers)
-            yield "tools", [tool.name for tool in reach.tools]
-        case AgentSettings():
-            yield "agent", server.redact(reach.url)
-            yield "headers", _hidden("headers", reach.headers, server)
-            yield "origins", list(reach.origins)
-        case PythonSettings():
-            yield "python", reach.target
-            yield "path", reach.path
+    pairs = [(key.name, _server_value(key, value, server)) for key, value in declared_values(server)]
+    transport = "ws" if isinstance(reach, WebSocketSettings) else getattr(reach, "carrier", None)
+    pairs += [
+        ("type", transport),
+        ("era", reach.era),
+        *_credential_values(server.credentials),
+        *_rule_values(server.rules),
+        # Only the names: the hub does not know these keys, so it does not know which values are secret.
+        ("extra", sorted(server.extra)),
+    ]
+    return ((key, value) for key, value in dict(pairs).items() if value not in (None, (), {}, []))
+
+
+def _server_value(key: ServerKey, value: object, server: ServerSettings) -> object:
+    match value:
+        case ProcessLimits():
+            limits = ((name, getattr(value, name)) for name in _names(value))
+            return {name.removesuffix("_bytes"): limit for name, limit in limits if limit is not None}
+        case str() if key.name == "ca":
+            return f"{value.count('BEGIN CERTIFICATE')} certificate(s)" if value else None
+        case str():
+            return server.redact(value)
+        case tuple():
+            return [each.name if isinstance(each, DeclaredTool) else server.redact(each) for each in value]
+        case Mapping():
+            return _hidden(key.name, value, server)
         case _:
-            assert_never(reach)
+            return value
 
 
 def _hidden(key: str, table: Mapping[str, str], server: ServerSettings) -> dict[str, str]:
@@ -445,9 +416,12 @@ def _origin(path: str, origins: Mapping[str, Origin]) -> Origin | None:
         return None
     if key == "extra":
         return origins.get(server)
-    aliases = (f"{server}.{alias}" for alias in _ALIASES.get(key, ()))
-    limit = f"limits.{_SHARED_LIMITS[key]}" if key in _SHARED_LIMITS else ""
-    return next((origins[other] for other in (*aliases, limit) if other in origins), None)
+    if key not in SERVER_KEYS:
+        return None
+    declared = SERVER_KEYS[key]
+    others = [f"{server}.{alias}" for alias in declared.aliases]
+    others += [f"limits.{declared.limit}"] if declared.limit else []
+    return next((origins[other] for other in others if other in origins), None)
 
 
 class _LineNumbers:

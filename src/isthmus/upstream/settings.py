@@ -10,7 +10,7 @@ reload restarts a server when any field differs. Messages about a bad value neve
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias, get_args, get_type_hints
 from urllib.parse import SplitResult, urlsplit
@@ -562,6 +562,13 @@ def keys_of(settings: type) -> tuple[ServerKey, ...]:
 def way_of(reach: Reach) -> Way:
     """Return the key that says how a server is reached."""
     return next(ways[0] for settings, ways in _CLASSES if isinstance(reach, settings))
+
+
+def declared_values(server: ServerSettings) -> Iterator[tuple[ServerKey, object]]:
+    """Yield the value of every key that a field of a server, or of how it is reached, holds."""
+    for settings in (server.reach, server):
+        found = next(cls for cls, _ in _CLASSES if isinstance(settings, cls))
+        yield from ((key, getattr(settings, key.field_name)) for key in keys_of(found))
 
 
 def keys_beside(way: Way) -> frozenset[str]:
