@@ -22,11 +22,28 @@ from isthmus.app.hub import RunningHub
 from isthmus.app.identity import Identities
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration
-from isthmus.core.audit.chain import CUT, START, LogState, Point, Row, Seal, SealKind, signed_text
-from isthmus.core.audit.ends import CALL_LOST, LOST_OUTCOME, UnfinishedCalls, lost_call_record
-from isthmus.core.audit.facts import STARTED, STOPPED, UNCLEAN, UNSIGNED, EncodedRecord, Fact, RecordEncoder
-from isthmus.core.ports.journal import ClosableJournal, Document, Journal
-from isthmus.core.ports.ledger import AuditJournal, ReadableAuditJournal
+from isthmus.core.audit import (
+    CALL_LOST,
+    CUT,
+    LOST_OUTCOME,
+    START,
+    STARTED,
+    STOPPED,
+    UNCLEAN,
+    UNSIGNED,
+    AuditRow,
+    EncodedRecord,
+    Fact,
+    LogState,
+    Point,
+    RecordEncoder,
+    Seal,
+    SealKind,
+    UnfinishedCalls,
+    lost_call_record,
+    signed_text,
+)
+from isthmus.core.ports import AuditJournal, ClosableJournal, Document, Journal, ReadableAuditJournal
 from isthmus.core.tasks.engine import UNFINISHED
 from isthmus.core.tasks.record import TASK, TaskRecord, record_of
 from isthmus.frontends.http.auth import Authenticator
@@ -86,7 +103,7 @@ async def _prune(state: Path, seat: int, journal: SqliteJournal, before: float) 
 
 
 class _Pruner:
-    """See `core.ports.ledger.AuditSigner`: one that vouches for what is taken away, and adds nothing."""
+    """See `core.ports.AuditSigner`: one that vouches for what is taken away, and adds nothing."""
 
     def __init__(self, seals: AuditSigner) -> None:
         self.seal: Callable[[SealKind, Point], Seal] = seals.seal
@@ -141,7 +158,7 @@ async def _begin_of(ledger: ReadableAuditJournal, server_status: LogState, secon
     return low
 
 
-async def _after(ledger: ReadableAuditJournal, number: int) -> Row | None:
+async def _after(ledger: ReadableAuditJournal, number: int) -> AuditRow | None:
     rows = await ledger.log_rows(after=number, limit=1)
     return rows[0] if rows else None
 
@@ -168,7 +185,7 @@ PRUNED_AT_ONCE = 10_000
 
 
 class Notary:
-    """See `core.ports.ledger.AuditSigner`: a scribe, and seals."""
+    """See `core.ports.AuditSigner`: a scribe, and seals."""
 
     def __init__(self, scribe: RecordEncoder, seals: AuditSigner) -> None:
         self._scribe = scribe

@@ -1,4 +1,4 @@
-"""A hub without faces, made of a configuration: what `serve`, `stdio` and the command line all start from."""
+"""Builds a hub without frontends from a configuration. `serve`, `stdio` and the command line start from it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from isthmus.app.links import ME, Links
 from isthmus.app.validation import ValidationWorker
 from isthmus.config.findings import Finding, Place
 from isthmus.config.settings import Configuration
-from isthmus.core.audit.facts import Value
+from isthmus.core.audit import Value
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
-from isthmus.core.ports.journal import Journal
-from isthmus.core.ports.recorder import Recorder
+from isthmus.core.ports import Journal, Recorder
 from isthmus.core.tasks.engine import TaskEngine
 from isthmus.core.tasks.record import TaskOwner
 from isthmus.credentials.logins import Logins
@@ -30,10 +29,9 @@ from isthmus.frontends.mcp.hub_tasks import HubTasks
 from isthmus.frontends.mcp.input_required import ModernClientInput
 from isthmus.frontends.mcp.methods import McpMethods
 from isthmus.model.callers import Caller, Grants
-from isthmus.model.calls import Surface
+from isthmus.model.calls import ClientCapabilities, Surface
 from isthmus.model.credentials import Subject
 from isthmus.model.names import ServerName
-from isthmus.model.questions import ClientCapabilities
 from isthmus.storage.memory import MemoryJournal
 from isthmus.telemetry.audit import Audit
 from isthmus.telemetry.counters import Counters
@@ -53,19 +51,19 @@ from isthmus.wire.mcp.messages import Implementation
 log = structlog.get_logger(__name__)
 
 START_SECONDS = PythonLink.start_seconds
-"""How long one import may take before the others go on without it."""
+"""How long one import may take before the others continue without it."""
 
 
 def marked_modules(configuration: Configuration) -> Mapping[Place, PythonSettings]:
-    """What is to be imported, by where that is said; the folder of the file is searched first."""
+    """The modules of `[hub] tools` by their place in the file; the file's folder is searched first."""
     folder = None if configuration.file is None else str(configuration.file.parent)
     place = Place(configuration.file, "hub.tools")
     return {place.at(at): PythonSettings(name, folder) for at, name in enumerate(configuration.hub.tools)}
 
 
 async def import_tools(modules: Mapping[Place, PythonSettings], functions: HubFunctions) -> None:
-    """Import one after the other, as a program would, and say what could not be."""
-    redirect_prints()  # standard output may be a protocol's
+    """Import the modules one after the other, and log those that fail."""
+    redirect_prints()  # standard output may carry a protocol
     findings = [finding for place, reach in modules.items() if (finding := await _import_one(place, reach)) is not None]
     functions.settle(_notes(findings))
 
@@ -90,27 +88,27 @@ def _notes(findings: Sequence[Finding]) -> tuple[str, ...]:
 
 
 LOCAL = Caller("local", "local", Grants(("*",)), is_anyone=True, is_operator=True)
-"""Who calls where no callers are configured: the person at this machine, by whichever of its programs."""
+"""The caller of a hub without configured callers: the local user."""
 
 PARENT = Caller("local", "local", Grants(("*",)))
-"""The same by the one program that started the hub and talks to it over standard streams."""
+"""The same for the one program that talks to the hub over standard streams."""
 
 NAMED = ServerName("#")
-"""What all servers that callers named are counted as; no configured one can have this name."""
+"""The name under which all targets are counted; no configured server can have it."""
 
 
 class Watching(Protocol):
     """Watches how definitions change: `app.definitions`."""
 
     def attach(self, hub: Hub, background: BackgroundTasks) -> None:
-        """Review what this hub's servers list; before any of them is added."""
+        """Review what servers list; called before the first server is added."""
 
     def change(self, configuration: Configuration) -> None:
-        """Go by another configuration."""
+        """Apply another configuration."""
 
 
 class RunningHub:
-    """A hub, its servers and its background tasks; whoever makes it closes it."""
+    """A hub with its servers and background tasks. Its creator closes it."""
 
     def __init__(
         self,
@@ -125,18 +123,17 @@ class RunningHub:
     ) -> None:
         """Start every server in the background and return at once. Needs a running loop.
 
-        Without a `journal` nothing outlasts the process. With a `client_caps` servers list to everybody what they list to
-        those who can be asked this. Without `pins` nobody minds how definitions change. Without
-        `lists` servers show nothing before they answer.
+        Without a `journal` nothing outlasts the process. `client_caps` are declared to every server for all callers.
+        Without `pins` changed definitions go unnoticed. Without `lists` nothing is listed before a server answers.
         """
         self.configuration = configuration
         self.callers: Container[Caller] = ()
-        """Everybody whom a face lets in now; whoever has faces says so."""
+        """The callers that frontends accept; set by the frontends' owner."""
         self.background = BackgroundTasks()
         self.counters = Counters()
         self.audit = audit
         self.hub = Hub(configuration.hub.limits, self._recorder(self.counters))
-        self.hub.narrowing = narrowing_of(configuration)
+        self.hub.custom_policy = narrowing_of(configuration)
         self.hub.validation = ValidationWorker(self.background, environment)
         self.know_tenants()
         self.pins = pins
@@ -175,7 +172,7 @@ class RunningHub:
             self.supervisor.add(server)
 
     def _keep_bytes(self, owner: TaskOwner) -> int:
-        """How much is kept of a caller's tasks: in memory no more than leaves room for others'."""
+        """The quota for a caller's stored tasks; in memory it leaves room for others."""
         most = self.configuration.a2a.keep_bytes
         return min(most, self.journal.share_of(owner.key)) if isinstance(self.journal, MemoryJournal) else most
 
@@ -183,20 +180,20 @@ class RunningHub:
         return counting if self.audit is None else self.audit.over(counting)
 
     def note(self, event: str, **about: Value) -> None:
-        """Have the audit log tell of something that happened, if there is one; no secret belongs into it."""
+        """Write an event into the audit log, if there is one. It must contain no secrets."""
         if self.audit is not None:
             self.audit.note(event, **about)
 
     def _login_changed(self, server: ServerName, subject: Subject | None) -> None:
-        """A server is shown something else from now on, or nothing any more."""
+        """A login at a server was made, changed or deleted."""
         whose = {} if subject is None else {"caller": subject.name, "tenant": subject.tenant}
         self.note("login.changed", server=server, **whose)
         self.supervisor.renew(server, subject)
 
     def _targets(self, environment: Mapping[str, str]) -> NamedServers:
-        """The servers that callers name are kept in a hub of their own, which no face lists."""
+        """Servers that callers name by address live in a second hub that no frontend lists."""
         annex = Hub(self.hub.limits, self._recorder(self.counters.together(NAMED)))
-        annex.id = self.hub.id  # who names this hub itself is told so
+        annex.id = self.hub.id  # a target that is this hub itself is refused
         annex.tenants = self.hub.tenants
         annex.validation = self.hub.validation
         self._annex_links = Links(self.hub.limits, environment, self.background, annex.tasks, self._links.egress)
@@ -206,28 +203,28 @@ class RunningHub:
         return NamedServers(self.hub, annex, keeping, self.background, self._links.egress, settings, configured)
 
     def know_tenants(self, callers: Iterable[Caller] = ()) -> None:
-        """Count the calls of tenants from now on, if there are several: of these callers and as configured."""
+        """Count calls per tenant from now on, if there are several tenants."""
         configuration = self.configuration
         names = {caller.tenant for caller in (*callers, *(caller for _, caller in configuration.callers))}
         for issuer in configuration.issuers:
-            # Whichever a token names: they may be many.
+            # An issuer's tokens may name any number of tenants.
             names |= {issuer.tenant, issuer.tenant_claim or issuer.tenant}
         self.hub.tenants.know(configuration.tenants, names)
 
     def mcp_methods(self, me: Implementation = ME, *, has_hub_tasks: bool = True) -> McpMethods:
-        """What MCP callers of this hub are told; without keeping tasks, there are only those that servers have."""
+        """The MCP methods of this hub; without hub tasks only those of servers exist."""
         return McpMethods(self.hub, me, client_input=self._comebacks, kept=self._kept if has_hub_tasks else None)
 
     def share_links(self) -> None:
-        """All calls are one program's from now on: each server has one link, and no other for who can be asked."""
+        """Treat all calls as one program's: each server has a single link."""
         self._links.are_shared = True
         for reconnector in self.supervisor.reconnectors.values():
             reconnector.share_link()
 
     def apply(self, configuration: Configuration) -> ConfigDiff:
-        """Take another configuration: servers come, change and go, and nobody else notices.
+        """Apply another configuration: add, change and remove servers without disturbing the others.
 
-        Limits hold for whatever starts from now on. Who may call is the face's to change.
+        Limits apply to what starts from now on. Callers are the frontends' concern.
         """
         difference = compare(self.configuration, configuration)
         self.configuration = configuration
@@ -251,21 +248,21 @@ class RunningHub:
         return difference
 
     def calls(self) -> int:
-        """Calls under way, of configured servers and of those that callers named."""
+        """Running calls, targets included."""
         return self.hub.running() + self.targets.running()
 
     def refuse_new_calls(self) -> None:
-        """From now on every new call is told that the hub is shutting down."""
+        """Refuse every new call because the hub is shutting down."""
         self.hub.refuse_new_calls()
         self.targets.annex.refuse_new_calls()
 
     def cancel_all(self, why: str) -> None:
-        """Withdraw every call that is still under way."""
+        """Cancel every running call."""
         self.hub.cancel_all(why)
         self.targets.cancel_all(why)
 
     async def aclose(self) -> None:
-        """Close every link in good order, then whatever still runs; cancelled, it leaves the order out."""
+        """Close every link in good order, then stop what still runs; if cancelled, at once."""
         self.tasks.release_unsent()
         try:
             await self.targets.aclose()

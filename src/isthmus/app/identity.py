@@ -1,8 +1,8 @@
-"""Who is calling: the keys of the file and of the state folder, and whatever else proves it, asked in one order.
+"""Identifies callers: keys of the file, keys of the state folder, then each verifier, in that order.
 
-`serve` makes one `Identities` for all faces and has it look after itself: keys that were made, revoked or have expired
-are taken up within a second, and what their callers had open is ended. It fails closed: a list of keys that cannot be
-read lets nobody in at a start; in a hub that runs, what was known of it holds for a short while and then for nobody.
+`serve` makes one `Identities` for all frontends. New, revoked and expired keys apply within a second, and sessions of
+revoked callers end. It fails closed: with an unreadable list of keys the hub does not start; a running hub uses the
+last list for a short while and then accepts none of its keys.
 """
 
 from __future__ import annotations
@@ -35,31 +35,30 @@ from isthmus.model.callers import Caller, Grants, Unprovable, everywhere
 log = structlog.get_logger(__name__)
 
 LOOK_SECONDS = 0.25
-"""How often the list of keys is looked at, and who has expired; with reading and telling it is below a second."""
+"""How often the list of keys and their expiry are checked. A change applies within a second."""
 
 TRUST_SECONDS = 30.0
-"""How long what was known of the list is gone by when it cannot be read any more: who was revoked meanwhile is not
-known to be."""
+"""How long the last list is used when it cannot be read: keys revoked meanwhile would stay valid."""
 
 BOUNDS_MAX = 4096
-"""Callers whom verifiers know that are remembered with what their tenants hold them to."""
+"""How many verified callers are cached with the permissions that their tenants leave them."""
 
 SHOWN_SECONDS = 0.5
-"""How often verifiers are asked whether those whom they named are good still."""
+"""How often verifiers are asked whether their callers are still valid."""
 
 SHOWN_MAX = 16_384
-"""Of how many; what others have opened is ended only when somebody else is good no more."""
+"""How many callers are checked that way; sessions of others end only together with another change."""
 
 ANYONE = Caller("anyone", "anyone", Grants(("*",)), is_anyone=True)
-"""Who calls a hub that was told to be open to a network. It is not trusted as whoever is at this machine."""
+"""The caller of a hub that is open to a network. It is trusted less than the local user."""
 
 LOST = Unprovable("Keys cannot be checked at the moment: the hub cannot read its list of keys. Ask again later.")
 
 _MARK = secrets.token_bytes(32)
-"""Marks the keys of the file for the life of this process; a mark cannot be taken back to a key."""
+"""Identifies the keys of the file while this process runs; an id does not reveal its key."""
 
 FILE_MARKS = f"file:{secrets.token_hex(4)}-"
-"""How marks of this process begin; of another process's nobody can say which keys they stand for."""
+"""The prefix of this process's ids; ids of other processes cannot be matched to keys."""
 
 
 class Minted:
@@ -75,7 +74,7 @@ class Minted:
         self._clock = clock
         self.keys: Keys = ()
         self.is_wanted = False
-        """Whether there ever was such a list; this stays."""
+        """Whether a list has ever existed."""
         self._seen: Look | None = None
         self._good_at = clock()
         self._complaint = ""
@@ -86,11 +85,11 @@ class Minted:
 
     @property
     def is_lost(self) -> bool:
-        """Whether too much time went by since it could be read."""
+        """Whether it has been unreadable for too long."""
         return self.is_wanted and self._clock() - self._good_at > TRUST_SECONDS
 
     def look(self) -> None:
-        """Read the list if it has changed, which takes as long as a disk; where it cannot be read, nothing changes."""
+        """Read the list if it has changed. This blocks on the disk. An unreadable list changes nothing."""
         try:
             self._read()
         except (OSError, StoreDamaged) as error:
@@ -115,12 +114,12 @@ class Minted:
     def _complain(self, reason: str) -> None:
         if reason != self._complaint:
             self._complaint = reason
-            told = "the list of keys cannot be read: what was known of it holds for a short while"
+            told = "cannot read the list of keys; its last known state is used for a short while"
             log.error(told, file=str(self._file.path), reason=reason, seconds=TRUST_SECONDS)
 
 
 class Identities(Container[Caller]):
-    """Everybody whom the hub knows. As a container it holds the callers whose proof is good now."""
+    """All known callers. As a container it holds the callers whose credentials are valid now."""
 
     def __init__(
         self,
@@ -130,41 +129,41 @@ class Identities(Container[Caller]):
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Know the keys; `verifiers` are added by whoever has any, and then `decide` says who comes in.
+        """Load the keys. Add `verifiers`, then call `decide`.
 
         Raises:
             ConfigError: the list of keys in the state folder cannot be used.
         """
         self.verifiers: list[Verifier] = []
-        """Asked in this order about what is no key."""
+        """Asked in this order about credentials that are not keys."""
         self.knows_more = False
-        """Whether one of these knows callers of whom the configuration says nothing: then the hub is not open."""
+        """Whether a verifier knows callers beyond the configuration; the hub is never open then."""
         self._configuration = configuration
         self._is_insecure = is_insecure
         self._now = now
         self._minted = Minted(KeyFile(Path(configuration.hub.state)), clock)
         self._ring = KeyRing(())
         self._bounds: dict[Caller, Caller] = {}
-        """Callers as verifiers have them, and as their tenants let them be."""
+        """Verified callers, before and after narrowing by their tenants."""
         self._shown: dict[Caller, Caller] = {}
-        """Everybody whom a verifier named and who may have something open, with the caller that it named."""
+        """Verified callers that may have open sessions."""
         self._shown_at = 0.0
         self._clock = clock
         self._live: frozenset[Caller] = frozenset()
         self.on_keys: Callable[[Keys], None] = lambda _: None
-        """Is told of the list of keys whenever it, or what is good of it, may be another."""
+        """Called with the list of keys whenever it may have changed."""
         self._taken: Keys = ()
         self._is_lost = False
         self._next_end = float("inf")
         self._told: frozenset[str] = frozenset()
         self._anybody: Caller | None = None
-        """Who everybody is where no proof is wanted."""
+        """The caller of an open hub."""
         self._build()
 
     # -- deciding --------------------------------------------------------------------------------------------------
 
     def decide(self) -> None:
-        """Say whether proof is wanted at all; before this nobody comes in.
+        """Decide whether credentials are required; before this call nobody is accepted.
 
         Raises:
             ConfigError: the hub would be open to a network.
@@ -188,7 +187,7 @@ class Identities(Container[Caller]):
 
     @property
     def wants_proof(self) -> bool:
-        """Whether callers have to show who they are."""
+        """Whether callers need a credential."""
         return self._anybody is None
 
     def __contains__(self, caller: object) -> bool:
@@ -197,26 +196,26 @@ class Identities(Container[Caller]):
         return isinstance(caller, Caller) and self._is_verified(caller.at_large)
 
     def _is_verified(self, caller: Caller) -> bool:
-        """Whether somebody else proved who this is, and it is held to what its tenant is now."""
-        return self._is_still(caller, self._configuration.tenants.loosed(caller))
+        """Whether a verifier knows this caller and its tenant's bounds are current."""
+        return self._is_still(caller, self._configuration.tenants.unbound(caller))
 
     def callers(self) -> frozenset[Caller]:
-        """Everybody who has a key that is good now; whom verifiers would know is not known beforehand."""
+        """Callers with a valid key. Callers of verifiers are not known in advance."""
         return self._ring.callers() if self._anybody is None else frozenset({self._anybody})
 
     @property
     def live(self) -> frozenset[Caller]:
-        """The same, each also as the faces have it: another value whenever somebody came, changed or went."""
+        """The same with their narrowing per frontend; the value changes whenever a caller does."""
         return self._live
 
     def may_be_proved(self, name: str) -> bool:
-        """Whether somebody who is not known may be later: by other proof than keys, or once these can be read again."""
+        """Whether an unknown caller may become known: through a verifier, or once the keys are readable again."""
         issuer, slash, _ = name.partition("/")
         is_issued = bool(slash) and issuer in {each.name for each in self._configuration.issuers}
         return is_issued or self.knows_more or self._is_lost
 
     def find(self, tenant: str, name: str) -> Caller | None:
-        """Who has this name now; None if nobody is known by it any more, by a key or by what a verifier was shown."""
+        """The caller with this name; None if no key or verified credential has it."""
         known = next((each for each in self.callers() if (each.tenant, each.name) == (tenant, name)), None)
         if known is not None:
             return known
@@ -226,7 +225,7 @@ class Identities(Container[Caller]):
     # -- on the way of a call --------------------------------------------------------------------------------------
 
     def identify(self, fields: Mapping[bytes, bytes]) -> Caller | Unprovable | None:
-        """Who sends these headers; None if they prove nothing."""
+        """The caller that these headers identify, or None."""
         if self._anybody is not None:
             return self._anybody
         credential = credential_of(fields)
@@ -245,12 +244,12 @@ class Identities(Container[Caller]):
         return doubt
 
     def verified(self, found: Caller) -> Caller:
-        """A caller whom a verifier named, as it comes in."""
-        # Who is known by a key as well, and showed what was given out for it, is held to that already.
+        """Accept a caller from a verifier."""
+        # A token that was issued for a key already has that key's bounds.
         return found if found in self._live else self._note(found)
 
     def _note(self, found: Caller) -> Caller:
-        """A caller whom a verifier named, held to what its tenant is; who it was is asked again until it is nobody."""
+        """Narrow a verified caller by its tenant, and keep checking that it is still valid."""
         caller = self._bounded(found)
         self._shown[caller] = found
         if len(self._shown) > SHOWN_MAX:
@@ -258,8 +257,8 @@ class Identities(Container[Caller]):
         return caller
 
     def _bounded(self, caller: Caller) -> Caller:
-        """A caller whom a verifier knows, held to what its tenant is; remembered, because each of its calls asks."""
-        if self._configuration.tenants.hold_nobody:
+        """Narrow a verified caller by its tenant; cached, because every call needs it."""
+        if self._configuration.tenants.are_unrestricted:
             return caller
         bounded = self._bounds.get(caller)
         if bounded is None:
@@ -269,27 +268,27 @@ class Identities(Container[Caller]):
         return bounded
 
     def by_key(self, key: bytes) -> Caller | Unprovable | None:
-        """Whose key this is, where nothing but a key will do."""
+        """The caller of a key, where only a key is accepted."""
         return self.by_digest(digest_of(key))
 
     def by_digest(self, digest: bytes) -> Caller | Unprovable | None:
-        """The same by the digest of a key that was shown before: it is good as long as that is."""
+        """The same by the digest of a key; valid as long as the key is."""
         found = self._ring.holder(digest)
         return LOST if found is None and self._is_lost else found
 
     # -- changes ---------------------------------------------------------------------------------------------------
 
     def prepare(self, configuration: Configuration) -> Callable[[], None]:
-        """Look at another configuration; what is returned takes it, and cannot fail.
+        """Check another configuration. The returned function applies it and cannot fail.
 
         Raises:
             ConfigError: the hub would be open to a network, or no longer want keys.
         """
         anybody = self._open_to(configuration)
         if anybody is not None and self.wants_proof:
-            # That must not follow from a file cut short or emptied.
+            # A truncated or emptied file must not open the hub.
             advice = "restart the hub if it is to be open"
-            said = "must not be empty while the hub wants keys"
+            said = "must not be empty while the hub requires keys"
             raise ConfigError(Place(configuration.file, CALLERS).finding(said, advice=advice, code=NO_USABLE_CALLER))
         return partial(self._take, configuration, anybody)
 
@@ -300,11 +299,11 @@ class Identities(Container[Caller]):
         self._build()
 
     async def run(self, on_change: Callable[[], None]) -> None:
-        """Look after the keys until cancelled; `on_change` is told when somebody came, changed or is good no more."""
+        """Watch the keys until cancelled; call `on_change` when a caller was added, changed or removed."""
         loop = asyncio.get_running_loop()
         looking: asyncio.Future[None] | None = None
         while True:
-            # A network folder may take its time, or for ever. Then only the clock goes on.
+            # A network folder may hang. Expiry is still checked meanwhile.
             looking = looking or _aside(loop, self._minted.look)
             await asyncio.wait({looking}, timeout=LOOK_SECONDS)
             try:
@@ -313,24 +312,24 @@ class Identities(Container[Caller]):
                     done.result()
                 if self.look():
                     on_change()
-            except Exception:  # a defect met once must not let keys live on that are revoked later
-                log.exception("keys could not be looked after: a defect in the hub")
+            except Exception:  # one defect must not keep later revocations from taking effect
+                log.exception("cannot watch the keys: a defect in the hub")
             await asyncio.sleep(LOOK_SECONDS)
 
     def look(self) -> bool:
-        """Go by what is known of the keys now; return whether that changed anything, or somebody else is gone."""
+        """Apply the current keys; return whether a caller changed or became invalid."""
         has_lost = self._has_lost_shown()
         if not (self._has_changed() or (self._anybody is not None and self._minted.is_wanted)):
             return has_lost
         before = self._live
         if self._anybody is not None and self._minted.is_wanted:
             self._anybody = None
-            log.warning("the hub was open and wants keys from now on: one was made with isthmus token create")
+            log.warning("the hub now requires keys: one was created with isthmus token create")
         self._build()
         return has_lost or self._live != before
 
     def _has_lost_shown(self) -> bool:
-        """Whether one of those whom verifiers named is good no more; they do not tell by themselves."""
+        """Whether a verified caller became invalid; verifiers do not report that themselves."""
         now = self._clock()
         if not self._shown or now < self._shown_at + SHOWN_SECONDS:
             return False
@@ -344,15 +343,15 @@ class Identities(Container[Caller]):
         return self._bounded(found) == caller and any(verifier.knows(found) for verifier in self.verifiers)
 
     def _has_changed(self) -> bool:
-        """Whether the table was made from something else, or a key in it has expired since."""
+        """Whether the table is out of date, or a key in it has expired."""
         minted = self._minted
         return minted.keys is not self._taken or minted.is_lost != self._is_lost or self._now() >= self._next_end
 
     def _build(self) -> None:
-        """Make the table of keys from what is configured and what is in the list, and note who is good now."""
+        """Build the table of keys from the configuration and the list."""
         is_lost = self._minted.is_lost
         if is_lost and not self._is_lost:
-            log.error("the list of keys could not be read for too long: nobody comes in by one of its keys")
+            log.error("the list of keys was unreadable for too long: its keys are rejected")
         self._is_lost, self._taken = is_lost, self._minted.keys
         known = {digest: replace(caller, key=_mark_of(digest)) for digest, caller in self._configuration.callers}
         expiries = dict(self._configuration.expiries)
@@ -369,11 +368,11 @@ class Identities(Container[Caller]):
 
     @property
     def keys(self) -> Keys:
-        """The list of keys in the state folder, as it is gone by."""
+        """The keys of the state folder that are in use."""
         return self._taken
 
     def _usable(self, known: Mapping[bytes, Caller]) -> Keys:
-        """The keys of the list that are good and whose callers are its own; of the others the operator is told once."""
+        """The valid keys of the list whose names do not belong to the configuration; the others are logged once."""
         now = self._now()
         good = [key for key in self._minted.keys if key.is_good(now)]
         in_file = self._configuration.named | {caller.name for caller in known.values()}
@@ -398,7 +397,7 @@ class Identities(Container[Caller]):
 
 
 def _aside(loop: asyncio.AbstractEventLoop, look: Callable[[], None]) -> asyncio.Future[None]:
-    """Look in a thread of its own. The loop's are few, and may all wait for a name server while a key is revoked."""
+    """Read in a separate thread. The loop's threads are few and may all wait for DNS while a key is revoked."""
     done: asyncio.Future[None] = loop.create_future()
 
     def tell(error: Exception | None) -> None:
@@ -415,10 +414,10 @@ def _aside(loop: asyncio.AbstractEventLoop, look: Callable[[], None]) -> asyncio
             look()
         except Exception as error:  # noqa: BLE001 - told to who waits
             failed = error
-        with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(tell, failed)
 
-    # A daemon, or a folder that hangs would keep the process from ending.
+    # A daemon thread: a hanging folder must not keep the process from ending.
     threading.Thread(target=work, name="keys", daemon=True).start()
     return done
 

@@ -165,11 +165,11 @@ def minted_keys(state: Path) -> Keys | None:
 def finding_of(file: KeyFile, error: OSError | StoreDamaged) -> Finding:
     """Tell of a list that cannot be used."""
     return Place(None, str(file.path)).finding(
-        f"cannot be used: {reason_of(error)}", advice=mend_of(file, error), code=KEY_STORE
+        f"cannot be used: {reason_of(error)}", advice=fix_of(file, error), code=KEY_STORE
     )
 
 
-def mend_of(file: KeyFile, error: OSError | StoreDamaged) -> str:
+def fix_of(file: KeyFile, error: OSError | StoreDamaged) -> str:
     """What to do about that."""
     if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
         return "work as the user that made it, or name another folder as [hub] state"

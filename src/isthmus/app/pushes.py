@@ -11,7 +11,7 @@ import structlog
 
 from isthmus.app.hub import LOCAL, RunningHub
 from isthmus.app.identity import FILE_MARKS, Identities
-from isthmus.core.ports.sealer import Sealer
+from isthmus.core.ports import Sealer
 from isthmus.core.tasks.outbox import OwnerStatus, PushOutbox, PushRequest
 from isthmus.core.tasks.record import PushRecipient, TaskOwner, TaskRecord
 from isthmus.credentials.push_signing import PushSigner
@@ -41,7 +41,7 @@ class Pushes:
             running.tasks, running.journal, self._courier, self._letters, running.background, time.time, chance
         )
         if identities is not None:
-            self._outbox.judge = Owners(identities).judge
+            self._outbox.check_owner = Owners(identities).judge
 
     def _letters(self, recipient: PushRecipient, record: TaskRecord, mark: str) -> Sequence[PushRequest]:
         return self.pushing.letters(recipient, record, mark, time.time())

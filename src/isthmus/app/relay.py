@@ -17,8 +17,7 @@ from isthmus.app.links import ME
 from isthmus.app.relay_keys import Keys, KnownAgents, NoTokens, Revocations
 from isthmus.config.settings import Configuration
 from isthmus.frontends.http.auth import Authenticator
-from isthmus.frontends.relay.http import RelayHttp
-from isthmus.frontends.relay.ports import Tokens
+from isthmus.frontends.relay.http import RelayHttp, RelayTokenReader
 from isthmus.frontends.relay.settings import RelaySettings
 from isthmus.identity.relay_tokens import RelayTokens
 from isthmus.model.names import ServerName
@@ -44,7 +43,7 @@ class Relay:
         self.face = RelayHttp(running.hub, running.background, auth, self._tokens, running.dialins, settings, ME)
         self._collector = CrowdCollector(lambda: len(running.hub.server_queues))
 
-    def _read_with(self, configuration: Configuration) -> Tokens:
+    def _read_with(self, configuration: Configuration) -> RelayTokenReader:
         settings = configuration.relay.tokens
         key = self._keys.key(settings.key)
         if key is None:
@@ -87,22 +86,22 @@ class Relay:
         """
         return partial(self._change, configuration, self._read_with(configuration))
 
-    def _change(self, configuration: Configuration, tokens: Tokens) -> None:
+    def _change(self, configuration: Configuration, tokens: RelayTokenReader) -> None:
         self._revocations.change(configuration.relay.tokens.revoked)
         self._tokens = tokens
         self.face.change(_face_of(configuration), self._tokens)
         self.recheck()
 
-    async def until_idle(self) -> None:
+    async def wait_idle(self) -> None:
         """Return once every device has been let go."""
-        await self.face.until_idle()
+        await self.face.wait_idle()
 
     def status(self) -> RelayStatus:
-        """See `core.ports.relay.RelayAdmin`."""
+        """See `core.ports.RelayAdmin`."""
         return RelayStatus(self._running.dialins.servers(), self.face.devices())
 
     def forget(self, server: ServerName) -> Forgetting:
-        """See `core.ports.relay.RelayAdmin`."""
+        """See `core.ports.RelayAdmin`."""
         return self._running.dialins.forget(server)
 
 

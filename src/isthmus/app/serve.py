@@ -1,4 +1,4 @@
-"""The hub behind its HTTP door: routes, callers, signals, and an ordered end."""
+"""`isthmus serve`: the hub behind its HTTP listener, with routes, callers, gRPC, signals and an orderly shutdown."""
 
 from __future__ import annotations
 
@@ -69,20 +69,20 @@ from isthmus.telemetry.loop_lag import LoopMonitor
 from isthmus.transport.egress import Egress
 
 GUESSED = "keys.guessed"
-"""What the audit log calls it when wrong keys come faster than they are answered; at most once a minute."""
+"""The audit event for failed attempts above the limit; at most once a minute."""
 
 MAKE_A_KEY = "isthmus token create NAME --allow '*'"
 
 
 class SessionFace(Protocol):
-    """A way in that remembers callers between their requests."""
+    """A frontend that keeps sessions of callers."""
 
     def retain(self, callers: Container[Caller]) -> None:
-        """End what it remembers of everybody else."""
+        """End the sessions of all other callers."""
 
 
 class Access:
-    """Who is known, the one gate of all faces, and those faces that remember who came through it."""
+    """The known callers, the authenticator of all frontends, and the frontends with sessions."""
 
     def __init__(self, configuration: Configuration, *, is_insecure: bool = False) -> None:
         """Raises: ConfigError if the keys in the state folder cannot be read."""
@@ -95,7 +95,7 @@ class Access:
         self._known: frozenset[Caller] = frozenset()
 
     def open(self, verifiers: Sequence[Verifier] = ()) -> Authenticator:
-        """Decide who comes in, and say so. These prove who somebody is, too; where there are such, no hub is open.
+        """Decide who is accepted, and log it. With extra verifiers the hub is never open.
 
         Raises:
             ConfigError: the hub would be open to a network unasked.
@@ -110,7 +110,7 @@ class Access:
         return self._auth
 
     def follow(self, running: RunningHub, faces: Sequence[SessionFace]) -> None:
-        """Look after who is known from now on, and have these faces let go of who is not any more."""
+        """Watch the callers from now on, and end sessions of removed callers in these frontends."""
         self._running, self._faces = running, faces
         self._known = self.identities.callers()
         running.callers = self.identities
@@ -122,7 +122,7 @@ class Access:
         running.background.spawn("keys", self.identities.run(self.let_go))
 
     def change(self, configuration: Configuration) -> None:
-        """Let in whom a new configuration names, and nobody else, from now on; log as it says.
+        """Apply the callers and log settings of a new configuration.
 
         Raises:
             ConfigError: the hub would be open to a network, or no longer want keys.
@@ -139,7 +139,7 @@ class Access:
         self.let_go()
 
     def let_go(self) -> None:
-        """End what those have open who are not known any more."""
+        """End the sessions of callers that are no longer known."""
         for face in self._faces:
             face.retain(self.identities)
         if self._running is not None:
@@ -148,7 +148,7 @@ class Access:
             self._running.know_tenants(self._known)
 
     def _log_changes(self) -> None:
-        """Log whose keys are good from now on, and whose no more."""
+        """Log which callers were added, changed or removed."""
         before, self._known = self._known, self.identities.callers()
         gone, come = before - self._known, self._known - before
         for told, callers in (("a key is good no more", gone), ("a key is good from now on", come)):
@@ -156,18 +156,18 @@ class Access:
                 log.info(told, caller=caller.name, tenant=caller.tenant, key=caller.key)
 
     def _tell(self) -> None:
-        """Say so if the hub is open, which nobody should find out otherwise."""
+        """Warn if the hub is open."""
         hub, issuers = self._configuration.hub, self._configuration.issuers
         if self.identities.wants_proof:
             callers = {caller.name for caller in self.identities.callers()}
             log.info("callers have to show who they are", keys_of=len(callers), issuers=len(issuers))
             if self._is_insecure:
-                log.warning("--insecure has no effect: callers are configured, and everybody has to show a key")
+                log.warning("--insecure has no effect: callers are configured, so every request needs a key")
         elif hub.is_loopback and not hub.is_published:
-            told = "open: every program on this machine may call everything; to want keys, make one"
+            told = "open: every program on this machine may call everything; create a key to require one"
             log.warning(told, run=MAKE_A_KEY)
         else:
-            told = "INSECURE: everybody who can reach this address may call everything; to want keys, make one"
+            told = "INSECURE: everybody who can reach this address may call everything; create a key to require one"
             log.warning(told, host=hub.public_url if hub.is_published else hub.host, run=MAKE_A_KEY)
 
 
@@ -189,7 +189,7 @@ def _log_as(before: HubSettings, now: HubSettings) -> None:
 
 
 async def open_journal(configuration: Configuration) -> ClosableJournal:
-    """Where tasks are kept; in memory if the usual folder is another hub's, which is told.
+    """Open the journal for tasks; in memory, with a warning, if another hub uses the default folder.
 
     Raises:
         ConfigError: the database or the folder that was configured cannot be used.
@@ -228,10 +228,10 @@ NEEDED = ("grpc", "google.protobuf")
 
 
 class GrpcService(Protocol):
-    """A way in beside the door."""
+    """A running gRPC server."""
 
     async def drain(self, within: float) -> None:
-        """Take nothing new, and let what is under way come to its end."""
+        """Refuse new requests and let running ones finish."""
 
     async def close(self) -> None:
         """Cut what is left."""
@@ -253,7 +253,7 @@ def _is_there(name: str, find: Callable[[str], object]) -> bool:
 
 
 async def open_grpc(running: RunningHub, agent: A2aHttp, auth: Authenticator) -> GrpcService | None:
-    """Speak gRPC as well, and have the card say so; None where that is not configured.
+    """Start gRPC and announce it in the card; None if it is not configured.
 
     Raises:
         DoorError: the address cannot be listened on.
@@ -273,7 +273,7 @@ async def open_grpc(running: RunningHub, agent: A2aHttp, auth: Authenticator) ->
 
 
 def grpc_bases(public_url: str | None, host: str, port: int) -> tuple[str, ...]:
-    """Where gRPC may be called, as clients would write it; its addresses have no scheme of their own."""
+    """The gRPC address as clients write it, without a scheme."""
     if public_url is not None:
         return (f"https://{grpc_address(public_url, port)}", f"http://{grpc_address(public_url, port)}", public_url)
     hosts = dict.fromkeys(("localhost", "127.0.0.1", "[::1]", f"[{host}]" if ":" in host else host))
@@ -281,7 +281,7 @@ def grpc_bases(public_url: str | None, host: str, port: int) -> tuple[str, ...]:
 
 
 def grpc_address(public_url: str | None, port: int) -> str:
-    """How the card names the port, as far as can be known here: at the host of the hub's own address."""
+    """The card's gRPC address: the port at the host of the hub's own address."""
     host = "localhost" if public_url is None else urlsplit(public_url).hostname or ""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -291,9 +291,9 @@ if sys.platform != "win32":
 
 
 def raise_limit(wanted: int) -> int:
-    """Lift the limit on open files to `wanted`, or as far as the system lets us; return what holds then.
+    """Raise the limit on open files to `wanted`, or as far as the system allows; return the limit.
 
-    It is never lowered. Where there is no such limit to be asked for, `wanted` is returned.
+    It is never lowered. On systems without such a limit, `wanted` is returned.
     """
     if sys.platform == "win32":
         return wanted
@@ -314,28 +314,28 @@ log = structlog.get_logger(__name__)
 STDIN = 0
 
 OTHER_DESCRIPTORS = 8192
-"""What the hub may need beside the relay's: callers' connections, servers' processes and the journal."""
+"""Descriptors besides the relay's: connections of callers, processes of servers, the journal."""
 
 LAST_WORDS_SECONDS = 0.1
-"""How long callers have to read, and servers to hear, that their calls were withdrawn at the end of a drain."""
+"""Time for callers and servers to learn that their calls were cancelled at the end of a drain."""
 
 
 class Face(Protocol):
-    """A way in that is served as an ASGI application."""
+    """A frontend that is an ASGI application."""
 
     async def serve(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one request."""
 
 
 class StreamingFace(Protocol):
-    """A way in with answers that go on."""
+    """A frontend with open streams."""
 
     def end_streams(self) -> None:
-        """End them in good order."""
+        """End its streams."""
 
 
 class Routes:
-    """Which path leads to which face. Decided on the path alone, exactly; nothing is normalised."""
+    """Maps paths to frontends. Paths must match exactly; nothing is normalised."""
 
     def __init__(
         self,
@@ -348,7 +348,7 @@ class Routes:
         relay: RelayHttp | None = None,
         oauth: OauthHttp | None = None,
     ) -> None:
-        """`surface` is that of `/mcp`; `faces` are those with paths of their own, by these."""
+        """`surface` is that of `/mcp`; `faces` maps exact paths to frontends."""
         self._everything = surface
         self._mcp = mcp
         self._rest = rest
@@ -358,10 +358,10 @@ class Routes:
         self._relay = relay
         self._oauth = oauth
         self.preflight: Callable[[Fields], bytes | None] = lambda _: None
-        """How a browser is answered that asks what a page may send; see `Authenticator.preflight`."""
+        """The answer to a CORS preflight; see `Authenticator.preflight`."""
 
     def take(self, arrival: IncomingRequest) -> bool:
-        """Let the face that the path leads to answer a whole request at once, if it can."""
+        """Let the path's frontend answer a complete request at once, if it can."""
         path: str = arrival.scope["path"]
         surface = self._surface(path)
         if surface is not None:
@@ -397,7 +397,7 @@ class Routes:
     def _surface(self, path: str) -> Surface | None:
         if path == "/mcp":
             return self._everything
-        # Whether there is such a server, and whether this caller may know, is for the face to say.
+        # The frontend decides whether the server exists and whether this caller may know.
         return Surface("own", ServerName(path[5:])) if path.startswith("/mcp/") else None
 
 
@@ -409,10 +409,10 @@ async def serve(
     on_open: Callable[[str, int], None],
     is_insecure: bool = False,
 ) -> None:
-    """Run until SIGTERM or SIGINT; `on_open` is told where the hub listens.
+    """Run until SIGTERM or SIGINT; call `on_open` with the address.
 
-    With a `source`, its files are watched, and what changes in them is done; SIGHUP has them read at once. A hub that
-    `is_insecure` may be open to a network.
+    With a `source`, its files are watched and changes applied; SIGHUP reads them at once. A hub that `is_insecure` may
+    be open to a network.
 
     Raises:
         ConfigError: the hub would be open to a network unasked, its keys cannot be read, or it is to speak gRPC and
@@ -446,7 +446,7 @@ async def serve(
         running.background.spawn("retention", retention.run())
         pushes.start()
         relay = await _relay(running, auth)
-        # Not before servers that may dial in again are known: these tasks wait for them.
+        # After remembered dial-in servers are known: queued tasks may wait for them.
         running.tasks.resume()
         rest = RestHttp(running.hub, auth, relay, monitor.figures)
         shown = None if relay is None else relay.face
@@ -475,7 +475,7 @@ async def serve(
         await pins.aclose()
         await lists.aclose()
         await close_audit(books, journal)
-        # Not before: a signal that nobody takes would end the hub at once, and leave its servers or its journal behind.
+        # Last: without a handler a signal would kill the hub and leave its servers and journal behind.
         signals.close()
 
 
@@ -486,17 +486,17 @@ async def _recover(running: RunningHub, identities: Identities, books: AuditLog 
     if books is not None:
         books.tasks_lost(lost)
     if lost:
-        log.warning("tasks were on their way when the hub ended last time; they have failed", tasks=len(lost))
+        log.warning("tasks were running when the last hub ended; they have failed", tasks=len(lost))
 
 
 def _caller_of(identities: Identities, owner: TaskOwner) -> Caller | None:
-    """Who an owner of tasks is by now; None if nobody is known by this name any more."""
+    """The current caller of a task's owner; None if it is no longer known."""
     found = identities.find(owner.tenant, owner.name)
     return None if found is None else found.on("mcp" if owner.realm == REALM else "a2a")
 
 
 async def _relay(running: RunningHub, auth: Authenticator) -> Relay | None:
-    """The relay, if there is to be one; whatever dials in needs a descriptor."""
+    """The relay, if enabled. Every connection needs a file descriptor."""
     settings = running.configuration.relay
     if not settings.face.enabled:
         return None
@@ -511,7 +511,7 @@ async def _relay(running: RunningHub, auth: Authenticator) -> Relay | None:
 def _http_listener(
     configuration: Configuration, routes: Routes, streaming: Sequence[StreamingFace], relay: RelayHttp | None
 ) -> HttpListener:
-    """The door to these faces, of which some have streams that must end before it can close."""
+    """The HTTP listener; streams of frontends must end before it can close."""
     http_listener = HttpListener(routes, _door_settings(configuration))
     http_listener.offer(routes.take)
     if relay is not None:
@@ -539,12 +539,12 @@ def _agent(
 
 
 def _address(settings: HubSettings, ports: Sequence[int]) -> str:
-    """Where the hub is spoken to: what is published, else this machine."""
+    """The hub's address: `public_url`, else this machine."""
     return settings.public_url or f"http://localhost:{ports[0] if ports else settings.port}"
 
 
 def _well_known(running: RunningHub, identities: Identities, auth: Authenticator) -> WellKnown | None:
-    """What is published of the hub, if it has an address to publish."""
+    """The published documents, if the hub has a public address."""
     address = running.configuration.hub.public_url
     if address is None:
         return None
@@ -554,14 +554,14 @@ def _well_known(running: RunningHub, identities: Identities, auth: Authenticator
 
 
 def _by_path(running: RunningHub, sse: McpSse, auth: Authenticator) -> dict[str, Face]:
-    """The faces that are known by whole paths."""
+    """The frontends with exact paths."""
     journal = running.journal
     health = Health(running.hub, auth, lambda: isinstance(journal, HealthReportingJournal) and journal.is_failing)
     return {**dict.fromkeys(HEALTH_PATHS, health), **dict.fromkeys(SSE_PATHS, sse)}
 
 
 def _path_of(public_url: str | None) -> str:
-    """Under which path a proxy shows the hub."""
+    """The path under which a proxy serves the hub."""
     return "" if public_url is None else urlsplit(public_url).path.rstrip("/")
 
 
@@ -574,8 +574,8 @@ def _change(
     relay: Relay | None,
     configuration: Configuration,
 ) -> None:
-    """Take what a new configuration says of who may call, of the agent and its tasks; raises as `Access.change`."""
-    # Whatever may refuse it comes first: of a configuration that is refused nothing is taken.
+    """Apply callers, A2A and task settings of a new configuration; raises like `Access.change`."""
+    # Everything that may refuse it comes first: a refused configuration changes nothing.
     take_tokens = None if relay is None else relay.prepare(configuration)
     access.change(configuration)
     tokens.change(configuration)
@@ -624,15 +624,15 @@ async def _until_told(
 async def _drain(
     running: RunningHub, http_listener: HttpListener, grpc: GrpcService | None, relay: Relay | None
 ) -> None:
-    """Let requests come to their end, and tasks too, often answered long ago."""
+    """Let requests and tasks finish."""
     seconds = running.hub.limits.drain_seconds
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             beside = None if grpc is None else running.background.spawn("drain of gRPC", grpc.drain(seconds))
-            # Before, for who waits for such a task; and after, for what was asked meanwhile.
+            # Before the listener closes, for callers that wait for a task; and after, for late requests.
             running.tasks.cancel_unanswered("the hub is shutting down")
             running.tasks.release_offline()
-            running.hub.wait_no_more("the hub is shutting down")
+            running.hub.stop_waiting("the hub is shutting down")
             await http_listener.drain(seconds)
             running.tasks.cancel_unanswered("the hub is shutting down")
             await running.tasks.wait_idle()
@@ -643,7 +643,7 @@ async def _drain(
 
 
 async def _close(running: RunningHub, signals: Signals, pushes: Pushes, grpc: GrpcService | None) -> None:
-    """End all that works on tasks."""
+    """Stop everything that works on tasks."""
     if grpc is not None:
         await grpc.close()
     pushes.close()
@@ -652,7 +652,7 @@ async def _close(running: RunningHub, signals: Signals, pushes: Pushes, grpc: Gr
 
 
 async def _end(running: RunningHub, signals: Signals) -> None:
-    """Let every server leave in good order; with a second signal, whenever it came, they are made to."""
+    """Stop every server in good order; after a second signal, at once."""
     background = BackgroundTasks("end")
     closing = background.spawn("closing", running.aclose())
     again = background.spawn("second signal", signals.wait_for(2))
@@ -661,9 +661,9 @@ async def _end(running: RunningHub, signals: Signals) -> None:
 
 
 class Signals:
-    """SIGTERM and SIGINT as something to wait for, and SIGHUP as a wish to have the configuration read again.
+    """Makes SIGTERM and SIGINT awaitable; SIGHUP reloads the configuration.
 
-    A terminal that goes away sends SIGHUP too: to a hub that was started on one, that is the end.
+    A closing terminal sends SIGHUP, too: a hub that was started on one ends then.
     """
 
     def __init__(self) -> None:
@@ -677,14 +677,14 @@ class Signals:
         self._loop.add_signal_handler(signal.SIGHUP, self._hang_up)
 
     async def wait_for(self, count: int) -> None:
-        """Wait until so many have come in all."""
+        """Wait for this many signals in total."""
         if self._count < count:
             waiter = self._loop.create_future()
             self._waiters.append((count, waiter))
             await waiter
 
     def reload_by(self, reloader: Reloader | None) -> None:
-        """Have the configuration kept up to date by this one, or by nobody any more."""
+        """Set or remove the reloader."""
         if self._reloader is not None:
             self._reloader.stop()
         self._reloader = reloader
@@ -706,10 +706,10 @@ class Signals:
                 waiter.set_result(None)
 
     def close(self) -> None:
-        """Give the signals back, but for SIGTERM: it has done what it can, and who repeats it must not spoil the end.
+        """Restore the signals except SIGTERM, so that a repeated one does not disturb the shutdown.
 
-        It is not ignored, which every process that is started afterwards would inherit, but taken by a function. Nor
-        is there a moment in which it would kill: meanwhile it is held back.
+        A function handles it instead of SIG_IGN, which child processes would inherit. It is blocked in between, so
+        there is no moment in which it would kill.
         """
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         try:

@@ -18,8 +18,7 @@ from isthmus.app.hub import RunningHub
 from isthmus.app.serve import Access, open_journal
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
-from isthmus.core.audit.chain import CUT, Point, follow
-from isthmus.core.audit.facts import STARTED, STOPPED, UNCLEAN, UNSIGNED
+from isthmus.core.audit import CUT, STARTED, STOPPED, UNCLEAN, UNSIGNED, Point, follow
 from isthmus.identity.minted_keys import mint
 from isthmus.model.callers import Grants
 from isthmus.model.credentials import Subject

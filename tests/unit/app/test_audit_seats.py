@@ -16,8 +16,7 @@ import pytest
 from isthmus.app import audit
 from isthmus.app.audit import AuditLog, close_audit, open_audit, prune_idle_seats
 from isthmus.app.hub import RunningHub
-from isthmus.core.audit.chain import CUT, Verification
-from isthmus.core.audit.facts import STARTED, STOPPED, UNCLEAN
+from isthmus.core.audit import CUT, STARTED, STOPPED, UNCLEAN, Verification
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.settings import HARD_SECONDS, Limits
@@ -93,7 +92,7 @@ async def test_what_is_noted_with_a_task_is_in_the_log_of_a_hub_that_keeps_its_t
         live = await engine.begin(draft(call()))
         assert (await noted(tmp_path, 1))[-1]["event"] == "call.begun"
         link.sent[0].finish(DONE)
-        await engine.until_idle()
+        await engine.wait_idle()
         assert live.record.is_ended
         begun, ended = (await noted(tmp_path, 1))[-2:]
         assert (begun["id"], ended["id"], ended["outcome"]) == (live.record.id, live.record.id, "result")

@@ -118,7 +118,7 @@ async def test_a_file_that_is_wanted_late_is_gone_by_and_written_to(tmp_path: Pa
     try:
         kept.hub.publish(server_status("a", 2))
         kept.pins.change(configuration(tmp_path))
-        kept.hub.review.again(SERVER)
+        kept.hub.review.last_published(SERVER)
         kept.hub.publish(server_status("a", 2))
         assert kept.hub.snapshot.server_statuses[SERVER].withheld == (FeatureName("t0"),)
         await until(lambda: len(file.known()) == 2)

@@ -163,7 +163,7 @@ def test_the_first_key_closes_a_hub_that_was_open(tmp_path: Path) -> None:
     with structlog.testing.capture_logs() as logs:
         assert world.look()
     assert (known.wants_proof, LOCAL in known, known.identify({})) == (True, False, None)
-    assert "wants keys from now on" in logs[0]["event"]
+    assert "now requires keys" in logs[0]["event"]
     world.revoke(made.id)
     assert world.look()
     assert known.identify({}) is None, "a hub that wanted keys does not open again"

@@ -13,7 +13,7 @@ import pytest
 from isthmus.app.links import HOPS_VARIABLE, Links, hops_in
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
-from isthmus.core.watch.tasks import ServerTasks
+from isthmus.core.watch.server_tasks import ServerTasks
 from isthmus.model.faults import Lost
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import DialAddress, Egress, HttpOrigin, Resolver

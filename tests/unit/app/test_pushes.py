@@ -13,8 +13,8 @@ from isthmus.app.hub import LOCAL, RunningHub
 from isthmus.app.identity import FILE_MARKS, TRUST_SECONDS
 from isthmus.app.pushes import Owners, Pushes
 from isthmus.config.settings import Configuration, HubSettings
-from isthmus.core.ports.journal import Document
-from isthmus.core.tasks.pushes import DELIVERY
+from isthmus.core.ports import Document
+from isthmus.core.tasks.delivery import DELIVERY
 from isthmus.core.tasks.record import TaskOwner
 from isthmus.model.callers import Caller, Grants
 from isthmus.upstream.targets.settings import TargetSettings
