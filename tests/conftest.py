@@ -22,7 +22,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-from isthmus.cli.lean import WithoutRich
+from isthmus.cli.main import WithoutRich
 from tests.faults.oracle import read_ledger
 from tests.peers.launch import HttpPeer, http_peer
 

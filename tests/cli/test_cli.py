@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from isthmus.storage import log_sqlite
-from isthmus.storage.seats import file_of
+from isthmus.storage import audit_sqlite
+from isthmus.storage.audit_slots import slot_file
 from tests.conftest import Ledger
 from tests.hubs import PATIENT, environment, isthmus, serving, stdio, write_config
 from tests.peers.launch import command
@@ -84,7 +84,7 @@ async def test_tools_and_calls_need_no_running_hub_and_calls_are_audited(config:
     assert (called.code, called.out, called.err) == (0, "hi\n", "")
     given = await run("call", "raw.echo", "--args", "@-", "--config", config, given=b'{"text": "from stdin"}')
     assert (given.code, given.out) == (0, "from stdin\n")
-    async with log_sqlite.reading(file_of(tmp_path / "state", 1)) as log:
+    async with audit_sqlite.open_reader(slot_file(tmp_path / "state", 1)) as log:
         told = [json.loads(row.content) async for row in log.rows()]
     assert [(each["name"], each["face"]) for each in told if each["event"] == "call"] == [("raw.echo", "command")] * 2
 

@@ -264,7 +264,7 @@ def _without_withheld(
         return dict(statuses)
     known = _stored_definitions(Path(configuration.hub.state))
     review = Review(Pins(known, lambda server: modes.get(server, "off"), lambda _: None))
-    return {name: review.of(status) for name, status in statuses.items()}
+    return {name: review.reviewed(status) for name, status in statuses.items()}
 
 
 def _stored_definitions(folder: Path) -> dict[PinKey, bytes]:
@@ -361,8 +361,8 @@ def _notes(caller: Caller, rest: Iterable[AccessReason]) -> Iterable[str]:
     for reason in rest:
         if reason.why[0][2] is None and (claimed := (reason.labels.suspected - reason.labels.believed) & wanted):
             claims.setdefault(reason.route.feature.server, set()).update(claimed)
-    for server, claimed in claims.items():
-        yield from ("", f"{server} labels its tools {', '.join(sorted(claimed))};")
+    for server, labels in claims.items():
+        yield from ("", f"{server} labels its tools {', '.join(sorted(labels))};")
         yield f"that counts only with servers.{server}.trusted = true."
     if caller.can_name_targets:
         yield from ("", "It may also name servers by address, as far as [targets] allows them.")

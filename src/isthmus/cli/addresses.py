@@ -1,4 +1,4 @@
-"""Where a hub is spoken to: by programs of this machine, and by the relay's servers and devices."""
+"""The addresses of a hub: for clients on this machine, and for the relay's servers and devices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
 
 
 def local_origin(host: str, port: int) -> str:
-    """Return where a client on this machine finds a hub that listens there."""
+    """The address for clients on this machine."""
     if host in EVERY_ADDRESS:
         host = "127.0.0.1"
     shown = f"[{host}]" if ":" in host and not host.startswith("[") else host
@@ -23,27 +23,27 @@ def local_origin(host: str, port: int) -> str:
 
 
 def configured_origin(settings: HubSettings) -> str:
-    """Return where the hub of a configuration is, as far as that says it.
+    """The address of the hub that a configuration describes.
 
     Raises:
-        CommandFailed: its port is only known once it runs.
+        CommandFailed: the port is only known once the hub runs.
     """
     if settings.port == 0:
-        said = "the configuration leaves the port open, so that nobody knows where the hub is"
-        raise CommandFailed(Exit.USAGE, said, "Name its address on the command line, or its port under [hub].")
+        text = "the hub's address is unknown: the configuration has port 0"
+        raise CommandFailed(Exit.USAGE, text, "Name its address on the command line, or its port under [hub].")
     return local_origin(settings.host, settings.port)
 
 
 def relay_base(url: str) -> str:
-    """Return what the relay's addresses begin with, of any address of the hub.
+    """The start of the relay's addresses, from any address of the hub.
 
     Raises:
-        CommandFailed: it is no such address.
+        CommandFailed: the address is invalid.
     """
     parts = _split(url)
     if parts is None:
-        said = "--url must be the hub's address like ws://hub.example:8765, without a query"
-        raise CommandFailed(Exit.USAGE, said, "Write it as the servers and devices reach the hub.")
+        text = "--url must be the hub's address like ws://hub.example:8765, without a query"
+        raise CommandFailed(Exit.USAGE, text, "Write it as the servers and devices reach the hub.")
     path = parts.path.partition(RELAY_PATH)[0].rstrip("/")
     return f"{_SCHEMES[parts.scheme]}://{parts.netloc}{path}"
 
@@ -59,16 +59,16 @@ def _split(url: str) -> SplitResult | None:
 
 
 def server_address(base: str, token: str, server_id: str | None = None) -> str:
-    """Return what a server dials."""
+    """The address that a server dials."""
     named = "" if server_id is None else f"&server_id={quote(server_id, safe='')}"
     return f"{base}{RELAY_PATH}/mcp/?token={quote(token, safe='')}{named}"
 
 
 def health_address(base: str, key: str) -> str:
-    """Return where a manager asks how the relay is; it holds the key that makes tokens."""
+    """Where a manager asks for the relay's health. It contains the key that makes tokens."""
     return f"http{base.removeprefix('ws')}{RELAY_PATH}/health?key={quote(key, safe='')}"
 
 
 def device_address(base: str, token: str) -> str:
-    """Return what a device calls."""
+    """The address that a device calls."""
     return f"{base}{RELAY_PATH}/call/?token={quote(token, safe='')}"

@@ -1,7 +1,7 @@
-"""`isthmus approve`: what servers say of their tools that they did not say before, and the operator's consent.
+"""`isthmus approve`: shows tools whose definition changed, and lets the operator approve them.
 
-It works on the file in the state folder, whether or not a hub runs; one that runs sees the consent within a second.
-Everything that it shows was written by a server, so that nothing of it reaches the terminal unescaped.
+It works on the file in the state folder; a running hub sees the approval within a second. Servers wrote everything
+that is shown, so all of it is escaped for the terminal.
 """
 
 from __future__ import annotations
@@ -15,160 +15,175 @@ from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+import click
 import msgspec
 
+from isthmus.cli.config import configuration_of
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.output import aligned, harmless, say, write, write_json
-from isthmus.cli.sources import configuration_of
-from isthmus.storage.definitions import FILE, Change, Definitions, Seen, Waiting
+from isthmus.cli.options import with_config, with_json
+from isthmus.cli.output import aligned, harmless, print_error, print_json, print_output
+from isthmus.storage.definitions import FILE, DefinitionChange, DefinitionStore, PendingDefinition
 
 CHANGES_SHOWN = 20
 CONTEXT_LINES = 2
 
 
+@click.command("approve")
+@click.argument("names", nargs=-1, metavar="[SERVER | SERVER.TOOL]...")
+@click.option("--yes", "is_sure", is_flag=True, help="Approve without asking.")
+@click.option("--changes", "lists_changes", is_flag=True, help="Show the latest changes of definitions instead.")
+@with_config
+@with_json
+def approve_command(
+    names: tuple[str, ...], config: Path | None, *, is_sure: bool, lists_changes: bool, is_json: bool
+) -> int:
+    """Review tools that are withheld because their definition changed.
+
+    Without names it lists them; with names it shows the differences and asks. It works on the state folder of a hub
+    on this machine, whether or not the hub runs.
+    """
+    if lists_changes:
+        return show_changes(config, is_json=is_json)
+    return approve(config, names, is_sure=is_sure, is_json=is_json)
+
+
 def approve(file: Path | None, names: Sequence[str], *, is_sure: bool, is_json: bool) -> Exit:
-    """Show what waits; of what is named the difference, and approve of it once that is wanted.
+    """List pending definitions, or show the differences of the named ones and approve them.
 
     Raises:
-        CommandFailed: there is no such file, or nothing of that name waits.
+        CommandFailed: there are no stored definitions, or none of that name is pending.
     """
-    with _opened(file) as definitions:
-        waiting = definitions.waiting()
+    with _open_store(file) as definitions:
+        pending = definitions.waiting()
         if not names:
-            _list(waiting, is_json=is_json)
-            return Exit.WELL
-        chosen = [each for name in names for each in _named(name, waiting)]
-        chosen = list(dict.fromkeys(chosen))
+            _list(pending, is_json=is_json)
+            return Exit.SUCCESS
+        chosen = list(dict.fromkeys(each for name in names for each in _find(name, pending)))
         if is_json:
-            write_json(msgspec.json.encode([_as_json(each) for each in chosen]))
-            if not is_sure:  # programs are not asked
-                return Exit.WELL
+            print_json(msgspec.json.encode([_as_json(each) for each in chosen]))
+            if not is_sure:  # programs cannot be asked
+                return Exit.SUCCESS
         else:
-            write("\n\n".join(_difference(_full_name(each), each.before, each.seen.definition) for each in chosen))
-        if not is_sure and not _consents(len(chosen)):
-            say("Nothing was approved.")
-            return Exit.WELL
-        return _approve(definitions, chosen)
+            texts = (_difference(_full_name(each), each.before, each.seen.definition) for each in chosen)
+            print_output("\n\n".join(texts))
+        if not is_sure and not _ask(len(chosen)):
+            print_error("Nothing was approved.")
+            return Exit.SUCCESS
+        late = [each for each in chosen if not definitions.approve(each.seen, time.time())]
+    for each in late:
+        print_error(f"{_full_name(each)} has changed again and was not approved. Review it again.")
+    if len(chosen) > len(late):
+        print_error(f"Approved: {len(chosen) - len(late)}. A running hub shows them within a second.")
+    return Exit.CALL_FAILED if late else Exit.SUCCESS
 
 
 def show_changes(file: Path | None, *, is_json: bool) -> Exit:
-    """Print how definitions have changed lately, and whether somebody approved of it."""
-    with _opened(file) as definitions:
+    """Print the latest changes of definitions, and whether they were approved."""
+    with _open_store(file) as definitions:
         changes = definitions.changes(CHANGES_SHOWN)
     if is_json:
-        write_json(msgspec.json.encode([_change_as_json(change) for change in changes]))
+        print_json(msgspec.json.encode([_change_as_json(change) for change in changes]))
     elif not changes:
-        say("No definition has changed since it was first seen.")
+        print_error("No definition has changed since it was first seen.")
     else:
-        write("\n\n".join(_told(change) for change in changes))
-    return Exit.WELL
+        texts = []
+        for change in changes:
+            name = harmless(f"{change.server}.{change.tool}", keep="")
+            texts.append(_difference(f"{name}, {change.how} {_when(change.at)}", change.before, change.after))
+        print_output("\n\n".join(texts))
+    return Exit.SUCCESS
 
 
 @contextmanager
-def _opened(file: Path | None) -> Iterator[Definitions]:
+def _open_store(file: Path | None) -> Iterator[DefinitionStore]:
     folder = Path(configuration_of(file).hub.state)
     if not (folder / FILE).exists():
-        said = f"no hub has kept what tools look like in {folder}"
-        raise CommandFailed(Exit.CONFIGURATION, said, "Run isthmus serve first, or name its file with --config.")
+        text = f"no hub has stored tool definitions in {folder}"
+        raise CommandFailed(Exit.CONFIGURATION, text, "Run isthmus serve first, or name its file with --config.")
     try:
-        with closing(_definitions(folder)) as definitions:
-            yield definitions
-    except sqlite3.Error as error:
-        advice = "If it is damaged, move it away: then every tool is seen for the first time again."
-        raise CommandFailed(Exit.CONFIGURATION, f"{folder / FILE} cannot be used: {error}", advice) from error
-
-
-def _definitions(folder: Path) -> Definitions:
-    try:
-        return Definitions(folder)
+        definitions = DefinitionStore(folder)
     except OSError as error:
         raise CommandFailed(Exit.CONFIGURATION, f"{folder / FILE} cannot be used: {error}") from error
+    except sqlite3.Error as error:
+        raise _damaged(folder, error) from error
+    try:
+        with closing(definitions):
+            yield definitions
+    except sqlite3.Error as error:
+        raise _damaged(folder, error) from error
 
 
-def _list(waiting: Sequence[Waiting], *, is_json: bool) -> None:
+def _damaged(folder: Path, error: sqlite3.Error) -> CommandFailed:
+    advice = "If it is damaged, move it away: every tool is then seen for the first time again."
+    return CommandFailed(Exit.CONFIGURATION, f"{folder / FILE} cannot be used: {error}", advice)
+
+
+def _list(pending: Sequence[PendingDefinition], *, is_json: bool) -> None:
     if is_json:
-        write_json(msgspec.json.encode([_as_json(each) for each in waiting]))
-    elif not waiting:
-        say("Nothing waits to be approved.")
+        print_json(msgspec.json.encode([_as_json(each) for each in pending]))
+    elif not pending:
+        print_error("No tools are waiting for approval.")
     else:
         rows = [
-            (_full_name(each), _when(each.seen.at), "new" if each.before is None else "changed") for each in waiting
+            (_full_name(each), _when(each.seen.at), "new" if each.before is None else "changed") for each in pending
         ]
-        write("\n".join(aligned([tuple(harmless(cell, keep="") for cell in row) for row in rows])))
-        say("isthmus approve NAME shows the difference and asks; a server's name stands for all its tools.")
+        print_output("\n".join(aligned([tuple(harmless(cell, keep="") for cell in row) for row in rows])))
+        print_error("isthmus approve NAME shows the difference and asks; a server's name stands for all its tools.")
 
 
-def _named(name: str, waiting: Sequence[Waiting]) -> list[Waiting]:
-    found = [each for each in waiting if name in _names(each.seen)]
+def _find(name: str, pending: Sequence[PendingDefinition]) -> list[PendingDefinition]:
+    found = []
+    for each in pending:
+        full_name = f"{each.seen.server}.{each.seen.tool}"
+        # Escaped too: a name with control characters can only be typed as it is shown.
+        if name in (each.seen.server, full_name, harmless(full_name, keep="")):
+            found.append(each)
     if not found:
-        said = f"nothing waits that is called {harmless(name, keep='')!r}"
-        raise CommandFailed(Exit.CALL_FAILED, said, "isthmus approve lists what does.")
+        text = f"no pending tool or server is called {harmless(name, keep='')!r}"
+        raise CommandFailed(Exit.CALL_FAILED, text, "isthmus approve lists the pending tools.")
     return found
 
 
-def _names(seen: Seen) -> tuple[str, ...]:
-    """What one may be called: as it is, or as it is shown where nobody could type it."""
-    name = f"{seen.server}.{seen.tool}"
-    return seen.server, name, harmless(name, keep="")
-
-
-def _consents(count: int) -> bool:
+def _ask(count: int) -> bool:
     if not sys.stdin.isatty():
-        raise CommandFailed(Exit.USAGE, "nobody can be asked here", "Read the difference, then give --yes.")
+        raise CommandFailed(Exit.USAGE, "cannot ask without a terminal", "Read the difference, then give --yes.")
     what = "this definition" if count == 1 else f"these {count} definitions"
-    sys.stderr.write(f"Approve of {what}? [y/N] ")
+    sys.stderr.write(f"Approve {what}? [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _approve(definitions: Definitions, chosen: Sequence[Waiting]) -> Exit:
-    late = [each for each in chosen if not definitions.approve(each.seen, time.time())]
-    for each in late:
-        say(f"{_full_name(each)} has changed once more, and was not approved. Look again.")
-    if len(chosen) > len(late):
-        say(f"Approved: {len(chosen) - len(late)}. A hub that runs shows them within a second.")
-    return Exit.CALL_FAILED if late else Exit.WELL
+# -- printing --------------------------------------------------------------------------------------------------------
 
 
-# -- showing -----------------------------------------------------------------------------------------------------------
-
-
-def _full_name(each: Waiting) -> str:
-    listed = f" (to who can be asked {each.seen.variant})" if each.seen.variant else ""
+def _full_name(each: PendingDefinition) -> str:
+    listed = f" (for clients with {each.seen.variant})" if each.seen.variant else ""
     return harmless(f"{each.seen.server}.{each.seen.tool}{listed}", keep="")
 
 
-def _told(change: Change) -> str:
-    name = harmless(f"{change.server}.{change.tool}", keep="")
-    return _difference(f"{name}, {change.how} {_when(change.at)}", change.before, change.after)
-
-
 def _difference(title: str, before: bytes | None, after: bytes) -> str:
-    """What is otherwise, line by line; all of it where there was nothing before."""
+    """The differences line by line; the whole definition if there was none before."""
     old = [] if before is None else list(_lines(before))
     lines = difflib.unified_diff(old, list(_lines(after)), "before", "now", lineterm="", n=CONTEXT_LINES)
     return "\n".join([title, *(f"  {line}" for line in lines)])
 
 
 def _lines(definition: bytes) -> Iterator[str]:
-    """A definition as lines that can be compared: a text of several lines is shown as such."""
-    # Not `splitlines`, which would take U+2028 and its like for ends of lines, and not show them.
-    for line in _laid_out(definition).decode("utf-8", "replace").split("\n"):
-        yield from (harmless(part, keep="") for part in line.replace("\\n", "\\n\n      ").split("\n"))
-
-
-def _laid_out(definition: bytes) -> bytes:
+    """A definition as lines to compare; a text of several lines is shown as such."""
     try:
-        return msgspec.json.format(definition, indent=2)
+        text = msgspec.json.format(definition, indent=2)
     except msgspec.MsgspecError:
-        return definition  # the file was changed by another than a hub; whoever approves sees what is there
+        text = definition  # another program changed the file; the operator sees its content
+    # Not `splitlines`, which also splits at U+2028 and its like, and so would hide them.
+    for line in text.decode("utf-8", "replace").split("\n"):
+        yield from (harmless(part, keep="") for part in line.replace("\\n", "\\n\n      ").split("\n"))
 
 
 def _when(at: float) -> str:
     try:
         return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
     except (OverflowError, ValueError):
-        return "at no time"
+        return "at an unknown time"
 
 
 def _in_json(definition: bytes | None) -> msgspec.Raw | str | None:
@@ -181,7 +196,7 @@ def _in_json(definition: bytes | None) -> msgspec.Raw | str | None:
     return msgspec.Raw(definition)
 
 
-def _as_json(each: Waiting) -> dict[str, object]:
+def _as_json(each: PendingDefinition) -> dict[str, object]:
     seen = each.seen
     return {
         "server": seen.server,
@@ -194,7 +209,7 @@ def _as_json(each: Waiting) -> dict[str, object]:
     }
 
 
-def _change_as_json(change: Change) -> dict[str, object]:
+def _change_as_json(change: DefinitionChange) -> dict[str, object]:
     return {
         "server": change.server,
         "tool": change.tool,

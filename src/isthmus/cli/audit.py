@@ -1,6 +1,7 @@
-"""`isthmus audit`: looks through the logs of a hub and of those beside it, shows their end, and writes them out.
+"""`isthmus audit`: verifies, shows and exports the audit logs of a hub.
 
-It reads the hub's own store and state folder, whether or not the hub runs, and writes nothing there.
+It reads the hub's store and state folder, whether or not the hub runs, and writes nothing there. Besides the log of
+the hub that serves there may be others, each in a numbered slot: commands and embedded hubs write these.
 """
 
 from __future__ import annotations
@@ -10,132 +11,330 @@ import csv
 import io
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import Protocol, TypeAlias
 
+import click
 import msgspec
 
-from isthmus.cli.audit_logs import Kept, Seated, logs_of, newest_of, rows_of
+from isthmus.cli.config import configuration_of
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.output import harmless, write, write_json
-from isthmus.cli.sources import configuration_of
+from isthmus.cli.options import with_config, with_json
+from isthmus.cli.output import harmless, print_json, print_output
+from isthmus.cli.running import run_command
 from isthmus.config.settings import Configuration
-from isthmus.core.audit.chain import START, Broken, Point, Row, Verification
-from isthmus.core.audit.ends import BEGUN, CALL_LOST, ENDED, Ends
-from isthmus.storage.seals import SERVED, KeyDamaged, Keys, read_checkpoint, read_keys
+from isthmus.core.audit import (
+    CALL_ENDED,
+    CALL_LOST,
+    CALL_STARTED,
+    START,
+    AuditRow,
+    ChainBreak,
+    Point,
+    Seal,
+    UnfinishedCalls,
+    Verification,
+)
+from isthmus.storage import audit_sqlite
+from isthmus.storage.audit_signatures import (
+    MAIN_LOG,
+    AuditKeyDamaged,
+    checkpoint_path,
+    read_checkpoint,
+    read_keys,
+)
+from isthmus.storage.audit_slots import list_slots, slot_file
+from isthmus.storage.sqlite import FILE
+
+SlottedRow: TypeAlias = tuple[int, AuditRow]
+"""A record, and the slot of its log."""
+
+UNREADABLE = b'{"event":"cannot be read"}'
+"""Stands for content that is no record. Its digest never matches, so `verify` names it."""
+
+TIME_MAX = 253_402_300_800.0
+"""The year 10000, which Python's dates cannot hold."""
 
 FOLLOW_SECONDS = 0.5
-"""How often it is looked whether there are new records."""
+"""Interval at which `tail --follow` looks for new records."""
 
 COLUMNS = (
     *("number", "at", "event", "caller", "tenant", "face", "kind", "name", "server", "outcome", "executed"),
     *("seconds", "arguments", "session", "id", "key", "other", "digest", "seat"),
 )
-"""Of an export as CSV; what else a record has is one cell."""
+"""Columns of an export as CSV; all other members of a record are in `other`."""
 
 NAMED = {"tenant", "caller", "face", "name"}
-"""What the record of a call has to have to be shown as one."""
+"""Members that the record of a call needs to be shown as one."""
 
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")
+"""A spreadsheet takes a cell that begins so for a formula."""
 
 _UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _AGO = re.compile(r"([0-9]{1,6})([mhdw])")
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What came of looking through a log."""
+@click.group()
+def audit() -> None:
+    """Verify, show or export the audit log. No hub has to run."""
 
-    seat: int
-    count: int
-    first: int
-    last: Point
-    key: str | None
-    broken: Broken | None
-    open: int = 0
-    """Calls that began and have not ended."""
-    lost: int = 0
-    """Calls that began and of which nobody knows how they ended."""
-    unsigned: int = 0
-    """Records at its end for which no checkpoint vouches: anybody who can write to the store could have added them."""
+
+@audit.command("verify")
+@with_config
+@with_json
+def audit_verify(config: Path | None, *, is_json: bool) -> int:
+    """Check that the log has not been altered; if it has, name the first bad record and exit with 1."""
+    return run_command(verify_log(config, is_json=is_json))
+
+
+@audit.command("tail")
+@click.option("-n", "count", type=click.IntRange(0, 100_000), default=20, show_default=True, help="How many records.")
+@click.option("-f", "--follow", "follows", is_flag=True, help="Print each new record, until Ctrl-C.")
+@with_config
+@with_json
+def audit_tail(count: int, config: Path | None, *, follows: bool, is_json: bool) -> int:
+    """Print the last records."""
+    try:
+        return run_command(show_tail(config, count, follows=follows, is_json=is_json))
+    except KeyboardInterrupt:
+        return Exit.SUCCESS
+
+
+@audit.command("export")
+@click.option("--since", metavar="TIME", help="First time, such as 2026-11-16, 2026-11-16T09:30:00Z or 24h ago.")
+@click.option("--until", metavar="TIME", help="End of the time, not included.")
+@click.option("--format", "form", type=click.Choice(["jsonl", "csv"]), default="jsonl", show_default=True)
+@with_config
+def audit_export(since: str | None, until: str | None, form: str, config: Path | None) -> int:
+    """Print records, one per line, with the digests that chain them."""
+    return run_command(export_log(config, since, until, form))
+
+
+# -- reading logs ----------------------------------------------------------------------------------------------------
+
+
+class ReadableLog(Protocol):
+    """A log as it is at one moment."""
+
+    anchor: Seal | None
+
+    def rows(self, *, after: int = 0, since: float = 0.0, until: float = float("inf")) -> AsyncIterator[AuditRow]:
+        """The records of a period, the oldest first."""
+
+    async def newest(self, limit: int) -> list[AuditRow]:
+        """The last records, the oldest first."""
+
+
+class SanitizedLog:
+    """A log that may have been altered: every value has its type, and content that is no record says so.
+
+    An intruder may have put text in place of bytes, a number, or anything else into the database. That must not crash
+    the command whose purpose is to find it.
+    """
+
+    def __init__(self, log: ReadableLog) -> None:
+        self._log = log
+        self.anchor = None
+        if (seal := log.anchor) is not None:
+            self.anchor = Seal(Point(seal.point.number, _bytes(seal.point.digest)), seal.at, _bytes(seal.signature))
+
+    async def rows(self, *, after: int = 0, since: float = 0.0, until: float = float("inf")) -> AsyncIterator[AuditRow]:
+        """See `ReadableLog`."""
+        async for row in self._log.rows(after=after, since=since, until=until):
+            yield sanitized_row(row)
+
+    async def newest(self, limit: int) -> list[AuditRow]:
+        """See `ReadableLog`."""
+        return [sanitized_row(row) for row in await self._log.newest(limit)]
+
+
+def sanitized_row(row: AuditRow) -> AuditRow:
+    """The row, with every value that no record can have replaced."""
+    at: object = row.at
+    is_time = isinstance(at, int | float) and 0.0 <= at < TIME_MAX
+    content = _bytes(row.content)
+    try:
+        msgspec.json.decode(content, type=dict[str, object])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        content = UNREADABLE
+    return AuditRow(row.number, float(row.at) if is_time else 0.0, content, _bytes(row.digest))
+
+
+def _bytes(value: object) -> bytes:
+    """SQLite returns text if somebody wrote text in place of bytes."""
+    return value if isinstance(value, bytes) else str(value).encode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class AuditLogSource:
+    """A log to open."""
+
+    slot: int
+    """0 for the log of the hub that serves."""
+    open: Callable[[], AbstractAsyncContextManager[ReadableLog]]
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[ReadableLog]:
+        """Open the log, and close it at the end."""
+        async with self.open() as log:
+            yield SanitizedLog(log)
+
+
+def logs_of(configuration: Configuration) -> list[AuditLogSource]:
+    """All logs, that of the serving hub first. It is left out if it does not exist and others do.
+
+    Raises:
+        CommandFailed: an extension stores the only log.
+    """
+    state, storage = Path(configuration.hub.state), configuration.storage
+    others = [
+        AuditLogSource(slot, partial(audit_sqlite.open_reader, slot_file(state, slot))) for slot in list_slots(state)
+    ]
+    # The checkpoint too: if the log was deleted, the checkpoint shows that there was one.
+    has_served = storage.url is not None or (state / FILE).exists() or checkpoint_path(state).exists()
+    if others and (storage.is_foreign or not has_served):
+        return others
+    return [AuditLogSource(MAIN_LOG, partial(_open_main, configuration)), *others]
+
+
+def _open_main(configuration: Configuration) -> AbstractAsyncContextManager[ReadableLog]:
+    if configuration.storage.url is None:
+        return audit_sqlite.open_reader(Path(configuration.hub.state) / FILE)
+    if configuration.storage.is_foreign:
+        text = f"the extension {configuration.storage.scheme} stores the audit log"
+        raise CommandFailed(Exit.CONFIGURATION, text, "Use the tools of that extension to read it.")
+    try:
+        from isthmus.storage import audit_postgres
+    except ImportError:
+        text = "the audit log is in PostgreSQL, and its library is not installed"
+        raise CommandFailed(Exit.CONFIGURATION, text, "Install it with: pip install 'isthmus[postgres]'") from None
+    return audit_postgres.open_reader(configuration.storage)
+
+
+async def newest_of(sources: Sequence[AuditLogSource], limit: int) -> list[SlottedRow]:
+    """The last `limit` records of each log, the oldest first."""
+    found: list[SlottedRow] = []
+    for source in sources:
+        async with source.reading() as log:
+            found += [(source.slot, row) for row in await log.newest(limit)]
+    return sorted(found, key=lambda slotted: slotted[1].at)
+
+
+@asynccontextmanager
+async def rows_of(
+    sources: Sequence[AuditLogSource], since: float, until: float
+) -> AsyncIterator[AsyncIterator[SlottedRow]]:
+    """The records of a period from all logs, ordered by time."""
+    async with AsyncExitStack() as stack:
+        logs = [(source.slot, await stack.enter_async_context(source.reading())) for source in sources]
+        yield _merged([(slot, log.rows(since=since, until=until)) for slot, log in logs])
+
+
+async def _merged(logs: Sequence[tuple[int, AsyncIterator[AuditRow]]]) -> AsyncIterator[SlottedRow]:
+    """Always the oldest of the next records. Each log keeps its own order, even if its clock jumped."""
+    ahead: dict[int, tuple[AuditRow, AsyncIterator[AuditRow]]] = {}
+    for slot, rows in logs:
+        if (row := await anext(rows, None)) is not None:
+            ahead[slot] = (row, rows)
+    while ahead:
+        slot = min(ahead, key=lambda each: ahead[each][0].at)
+        row, rows = ahead[slot]
+        yield slot, row
+        following = await anext(rows, None)
+        if following is None:
+            del ahead[slot]
+        else:
+            ahead[slot] = (following, rows)
 
 
 # -- verify ----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class AuditVerdict:
+    """The result of verifying one log."""
+
+    slot: int
+    count: int
+    first: int
+    last: Point
+    key: str | None
+    broken: ChainBreak | None
+    open: int = 0
+    """Calls that started and have not ended."""
+    lost: int = 0
+    """Calls that started and whose end is unknown."""
+    unsigned: int = 0
+    """Records after the last checkpoint. Anybody who can write to the store could have added them."""
+
+
 async def verify_log(file: Path | None, *, is_json: bool) -> Exit:
-    """Look through all logs and say whether they are as they were written, or which record is not first.
+    """Check that no log has been altered.
 
     Raises:
-        CommandFailed: one is not, or cannot be read.
+        CommandFailed: one has been altered, or cannot be read.
     """
     configuration = configuration_of(file)
     try:
-        verdicts = [await _look_through(Path(configuration.hub.state), kept) for kept in logs_of(configuration)]
+        verdicts = [await _verify(Path(configuration.hub.state), source) for source in logs_of(configuration)]
     except OSError as error:
         raise _unreadable(error) from error
-    broken = [_what_is_wrong(verdict) for verdict in verdicts if verdict.broken is not None]
+    broken = [_problem(verdict.slot, verdict.broken) for verdict in verdicts if verdict.broken is not None]
     if is_json:
-        write_json(msgspec.json.encode(_as_json(verdicts)))
-        return Exit.CALL_FAILED if broken else Exit.WELL
+        # The main log at the top level, those in slots below; `good` is about all of them.
+        main = next((each for each in verdicts if not each.slot), None)
+        main = main or AuditVerdict(MAIN_LOG, 0, 1, START, verdicts[0].key, None)
+        slots = [{"seat": verdict.slot, **_as_json(verdict)} for verdict in verdicts if verdict.slot]
+        print_json(msgspec.json.encode({**_as_json(main), "good": not broken, "seats": slots}))
+        return Exit.CALL_FAILED if broken else Exit.SUCCESS
     if broken:
-        raise CommandFailed(Exit.CALL_FAILED, f"the audit log is not whole: {'; '.join(broken)}")
-    write("\n".join(line for verdict in verdicts for line in _in_words(verdict)))
-    return Exit.WELL
+        raise CommandFailed(Exit.CALL_FAILED, f"the audit log has been altered: {'; '.join(broken)}")
+    print_output("\n".join(line for verdict in verdicts for line in _verdict_lines(verdict)))
+    return Exit.SUCCESS
 
 
-async def _look_through(state: Path, kept: Kept) -> Verdict:
-    keys = _keys_of(state, kept.seat)
-    if isinstance(keys, Broken):
-        return Verdict(kept.seat, 0, 0, START, None, keys)
-    # Before the records: a hub that runs writes these first.
-    vouched = read_checkpoint(state, keys, kept.seat)
-    ends = Ends()
+async def _verify(state: Path, source: AuditLogSource) -> AuditVerdict:
     try:
-        async with kept.reading() as log:
-            verification = Verification(log.anchor, vouched, keys.is_signed)
+        keys = read_keys(state, source.slot)
+    except FileNotFoundError:
+        missing = ChainBreak(0, f"its key is missing from {state}, so nothing can be verified")
+        return AuditVerdict(source.slot, 0, 0, START, None, missing)
+    except AuditKeyDamaged as error:
+        return AuditVerdict(source.slot, 0, 0, START, None, ChainBreak(0, str(error)))
+    # Before the records: a running hub writes records first.
+    checkpoint = read_checkpoint(state, keys, source.slot)
+    calls = UnfinishedCalls()
+    try:
+        async with source.reading() as log:
+            verification = Verification(log.anchor, checkpoint, keys.is_signed)
             first = verification.head.number + 1
             async for row in log.rows():
                 if verification.take(row) is not None:
                     break
-                ends.take(row)
+                calls.take(row)
     except FileNotFoundError:
-        if vouched is None:
+        if checkpoint is None:
             raise
-        verification, first = Verification(None, vouched, keys.is_signed), 1
+        verification, first = Verification(None, checkpoint, keys.is_signed), 1
     broken = verification.end()
     head = verification.head
-    unsigned = 0 if vouched is None else max(0, head.number - vouched.point.number)
-    return Verdict(kept.seat, verification.count, first, head, keys.name, broken, len(ends.open), ends.lost, unsigned)
+    unsigned = 0 if checkpoint is None else max(0, head.number - checkpoint.point.number)
+    return AuditVerdict(
+        source.slot, verification.count, first, head, keys.name, broken, len(calls.open), calls.lost, unsigned
+    )
 
 
-def _keys_of(state: Path, seat: int) -> Keys | Broken:
-    try:
-        return read_keys(state, seat)
-    except FileNotFoundError:
-        return Broken(0, f"its key is missing: there is none in {state}, so that nothing is vouched for")
-    except KeyDamaged as error:
-        return Broken(0, str(error))
+def _problem(slot: int, broken: ChainBreak) -> str:
+    where = f"slot {slot}, " if slot else ""
+    return f"{where}record {broken.number}: {broken.why}" if broken.number else f"{where}{broken.why}"
 
 
-def _what_is_wrong(verdict: Verdict) -> str:
-    broken = verdict.broken
-    assert broken is not None, "only these are told so"
-    seat = f"seat {verdict.seat}, " if verdict.seat else ""
-    return f"{seat}record {broken.number}: {broken.why}" if broken.number else f"{seat}{broken.why}"
-
-
-def _as_json(verdicts: Sequence[Verdict]) -> dict[str, object]:
-    """The log of the hub that serves, and beside it those on seats; all of them decide whether it is good."""
-    served = [verdict for verdict in verdicts if not verdict.seat]
-    told = _one_as_json(served[0] if served else Verdict(SERVED, 0, 1, START, verdicts[0].key, None))
-    seats = [{"seat": verdict.seat, **_one_as_json(verdict)} for verdict in verdicts if verdict.seat]
-    return {**told, "good": all(verdict.broken is None for verdict in verdicts), "seats": seats}
-
-
-def _one_as_json(verdict: Verdict) -> dict[str, object]:
+def _as_json(verdict: AuditVerdict) -> dict[str, object]:
     broken = verdict.broken
     return {
         "good": broken is None,
@@ -151,18 +350,18 @@ def _one_as_json(verdict: Verdict) -> dict[str, object]:
     }
 
 
-def _in_words(verdict: Verdict) -> Iterator[str]:
-    name = f"The audit log on seat {verdict.seat}" if verdict.seat else "The audit log"
+def _verdict_lines(verdict: AuditVerdict) -> Iterator[str]:
+    name = f"The audit log in slot {verdict.slot}" if verdict.slot else "The audit log"
     if not verdict.count:
-        yield f"{name} is whole, and has no records."
+        yield f"{name} has not been altered. It has no records."
         return
-    yield f"{name} is whole: {verdict.count} records, {verdict.first} to {verdict.last.number}."
+    yield f"{name} has not been altered: {verdict.count} records, {verdict.first} to {verdict.last.number}."
     if verdict.open:
-        yield f"{verdict.open} calls have begun in it and not ended: they are on their way, or their hub was killed"
+        yield f"{verdict.open} calls started and have not ended: they are still running, or the hub was killed"
     if verdict.lost:
-        yield f"{verdict.lost} calls in it were lost: their hub was killed, and nobody knows how they ended"
+        yield f"{verdict.lost} calls were lost: the hub was killed, and how they ended is unknown"
     if verdict.unsigned:
-        yield f"the last {verdict.unsigned} are not signed: their hub is about to, or was killed, or did not write them"
+        yield f"the last {verdict.unsigned} are not signed: the hub will sign them, was killed, or did not write them"
     yield f"last digest  {verdict.last.digest.hex()}"
     yield f"signed by    {verdict.key}"
 
@@ -171,7 +370,7 @@ def _in_words(verdict: Verdict) -> Iterator[str]:
 
 
 async def show_tail(file: Path | None, count: int, *, follows: bool, is_json: bool) -> Exit:
-    """Print the last records of all logs, and with `follows` each that comes.
+    """Print the last records of all logs, and with `follows` each new one.
 
     Raises:
         CommandFailed: a log cannot be read.
@@ -179,53 +378,53 @@ async def show_tail(file: Path | None, count: int, *, follows: bool, is_json: bo
     configuration = configuration_of(file)
     try:
         found = await newest_of(logs_of(configuration), max(1, count))
-        last = {seat: row.number for seat, row in sorted(found, key=lambda seated: seated[1].number)}
+        last = {slot: row.number for slot, row in sorted(found, key=lambda slotted: slotted[1].number)}
         _print(found[-count:] if count else [], is_json=is_json)
         while follows:
             await asyncio.sleep(FOLLOW_SECONDS)
             _print(await _after(configuration, last), is_json=is_json)
     except OSError as error:
         raise _unreadable(error) from error
-    return Exit.WELL
+    return Exit.SUCCESS
 
 
-def _print(found: Sequence[Seated], *, is_json: bool) -> None:
-    for seat, row in found:
-        write(_exported(seat, row) if is_json else _line(seat, row))
+def _print(found: Sequence[SlottedRow], *, is_json: bool) -> None:
+    for slot, row in found:
+        print_output(_exported(slot, row) if is_json else _line(slot, row))
 
 
-async def _after(configuration: Configuration, last: dict[int, int]) -> list[Seated]:
-    """What came since the last numbers, which become those of now; a log that is new is shown whole."""
-    found: list[Seated] = []
-    for kept in logs_of(configuration):
-        async with kept.reading() as log:
-            found += [(kept.seat, row) async for row in log.rows(after=last.get(kept.seat, 0))]
-    for seat, row in found:
-        last[seat] = row.number
-    return sorted(found, key=lambda seated: seated[1].at)
+async def _after(configuration: Configuration, last: dict[int, int]) -> list[SlottedRow]:
+    """The records after the numbers in `last`, which is updated. A new log is returned whole."""
+    found: list[SlottedRow] = []
+    for source in logs_of(configuration):
+        async with source.reading() as log:
+            found += [(source.slot, row) async for row in log.rows(after=last.get(source.slot, 0))]
+    for slot, row in found:
+        last[slot] = row.number
+    return sorted(found, key=lambda slotted: slotted[1].at)
 
 
 async def export_log(file: Path | None, since: str | None, until: str | None, form: str) -> Exit:
-    """Print the records of a time from all logs, one line each.
+    """Print the records of a period from all logs, one line each.
 
     Raises:
-        CommandFailed: a log cannot be read, or a time is none.
+        CommandFailed: a log cannot be read, or a time is malformed.
     """
     begin = _moment("--since", since, 0.0)
     end = _moment("--until", until, float("inf"))
     try:
         async with rows_of(logs_of(configuration_of(file)), begin, end) as rows:
             if form == "csv":
-                write(_cells(COLUMNS))
-            async for seat, row in rows:
-                write(_exported(seat, row) if form == "jsonl" else _cells(_columns(seat, row)))
+                print_output(_csv_line(COLUMNS))
+            async for slot, row in rows:
+                print_output(_exported(slot, row) if form == "jsonl" else _csv_line(_columns(slot, row)))
     except OSError as error:
         raise _unreadable(error) from error
-    return Exit.WELL
+    return Exit.SUCCESS
 
 
 def _moment(option: str, text: str | None, otherwise: float) -> float:
-    """A time, as a date, a date and time, or how long ago."""
+    """A time: a date, a date and time, or how long ago."""
     if text is None:
         return otherwise
     if (ago := _AGO.fullmatch(text.strip().lower())) is not None:
@@ -233,65 +432,60 @@ def _moment(option: str, text: str | None, otherwise: float) -> float:
     try:
         read = datetime.fromisoformat(text.strip())
     except ValueError:
-        said = f"{option} must be a time like 2026-11-16, 2026-11-16T09:30:00Z or 24h, not {text!r}"
-        raise CommandFailed(Exit.USAGE, said) from None
+        wrong = f"{option} must be a time like 2026-11-16, 2026-11-16T09:30:00Z or 24h, got {text!r}"
+        raise CommandFailed(Exit.USAGE, wrong) from None
     return (read if read.tzinfo is not None else read.replace(tzinfo=UTC)).timestamp()
 
 
-class _Line(msgspec.Struct, omit_defaults=True, kw_only=True):
-    seat: int = SERVED
+class _ExportLine(msgspec.Struct, omit_defaults=True, kw_only=True):
+    seat: int = MAIN_LOG
     number: int
     digest: str
     record: msgspec.Raw
 
 
-def _exported(seat: int, row: Row) -> str:
-    """A record as it is kept, so that whoever has the export can follow each seat's chain without the hub."""
-    line = _Line(seat=seat, number=row.number, digest=row.digest.hex(), record=msgspec.Raw(row.content))
+def _exported(slot: int, row: AuditRow) -> str:
+    """A record exactly as it is stored, so that the chain of an export can be verified without the hub."""
+    line = _ExportLine(seat=slot, number=row.number, digest=row.digest.hex(), record=msgspec.Raw(row.content))
     return msgspec.json.encode(line).decode()
 
 
-def _record(row: Row) -> dict[str, object]:
-    read: dict[str, object] = msgspec.json.decode(row.content)
-    return read
-
-
-def _line(seat: int, row: Row) -> str:
+def _line(slot: int, row: AuditRow) -> str:
     """A record for a person to read."""
-    record = _record(row)
-    number = f"{seat}/{row.number}" if seat else str(row.number)
-    head = f"{number:>7}  {_shown_time(row.at)}  "
-    if record.get("event") not in (BEGUN, ENDED, CALL_LOST) or not record.keys() >= NAMED:
+    record: dict[str, object] = msgspec.json.decode(row.content)
+    number = f"{slot}/{row.number}" if slot else str(row.number)
+    head = f"{number:>7}  {_iso_time(row.at)}  "
+    if record.get("event") not in (CALL_STARTED, CALL_ENDED, CALL_LOST) or not record.keys() >= NAMED:
         about = " ".join(f"{key}={value}" for key, value in record.items() if key not in ("at", "event"))
         return head + harmless(f"{record.get('event')}  {about}", keep="")
     named = f"{record['tenant']}/{record['caller']} by {record['face'] or 'the hub'}  {record['name']}"
-    ended = f"{record.get('outcome', 'begins')}"
+    outcome = f"{record.get('outcome', 'begins')}"
     if "executed" in record:
-        ended += f", executed: {record['executed']}"
+        outcome += f", executed: {record['executed']}"
     if "seconds" in record:
-        ended += f", {record['seconds']} s"
-    return head + harmless(f"{named}  {ended}", keep="")
+        outcome += f", {record['seconds']} s"
+    return head + harmless(f"{named}  {outcome}", keep="")
 
 
-def _shown_time(at: float) -> str:
+def _iso_time(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _columns(seat: int, row: Row) -> list[str]:
-    record = _record(row)
+def _columns(slot: int, row: AuditRow) -> list[str]:
+    record: dict[str, object] = msgspec.json.decode(row.content)
     other = {key: value for key, value in record.items() if key not in COLUMNS}
-    record |= {"number": row.number, "at": _shown_time(row.at), "digest": row.digest.hex(), "seat": seat or None}
+    record |= {"number": row.number, "at": _iso_time(row.at), "digest": row.digest.hex(), "seat": slot or None}
     record["other"] = msgspec.json.encode(other).decode() if other else ""
     return ["" if (value := record.get(column)) is None else str(value) for column in COLUMNS]
 
 
-def _cells(values: Sequence[str]) -> str:
-    """A line of CSV; a cell that a spreadsheet would take for a formula begins with a quote."""
+def _csv_line(values: Sequence[str]) -> str:
+    """A line of CSV. A quote before a cell keeps a spreadsheet from running it as a formula."""
     line = io.StringIO()
     csv.writer(line).writerow([f"'{value}" if value.startswith(FORMULAS) else value for value in values])
     return line.getvalue().rstrip("\r\n")
 
 
 def _unreadable(error: OSError) -> CommandFailed:
-    advice = "Name the hub's configuration with --config, and run this as the user that the hub runs as."
+    advice = "Name the hub's configuration with --config, and run this as the user that runs the hub."
     return CommandFailed(Exit.CALL_FAILED, str(error), advice)

@@ -172,7 +172,7 @@ def finding_as_json(finding: Finding, weight: Weight) -> dict[str, str | None]:
         "advice": finding.advice,
         "code": finding.code.number,
         "kind": finding.code.name,
-        "mend": finding.mend,
+        "mend": finding.fix,
     }
 
 
@@ -222,7 +222,7 @@ def show_configuration(file: Path | None, *, with_origin: bool, is_json: bool) -
     if is_json:
         print_json(_values_as_json(configuration, values, lines))
         return Exit.SUCCESS
-    rows = [(value.path, msgspec.json.encode(value.value).decode()) for value in values]
+    rows: list[tuple[str, ...]] = [(value.path, msgspec.json.encode(value.value).decode()) for value in values]
     if lines is not None:
         rows = [(*row, lines.describe(value.origin)) for row, value in zip(rows, values, strict=True)]
     print_output("\n".join(aligned([tuple(harmless(cell, keep="") for cell in row) for row in rows])))
@@ -234,19 +234,21 @@ def show_configuration(file: Path | None, *, with_origin: bool, is_json: bool) -
 
 
 def _values_as_json(configuration: Configuration, values: Sequence[ConfigValue], lines: _LineNumbers | None) -> bytes:
-    listed: list[dict[str, object]] = [{"path": value.path, "value": value.value} for value in values]
-    for entry, value in zip(listed, values, strict=True) if lines is not None else ():
-        origin = value.origin
-        entry["origin"] = (
-            None
-            if origin is None
-            else {
-                "file": None if origin.file is None else str(origin.file),
-                "line": lines.of(origin),
-                "path": origin.path,
-                "borrowed": list(origin.borrowed),
-            }
-        )
+    listed: list[dict[str, object]] = []
+    for value in values:
+        entry: dict[str, object] = {"path": value.path, "value": value.value}
+        if lines is not None:
+            entry["origin"] = (
+                None
+                if (origin := value.origin) is None
+                else {
+                    "file": None if origin.file is None else str(origin.file),
+                    "line": lines.of(origin),
+                    "path": origin.path,
+                    "borrowed": list(origin.borrowed),
+                }
+            )
+        listed.append(entry)
     return msgspec.json.encode(
         {
             "file": None if configuration.file is None else str(configuration.file),
@@ -277,8 +279,8 @@ def _all_values(configuration: Configuration) -> Iterator[Pair]:
     yield from _relay_values(configuration.relay)
     for server in configuration.servers:
         yield from _below("servers", server.name, _server_values(server))
-    for tenant, settings in configuration.tenants.known.items():
-        yield from _below("tenants", tenant, _tenant_values(settings))
+    for name, tenant in configuration.tenants.known.items():
+        yield from _below("tenants", name, _tenant_values(tenant))
     keys_by_caller: dict[Caller, list[bytes]] = {}
     for digest, caller in configuration.callers:
         keys_by_caller.setdefault(caller, []).append(digest)

@@ -1,4 +1,4 @@
-"""`isthmus dial`: bring local servers to a hub elsewhere, until told to end."""
+"""`isthmus dial`: connects local servers to a hub elsewhere, and shows the connections until a signal ends it."""
 
 from __future__ import annotations
 
@@ -8,168 +8,86 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 from urllib.parse import urlsplit
 
+import click
+
 from isthmus.app.dial import Dialler, DialPlan, DialStatus, ServerShown, open_dialler
 from isthmus.app.dial_line import BadAddress, BadToken, HubAddress, HubRefused, LineShown, read_address
 from isthmus.app.dial_talk import LocalOffer
-from isthmus.cli.config import configuration_of
-from isthmus.cli.config import refused as unusable
+from isthmus.cli.config import configuration_of, refused
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.output import Row, first_line, harmless, print_error
+from isthmus.cli.output import Row, counted, first_line, harmless, print_error
+from isthmus.cli.relay_tokens import SERVER_ID_LENGTH_MAX, WHY
 from isthmus.cli.running import run_service
 from isthmus.config.findings import ConfigError, Finding
 from isthmus.config.settings import Configuration, unfiled_settings
 from isthmus.config.variables import ENV_NAME, variables_of
-from isthmus.model.names import ServerName, legal_server_name
+from isthmus.frontends.relay.http import NO_LONGER_GOOD, WRONG_ROLE
+from isthmus.model.names import legal_server_name
 from isthmus.telemetry.logs import configure
-from isthmus.upstream.settings import HttpSettings, Reach, ServerSettings, StdioSettings
+from isthmus.upstream.settings import HttpSettings, ServerSettings, StdioSettings
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-SECONDS = 1.0
-"""How often it is drawn when nothing happens: times grow."""
-
-AGAIN_SECONDS = 0.1
-"""How long changes are gathered before it is drawn."""
-
-
-def line_in_words(line: LineShown, now: float) -> str:
-    """How a connection stands."""
-    match line.state:
-        case "starting":
-            return "waiting for a server"
-        case "connecting":
-            return f"connecting; {line.reason}" if line.reason else "connecting"
-        case "connected":
-            how = "one connection for all" if line.is_muxed else "one connection"
-            return f"connected for {duration(now - line.since)}, {how}"
-        case "pausing":
-            seconds = max(0.0, (line.again_at or now) - now)
-            return f"reconnecting in {seconds:.0f} s: {line.reason}"
-
-
-def lines_in_words(lines: Sequence[LineShown], now: float) -> list[str]:
-    """How the connections stand: those that stand alike are counted."""
-    if not lines:
-        return ["waiting for a server"]
-    if len(lines) == 1:
-        return [line_in_words(lines[0], now)]
-    connected = sum(line.state == "connected" for line in lines)
-    others = [line_in_words(line, now) for line in lines if line.state != "connected"]
-    return [f"{connected} of {len(lines)} connections", *dict.fromkeys(others)]
-
-
-def server_row(server: ServerShown, now: float) -> Row:
-    """One server: its name, its state, its tools, its calls, and what is wrong with it."""
-    server_status = server.server_status
-    calls = _counted(server.answered, "call") + (f", {server.running} now" if server.running else "")
-    remark = server_status.reason or (f"as {server.hub_name}" if server.hub_name else "")
-    state: str = server_status.state
-    if state == "ready" and server.refusal is not None:
-        seconds = max(0.0, server.refusal.again_at - now)
-        state, remark = "refused", f"again in {seconds:.0f} s: {server.refusal.reason}"
-    return (server.server_id, state, _counted(len(server_status.tools), "tool"), calls, first_line(remark))
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
-
-
-def duration(seconds: float) -> str:
-    """A length of time in one or two units."""
-    whole = max(0, int(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
-class DialView:
-    """Draws until it is left. Used by `with`, around the running."""
-
-    def __init__(self, dialler: Dialler, stream: TextIO) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
-        self._dialler = dialler
-        console = Console(file=stream, highlight=False, markup=False, emoji=False)
-        self._live = Live(console=console, auto_refresh=False, redirect_stdout=False)
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
-        self._is_due = False
-
-    def __enter__(self) -> None:
-        self._live.start()
-        self._dialler.on_change = self._soon
-        self._draw()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._dialler.on_change = lambda: None
-        if self._timer is not None:
-            self._timer.cancel()
-        self._live.stop()
-
-    def _soon(self) -> None:
-        if not self._is_due:
-            self._is_due = True
-            self._plan(AGAIN_SECONDS)
-
-    def _plan(self, seconds: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_later(seconds, self._draw)
-
-    def _draw(self) -> None:
-        self._is_due = False
-        self._live.update(_table(self._dialler.shown(), time.time()), refresh=True)
-        self._plan(SECONDS)
-
-
-def _table(shown: DialStatus, now: float) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    whole = Table.grid()
-    whole.add_row(Text(harmless(shown.hub, keep=""), style="bold"))
-    for words in lines_in_words(shown.lines, now):
-        whole.add_row(Text(harmless(words, keep=""), no_wrap=True, overflow="ellipsis"))
-    servers = Table.grid(padding=(0, 2, 0, 0))
-    for server in shown.servers:
-        *cells, remark = (Text(harmless(cell, keep="")) for cell in server_row(server, now))
-        for cell in cells if server.refusal is not None else (*cells, remark):  # what to do about it is told whole
-            cell.no_wrap, cell.overflow = True, "ellipsis"
-        servers.add_row(*cells, remark)
-    whole.add_row(servers)
-    return whole
-
 
 TOKEN_VARIABLE = "ISTHMUS_RELAY_TOKEN"  # noqa: S105 - a variable's name
 ENDPOINT_VARIABLE = "MCP_ENDPOINT"
 CONFIG_VARIABLE = "MCP_CONFIG"
 CONFIG_NAME = "mcp_config.json"
-"""The last three are those of the pipe that people used before, which finds them in `./.env`, too."""
+"""The last three are those of `mcp_pipe.py`, which also reads them from `./.env`."""
 
 SECRET_VARIABLES = frozenset({TOKEN_VARIABLE, ENDPOINT_VARIABLE})
-"""Local servers are not told by which token they are brought to the hub."""
-
-SERVER_ID_LENGTH_MAX = 64
+"""Local servers do not get the token."""
 
 RUNNERS = frozenset({"bun", "bunx", "deno", "node", "npx", "pipx", "python", "python3", "run", "tsx", "uv", "uvx"})
-"""Programs that only start others: what they start says what the server is."""
+"""Programs that start others: the name of the server comes from the next word."""
+
+REDRAW_SECONDS = 1.0
+"""How often the view is drawn if nothing changes: it shows durations."""
+
+BATCH_SECONDS = 0.1
+"""How long changes are collected before the view is drawn."""
+
+
+@click.command()
+@click.argument("words", nargs=-1, metavar="[URL] [-- COMMAND...]")
+@click.option("--url", metavar="URL", help="A local server that is already listening, by HTTP or SSE.")
+@click.option(
+    "--config", type=click.Path(path_type=Path), metavar="FILE", help="All servers of an mcp.json or isthmus.toml."
+)
+@click.option("--only", multiple=True, metavar="NAME", help="Only this server of the file; may be repeated.")
+@click.option("--server-id", metavar="ID", help="The id of the server at the hub.")
+@click.option("--token-file", type=click.Path(path_type=Path), metavar="FILE", help="The file with the token.")
+@click.option("--compatible", "is_compatible", is_flag=True, help="One plain connection per server.")
+@click.option("--plain", "is_plain", is_flag=True, help="Print log lines instead of a live view.")
+def dial(
+    words: tuple[str, ...],
+    url: str | None,
+    config: Path | None,
+    only: tuple[str, ...],
+    server_id: str | None,
+    token_file: Path | None,
+    *,
+    is_compatible: bool,
+    is_plain: bool,
+) -> int:
+    """Connect local servers to a hub elsewhere, also from behind NAT: it dials out and opens no port.
+
+    URL is the hub's address with its token, as `isthmus token relay` prints it, or MCP_ENDPOINT. Other users of this
+    machine can read arguments: to hide the token, pass it by ISTHMUS_RELAY_TOKEN or --token-file.
+    """
+    return dial_hub(DialOptions(words, url, config, server_id, only, token_file, is_compatible, is_plain))
 
 
 @dataclass(frozen=True, slots=True)
 class DialOptions:
-    """What was asked for on the command line."""
+    """The options of the command line."""
 
     words: tuple[str, ...]
     """The hub's address, and the command of one server."""
@@ -182,95 +100,84 @@ class DialOptions:
     is_plain: bool = False
 
 
-def dial_hub(wanted: DialOptions) -> Exit:
-    """Bring local servers to a hub until SIGTERM or SIGINT.
+def dial_hub(options: DialOptions) -> Exit:
+    """Connect local servers to a hub until SIGTERM or SIGINT.
 
     Raises:
-        CommandFailed: what was asked for cannot be done, or the hub does not want it.
+        CommandFailed: the options are invalid, or the hub refuses the connection.
     """
-    plan = plan_of(wanted, os.environ)
-    is_watched = sys.stderr.isatty() and not wanted.is_plain
+    plan = plan_of(options, os.environ)
+    is_watched = sys.stderr.isatty() and not options.is_plain
     configure("error" if is_watched else plan.configuration.hub.log_level, plan.configuration.hub.log_format)
     environment = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
     try:
         run_service(_run(plan, environment, is_watched=is_watched), plan.configuration.hub.state)
-    except HubRefused as refused:
-        raise _refused(plan.address, refused) from refused
+    except HubRefused as error:
+        raise _connection_refused(plan.address, error) from error
     except ConfigError as error:
-        raise unusable(error) from error
+        raise refused(error) from error
     return Exit.SUCCESS
 
 
 async def _run(plan: DialPlan, environment: Mapping[str, str], *, is_watched: bool) -> None:
     dialler = await open_dialler(plan, environment)
-    if not is_watched:
-        await dialler.run()
-        return
-
-    view = DialView(dialler, sys.stderr)
-    with view:
+    with DialView(dialler, sys.stderr) if is_watched else nullcontext():
         await dialler.run()
 
 
-def _refused(address: HubAddress, refused: HubRefused) -> CommandFailed:
-    if refused.is_missing:
-        advice = "Look at the address: it is the one that `isthmus token relay` prints at the hub."
-        return CommandFailed(Exit.UNREACHABLE, f"{address} is no relay: {refused}", advice)
+def _connection_refused(address: HubAddress, error: HubRefused) -> CommandFailed:
+    if error.is_missing:
+        advice = "Check the address: `isthmus token relay` prints it at the hub."
+        return CommandFailed(Exit.UNREACHABLE, f"there is no relay at {address}: {error}", advice)
+    reasons = {**WHY, WRONG_ROLE: "it is for devices, not for servers", NO_LONGER_GOOD: "it is no longer valid"}
+    why = f" (the token: {reasons[str(error)]})" if str(error) in reasons else ""
     advice = "Ask for a new token: `isthmus token relay AGENT` makes one at the hub."
-    why = _why(str(refused))
-    return CommandFailed(Exit.NOT_ALLOWED, f"{address} refused the connection: {refused}{why}", advice)
+    return CommandFailed(Exit.NOT_ALLOWED, f"{address} refused the connection: {error}{why}", advice)
 
 
-def _why(words: str) -> str:
-    """What a hub's words on a token mean, where they are those of the protocol."""
-    from isthmus.cli.relay_tokens import WHY
-    from isthmus.frontends.relay.http import NO_LONGER_GOOD, WRONG_ROLE
-
-    known = {**WHY, WRONG_ROLE: "it is a device's, and opens no server's end", NO_LONGER_GOOD: "it is good no more"}
-    return f" (the token: {known[words]})" if words in known else ""
+# -- from options to a plan ------------------------------------------------------------------------------------------
 
 
-# -- from words to a plan --------------------------------------------------------------------------------------------
-
-
-def plan_of(wanted: DialOptions, environment: Mapping[str, str]) -> DialPlan:
-    """Return what to bring where.
+def plan_of(options: DialOptions, environment: Mapping[str, str]) -> DialPlan:
+    """The servers to connect, and the hub's address.
 
     Raises:
-        CommandFailed: it cannot be told, or makes no sense.
+        CommandFailed: something is missing or invalid.
     """
-    environment, odd = variables_of(Path(CONFIG_NAME), environment)
-    url, command = _split(wanted.words, environment, odd)
-    address = _address(url, _token(wanted.token_file, environment))
-    configuration = _configuration(wanted, command, address.server_id, environment)
-    servers = _chosen(configuration, wanted.only)
+    environment, findings = variables_of(Path(CONFIG_NAME), environment)
+    url, command = _split(options.words, environment, findings)
+    address = _address(url, _token(options.token_file, environment))
+    configuration = _configuration(options, command, address.server_id, environment)
+    servers = _chosen(configuration, options.only)
     ids = {server.name: str(server.name) for server in servers}
-    given = wanted.server_id if wanted.server_id is not None else address.server_id
+    given = options.server_id if options.server_id is not None else address.server_id
     if len(servers) == 1 and given is not None:
-        ids = {servers[0].name: _server_id(given)}
-    elif wanted.server_id is not None:
-        names = ", ".join(ids)
-        raise CommandFailed(Exit.USAGE, f"--server-id names one server, and there are several: {names}")
+        if not 0 < len(given) <= SERVER_ID_LENGTH_MAX or not given.isprintable():
+            text = f"a server id must be 1 to {SERVER_ID_LENGTH_MAX} printable characters, got {given!r}"
+            raise CommandFailed(Exit.USAGE, text)
+        ids = {servers[0].name: given}
+    elif options.server_id is not None:
+        raise CommandFailed(Exit.USAGE, f"--server-id is for one server, but there are several: {', '.join(ids)}")
     offers = tuple(LocalOffer(server.name, ids[server.name]) for server in servers)
-    return DialPlan(address, replace(configuration, servers=servers), offers, wanted.is_compatible)
+    return DialPlan(address, replace(configuration, servers=servers), offers, options.is_compatible)
 
 
-def _split(words: Sequence[str], environment: Mapping[str, str], odd: Sequence[Finding]) -> tuple[str, tuple[str, ...]]:
-    """Tell the hub's address from a server's command; `odd` is what of the variables could not be read."""
+def _split(
+    words: Sequence[str], environment: Mapping[str, str], findings: Sequence[Finding]
+) -> tuple[str, tuple[str, ...]]:
+    """The hub's address and a server's command; `findings` are about the variables."""
     if words and "://" in words[0]:
-        return words[0], _command(words[1:])
-    url = environment.get(ENDPOINT_VARIABLE, "")
+        url, words = words[0], words[1:]
+    else:
+        url = environment.get(ENDPOINT_VARIABLE, "")
     if not url:
         text = f"no hub to dial: name its address first, or set {ENDPOINT_VARIABLE}, also in ./{ENV_NAME}"
-        told = "".join(f"\n  {finding}" for finding in odd)
-        raise CommandFailed(Exit.USAGE, text + told, "For example: isthmus dial wss://hub.example -- python server.py")
-    return url, _command(words)
-
-
-def _command(words: Sequence[str]) -> tuple[str, ...]:
-    """What starts a server; a script alone is run by Python, as the pipe does, unless it is a command."""
+        listed = "".join(f"\n  {finding}" for finding in findings)
+        advice = "For example: isthmus dial wss://hub.example -- python server.py"
+        raise CommandFailed(Exit.USAGE, text + listed, advice)
+    # As `mcp_pipe.py` does, Python runs a script that is no command itself.
     is_script = len(words) == 1 and words[0].endswith(".py") and Path(words[0]).is_file()
-    return ("python3", words[0]) if is_script and shutil.which(words[0]) is None else tuple(words)
+    return url, ("python3", words[0]) if is_script and shutil.which(words[0]) is None else tuple(words)
 
 
 def _token(file: Path | None, environment: Mapping[str, str]) -> str | None:
@@ -279,7 +186,7 @@ def _token(file: Path | None, environment: Mapping[str, str]) -> str | None:
     try:
         return file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is no text"
+        why = getattr(error, "strerror", None) or "it is not text"
         raise CommandFailed(Exit.CONFIGURATION, f"the token cannot be read from {file}: {why}") from error
 
 
@@ -295,78 +202,51 @@ def _address(url: str, token: str | None) -> HubAddress:
 
 
 def _configuration(
-    wanted: DialOptions, command: tuple[str, ...], server_id: str | None, environment: Mapping[str, str]
+    options: DialOptions, command: tuple[str, ...], server_id: str | None, environment: Mapping[str, str]
 ) -> Configuration:
     """The servers: one that a command starts, one at an address, or those of a file."""
-    sources = [name for name, value in _sources(wanted, command) if value]
+    named = (("a command", command), ("--url", options.url), ("--config", options.config))
+    sources = [name for name, value in named if value]
     if len(sources) > 1:
         raise CommandFailed(Exit.USAGE, f"{' and '.join(sources)} exclude each other: name servers in one way")
-    if wanted.config is not None or not sources:
-        return _of_file(wanted.config or _found(environment))
-    reach, name = _reach(wanted.url, command)
-    name = wanted.server_id or server_id or name
+    if options.config is not None or not sources:
+        file = options.config
+        if file is None and (variable := environment.get(CONFIG_VARIABLE, "")):
+            file = Path(variable)
+        elif file is None and Path(CONFIG_NAME).is_file():
+            file = Path(CONFIG_NAME)
+        configuration = configuration_of(file)
+        for finding in configuration.warnings:
+            print_error(str(finding))
+        return configuration
     try:
-        server = ServerSettings(as_name(name), reach)
+        if options.url is not None:
+            reach, name = HttpSettings(options.url), name_of_url(options.url)
+            server = ServerSettings(legal_server_name(options.server_id or server_id or name), reach)
+        else:
+            process, name = StdioSettings(command[0], tuple(command[1:])), name_of_command(command)
+            server = ServerSettings(legal_server_name(options.server_id or server_id or name), process)
     except ValueError as error:
         raise CommandFailed(Exit.USAGE, str(error)) from None
     return Configuration(None, unfiled_settings(), (server,))
-
-
-def _sources(wanted: DialOptions, command: tuple[str, ...]) -> tuple[tuple[str, object], ...]:
-    return (("a command", command), ("--url", wanted.url), ("--config", wanted.config))
-
-
-def _found(environment: Mapping[str, str]) -> Path | None:
-    """The file that the pipe would have read; None for the usual places."""
-    named = environment.get(CONFIG_VARIABLE, "")
-    if named:
-        return Path(named)
-    return Path(CONFIG_NAME) if Path(CONFIG_NAME).is_file() else None
-
-
-def _of_file(file: Path | None) -> Configuration:
-    configuration = configuration_of(file)
-    for finding in configuration.warnings:
-        print_error(str(finding))
-    return configuration
-
-
-def _reach(url: str | None, command: tuple[str, ...]) -> tuple[Reach, str]:
-    try:
-        if url is not None:
-            return HttpSettings(url), name_of_url(url)
-        return StdioSettings(command[0], tuple(command[1:])), name_of_command(command)
-    except ValueError as error:
-        raise CommandFailed(Exit.USAGE, str(error)) from None
 
 
 def _chosen(configuration: Configuration, only: tuple[str, ...]) -> tuple[ServerSettings, ...]:
     enabled = {server.name: server for server in configuration.servers if not server.disabled}
     unknown = [name for name in only if name not in enabled]
     if unknown:
-        known = ", ".join(enabled) or "none"
-        raise CommandFailed(Exit.USAGE, f"there is no server {unknown[0]!r} to bring; there is {known}")
+        names = f"Configured servers: {', '.join(enabled)}." if enabled else "No servers are configured."
+        raise CommandFailed(Exit.USAGE, f"there is no server {unknown[0]!r}", names)
     servers = tuple(server for name, server in enabled.items() if not only or name in only)
     if not servers:
         where = configuration.file or "the configuration"
         advice = "Name one: isthmus dial URL -- COMMAND, --url http://…, or --config FILE with servers in it."
-        raise CommandFailed(Exit.CONFIGURATION, f"no server to bring to the hub in {where}", advice)
+        raise CommandFailed(Exit.CONFIGURATION, f"there are no servers in {where}", advice)
     return servers
 
 
-def _server_id(text: str) -> str:
-    if not 0 < len(text) <= SERVER_ID_LENGTH_MAX or not text.isprintable():
-        raise CommandFailed(
-            Exit.USAGE, f"a server id must be 1 to {SERVER_ID_LENGTH_MAX} printable characters, not {text!r}"
-        )
-    return text
-
-
-# -- what servers are called -----------------------------------------------------------------------------------------
-
-
 def name_of_command(command: Sequence[str]) -> str:
-    """What to call a server that a command starts: by the program, or by what an interpreter or a runner starts."""
+    """A server's name from its command: the program, or what an interpreter or a runner starts."""
     for word in command:
         stem = PurePath(word).name if word.startswith("@") else PurePath(word).stem
         is_version = stem.startswith("python") and stem.strip("python0123456789.") == ""
@@ -376,13 +256,120 @@ def name_of_command(command: Sequence[str]) -> str:
 
 
 def name_of_url(url: str) -> str:
-    """What to call a server at an address: by its host, or by its port where the host is only this machine."""
+    """A server's name from its address: the host, or the port if the host is this machine."""
     parts = urlsplit(url)
     host = parts.hostname or "server"
     is_number = host.replace(".", "").isdigit() or ":" in host
     return f"http-{parts.port or 80}" if is_number or host == "localhost" else host
 
 
-def as_name(text: str) -> ServerName:
-    """Return a text as the name that the server has here."""
-    return legal_server_name(text)
+# -- the live view ---------------------------------------------------------------------------------------------------
+
+
+def connection_text(line: LineShown, now: float) -> str:
+    """The state of a connection."""
+    match line.state:
+        case "starting":
+            return "waiting for a server"
+        case "connecting":
+            return f"connecting; {line.reason}" if line.reason else "connecting"
+        case "connected":
+            how = "one connection for all" if line.is_muxed else "one connection"
+            return f"connected for {duration(now - line.since)}, {how}"
+        case "pausing":
+            seconds = max(0.0, (line.again_at or now) - now)
+            return f"reconnecting in {seconds:.0f} s: {line.reason}"
+
+
+def connection_texts(lines: Sequence[LineShown], now: float) -> list[str]:
+    """The states of the connections; equal ones are counted."""
+    if not lines:
+        return ["waiting for a server"]
+    if len(lines) == 1:
+        return [connection_text(lines[0], now)]
+    connected = sum(line.state == "connected" for line in lines)
+    others = [connection_text(line, now) for line in lines if line.state != "connected"]
+    return [f"{connected} of {len(lines)} connections", *dict.fromkeys(others)]
+
+
+def server_row(server: ServerShown, now: float) -> Row:
+    """One server: its id, state, tools, calls, and a remark."""
+    status = server.server_status
+    calls = counted(server.answered, "call") + (f", {server.running} now" if server.running else "")
+    remark = status.reason or (f"as {server.hub_name}" if server.hub_name else "")
+    state: str = status.state
+    if state == "ready" and server.refusal is not None:
+        seconds = max(0.0, server.refusal.again_at - now)
+        state, remark = "refused", f"again in {seconds:.0f} s: {server.refusal.reason}"
+    return (server.server_id, state, counted(len(status.tools), "tool"), calls, first_line(remark))
+
+
+def duration(seconds: float) -> str:
+    """A duration in one or two units."""
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+class DialView:
+    """A live table of the connections and servers, from `__enter__` to `__exit__`."""
+
+    def __init__(self, dialler: Dialler, stream: TextIO) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._dialler = dialler
+        console = Console(file=stream, highlight=False, markup=False, emoji=False)
+        self._live = Live(console=console, auto_refresh=False, redirect_stdout=False)
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_due = False
+
+    def __enter__(self) -> None:
+        self._live.start()
+        self._dialler.on_change = self._draw_soon
+        self._draw()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._dialler.on_change = lambda: None
+        if self._timer is not None:
+            self._timer.cancel()
+        self._live.stop()
+
+    def _draw_soon(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self._schedule(BATCH_SECONDS)
+
+    def _schedule(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(seconds, self._draw)
+
+    def _draw(self) -> None:
+        self._is_due = False
+        self._live.update(_table(self._dialler.shown(), time.time()), refresh=True)
+        self._schedule(REDRAW_SECONDS)
+
+
+def _table(shown: DialStatus, now: float) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    whole = Table.grid()
+    whole.add_row(Text(harmless(shown.hub, keep=""), style="bold"))
+    for words in connection_texts(shown.lines, now):
+        whole.add_row(Text(harmless(words, keep=""), no_wrap=True, overflow="ellipsis"))
+    servers = Table.grid(padding=(0, 2, 0, 0))
+    for server in shown.servers:
+        *cells, remark = (Text(harmless(cell, keep="")) for cell in server_row(server, now))
+        for cell in cells if server.refusal is not None else (*cells, remark):  # the reason of a refusal is never cut
+            cell.no_wrap, cell.overflow = True, "ellipsis"
+        servers.add_row(*cells, remark)
+    whole.add_row(servers)
+    return whole

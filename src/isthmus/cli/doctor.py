@@ -1,6 +1,7 @@
-"""`isthmus doctor`: the configuration, how each server stands, what is wrong or odd, and what mends it.
+"""`isthmus doctor`: checks the configuration and each server, and says how to fix what is wrong.
 
-What is wrong is decided in `cli.doctor`; here it is asked for and shown.
+Each kind of finding has a number that never changes (`docs/operating.md` lists them all); the texts may. Findings of
+a configuration have numbers of their own (`config.codes`). The `check_*` functions decide, the rest asks and prints.
 """
 
 from __future__ import annotations
@@ -11,30 +12,31 @@ import re
 import shlex
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import click
 import msgspec
 
 from isthmus.cli.config import access_of, configuration_of, finding_as_json
-from isthmus.cli.documents import ListedFeature, ServerInfo, read_listing, read_servers
+from isthmus.cli.documents import ListedFeature, read_listing, read_servers
 from isthmus.cli.exits import Exit
-from isthmus.cli.hub import HubClient, LocalHub, LocalSource, RemoteHub, RemoteSource, start_local_hub
-from isthmus.cli.lists import spoken
-from isthmus.cli.output import aligned, first_line, print_json, print_output, show_table
+from isthmus.cli.hub import HubClient, LocalSource, RemoteHub, RemoteSource, source_of, start_local_hub
+from isthmus.cli.lists import protocol_name
+from isthmus.cli.options import with_json, with_source, with_wait
+from isthmus.cli.output import aligned, counted, first_line, print_json, print_output, show_table
+from isthmus.cli.running import quiet_logs, run_command
 from isthmus.config import codes
 from isthmus.config.codes import FindingCode
 from isthmus.config.entries import MAP_VARIABLE
 from isthmus.config.findings import ConfigError
 from isthmus.config.redaction import secrets_of
 from isthmus.config.settings import Configuration
-from isthmus.core.catalog.names import LLM_LENGTH_MAX, Pair, llm_form
+from isthmus.core.catalog.names import LLM_LENGTH_MAX, Pair, is_qualified, llm_form, split_qualified
 from isthmus.core.catalog.schema import UnusableSchema, compile_check
-from isthmus.core.catalog.snapshot import ServerStatus
-from isthmus.core.catalog.uris import is_qualified, split_qualified
 from isthmus.core.settings import Limits
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.upstream.programs import open_paths, program_of
@@ -50,50 +52,48 @@ from isthmus.upstream.settings import (
 from isthmus.wire.mcp.lists import RESOURCES, TOOLS
 
 SLOW_SECONDS = 5.0
-"""A server that takes longer to start keeps people waiting; clients give up after ten seconds or so."""
+"""A slower start keeps people waiting; clients give up after about ten seconds."""
 
 SCHEMAS_MAX = 2_000
-"""Schemas that are looked at: compiling one takes up to a millisecond."""
+"""At most so many schemas are checked: compiling one takes up to a millisecond."""
 
-FETCHING = ("npx", "bunx", "uvx", "pipx", "docker", "podman")
-"""Programs that may have to fetch a server before they start it."""
+DOWNLOADERS = ("npx", "bunx", "uvx", "pipx", "docker", "podman")
+"""Programs that may download a server before they start it."""
 
-# -- servers that are not there ------------------------------------------------------------------------------
+# -- servers that cannot be used -------------------------------------------------------------------------------------
 
-DIED = FindingCode("ISD-101", "server-died", "run its command by hand and see what it says")
+DIED = FindingCode("ISD-101", "server-died", "run its command by hand and read its output")
 NOT_STARTED = FindingCode("ISD-102", "command-not-started", "install the program, or correct command")
 NOT_REACHED = FindingCode("ISD-103", "not-reached", "start the server, or correct url")
 NOT_LET_IN = FindingCode("ISD-104", "not-let-in", "put a valid credential into its headers")
-WRONG_TRANSPORT = FindingCode("ISD-105", "wrong-transport", "take type out: the hub finds out by itself")
-NOT_MCP = FindingCode("ISD-106", "not-mcp", "correct url: what answers there does not speak MCP")
-HTTP_ERROR = FindingCode("ISD-107", "http-error", "look into the server's own log")
-NOT_IMPORTED = FindingCode("ISD-108", "not-imported", "correct python, or say with path where the module is")
-NO_ANSWER = FindingCode("ISD-109", "no-answer-yet", "give it longer: isthmus doctor --wait 60")
-NOT_CONNECTED = FindingCode("ISD-110", "not-connected", "look into the server's own log")
+WRONG_TRANSPORT = FindingCode("ISD-105", "wrong-transport", "remove type: the hub detects the transport")
+NOT_MCP = FindingCode("ISD-106", "not-mcp", "correct url: the server there does not speak MCP")
+HTTP_ERROR = FindingCode("ISD-107", "http-error", "read the server's own log")
+NOT_IMPORTED = FindingCode("ISD-108", "not-imported", "correct python, or set path to the module's folder")
+NO_ANSWER = FindingCode("ISD-109", "no-answer-yet", "wait longer: isthmus doctor --wait 60")
+NOT_CONNECTED = FindingCode("ISD-110", "not-connected", "read the server's own log")
 NO_LIST = FindingCode("ISD-111", "no-tools-list", "declare its tools, each as [servers.NAME.tools.TOOL]")
-MOVED = FindingCode("ISD-112", "moved", "write the address that it points to in the place of its own")
-WRONG_ERA = FindingCode("ISD-113", "wrong-era", "take era out: the hub finds out by itself")
-ELSEWHERE = FindingCode("ISD-114", "agent-elsewhere", "add to origins what the card names, if it is to be trusted")
-AWAY = FindingCode("ISD-115", "away", "look after it where it runs: it dials in by itself when it is there")
-WANTS_LOGIN = FindingCode("ISD-116", "wants-login", "run the command that it names: isthmus login SERVER")
+MOVED = FindingCode("ISD-112", "moved", "replace its address by the one that it redirects to")
+WRONG_ERA = FindingCode("ISD-113", "wrong-era", "remove era: the hub detects it")
+ELSEWHERE = FindingCode("ISD-114", "agent-elsewhere", "add the card's addresses to origins, if you trust them")
+AWAY = FindingCode("ISD-115", "away", "check it where it runs: it dials in again by itself")
+WANTS_LOGIN = FindingCode("ISD-116", "wants-login", "run the command in the message: isthmus login SERVER")
 
-# -- servers that are, with something odd about them ---------------------------------------------------------
+# -- servers that work, with something to note -----------------------------------------------------------------------
 
-SLOW = FindingCode("ISD-201", "slow-start", "nothing, unless callers complain: it is listed as soon as it is there")
-OPEN_FOLDER = FindingCode("ISD-202", "open-folder", "take the right to write from others: chmod o-w FOLDER")
-TOLD_SECRET = FindingCode("ISD-203", "secret-in-arguments", "give it by env, if the server reads it there")
-NAMES_CLASH = FindingCode(
-    "ISD-301", "names-clash", "rename one of the servers, if the digits at the end are in the way"
-)
+SLOW = FindingCode("ISD-201", "slow-start", "nothing, unless callers complain: it is listed as soon as it is ready")
+OPEN_FOLDER = FindingCode("ISD-202", "open-folder", "remove the write permission of others: chmod o-w FOLDER")
+TOLD_SECRET = FindingCode("ISD-203", "secret-in-arguments", "pass it by env, if the server reads it there")
+NAMES_CLASH = FindingCode("ISD-301", "names-clash", "rename one of the servers, if the digits are in the way")
 NAME_CUT = FindingCode("ISD-302", "name-cut", "give the server a shorter name")
-SHARED_URI = FindingCode("ISD-303", "shared-uri", "read it by the name that is listed: isthmus resources")
-ODD_LIST = FindingCode("ISD-401", "odd-list", "tell the server's author; everything else of it works")
-LIST_CUT = FindingCode("ISD-402", "list-cut", "raise limits.tools_per_server if all of it is needed")
-NOT_CHECKED = FindingCode("ISD-403", "schema-not-checked", "tell the server's author; the server makes its own check")
-UNLISTED = FindingCode(
-    "ISD-404", "unlisted", "nothing, if callers know its methods; to have them listed, declare its tools"
+SHARED_URI = FindingCode("ISD-303", "shared-uri", "read it by its listed name: isthmus resources")
+ODD_LIST = FindingCode("ISD-401", "odd-list", "report it to the server's author; the rest of the server works")
+LIST_CUT = FindingCode("ISD-402", "list-cut", "raise limits.tools_per_server if you need all of them")
+NOT_CHECKED = FindingCode(
+    "ISD-403", "schema-not-checked", "report it to the server's author; the server checks by itself"
 )
-DISABLED = FindingCode("ISD-501", "disabled", "take disabled out to use it")
+UNLISTED = FindingCode("ISD-404", "unlisted", "nothing, if callers know its methods; to list them, declare its tools")
+DISABLED = FindingCode("ISD-501", "disabled", "remove disabled to use it")
 
 CODES: tuple[FindingCode, ...] = tuple(code for code in list(globals().values()) if isinstance(code, FindingCode))
 """All of them, in the order of their numbers."""
@@ -125,35 +125,32 @@ _CAUSES: Sequence[tuple[str, FindingCode]] = (
     ("no address for host", NOT_REACHED),
     ("no answer from", NOT_REACHED),
 )
-"""What the hub says of a lost server, and what that means; the first that fits counts."""
+"""Parts of the reasons that the hub gives for an unusable server, and their codes; the first match counts."""
 
 _MCP_SIGNS = ("http 406", "event-stream", "session", "initializ", "protocol version", "mcp-")
-"""What an MCP server speaks of, in lower case, when it is asked without the manners of MCP."""
+"""Words, in lower case, with which an MCP server rejects a request of plain JSON-RPC."""
 
-_POINTED_TO = re.compile(r"redirects to (\S+), which")
+_REDIRECT = re.compile(r"redirects to (\S+), which")
 
-_ELSEWHERE = (NO_ANSWER, NOT_CONNECTED, HTTP_ERROR, SLOW, UNLISTED)
-"""What is not mended in a server's entry."""
+_NOT_IN_ENTRY = (NO_ANSWER, NOT_CONNECTED, HTTP_ERROR, SLOW, UNLISTED)
+"""Findings that no change of the server's entry fixes."""
 
-_RPC_MENDS = {
+_JSONRPC_FIXES = {
     NOT_REACHED: "start the server, or correct rpc",
-    WRONG_TRANSPORT: "write url in the place of rpc: what answers there speaks MCP",
-    NOT_MCP: "correct rpc: what answers there does not speak JSON-RPC",
+    WRONG_TRANSPORT: "write url instead of rpc: the server there speaks MCP",
+    NOT_MCP: "correct rpc: the server there does not speak JSON-RPC",
 }
-"""What is said otherwise of a server that is not meant to know MCP."""
-
-_AGENT_MENDS = {
+_AGENT_FIXES = {
     NOT_REACHED: "start the agent, or correct agent",
-    NOT_MCP: "correct agent: there is no card of A2A below that address",
-    ELSEWHERE: "add to origins what the card names, if it is to be trusted with the same credentials",
+    NOT_MCP: "correct agent: there is no A2A card below that address",
+    ELSEWHERE: "add the card's addresses to origins, if you trust them with the same credentials",
 }
-"""The same of an agent."""
 
-GOOD = ("ready", "disabled")
+WORKING = ("ready", "disabled")
 
 
 class ServerReport(msgspec.Struct, frozen=True):
-    """One server as examined. What a running hub does not tell stays None."""
+    """The state of one server. A running hub does not report every member."""
 
     server: str
     state: str
@@ -161,455 +158,408 @@ class ServerReport(msgspec.Struct, frozen=True):
     era: str | None = None
     tools: int = 0
     seconds: float | None = None
-    """How long its first attempt to connect took."""
+    """Duration of its first attempt to connect."""
     said: str | None = None
-    """The end of what a process that died said on its standard error."""
+    """The last lines that a dead process wrote to standard error."""
     notes: tuple[str, ...] = ()
 
     @property
     def is_well(self) -> bool:
-        """Whether nothing has to be done."""
-        return self.state in GOOD
+        """Whether nothing has to be fixed."""
+        return self.state in WORKING
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One thing that is wrong or odd, and what to do."""
+    """One finding and its fix."""
 
     code: FindingCode
     server: str
     message: str
-    mend: str
+    fix: str
 
     @property
     def is_grave(self) -> bool:
-        """Whether the server cannot be used for it."""
+        """Whether it makes the server unusable."""
         return self.code.number.startswith("ISD-1")
 
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredServer:
-    """A server's entry: its settings, and where it is written, in words."""
+    """A server's settings, and where its entry is."""
 
     settings: ServerSettings
     place: str
 
 
-def of_server(patient: ServerReport, entry: ConfiguredServer | None) -> list[Diagnosis]:
-    """Say what there is to say of one server by itself; without its entry in general terms only."""
-    found = []
-    told = _condition(patient, entry)
-    if told is not None:
-        code, text = told
-        found.append(Diagnosis(code, patient.server, text, _mend(code, patient, entry)))
-    return [*found, *(_of_note(patient, note, entry) for note in patient.notes)]
-
-
-def _condition(patient: ServerReport, entry: ConfiguredServer | None) -> tuple[FindingCode, str] | None:
-    if patient.state == "disabled":
-        return DISABLED, "it is disabled in the configuration"
-    if not patient.is_well:
-        return _cause(patient, entry), _complaint(patient)
-    if patient.seconds is not None and patient.seconds > SLOW_SECONDS:
-        return SLOW, f"it took {patient.seconds:.1f} s to start"
-    return None
-
-
-def _cause(patient: ServerReport, entry: ConfiguredServer | None) -> FindingCode:
-    reason = patient.reason or ""
-    if patient.state == "starting":
-        return NO_ANSWER
-    if patient.state == "away":
-        return AWAY
-    own = None if entry is None else _cause_by_entry(reason, entry.settings.reach)
-    if own is not None:
-        return own
-    code = next((code for text, code in _CAUSES if text in reason), NOT_CONNECTED)
-    # Where both ways were tried, neither word would help.
-    is_neither = "answered a POST of MCP with" in reason and "gives no event stream" in reason
-    return NOT_MCP if code is WRONG_TRANSPORT and is_neither else code
-
-
-def _cause_by_entry(reason: str, reach: Reach) -> FindingCode | None:
-    """Tell what only an entry can: a reason may mean something else beside what is configured."""
-    if isinstance(reach, PythonSettings):
-        return NOT_IMPORTED
-    if isinstance(reach, JsonRpcSettings) and _is_mcp(reason, reach):
-        return WRONG_TRANSPORT
-    if reach.era == "legacy" and not isinstance(reach, JsonRpcSettings) and "refused to initialize" in reason:
-        return WRONG_ERA
-    return None
-
-
-def _is_mcp(reason: str, reach: JsonRpcSettings) -> bool:
-    """Tell whether a refusal of plain JSON-RPC comes from an MCP server."""
-    is_refusal = "it has no tools/list" in reason or "answered HTTP 4" in reason
-    path = urlsplit(reach.url).path.rstrip("/")
-    return is_refusal and (path.endswith(("/mcp", "/sse")) or any(sign in reason.lower() for sign in _MCP_SIGNS))
-
-
-def _complaint(patient: ServerReport) -> str:
-    reason = patient.reason or f"it is {patient.state}"
-    if not patient.said:
-        return reason
-    return f"{reason}; it said: {patient.said.splitlines()[-1].strip()}"  # a traceback ends with what is wrong
-
-
-def _mend(code: FindingCode, patient: ServerReport, entry: ConfiguredServer | None) -> str:
-    """What to do about this server in particular, as far as its entry is known."""
-    if entry is None:
-        return code.mend
-    reach = entry.settings.reach
-    if isinstance(reach, StdioSettings) and (mend := _mend_process(code, patient, entry, reach)) is not None:
-        return mend
-    mend = _mend_address(code, patient, reach)
-    return mend if code in _ELSEWHERE else f"in {entry.place}, {mend}"
-
-
-def _mend_address(code: FindingCode, patient: ServerReport, reach: Reach) -> str:
-    key = _key_of(reach)
-    pointed_to = _POINTED_TO.search(patient.reason or "")
-    if code is MOVED and pointed_to is not None:
-        return f"write {pointed_to[1]} in {key}, if it is to be trusted with the same credentials"
-    if code is MOVED:
-        return f"write the address that it points to in {key}"
-    if code is NO_LIST:
-        return f"declare its tools, each as [servers.{patient.server}.tools.TOOL]"
-    if code is UNLISTED:
-        return f"declare its tools to have them listed, each as [servers.{patient.server}.tools.TOOL]"
-    if isinstance(reach, WebSocketSettings) and code is WRONG_TRANSPORT:
-        return "correct url: what answers there opens no WebSocket"
-    if isinstance(reach, JsonRpcSettings):
-        return _RPC_MENDS.get(code, code.mend)
-    return _AGENT_MENDS.get(code, code.mend) if isinstance(reach, AgentSettings) else code.mend
-
-
-def _key_of(reach: Reach) -> str:
-    """The key of an entry that holds its server's address."""
-    match reach:
-        case JsonRpcSettings():
-            return "rpc"
-        case AgentSettings():
-            return "agent"
-        case _:
-            return "url"
-
-
-def _mend_process(
-    code: FindingCode, patient: ServerReport, entry: ConfiguredServer, reach: StdioSettings
-) -> str | None:
-    redact, program = entry.settings.redact, Path(reach.command).name
-    if code is DIED:
-        return f"see what it says when run by hand: {redact(shlex.join([reach.command, *reach.args]))}"
-    if code is NOT_STARTED and "sha256 is" in (patient.reason or ""):
-        return f"find out who changed it; if that is right, write the new sha256 in {entry.place}"
-    if code is NOT_STARTED and "can write to" in (patient.reason or ""):
-        return "take the right to write from others, as it says"
-    if code is NOT_STARTED and "working directory" in (patient.reason or ""):
-        return f"in {entry.place}, correct cwd, or make the folder"
-    if code is NOT_STARTED:
-        return f"in {entry.place}, correct command, or install {redact(reach.command)}"
-    if code is SLOW and program in FETCHING:
-        return f"install the server beforehand: {program} may fetch it at every start"
-    return None
-
-
-def of_open_path(entry: ConfiguredServer, path: Path) -> Diagnosis:
-    """Tell of a file or a folder in which anybody could put what a server runs as the hub's user."""
-    text = f"everybody on this machine can write to {path}, where it starts or its program is"
-    return Diagnosis(OPEN_FOLDER, entry.settings.name, text, f"chmod o-w {shlex.quote(str(path))}")
-
-
-def of_arguments(entry: ConfiguredServer) -> list[Diagnosis]:
-    """Tell of a secret among the words that a server is started with, which nobody can hide."""
-    reach = entry.settings.reach
-    if not isinstance(reach, StdioSettings) or not secrets_of({"args": list(reach.args)}):
-        return []
-    text = "there seems to be a secret among its args, which everybody on this machine can read while it runs"
-    return [Diagnosis(TOLD_SECRET, entry.settings.name, text, f"in {entry.place}, {TOLD_SECRET.mend}")]
-
-
-def _of_note(patient: ServerReport, note: str, entry: ConfiguredServer | None) -> Diagnosis:
-    if "it has no tools/list" not in note:
-        code = LIST_CUT if "entries and was cut" in note else ODD_LIST
-        return Diagnosis(code, patient.server, note, code.mend)
-    reach = None if entry is None else entry.settings.reach
-    code = WRONG_TRANSPORT if isinstance(reach, JsonRpcSettings) and _is_mcp(note, reach) else UNLISTED
-    return Diagnosis(code, patient.server, note, _mend(code, patient, entry))
-
-
-# -- what servers offer, seen together -----------------------------------------------------------------------
-
-
-def of_names(tools: Iterable[ListedFeature]) -> list[Diagnosis]:
-    """Tell of tools whose names for language models are not what one would think."""
-    shared: defaultdict[str, list[Pair]] = defaultdict(list)
-    for offer in tools:
-        pair = (ServerName(offer.server), FeatureName(offer.name.removeprefix(f"{offer.server}.")))
-        shared[llm_form(pair)].append(pair)
-    found = [_clash(name, pairs) for name, pairs in shared.items() if len(pairs) > 1]
-    return found + [_cut(name, pairs[0]) for name, pairs in shared.items() if len(name) > LLM_LENGTH_MAX]
-
-
-def _clash(name: str, pairs: Sequence[Pair]) -> Diagnosis:
-    both = " and ".join(sorted(f"{server}.{tool}" for server, tool in pairs))
-    text = f"{both} would both be {name} to a language model, and so get digits at the end"
-    return Diagnosis(NAMES_CLASH, pairs[0][0], text, NAMES_CLASH.mend)
-
-
-def _cut(name: str, pair: Pair) -> Diagnosis:
-    text = f"{pair[0]}.{pair[1]} is cut to {LLM_LENGTH_MAX} characters for language models: it has {len(name)}"
-    return Diagnosis(NAME_CUT, pair[0], text, NAME_CUT.mend)
-
-
-def of_uris(resources: Iterable[ListedFeature]) -> list[Diagnosis]:
-    """Tell of resources that several servers have under one URI."""
-    shared: defaultdict[str, list[str]] = defaultdict(list)
-    for offer in resources:
-        if is_qualified(offer.name):
-            server, own = split_qualified(offer.name)
-            shared[own].append(server)
-    return [
-        Diagnosis(SHARED_URI, servers[0], f"{' and '.join(servers)} have the same URI: {own}", SHARED_URI.mend)
-        for own, servers in shared.items()
-    ]
-
-
-def of_schemas(tools: Sequence[ListedFeature], limits: Limits) -> list[Diagnosis]:
-    """Tell of tools whose arguments the hub cannot check."""
-    found = []
-    for offer in tools[:SCHEMAS_MAX]:
-        try:
-            compile_check(offer.definition.get("inputSchema", msgspec.Raw(b"{}")), limit_bytes=limits.schema_bytes)
-        except UnusableSchema as why:
-            text = f"arguments of {offer.name} are not checked: {why}"
-            found.append(Diagnosis(NOT_CHECKED, offer.server, text, NOT_CHECKED.mend))
-    return found
+@click.command()
+@with_source
+@with_wait
+@with_json
+@click.option("--codes", "lists_codes", is_flag=True, help="List every kind of finding and its fix.")
+def doctor(hub: str | None, config: Path | None, wait: float, *, is_json: bool, lists_codes: bool) -> int:
+    """Check the configuration and each server, and say how to fix what is wrong."""
+    if lists_codes:
+        return show_codes(is_json=is_json)
+    quiet_logs()
+    return run_command(examine(source_of(hub, config), wait=wait, is_json=is_json))
 
 
 def show_codes(*, is_json: bool) -> Exit:
-    """Print every kind of finding: the doctor's own, then those of configurations."""
+    """Print every kind of finding: the doctor's, then those of configurations."""
     known = [*CODES, *codes.CODES]
     if is_json:
-        listed = [{"code": code.number, "kind": code.name, "mend": code.mend} for code in known]
+        listed = [{"code": code.number, "kind": code.name, "mend": code.fix} for code in known]
         print_json(msgspec.json.encode({"codes": listed}))
     else:
-        print_output("\n".join(aligned([(code.number, code.name, code.mend) for code in known])))
+        print_output("\n".join(aligned([(code.number, code.name, code.fix) for code in known])))
     return Exit.SUCCESS
 
 
 async def examine(source: RemoteSource | LocalSource, *, wait: float, is_json: bool) -> Exit:
-    """Print how a hub and its servers are.
+    """Print the state of a hub and its servers.
 
     Raises:
-        CommandFailed: the configuration cannot be used at all, or the running hub cannot be reached.
+        CommandFailed: the configuration cannot be used, or the running hub cannot be reached.
     """
     if isinstance(source, RemoteSource):
         return await _examine_running(source, is_json=is_json)
-    return await _examine_own(source, wait=wait, is_json=is_json)
+    return await _examine_local(source, wait=wait, is_json=is_json)
 
 
-# -- a hub of this process -----------------------------------------------------------------------------------
-
-
-async def _examine_own(source: LocalSource, *, wait: float, is_json: bool) -> Exit:
+async def _examine_local(source: LocalSource, *, wait: float, is_json: bool) -> Exit:
     configuration = configuration_of(source.file)
     began = asyncio.get_running_loop().time()
     hub = await start_local_hub(configuration, os.environ, within=wait)
     try:
-        patients = _own_patients(hub, began)
-        found = await _diagnose(hub, patients, configuration, configuration.hub.limits)
+        reports = [
+            ServerReport(
+                server=status.server,
+                state=status.state,
+                reason=None if status.state == "disabled" else status.reason,
+                era=status.era,
+                tools=len(status.tools),
+                seconds=hub.settled_at[status.server] - began if status.server in hub.settled_at else None,
+                said=status.detail,
+                notes=status.notes,
+            )
+            for _, status in sorted(hub.running.hub.snapshot.server_statuses.items())
+        ]
+        found = await _diagnose(hub, reports, configuration, configuration.hub.limits)
     finally:
         await hub.aclose()
     if is_json:
-        print_json(msgspec.json.encode({"configuration": _in_json(configuration), **_as_json(patients, found)}))
+        described = {
+            "file": None if configuration.file is None else str(configuration.file),
+            "findings": [finding_as_json(finding, "warning") for finding in configuration.warnings],
+            "access": _access(configuration)[0],
+        }
+        print_json(msgspec.json.encode({"configuration": described, **_as_json(reports, found)}))
     else:
-        _show_configuration(configuration)
-        _show(patients, found)
-    return Exit.CONFIGURATION if configuration.warnings else _exit(patients)
-
-
-def _own_patients(hub: LocalHub, began: float) -> list[ServerReport]:
-    server_statuses = hub.running.hub.snapshot.server_statuses
-    return [_patient(server_statuses[name], hub.settled_at, began) for name in sorted(server_statuses)]
-
-
-def _patient(server_status: ServerStatus, settled_at: dict[ServerName, float], began: float) -> ServerReport:
-    ended = settled_at.get(server_status.server)
-    return ServerReport(
-        server=server_status.server,
-        state=server_status.state,
-        reason=None if server_status.state == "disabled" else server_status.reason,
-        era=server_status.era,
-        tools=len(server_status.tools),
-        seconds=None if ended is None else ended - began,
-        said=server_status.detail,
-        notes=server_status.notes,
-    )
-
-
-def _in_json(configuration: Configuration) -> dict[str, Any]:
-    return {
-        "file": None if configuration.file is None else str(configuration.file),
-        "findings": [finding_as_json(finding, "warning") for finding in configuration.warnings],
-        "access": _access(configuration)[0],
-    }
-
-
-def _show_configuration(configuration: Configuration) -> None:
-    if configuration.file is None:
-        rest = (
-            f"; servers are those of {MAP_VARIABLE}"
-            if configuration.servers
-            else ", so there are only the built-in tools"
-        )
-        print_output(f"configuration: no file found{rest}")
-    else:
-        print_output(f"configuration: {configuration.file}")
-    for finding in configuration.warnings:
-        print_output(f"  {finding.code.number} {finding}\n    mend: {finding.mend}")
-    print_output(f"access: {_access(configuration)[1]}")
-
-
-def _access(configuration: Configuration) -> tuple[str, str]:
-    """Who may call the hub that has this configuration, for programs and for people."""
-    try:
-        mode = access_of(configuration)
-    except ConfigError as error:
-        return "refused", f"isthmus serve would refuse to start: {error}"
-    if mode == "keys":
-        return mode, "everybody has to show a key"
-    published = configuration.hub.public_url if configuration.hub.is_published else None
-    who = "every program on this machine" if published is None else f"everybody who can reach {published}"
-    return mode, f"open: {who} may call everything; isthmus token create makes a key"
-
-
-# -- a hub that runs already ---------------------------------------------------------------------------------
+        _print_configuration(configuration)
+        _print(reports, found)
+    return Exit.CONFIGURATION if configuration.warnings else _exit(reports)
 
 
 async def _examine_running(source: RemoteSource, *, is_json: bool) -> Exit:
     began = asyncio.get_running_loop().time()
     hub = RemoteHub(source)
     try:
-        await hub.list(TOOLS)  # which gives servers that only start their moment
+        await hub.list(TOOLS)  # gives starting servers a moment
         seconds = asyncio.get_running_loop().time() - began
-        patients = [_told_patient(server) for server in read_servers(await hub.servers())]
-        found = await _diagnose(hub, patients, None, Limits())
+        reports = [
+            ServerReport(
+                server=server.name,
+                state=server.state,
+                reason=None if server.state == "disabled" else server.reason,
+                era=server.era,
+                tools=server.tools,
+                said=server.detail,
+                notes=server.notes,
+            )
+            for server in read_servers(await hub.servers())
+        ]
+        found = await _diagnose(hub, reports, None, Limits())
     finally:
         await hub.aclose()
     if is_json:
-        told = {"hub": {"url": source.reach.url, "seconds": round(seconds, 3)}}
-        print_json(msgspec.json.encode({**told, **_as_json(patients, found)}))
+        described = {"url": source.reach.url, "seconds": round(seconds, 3)}
+        print_json(msgspec.json.encode({"hub": described, **_as_json(reports, found)}))
     else:
         print_output(f"hub: {source.reach.url}, reached in {_milliseconds(seconds)}")
-        _show(patients, found)
-    return _exit(patients)
-
-
-def _told_patient(server: ServerInfo) -> ServerReport:
-    return ServerReport(
-        server=server.name,
-        state=server.state,
-        reason=None if server.state == "disabled" else server.reason,
-        era=server.era,
-        tools=server.tools,
-        said=server.detail,
-        notes=server.notes,
-    )
-
-
-# -- both ----------------------------------------------------------------------------------------------------
+        _print(reports, found)
+    return _exit(reports)
 
 
 async def _diagnose(
-    hub: HubClient, patients: Sequence[ServerReport], configuration: Configuration | None, limits: Limits
+    hub: HubClient, reports: Sequence[ServerReport], configuration: Configuration | None, limits: Limits
 ) -> list[Diagnosis]:
-    """Look at every server, and at what they all offer; how a running hub is configured is not known."""
-    entries = {} if configuration is None else _entries(configuration)
+    """Check every server, and the lists of all together. The configuration of a running hub is unknown."""
+    entries: dict[str, ConfiguredServer] = {}
+    for server in () if configuration is None else configuration.servers:
+        entries[server.name] = ConfiguredServer(server, _place(server.name, configuration))
     tools = read_listing(await hub.list(TOOLS), TOOLS).offers
     resources = read_listing(await hub.list(RESOURCES), RESOURCES).offers
-    alone = [found for patient in patients for found in of_server(patient, entries.get(patient.server))]
-    told = [found for entry in entries.values() for found in of_arguments(entry)]
-    return [*alone, *_opened(entries), *told, *of_names(tools), *of_uris(resources), *of_schemas(tools, limits)]
+    found = [each for report in reports for each in check_server(report, entries.get(report.server))]
+    for entry in entries.values():
+        reach = entry.settings.reach
+        if isinstance(reach, StdioSettings):
+            found += [check_open_path(entry, path) for path in open_paths(reach, program_of(reach, os.environ))]
+    for entry in entries.values():
+        found += check_arguments(entry)
+    return [*found, *check_names(tools), *check_uris(resources), *check_schemas(tools, limits)]
 
 
-def _entries(configuration: Configuration) -> dict[str, ConfiguredServer]:
-    return {
-        server.name: ConfiguredServer(server, _place(server.name, configuration)) for server in configuration.servers
-    }
-
-
-def _opened(entries: Mapping[str, ConfiguredServer]) -> list[Diagnosis]:
-    return [of_open_path(entry, path) for entry in entries.values() for path in _open_paths(entry)]
-
-
-def _open_paths(entry: ConfiguredServer) -> list[Path]:
-    reach = entry.settings.reach
-    return open_paths(reach, program_of(reach, os.environ)) if isinstance(reach, StdioSettings) else []
-
-
-def _place(name: ServerName, configuration: Configuration) -> str:
-    origin = configuration.origins.get(f"servers.{name}")
+def _place(name: ServerName, configuration: Configuration | None) -> str:
+    origin = None if configuration is None else configuration.origins.get(f"servers.{name}")
     if origin is None:
         return f"servers.{name}"
     return origin.path if origin.file is None else f"{origin.path} of {origin.file}"
 
 
-def _exit(patients: Sequence[ServerReport]) -> Exit:
-    return Exit.SUCCESS if all(patient.is_well for patient in patients) else Exit.CALL_FAILED
+# -- one server ------------------------------------------------------------------------------------------------------
 
 
-def _as_json(patients: Sequence[ServerReport], found: Sequence[Diagnosis]) -> dict[str, Any]:
+def check_server(report: ServerReport, entry: ConfiguredServer | None) -> list[Diagnosis]:
+    """The findings of one server; without its entry, with general fixes only."""
+    found = []
+    if report.state == "disabled":
+        found.append(_finding(DISABLED, report, entry, "it is disabled in the configuration"))
+    elif not report.is_well:
+        message = report.reason or f"it is {report.state}"
+        if report.said:  # a traceback ends with the error
+            message = f"{message}; its last output: {report.said.splitlines()[-1].strip()}"
+        found.append(_finding(_cause(report, entry), report, entry, message))
+    elif report.seconds is not None and report.seconds > SLOW_SECONDS:
+        found.append(_finding(SLOW, report, entry, f"it took {report.seconds:.1f} s to start"))
+    for note in report.notes:
+        if "it has no tools/list" not in note:
+            code = LIST_CUT if "entries and was cut" in note else ODD_LIST
+            found.append(Diagnosis(code, report.server, note, code.fix))
+            continue
+        reach = None if entry is None else entry.settings.reach
+        code = WRONG_TRANSPORT if isinstance(reach, JsonRpcSettings) and _is_mcp(note, reach) else UNLISTED
+        found.append(_finding(code, report, entry, note))
+    return found
+
+
+def _finding(code: FindingCode, report: ServerReport, entry: ConfiguredServer | None, message: str) -> Diagnosis:
+    return Diagnosis(code, report.server, message, code.fix if entry is None else _fix(code, report, entry))
+
+
+def _cause(report: ServerReport, entry: ConfiguredServer | None) -> FindingCode:
+    reason = report.reason or ""
+    if report.state == "starting":
+        return NO_ANSWER
+    if report.state == "away":
+        return AWAY
+    reach = None if entry is None else entry.settings.reach
+    # With some entries, a reason means something else.
+    if isinstance(reach, PythonSettings):
+        return NOT_IMPORTED
+    if isinstance(reach, JsonRpcSettings):
+        if _is_mcp(reason, reach):
+            return WRONG_TRANSPORT
+    elif reach is not None and reach.era == "legacy" and "refused to initialize" in reason:
+        return WRONG_ERA
+    code = next((code for text, code in _CAUSES if text in reason), NOT_CONNECTED)
+    # If both transports were tried, another type would not help.
+    is_neither = "answered a POST of MCP with" in reason and "gives no event stream" in reason
+    return NOT_MCP if code is WRONG_TRANSPORT and is_neither else code
+
+
+def _is_mcp(reason: str, reach: JsonRpcSettings) -> bool:
+    """Whether an MCP server rejected a request of plain JSON-RPC."""
+    is_refusal = "it has no tools/list" in reason or "answered HTTP 4" in reason
+    path = urlsplit(reach.url).path.rstrip("/")
+    return is_refusal and (path.endswith(("/mcp", "/sse")) or any(sign in reason.lower() for sign in _MCP_SIGNS))
+
+
+def _fix(code: FindingCode, report: ServerReport, entry: ConfiguredServer) -> str:
+    """The fix for this server in particular."""
+    reach = entry.settings.reach
+    if isinstance(reach, StdioSettings) and (fix := _fix_process(code, report, entry, reach)) is not None:
+        return fix
+    fix = _fix_address(code, report, reach)
+    return fix if code in _NOT_IN_ENTRY else f"in {entry.place}, {fix}"
+
+
+def _fix_address(code: FindingCode, report: ServerReport, reach: Reach) -> str:
+    if code is MOVED:
+        key = {JsonRpcSettings: "rpc", AgentSettings: "agent"}.get(type(reach), "url")
+        target = _REDIRECT.search(report.reason or "")
+        if target is None:
+            return f"set {key} to the address that it redirects to"
+        return f"set {key} to {target[1]}, if you trust that with the same credentials"
+    if code is NO_LIST:
+        return f"declare its tools, each as [servers.{report.server}.tools.TOOL]"
+    if code is UNLISTED:
+        return f"to list its methods, declare them, each as [servers.{report.server}.tools.TOOL]"
+    if isinstance(reach, WebSocketSettings) and code is WRONG_TRANSPORT:
+        return "correct url: the server there does not accept WebSockets"
+    if isinstance(reach, JsonRpcSettings):
+        return _JSONRPC_FIXES.get(code, code.fix)
+    return _AGENT_FIXES.get(code, code.fix) if isinstance(reach, AgentSettings) else code.fix
+
+
+def _fix_process(code: FindingCode, report: ServerReport, entry: ConfiguredServer, reach: StdioSettings) -> str | None:
+    redact, program = entry.settings.redact, Path(reach.command).name
+    reason = report.reason or ""
+    if code is DIED:
+        return f"run it by hand and read its output: {redact(shlex.join([reach.command, *reach.args]))}"
+    if code is NOT_STARTED and "sha256 is" in reason:
+        return f"find out who changed it; if the change is right, write the new sha256 in {entry.place}"
+    if code is NOT_STARTED and "can write to" in reason:
+        return "remove the write permission of others"
+    if code is NOT_STARTED and "working directory" in reason:
+        return f"in {entry.place}, correct cwd, or create the folder"
+    if code is NOT_STARTED:
+        return f"in {entry.place}, correct command, or install {redact(reach.command)}"
+    if code is SLOW and program in DOWNLOADERS:
+        return f"install the server beforehand: {program} may download it at every start"
+    return None
+
+
+def check_open_path(entry: ConfiguredServer, path: Path) -> Diagnosis:
+    """The finding for a path where any user could place code that the server runs as the hub's user."""
+    text = f"every user of this machine can write to {path}, where it starts or its program is"
+    return Diagnosis(OPEN_FOLDER, entry.settings.name, text, f"chmod o-w {shlex.quote(str(path))}")
+
+
+def check_arguments(entry: ConfiguredServer) -> list[Diagnosis]:
+    """A finding if the arguments of a process hold a secret: they are public."""
+    reach = entry.settings.reach
+    if not isinstance(reach, StdioSettings) or not secrets_of({"args": list(reach.args)}):
+        return []
+    text = "its args seem to hold a secret; every user of this machine can read them while it runs"
+    return [Diagnosis(TOLD_SECRET, entry.settings.name, text, f"in {entry.place}, {TOLD_SECRET.fix}")]
+
+
+# -- the lists of all servers ----------------------------------------------------------------------------------------
+
+
+def check_names(tools: Iterable[ListedFeature]) -> list[Diagnosis]:
+    """Findings for tools whose names for language models are changed."""
+    shared: defaultdict[str, list[Pair]] = defaultdict(list)
+    for offer in tools:
+        pair = (ServerName(offer.server), FeatureName(offer.name.removeprefix(f"{offer.server}.")))
+        shared[llm_form(pair)].append(pair)
+    found = []
+    for name, pairs in shared.items():
+        if len(pairs) > 1:
+            both = " and ".join(sorted(f"{server}.{tool}" for server, tool in pairs))
+            text = f"{both} would both be {name} to a language model, so they get digits at the end"
+            found.append(Diagnosis(NAMES_CLASH, pairs[0][0], text, NAMES_CLASH.fix))
+    for name, pairs in shared.items():
+        if len(name) > LLM_LENGTH_MAX:
+            server, tool = pairs[0]
+            text = f"{server}.{tool} has {len(name)} characters; language models see {LLM_LENGTH_MAX} of them"
+            found.append(Diagnosis(NAME_CUT, server, text, NAME_CUT.fix))
+    return found
+
+
+def check_uris(resources: Iterable[ListedFeature]) -> list[Diagnosis]:
+    """Findings for resources that several servers have under one URI."""
+    shared: defaultdict[str, list[str]] = defaultdict(list)
+    for offer in resources:
+        if is_qualified(offer.name):
+            server, own = split_qualified(offer.name)
+            shared[own].append(server)
+    return [
+        Diagnosis(SHARED_URI, servers[0], f"{' and '.join(servers)} have the same URI: {own}", SHARED_URI.fix)
+        for own, servers in shared.items()
+    ]
+
+
+def check_schemas(tools: Sequence[ListedFeature], limits: Limits) -> list[Diagnosis]:
+    """Findings for tools whose arguments the hub cannot check."""
+    found = []
+    for offer in tools[:SCHEMAS_MAX]:
+        try:
+            compile_check(offer.definition.get("inputSchema", msgspec.Raw(b"{}")), limit_bytes=limits.schema_bytes)
+        except UnusableSchema as why:
+            text = f"arguments of {offer.name} are not checked: {why}"
+            found.append(Diagnosis(NOT_CHECKED, offer.server, text, NOT_CHECKED.fix))
+    return found
+
+
+# -- printing --------------------------------------------------------------------------------------------------------
+
+
+def _exit(reports: Sequence[ServerReport]) -> Exit:
+    return Exit.SUCCESS if all(report.is_well for report in reports) else Exit.CALL_FAILED
+
+
+def _as_json(reports: Sequence[ServerReport], found: Sequence[Diagnosis]) -> dict[str, Any]:
+    servers = [msgspec.structs.asdict(report) for report in reports]
+    for server in servers:
+        if server["seconds"] is not None:
+            server["seconds"] = round(server["seconds"], 3)
     return {
-        "servers": [_patient_as_json(patient) for patient in patients],
+        "servers": servers,
         "findings": [
             {
                 "code": diagnosis.code.number,
                 "kind": diagnosis.code.name,
                 "server": diagnosis.server,
                 "message": diagnosis.message,
-                "mend": diagnosis.mend,
+                "mend": diagnosis.fix,
             }
             for diagnosis in found
         ],
     }
 
 
-def _patient_as_json(patient: ServerReport) -> dict[str, Any]:
-    told = msgspec.structs.asdict(patient)
-    return told if patient.seconds is None else {**told, "seconds": round(patient.seconds, 3)}
+def _print_configuration(configuration: Configuration) -> None:
+    if configuration.file is not None:
+        print_output(f"configuration: {configuration.file}")
+    elif configuration.servers:
+        print_output(f"configuration: no file found; servers come from {MAP_VARIABLE}")
+    else:
+        print_output("configuration: no file found, so there are only the built-in tools")
+    for finding in configuration.warnings:
+        print_output(f"  {finding.code.number} {finding}\n    fix: {finding.fix}")
+    print_output(f"access: {_access(configuration)[1]}")
 
 
-# -- showing -------------------------------------------------------------------------------------------------
+def _access(configuration: Configuration) -> tuple[str, str]:
+    """Who may call a hub with this configuration, for programs and for people."""
+    try:
+        mode = access_of(configuration)
+    except ConfigError as error:
+        return "refused", f"isthmus serve would refuse to start: {error}"
+    if mode == "keys":
+        return mode, "every caller needs a key"
+    published = configuration.hub.public_url if configuration.hub.is_published else None
+    who = "every program on this machine" if published is None else f"everybody who can reach {published}"
+    return mode, f"open: {who} may call everything; isthmus token create makes a key"
 
 
-def _show(patients: Sequence[ServerReport], found: Sequence[Diagnosis]) -> None:
-    rows = [_row(patient) for patient in patients]
+def _print(reports: Sequence[ServerReport], found: Sequence[Diagnosis]) -> None:
+    rows = [
+        (
+            "✓" if report.is_well else "✗",
+            report.server,
+            report.state,
+            counted(report.tools, "tool"),
+            "" if report.seconds is None else _milliseconds(report.seconds),
+            protocol_name(report.era),
+        )
+        for report in reports
+    ]
     if sys.stdout.isatty():
         show_table(sys.stdout, [("", rows)], ("", "bold", "", "", "", ""))
     else:
         print_output("\n".join(aligned(rows)))
     for diagnosis in sorted(found, key=lambda diagnosis: not diagnosis.is_grave):
-        _show_one(diagnosis)
-    broken = [patient.server for patient in patients if not patient.is_well]
-    print_output(f"\nbroken: {', '.join(broken)}" if broken else "\nall servers are well")
-
-
-def _row(patient: ServerReport) -> tuple[str, ...]:
-    return (
-        "✓" if patient.is_well else "✗",
-        patient.server,
-        patient.state,
-        f"{patient.tools} tool{'' if patient.tools == 1 else 's'}",
-        "" if patient.seconds is None else _milliseconds(patient.seconds),
-        spoken(patient.era),
-    )
-
-
-def _show_one(diagnosis: Diagnosis) -> None:
-    mark = "✗" if diagnosis.is_grave else "·"
-    print_output(f"\n{mark} {diagnosis.code.number} {diagnosis.server}: {first_line(diagnosis.message)}")
-    print_output(f"    mend: {first_line(diagnosis.mend)}")
+        mark = "✗" if diagnosis.is_grave else "·"
+        print_output(f"\n{mark} {diagnosis.code.number} {diagnosis.server}: {first_line(diagnosis.message)}")
+        print_output(f"    fix: {first_line(diagnosis.fix)}")
+    failed = [report.server for report in reports if not report.is_well]
+    if failed:
+        print_output(f"\n{len(failed)} of {counted(len(reports), 'server')} failed: {', '.join(failed)}")
+    else:
+        print_output("\nall servers are well")
 
 
 def _milliseconds(seconds: float) -> str:

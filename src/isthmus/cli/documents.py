@@ -1,8 +1,4 @@
-"""What a hub's lists say, read: who offers what, who is missing, how servers stand.
-
-A hub of this process and a running one give the same documents, those of the REST face. They are read here once;
-`--json` prints them as they are.
-"""
+"""Reads the documents of a hub's REST API, which `--json` prints unchanged."""
 
 from __future__ import annotations
 
@@ -20,16 +16,16 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """Something that can be asked for: its name here, the server whose it is (if its name tells), what it says."""
+class ListedFeature:
+    """A tool, prompt or resource: its name, its server (if the name has it), its definition."""
 
     name: str
     server: str
     definition: Mapping[str, msgspec.Raw]
 
 
-class Absence(msgspec.Struct, frozen=True):
-    """Why what a server offers cannot be had now; `is_listed` if it is named all the same."""
+class UnavailableServer(msgspec.Struct, frozen=True):
+    """Why a server is missing from a list; `is_listed` if its features are listed all the same."""
 
     state: str
     reason: str | None = None
@@ -37,15 +33,15 @@ class Absence(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class FeatureList:
     """A list, and the servers that are missing from it."""
 
-    offers: list[Offer]
-    absences: dict[str, Absence]
+    offers: list[ListedFeature]
+    absences: dict[str, UnavailableServer]
 
 
-class ServerTold(msgspec.Struct, frozen=True):
-    """How a server stands. `detail` and `notes` are told to the operator only."""
+class ServerInfo(msgspec.Struct, frozen=True):
+    """A server and its state. Only operators see `detail` and `notes`."""
 
     name: str
     state: str
@@ -53,7 +49,7 @@ class ServerTold(msgspec.Struct, frozen=True):
     transport: str | None = None
     era: str | None = None
     unlisted: bool = False
-    """It lists nothing, and its methods are called by name."""
+    """It has no list; its methods are called by name."""
     tools: int = 0
     prompts: int = 0
     resources: int = 0
@@ -62,8 +58,8 @@ class ServerTold(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-class DialledTold(msgspec.Struct, frozen=True, rename="camel"):
-    """A server that dialled in. Where it comes from is told to the operator only."""
+class DialledServerInfo(msgspec.Struct, frozen=True, rename="camel"):
+    """A server that dialled in. Only operators see `client`."""
 
     agent: str
     server_id: str
@@ -76,7 +72,7 @@ class DialledTold(msgspec.Struct, frozen=True, rename="camel"):
     client: str | None = None
 
 
-class DeviceTold(msgspec.Struct, frozen=True):
+class DeviceInfo(msgspec.Struct, frozen=True):
     """A device that is connected to the relay."""
 
     id: str
@@ -89,61 +85,60 @@ class DeviceTold(msgspec.Struct, frozen=True):
 
 
 class _Dialled(msgspec.Struct):
-    servers: list[DialledTold]
+    servers: list[DialledServerInfo]
 
 
 class _Devices(msgspec.Struct):
-    devices: list[DeviceTold]
+    devices: list[DeviceInfo]
 
 
 class _Servers(msgspec.Struct):
-    servers: list[ServerTold]
+    servers: list[ServerInfo]
 
 
 class _Missing(msgspec.Struct):
-    missing: dict[str, Absence]
+    missing: dict[str, UnavailableServer]
 
 
-def read_listing(document: bytes, shape: ListShape) -> Listing:
+def read_listing(document: bytes, shape: ListShape) -> FeatureList:
     """Read a list.
 
     Raises:
-        CommandFailed: it is none.
+        CommandFailed: the document is something else.
     """
     members = _decoded(document, dict[str, msgspec.Raw])
     entries = _decoded(members.get(shape.member, b""), list[dict[str, msgspec.Raw]])
-    return Listing([_offer(entry, shape) for entry in entries], _decoded(document, _Missing).missing)
+    offers = []
+    for entry in entries:
+        name = read_string(entry.get(shape.key)) or ""
+        server, dot, _ = name.partition(".")
+        offers.append(ListedFeature(name, server if dot and shape.key == "name" else "", entry))
+    return FeatureList(offers, _decoded(document, _Missing).missing)
 
 
-def _offer(entry: dict[str, msgspec.Raw], shape: ListShape) -> Offer:
-    name = read_string(entry.get(shape.key)) or ""
-    server, dot, _ = name.partition(".")
-    return Offer(name, server if dot and shape.key == "name" else "", entry)
-
-
-def read_servers(document: bytes) -> list[ServerTold]:
-    """Read how servers stand.
+def read_servers(document: bytes) -> list[ServerInfo]:
+    """Read the servers and their states.
 
     Raises:
-        CommandFailed: the document is another.
+        CommandFailed: the document is something else.
     """
     return _decoded(document, _Servers).servers
 
 
-def read_dialled(document: bytes) -> list[DialledTold]:
-    """Read who dialled in.
+def read_dialled(document: bytes) -> list[DialledServerInfo]:
+    """Read the servers that dialled in.
 
     Raises:
-        CommandFailed: the document is another.
+        CommandFailed: the document is something else.
     """
     return _decoded(document, _Dialled).servers
 
 
-def read_devices(document: bytes) -> list[DeviceTold]:
-    """Read which devices are there.
+def read_devices(document: bytes) -> list[DeviceInfo]:
+    """Read the connected devices.
 
     Raises:
-        CommandFailed: the document is another.
+        CommandFailed: the document is something else.
     """
     return _decoded(document, _Devices).devices
 
@@ -152,5 +147,5 @@ def _decoded(text: bytes | msgspec.Raw, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.MsgspecError, RecursionError):
-        why = "what answers there is no hub, or one of another version"
+        why = "the server at this address is not an Isthmus hub, or has another version"
         raise CommandFailed(Exit.UNREACHABLE, why, "Name the hub's address with --hub or ISTHMUS_HUB.") from None

@@ -1,7 +1,6 @@
-"""How a command ends: the stable exit codes, and the error that carries one with what to do next.
+"""Exit codes, and the error that ends a command.
 
-Commands return an `Exit` or raise `CommandFailed`; `cli.main` prints the latter and ends the process. Nothing
-here prints.
+Commands return an `Exit` or raise `CommandFailed`, which `cli.main` prints.
 """
 
 from __future__ import annotations
@@ -10,21 +9,21 @@ from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """What the process's exit code tells a script."""
+    """The exit codes of the process; scripts rely on them."""
 
-    WELL = 0
+    SUCCESS = 0
     CALL_FAILED = 1
     USAGE = 2
     CONFIGURATION = 3
     UNREACHABLE = 4
     NOT_ALLOWED = 5
     INTERRUPTED = 130
-    """128 and the number of SIGINT, as shells have it."""
+    """128 plus the number of SIGINT, as in shells."""
     TERMINATED = 143
 
 
 class CommandFailed(Exception):
-    """A command cannot go on: why, in a sentence, and what the person at the terminal can do about it."""
+    """The command cannot go on. `advice` says what the person at the terminal can do next."""
 
     def __init__(self, exit: Exit, message: str, *advice: str) -> None:
         super().__init__(message)

@@ -48,7 +48,7 @@ from isthmus.model.faults import FAULTS, Executed, Fault
 from isthmus.model.names import ServerName
 from isthmus.storage.memory import MemoryJournal
 from isthmus.transport.egress import Egress, parse_url
-from isthmus.transport.http import HttpClient, Lost, Ticket, request_head
+from isthmus.transport.http import ConnectionLost, HttpClient, Ticket, request_head
 from isthmus.upstream.python.builtin import builtin_tools
 from isthmus.upstream.settings import HttpSettings, ServerSettings
 from isthmus.wire.jsonrpc import object_members
@@ -419,7 +419,7 @@ class RemoteHub:
     async def forget(self, server: str) -> str | None:
         """Make the hub forget a dialled-in server that is away. Returns why it did not, or None."""
         response = await self._request("DELETE", f"/v1/relay/servers/{quote(server, safe='')}")
-        if isinstance(response, Lost):
+        if isinstance(response, ConnectionLost):
             raise self._unreachable(response.reason)
         if response.status == OK:
             return None
@@ -442,7 +442,7 @@ class RemoteHub:
                 raise NotImplementedError(call.kind)
         body = bytes(call.arguments) if method == "POST" else None
         response = await self._request(method, path, body, f"{EVENT_STREAM}, application/json", watch)
-        if isinstance(response, Lost):
+        if isinstance(response, ConnectionLost):
             if response.may_have_left:
                 return CallFailure(f"Lost the hub during the call: {response.reason}", "unknown", "lost")
             raise self._unreachable(response.reason, EXECUTED["no"])
@@ -460,7 +460,7 @@ class RemoteHub:
 
     async def _get(self, path: str) -> bytes:
         response = await self._request("GET", path)
-        if isinstance(response, Lost):
+        if isinstance(response, ConnectionLost):
             raise self._unreachable(response.reason)
         if response.status == OK:
             return response.body
@@ -473,7 +473,7 @@ class RemoteHub:
         body: bytes | None = None,
         accept: str = "application/json",
         watch: Callable[[Event], None] = lambda _: None,
-    ) -> HubResponse | Lost:
+    ) -> HubResponse | ConnectionLost:
         headers = {**self._source.reach.headers, "Accept": accept}
         if body is not None:
             headers["Content-Type"] = "application/json"
@@ -535,7 +535,7 @@ class ResponseReader:
 
     def __init__(self, watch: Callable[[Event], None]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._done: asyncio.Future[HubResponse | Lost] = self._loop.create_future()
+        self._done: asyncio.Future[HubResponse | ConnectionLost] = self._loop.create_future()
         self._watch = watch
         self._ticket: Ticket | None = None
         self._silence: asyncio.TimerHandle | None = None
@@ -548,7 +548,7 @@ class ResponseReader:
         self._ticket = ticket
         self._restart_timer()
 
-    async def wait(self) -> HubResponse | Lost:
+    async def wait(self) -> HubResponse | ConnectionLost:
         """Wait for the response; cancelling this closes the connection."""
         try:
             return await self._done
@@ -566,9 +566,9 @@ class ResponseReader:
 
     def _give_up(self, why: str) -> None:
         assert self._ticket is not None
-        self._end(Lost(why, self._ticket.may_have_left))
+        self._end(ConnectionLost(why, self._ticket.may_have_left))
 
-    def _end(self, response: HubResponse | Lost) -> None:
+    def _end(self, response: HubResponse | ConnectionLost) -> None:
         if not self._done.done():
             self._done.set_result(response)
 
@@ -597,7 +597,7 @@ class ResponseReader:
         else:
             self._give_up("its stream ended before the result")
 
-    def on_lost(self, lost: Lost) -> None:
+    def on_lost(self, lost: ConnectionLost) -> None:
         """See `Sink`."""
         self._end(lost)
 

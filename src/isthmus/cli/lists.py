@@ -1,63 +1,135 @@
-"""`isthmus tools`, `prompts` and `resources`: what there is, and below it the servers that are missing and why."""
+"""`isthmus tools`, `prompts`, `resources` and `servers`: lists of a hub, and the servers missing from them."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 
-from isthmus.cli.documents import Absence, Offer, read_listing
+import click
+
+from isthmus.cli.documents import ServerInfo, read_listing, read_servers
 from isthmus.cli.exits import Exit
-from isthmus.cli.opening import opened
-from isthmus.cli.output import Row, aligned, first_line, say, show_table, write, write_json
-from isthmus.cli.sources import Own, Running
-from isthmus.wire.mcp.lists import ListShape
+from isthmus.cli.hub import LocalSource, RemoteSource, open_hub, source_of
+from isthmus.cli.options import with_json, with_source, with_wait
+from isthmus.cli.output import aligned, counted, first_line, print_error, print_json, print_output, show_table
+from isthmus.cli.running import quiet_logs, run_command
+from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListShape
 from isthmus.wire.mcp.messages import read_string
 
 
-async def list_features(source: Running | Own, shape: ListShape, *, wait: float, is_json: bool) -> Exit:
-    """Print one of the lists of a hub.
+@click.command()
+@with_source
+@with_wait
+@with_json
+def tools(hub: str | None, config: Path | None, wait: float, *, is_json: bool) -> int:
+    """List the tools, and the servers that are missing."""
+    quiet_logs()
+    return run_command(list_features(source_of(hub, config), TOOLS, wait=wait, is_json=is_json))
+
+
+@click.command()
+@with_source
+@with_wait
+@with_json
+@click.option("--templates", is_flag=True, help="List resource templates instead.")
+def resources(hub: str | None, config: Path | None, wait: float, *, is_json: bool, templates: bool) -> int:
+    """List the resources, and the servers that are missing."""
+    quiet_logs()
+    shape = TEMPLATES if templates else RESOURCES
+    return run_command(list_features(source_of(hub, config), shape, wait=wait, is_json=is_json))
+
+
+@click.command()
+@with_source
+@with_wait
+@with_json
+def prompts(hub: str | None, config: Path | None, wait: float, *, is_json: bool) -> int:
+    """List the prompts, and the servers that are missing."""
+    quiet_logs()
+    return run_command(list_features(source_of(hub, config), PROMPTS, wait=wait, is_json=is_json))
+
+
+@click.command()
+@with_source
+@with_wait
+@with_json
+def servers(hub: str | None, config: Path | None, wait: float, *, is_json: bool) -> int:
+    """List the servers and their states."""
+    quiet_logs()
+    return run_command(list_servers(source_of(hub, config), wait=wait, is_json=is_json))
+
+
+async def list_features(source: RemoteSource | LocalSource, shape: ListShape, *, wait: float, is_json: bool) -> Exit:
+    """Print one of a hub's lists.
 
     Raises:
-        CommandFailed: there is no hub to ask.
+        CommandFailed: the hub cannot be reached or started.
     """
-    async with opened(source, wait=wait) as hub:
+    async with open_hub(source, wait=wait) as hub:
         document = await hub.list(shape)
     if is_json:
-        write_json(document)
-        return Exit.WELL
+        print_json(document)
+        return Exit.SUCCESS
     listing = read_listing(document, shape)
-    _show(listing.offers, shape)
-    _show_absences(listing.absences)
-    return Exit.WELL
-
-
-def _show(offers: Sequence[Offer], shape: ListShape) -> None:
-    rows = [(offer.server, _row(offer)) for offer in offers]
+    rows = []
+    for offer in listing.offers:
+        texts = (read_string(offer.definition.get(key)) for key in ("description", "title", "name"))
+        described = next((text for text in texts if text and text != offer.name), "")
+        rows.append((offer.server, (offer.name, first_line(described))))
     if not rows:
-        say(f"There are no {shape.noun}s.")
+        print_error(f"There are no {shape.noun}s.")
     elif sys.stdout.isatty():
         groups = [(server, [row for _, row in group]) for server, group in groupby(rows, key=lambda pair: pair[0])]
         show_table(sys.stdout, groups, ("cyan", ""))
     else:
-        # For grep and awk: a line each, whole, and nothing else.
-        write("\n".join(aligned([row for _, row in rows])))
+        # For grep and awk: one line each, and nothing else.
+        print_output("\n".join(aligned([row for _, row in rows])))
+    if listing.absences:
+        # On stderr: a program that reads the list gets only the list.
+        missing = [(name, gone.state, first_line(gone.reason or "")) for name, gone in listing.absences.items()]
+        print_error("")
+        if sys.stderr.isatty():
+            show_table(sys.stderr, [("missing", missing)], ("yellow", "", ""))
+        else:
+            print_error("\n".join(["missing", *aligned(missing)]))
+        print_error("`isthmus doctor` says more.")
+    return Exit.SUCCESS
 
 
-def _row(offer: Offer) -> Row:
-    texts = (read_string(offer.definition.get(key)) for key in ("description", "title", "name"))
-    described = next((text for text in texts if text and text != offer.name), "")
-    return offer.name, first_line(described)
+async def list_servers(source: RemoteSource | LocalSource, *, wait: float, is_json: bool) -> Exit:
+    """Print the servers of a hub and their states.
 
-
-def _show_absences(absences: Mapping[str, Absence]) -> None:
-    """Tell who is missing, beside the output, so that whoever reads that reads only what there is."""
-    if not absences:
-        return
-    rows = [(name, gone.state, first_line(gone.reason or "")) for name, gone in absences.items()]
-    say("")
-    if sys.stderr.isatty():
-        show_table(sys.stderr, [("missing", rows)], ("yellow", "", ""))
+    Raises:
+        CommandFailed: the hub cannot be reached or started.
+    """
+    async with open_hub(source, wait=wait) as hub:
+        document = await hub.servers()
+    if is_json:
+        print_json(document)
+        return Exit.SUCCESS
+    rows = [
+        (server.name, server.state, server.transport or "", protocol_name(server.era), _remark(server))
+        for server in read_servers(document)
+    ]
+    if sys.stdout.isatty():
+        show_table(sys.stdout, [("", rows)], ("bold", "", "", "", ""))
     else:
-        say("\n".join(["missing", *aligned(rows)]))
-    say("`isthmus doctor` says more.")
+        print_output("\n".join(aligned(rows)))
+    return Exit.SUCCESS
+
+
+def _remark(server: ServerInfo) -> str:
+    counts = {
+        "tool": server.tools,
+        "prompt": server.prompts,
+        "resource": server.resources,
+        "template": server.resource_templates,
+    }
+    offered = ", ".join(counted(count, noun) for noun, count in counts.items() if count)
+    return first_line(server.reason or offered)
+
+
+def protocol_name(era: str | None) -> str:
+    """The protocol that a server speaks. A revision of MCP is a date, so it gets a prefix."""
+    return f"MCP {era}" if era is not None and era[:1].isdigit() else era or ""

@@ -1,6 +1,6 @@
-"""`isthmus login`, `isthmus logout` and `isthmus credentials`: logins of the hub at its servers. No hub has to run.
+"""`isthmus login`, `logout` and `credentials`: the hub's logins at its servers. No hub has to run.
 
-Addresses that a person is to visit come from servers: they are printed, made harmless, and never opened from here.
+Servers choose the addresses that a person must visit, so these are printed, escaped, and never opened.
 """
 
 from __future__ import annotations
@@ -9,85 +9,148 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+import click
 import msgspec
-import structlog
 
 from isthmus.app.login import LoginFailed, LoginOptions, LoginPrompt, log_in
 from isthmus.cli.config import configuration_of
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.output import aligned, harmless, print_error, print_json, print_output
-from isthmus.cli.running import run_command
+from isthmus.cli.options import with_config, with_json
+from isthmus.cli.output import aligned, counted, harmless, print_error, print_json, print_output
+from isthmus.cli.running import quiet_logs, run_command
 from isthmus.config.settings import Configuration
 from isthmus.credentials.tokens import StoredLogin
 from isthmus.credentials.vault import Slot, Vault, VaultDamaged
-from isthmus.model.credentials import Subject, subject_of
-from isthmus.upstream.settings import ServerSettings
+from isthmus.model.credentials import subject_of
 
-log = structlog.get_logger(__name__)
+_ADVICE = "`isthmus login --list` shows the existing logins."
 
-_ADVICE = "`isthmus login --list` shows the logins that there are."
+
+@click.command()
+@click.argument("server", required=False)
+@click.option("--caller", metavar="NAME", help="Log in for this caller only; TENANT/NAME in another tenant.")
+@click.option("--device", "is_device", is_flag=True, help="Enter a code on another device; no browser is needed here.")
+@click.option("--scope", metavar="WORDS", default="", help="Additional scopes to request.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(1.0, 3600.0),
+    default=300.0,
+    show_default=True,
+    metavar="N",
+    help="How long to wait for the person.",
+)
+@click.option("--list", "is_list", is_flag=True, help="List the existing logins.")
+@with_config
+@with_json
+def login(
+    server: str | None,
+    caller: str | None,
+    scope: str,
+    seconds: float,
+    config: Path | None,
+    *,
+    is_device: bool,
+    is_list: bool,
+    is_json: bool,
+) -> int:
+    """Log the hub in at SERVER by OAuth; a running hub uses the login within a second.
+
+    The address to visit is printed, not opened: the server chose it.
+    """
+    quiet_logs()
+    if is_list:
+        return list_logins(config, is_json=is_json)
+    if server is None:
+        raise click.UsageError("Name the SERVER to log in at, or give --list.")
+    return log_in_at(config, server, caller, scope=scope, is_device=is_device, seconds=seconds)
+
+
+@click.command()
+@click.argument("server")
+@click.option("--caller", metavar="NAME", help="Delete this caller's own login; TENANT/NAME in another tenant.")
+@with_config
+def logout(server: str, caller: str | None, config: Path | None) -> int:
+    """Delete the login at SERVER; a running hub stops using it within a second."""
+    return log_out_of(config, server, caller)
+
+
+@click.group()
+def credentials() -> None:
+    """Manage the key that encrypts logins."""
+
+
+@credentials.command("rotate")
+@with_config
+def credentials_rotate(config: Path | None) -> int:
+    """Encrypt every login under a new key; the hub may be running."""
+    return rotate_key(config)
 
 
 def log_in_at(
     file: Path | None, server: str, caller: str | None, *, scope: str, is_device: bool, seconds: float
 ) -> Exit:
-    """Log in at a server, in everybody's name or in one caller's.
+    """Log in at a server, for all callers or for one.
 
     Raises:
-        CommandFailed: there is no such server, or nothing came of it.
+        CommandFailed: the server is not configured, or the login failed.
     """
     configuration = configuration_of(file)
-    wanted = LoginOptions(_server(configuration, server), _subject(caller), scope, is_device, seconds)
+    settings = next((each for each in configuration.servers if each.name == server), None)
+    if settings is None:
+        names = ", ".join(each.name for each in configuration.servers)
+        advice = f"Configured servers: {names}." if names else "No servers are configured."
+        raise CommandFailed(Exit.USAGE, f"there is no server {server!r} in the configuration", advice)
+    subject = None if caller is None else subject_of(caller)
+    options = LoginOptions(settings, subject, scope, is_device, seconds)
     try:
-        kept = run_command(log_in(wanted, _vault(configuration), _show))
+        stored = run_command(log_in(options, _vault(configuration), _print_prompt))
     except LoginFailed as failed:
         advice = f"See [servers.{server}.oauth] in the documentation for what can be configured."
         raise CommandFailed(Exit.CALL_FAILED, f"no login at {server}: {failed}", advice) from failed
-    until = "" if kept.token.expires_at is None else f" until {_time(kept.token.expires_at)}"
-    renewed = ", renewed by itself" if kept.token.refresh else ""
+    until = "" if stored.token.expires_at is None else f" until {_time(stored.token.expires_at)}"
+    renewed = ", renewed automatically" if stored.token.refresh else ""
     print_error(f"Logged in at {server}{until}{renewed}.")
     return Exit.SUCCESS
 
 
-def _show(shown: LoginPrompt) -> None:
-    """Print where to go. Not opened: whoever runs the server has chosen the address, and a person has to look at it."""
-    address = harmless(shown.address, keep="")
-    if shown.code:
-        print_error(f"Visit this address on any device, and enter the code {harmless(shown.code, keep='')}:")
+def _print_prompt(prompt: LoginPrompt) -> None:
+    # Not opened in a browser: the server chose the address, so a person has to look at it first.
+    if prompt.code:
+        print_error(f"Visit this address on any device, and enter the code {harmless(prompt.code, keep='')}:")
     else:
         print_error("Visit this address in a browser on this machine:")
-    print_output(address)
+    print_output(harmless(prompt.address, keep=""))
 
 
 def log_out_of(file: Path | None, server: str, caller: str | None) -> Exit:
-    """Forget a login; a running hub does within a second.
+    """Delete a login; a running hub notices within a second.
 
     Raises:
-        CommandFailed: there is none.
+        CommandFailed: there is no such login.
     """
+    slot = Slot.of(server, None if caller is None else subject_of(caller))
     try:
-        is_gone = _vault(configuration_of(file)).remove(Slot.of(server, _subject(caller)))
+        is_deleted = _vault(configuration_of(file)).remove(slot)
     except OSError as error:
         raise CommandFailed(Exit.CONFIGURATION, f"the login cannot be removed: {error.strerror}") from error
-    if not is_gone:
-        raise CommandFailed(Exit.USAGE, f"nobody has logged in at {server}", _ADVICE)
-    print_error(f"Logged out of {server}. The token itself holds until it expires, wherever it was seen.")
+    if not is_deleted:
+        raise CommandFailed(Exit.USAGE, f"there is no login at {server}", _ADVICE)
+    print_error(f"Logged out of {server}. The token itself stays valid until it expires.")
     return Exit.SUCCESS
 
 
 def list_logins(file: Path | None, *, is_json: bool) -> Exit:
-    """Print which logins there are, and none of what is secret in them."""
+    """Print the existing logins, without their secrets."""
     vault = _vault(configuration_of(file))
     rows = [_row(slot, vault) for slot in vault.slots()]
     if is_json:
         print_json(msgspec.json.encode({"logins": rows}))
-        return Exit.SUCCESS
-    if not rows:
-        print_error("Nobody has logged in anywhere.")
-        return Exit.SUCCESS
-    head = ("SERVER", "CALLER", "ISSUER", "EXPIRES", "RENEWED", "SCOPE")
-    lines = [[harmless(str(row[key.lower()] or "-"), keep="") for key in head] for row in rows]
-    print_output("\n".join(aligned([list(head), *lines])))
+    elif not rows:
+        print_error("There are no logins.")
+    else:
+        head = ("SERVER", "CALLER", "ISSUER", "EXPIRES", "RENEWED", "SCOPE")
+        lines = [[harmless(str(row[key.lower()] or "-"), keep="") for key in head] for row in rows]
+        print_output("\n".join(aligned([list(head), *lines])))
     return Exit.SUCCESS
 
 
@@ -110,10 +173,10 @@ def _row(slot: Slot, vault: Vault) -> dict[str, str | bool | None]:
 
 
 def rotate_key(file: Path | None) -> Exit:
-    """Seal every login anew, under a new key.
+    """Encrypt every login under a new key.
 
     Raises:
-        CommandFailed: one of them cannot be opened or written.
+        CommandFailed: a login cannot be read or written.
     """
     configuration = configuration_of(file)
     try:
@@ -123,24 +186,12 @@ def rotate_key(file: Path | None) -> Exit:
     except OSError as error:
         raise CommandFailed(Exit.CONFIGURATION, f"the logins cannot be written: {error.strerror}") from error
     under = "the configured key" if configuration.credentials.key else "a new key"
-    print_error(f"Sealed {count} login{'' if count == 1 else 's'} under {under}.")
+    print_error(f"Encrypted {counted(count, 'login')} under {under}.")
     return Exit.SUCCESS
-
-
-def _server(configuration: Configuration, name: str) -> ServerSettings:
-    for server in configuration.servers:
-        if server.name == name:
-            return server
-    known = ", ".join(server.name for server in configuration.servers) or "none"
-    raise CommandFailed(Exit.USAGE, f"there is no server {name!r} in the configuration", f"There are: {known}.")
 
 
 def _vault(configuration: Configuration) -> Vault:
     return Vault(Path(configuration.hub.state), configuration.credentials)
-
-
-def _subject(caller: str | None) -> Subject | None:
-    return None if caller is None else subject_of(caller)
 
 
 def _time(seconds: float) -> str:

@@ -1,77 +1,138 @@
-"""The `isthmus` command: what it is made of, and how it ends.
+"""The `isthmus` command: its subcommands, its exit code, and a short start.
 
-The words and options of its commands are in `cli.commands`; what they do is in the other modules of `cli`, which each
-loads when it runs. Only click is loaded before that, so that `--help` and a mistyped option answer at once.
+Each subcommand is in the module named in `COMMANDS`, which is imported when the subcommand runs. Before that only
+click is loaded, so `isthmus --help` and a mistyped command answer at once.
 """
 
 from __future__ import annotations
 
+import gc
+import importlib
 import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
 import click
 
 from isthmus import __version__
-from isthmus.cli import lean
-from isthmus.cli.commands.access import access, approve
-from isthmus.cli.commands.audit import audit
-from isthmus.cli.commands.call import call, prompt, prompts, read, resources, servers, tools
-from isthmus.cli.commands.config import config, doctor, import_
-from isthmus.cli.commands.login import credentials, login, logout
-from isthmus.cli.commands.relay import relay
-from isthmus.cli.commands.serve import dial, serve, stdio
-from isthmus.cli.commands.token import token
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.output import say
+from isthmus.cli.output import print_error
 
-COMMANDS: tuple[click.Command, ...] = (
-    *(serve, stdio, dial),
-    *(tools, call, resources, read, prompts, prompt, servers),
-    *(config, import_, doctor, access, approve),
-    *(token, login, logout, credentials),
-    *(relay, audit),
-)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "access": ("access.access_command", "Print what a caller can reach, and why."),
+    "approve": ("approve.approve_command", "Review tools whose definition changed."),
+    "audit": ("audit.audit", "Verify, show or export the audit log."),
+    "call": ("call.call", "Call a tool."),
+    "config": ("config.config", "Check or print the configuration."),
+    "credentials": ("login.credentials", "Manage the key that encrypts logins."),
+    "dial": ("dial.dial", "Connect local servers to a hub elsewhere."),
+    "doctor": ("doctor.doctor", "Check the configuration and each server, and say how to fix what is wrong."),
+    "import": ("imports.import_command", "Import the servers of other clients into isthmus.toml."),
+    "login": ("login.login", "Log the hub in at a server by OAuth."),
+    "logout": ("login.logout", "Delete the login at a server."),
+    "prompt": ("call.prompt", "Get a prompt and print it."),
+    "prompts": ("lists.prompts", "List the prompts."),
+    "read": ("call.read", "Read a resource and print it."),
+    "relay": ("relay.relay", "Show the relay of a running hub, or forget servers that are away."),
+    "resources": ("lists.resources", "List the resources."),
+    "serve": ("serve.serve_command", "Run the hub: MCP at /mcp, REST at /v1."),
+    "servers": ("lists.servers", "List the servers and their states."),
+    "stdio": ("serve.stdio_command", "Serve MCP on standard input and output."),
+    "token": ("token.token", "Manage the keys of callers and the tokens of the relay."),
+    "tools": ("lists.tools", "List the tools."),
+}
+"""Where each command is, and its line in `isthmus --help`."""
+
+COLLECT = (20_000, 2, 2)
+"""Thresholds of the garbage collector. Loaded modules stay; scanning them again and again takes a tenth of the start.
+The same values as in `app.gc_tuning`, which is not loaded here."""
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command's module when the command is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """See `click.Group`."""
+        return sorted([*self.commands, *COMMANDS])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """See `click.Group`."""
+        if cmd_name not in COMMANDS:
+            return super().get_command(ctx, cmd_name)
+        module, _, name = COMMANDS[cmd_name][0].rpartition(".")
+        command = getattr(importlib.import_module(f"isthmus.cli.{module}"), name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands by the table, without importing them."""
+        rows = [(name, text) for name, (_, text) in COMMANDS.items()]
+        rows += [(name, command.get_short_help_str(100)) for name, command in self.commands.items()]
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(rows))
+
+
+class WithoutRich:
+    """Hides rich from structlog, only while that is being imported.
+
+    structlog would load it for tracebacks that the hub does not use, which takes a sixth of a start.
+    """
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """See `importlib.abc.MetaPathFinder`.
+
+        Raises:
+            ModuleNotFoundError: structlog is being imported.
+        """
+        structlog = sys.modules.get("structlog")
+        if fullname == "rich" and structlog is not None and not hasattr(structlog, "get_logger"):
+            raise ModuleNotFoundError("No module named 'rich' while structlog is loaded", name="rich")
+        return None
 
 
 def program() -> int:
-    """Run `main` as the whole of this process."""
-    lean.install()
+    """Run `main` as the whole process: also tune the garbage collector and imports, which are global."""
+    gc.set_threshold(*COLLECT)
+    sys.meta_path.insert(0, WithoutRich())
     code = main()
-    if code == Exit.WELL:
-        # It has ended in good order; who asks for that once more must not make it look otherwise, and the interpreter's
-        # own end would give the signal its deadly meaning back. Not in `main`: whoever calls that lives on, and the
-        # processes that it starts would inherit the deafness.
+    if code == Exit.SUCCESS:
+        # The hub has ended in good order. A second SIGTERM must not make that look like a failure, but the interpreter
+        # restores the default action at its exit. Not in `main`: its caller lives on, and processes that it starts
+        # would inherit the ignored signal.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return code
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code; the only place that prints errors."""
+    """Run the command line and return its exit code. Only this function prints errors."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a letter is no reason to fail
+            stream.reconfigure(errors="backslashreplace")  # for terminals that cannot show every character
     try:
-        return int(cli.main(arguments, "isthmus", standalone_mode=False) or Exit.WELL)
+        return int(cli.main(arguments, "isthmus", standalone_mode=False) or Exit.SUCCESS)
     except CommandFailed as failed:
-        say(f"isthmus: {failed.message}")
+        print_error(f"isthmus: {failed.message}")
         for line in failed.advice:
-            say(line)
+            print_error(line)
         return failed.exit
     except click.ClickException as error:
         error.show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
-        say("\ninterrupted")
+        print_error("\ninterrupted")
         return Exit.INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has seen enough; Python would complain again when it flushes at exit.
+        # The reader of our output has closed it; without this, Python complains again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.CALL_FAILED
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, message="isthmus %(version)s")
 def cli() -> None:
     """One address for all your MCP servers.
@@ -80,7 +141,7 @@ def cli() -> None:
     ISTHMUS_KEY), or start one for themselves from a configuration: --config, ISTHMUS_CONFIG, ./isthmus.toml,
     ./mcp.json, ~/.config/isthmus/isthmus.toml or ~/.isthmus/mcp.json.
 
-    Exit codes: 0 well, 1 the call failed, 2 usage, 3 configuration, 4 cannot reach the hub, 5 not allowed.
+    Exit codes: 0 success, 1 the call failed, 2 usage, 3 configuration, 4 cannot reach the hub, 5 not allowed.
     """
 
 
@@ -88,8 +149,4 @@ def cli() -> None:
 def version() -> int:
     """Print the version."""
     click.echo(f"isthmus {__version__}")
-    return Exit.WELL
-
-
-for command in COMMANDS:
-    cli.add_command(command)
+    return Exit.SUCCESS

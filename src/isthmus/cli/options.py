@@ -1,24 +1,29 @@
-"""Options that several commands share, and what these come to. Only click is loaded here."""
+"""Options that several commands share. Only click is loaded here."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
-if TYPE_CHECKING:
-    from isthmus.cli.sources import Own, Running
+from isthmus.cli.exits import CommandFailed, Exit
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 WAIT_SECONDS = 20.0
-"""How long a command waits for servers that are only starting; a package runner may have to fetch one."""
+"""How long a command waits for starting servers; a package runner may have to download one first."""
+
+DURATION_SECONDS_MAX = 100 * 365 * 86_400
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_DURATION = re.compile(r"([0-9]{1,9})([smhdw])")
 
 
 def with_config(command: F) -> F:
-    """Let a command be told which configuration."""
+    """Add `--config`."""
     return click.option(
         "--config",
         type=click.Path(path_type=Path),
@@ -28,13 +33,13 @@ def with_config(command: F) -> F:
 
 
 def with_source(command: F) -> F:
-    """Let a command be told which hub, or which configuration to start one from."""
+    """Add `--hub` and `--config`: the running hub, or the configuration to start one from."""
     hub = click.option("--hub", metavar="URL", help="A running hub, such as http://127.0.0.1:8765.")
     return with_config(hub(command))
 
 
 def with_wait(command: F) -> F:
-    """Let a command be told how long it waits."""
+    """Add `--wait`."""
     return click.option(
         "--wait",
         type=click.FloatRange(0.0, 600.0),
@@ -46,19 +51,18 @@ def with_wait(command: F) -> F:
 
 
 def with_json(command: F) -> F:
-    """Let a command print JSON."""
+    """Add `--json`."""
     return click.option("--json", "is_json", is_flag=True, help="Print JSON, for programs.")(command)
 
 
-def chosen(hub: str | None, config: Path | None) -> Running | Own:
-    """The hub that a command is to work against."""
-    from isthmus.cli.sources import source_of
+def parse_duration(option: str, text: str, advice: str, *, least: int = 1) -> float:
+    """Seconds of a duration such as 12h, 30d or 52w.
 
-    return source_of(hub, config)
-
-
-def quietly() -> None:
-    """Keep what the hub logs out of a command's way: it tells the outcome itself."""
-    from isthmus.telemetry.logs import configure
-
-    configure("error", "auto")
+    Raises:
+        CommandFailed: it is malformed or out of range.
+    """
+    found = _DURATION.fullmatch(text.strip().lower())
+    seconds = int(found[1]) * _UNITS[found[2]] if found else -1
+    if not least <= seconds <= DURATION_SECONDS_MAX:
+        raise CommandFailed(Exit.USAGE, f"{option} must be a time like 12h, 30d or 52w, got {text!r}", advice)
+    return float(seconds)

@@ -1,8 +1,8 @@
-"""What a person sees: text made harmless for a terminal, lines for programs, tables for people.
+"""Prints to the terminal, to files and to pipes. Every command prints through here.
 
-Tool names, descriptions and results are written by servers, which nobody vouches for: on a terminal an escape
-sequence could repaint the screen or set the clipboard. Every command prints through here. Colours and widths
-are left to rich, which is loaded only when a terminal is there to show them.
+Servers write tool names, descriptions and results, and a server may be hostile: on a terminal, an escape sequence
+could repaint the screen or set the clipboard, so these are escaped. Colors and widths are left to rich, which is
+loaded only if there is a terminal.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO, TypeAlias
 
-from isthmus.model.characters import CONTROL, INVISIBLE, escaped, escaped_misjoined
+from isthmus.model.unsafe_characters import CONTROL, INVISIBLE, escaped, escaped_misjoined
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,55 +21,53 @@ if TYPE_CHECKING:
 
 Row: TypeAlias = Sequence[str]
 Group: TypeAlias = tuple[str, Sequence[Row]]
-"""Rows, and what stands above them."""
+"""A heading, and the rows below it."""
 
 GAP = 2
-"""Blanks between columns."""
+"""Spaces between columns."""
 
 
 def harmless(text: str, *, keep: str = "\n\t") -> str:
-    """Return `text` with everything that could drive a terminal written as an escape."""
+    """`text` with every character escaped that could control a terminal."""
     text = text.replace("\r\n", "\n") if "\n" in keep else text
     if text.isascii() and text.isprintable():
         return text
     text = escaped_misjoined(text)
-    return "".join(escaped(character) if _is_harmful(character, keep) else character for character in text)
-
-
-def _is_harmful(character: str, keep: str) -> bool:
-    if character in keep:
-        return False
-    is_end = character in "\n\t\r"  # no control character elsewhere, but here it was not to be kept
-    return is_end or CONTROL.match(character) is not None or INVISIBLE.match(character) is not None
+    return "".join(
+        escaped(character)
+        if character not in keep and (character in "\n\t\r" or CONTROL.match(character) or INVISIBLE.match(character))
+        else character
+        for character in text
+    )
 
 
 def first_line(text: str) -> str:
-    """Return the first line that says something, fit to stand in a table."""
+    """The first line that is not empty, escaped for a table cell."""
     lines = (line.strip() for line in text.splitlines())
     return harmless(next((line for line in lines if line), ""), keep="")
 
 
-def write(text: str) -> None:
-    """Print what a command was asked for: as it is to a pipe or file, made harmless to a terminal."""
+def print_output(text: str) -> None:
+    """Print a command's output: unchanged to a pipe or file, escaped on a terminal."""
     text = harmless(text) if sys.stdout.isatty() else text
     sys.stdout.write(text if text.endswith("\n") else text + "\n")
     sys.stdout.flush()
 
 
-def write_json(text: bytes) -> None:
-    """Print JSON, laid out for reading; numbers keep their exact text."""
+def print_json(text: bytes) -> None:
+    """Print indented JSON; numbers keep their exact text."""
     import msgspec
 
-    write(msgspec.json.format(text, indent=2).decode())
+    print_output(msgspec.json.format(text, indent=2).decode())
 
 
-def say(text: str) -> None:
-    """Print something beside the output: an error, advice, progress."""
+def print_error(text: str) -> None:
+    """Print an error, advice or a note to standard error."""
     print(harmless(text), file=sys.stderr, flush=True)
 
 
 def aligned(rows: Sequence[Row]) -> list[str]:
-    """Return rows as lines whose columns begin at the same place; the last column is free."""
+    """Rows as lines with aligned columns; the last column has any width."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
     return [
         (" " * GAP).join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
@@ -77,10 +75,15 @@ def aligned(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def show_table(stream: TextIO, groups: Sequence[Group], styles: Row) -> None:
-    """Show rows under headings on a terminal, aligned over all groups; only the last column is cut to fit.
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, such as "1 tool" or "3 tools"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
-    `styles` has one of rich's styles for each column.
+
+def show_table(stream: TextIO, groups: Sequence[Group], styles: Row) -> None:
+    """Print rows under headings on a terminal, aligned across groups; only the last column is cut to fit.
+
+    `styles` has one rich style per column.
     """
     console = _console(stream)
     for part in _parts(groups, styles, console.width):
@@ -89,7 +92,7 @@ def show_table(stream: TextIO, groups: Sequence[Group], styles: Row) -> None:
 
 @contextmanager
 def in_place(stream: TextIO) -> Iterator[Callable[[Sequence[Group], Row], None]]:
-    """Show such rows on a terminal again and again, each time in the place of those before; the last ones stay."""
+    """Draw such tables on a terminal, each in the place of the one before; the last one stays."""
     from rich.console import Group as Together
     from rich.live import Live
 
@@ -111,14 +114,14 @@ def _parts(groups: Sequence[Group], styles: Row, width: int) -> Iterator[Text | 
 
 
 def _console(stream: TextIO) -> Console:
-    """Return rich's view of a terminal, which takes our text as it is: no markup, no guessing at colours."""
+    """A rich console that prints text unchanged: no markup, no automatic colors."""
     from rich.console import Console
 
     return Console(file=stream, highlight=False, markup=False, emoji=False)
 
 
 def _widths(rows: Sequence[Row], terminal: int) -> list[int]:
-    """Return the width of each column: the last has what long names, folded, leave it."""
+    """The width of each column. Long names are folded; the last column has the rest of the line."""
     from rich.cells import cell_len
 
     longest = [max(map(cell_len, column), default=0) for column in zip(*rows, strict=True)][:-1]

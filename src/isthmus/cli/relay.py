@@ -1,7 +1,4 @@
-"""`isthmus relay`: the agents of a running hub, the servers that dialled in under them, and their devices.
-
-`status` shows them, `forget` has the hub forget servers that are away.
-"""
+"""`isthmus relay`: shows the servers and devices of a hub's relay, and forgets servers that are away."""
 
 from __future__ import annotations
 
@@ -10,51 +7,99 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+import click
 import msgspec
 
 from isthmus.cli.addresses import configured_origin
-from isthmus.cli.documents import DeviceTold, DialledTold, read_devices, read_dialled
+from isthmus.cli.config import configuration_of
+from isthmus.cli.documents import DeviceInfo, DialledServerInfo, read_devices, read_dialled
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.output import Row, aligned, first_line, in_place, say, show_table, write, write_json
-from isthmus.cli.remote import RemoteHub
-from isthmus.cli.sources import Own, Running, configuration_of, source_of
+from isthmus.cli.hub import LocalSource, RemoteHub, RemoteSource, source_of
+from isthmus.cli.options import with_json, with_source
+from isthmus.cli.output import (
+    Row,
+    aligned,
+    counted,
+    first_line,
+    in_place,
+    print_error,
+    print_json,
+    print_output,
+    show_table,
+)
+from isthmus.cli.running import quiet_logs, run_command
 
 REFRESH_SECONDS = 1.0
 
 STYLES = ("bold", "cyan", "", "", "", "", "")
-WHO_IS_THERE = "`isthmus relay status` says who is there and who is away."
-NOBODY = "Nobody is connected to the relay, and nobody is expected back."
+STATUS_ADVICE = "`isthmus relay status` lists the servers and their states."
+NOBODY = "No server or device is connected to the relay, and none is expected back."
+
+
+@click.group()
+def relay() -> None:
+    """Show the relay of a running hub, or forget servers that are away."""
+
+
+@relay.command()
+@with_source
+@click.option("--watch", "is_watched", is_flag=True, help="Refresh every second, until Ctrl-C.")
+@click.option("--tools", "has_tools", is_flag=True, help="List the servers' tools, too.")
+@with_json
+def status(hub: str | None, config: Path | None, *, is_watched: bool, has_tools: bool, is_json: bool) -> int:
+    """List the agents, the servers that dialled in under them, and the connected devices."""
+    if is_watched and is_json:
+        raise click.UsageError("--watch and --json exclude each other.")
+    quiet_logs()
+    source = hub_of(source_of(hub, config))
+    if not is_watched:
+        return run_command(show_status(source, is_json=is_json, has_tools=has_tools))
+    try:
+        return run_command(watch_status(source, has_tools=has_tools))
+    except KeyboardInterrupt:
+        return Exit.SUCCESS
+
+
+@relay.command()
+@click.argument("agent")
+@click.argument("server_id", required=False)
+@with_source
+def forget(agent: str, server_id: str | None, hub: str | None, config: Path | None) -> int:
+    """Forget AGENT's servers that are away, or one of them, with their tools. A server that dials in again is back."""
+    quiet_logs()
+    return run_command(forget_servers(hub_of(source_of(hub, config)), agent, server_id))
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
-    """The relay as a hub tells it."""
+class RelayOverview:
+    """The servers and devices of a hub's relay."""
 
-    servers: Sequence[DialledTold] = ()
-    devices: Sequence[DeviceTold] = ()
+    servers: Sequence[DialledServerInfo] = ()
+    devices: Sequence[DeviceInfo] = ()
     has_tools: bool = False
-    """Whether tools are named, or only counted."""
+    """Whether tools are listed, or only counted."""
 
 
-def hub_of(source: Running | Own) -> Running:
-    """Return the hub to ask: the one that is named, else the one that the configuration describes.
+def hub_of(source: RemoteSource | LocalSource) -> RemoteSource:
+    """The running hub: the named one, else the one that the configuration describes.
 
     Raises:
-        CommandFailed: nothing says where it is.
+        CommandFailed: its address is unknown.
     """
-    if isinstance(source, Running):
+    if isinstance(source, RemoteSource):
         return source
     found = source_of(configured_origin(configuration_of(source.file).hub), None)
-    assert isinstance(found, Running), "an address is that of a running hub"
+    assert isinstance(found, RemoteSource), "an address is that of a running hub"
     return found
 
 
-async def show_status(source: Running, *, is_json: bool, has_tools: bool = False) -> Exit:
-    """Print who is there; `has_tools` names the servers' tools, too.
+async def show_status(source: RemoteSource, *, is_json: bool, has_tools: bool = False) -> Exit:
+    """Print the servers and devices; with `has_tools`, the servers' tools, too.
 
     Raises:
-        CommandFailed: there is no hub to ask.
+        CommandFailed: the hub cannot be reached.
     """
     hub = RemoteHub(source, is_needed=True)
     try:
@@ -62,122 +107,116 @@ async def show_status(source: Running, *, is_json: bool, has_tools: bool = False
     finally:
         await hub.aclose()
     if is_json:
-        write_json(_joined(servers, devices))
+        members = msgspec.json.decode(servers, type=dict[str, msgspec.Raw])
+        print_json(msgspec.json.encode({**members, **msgspec.json.decode(devices, type=dict[str, msgspec.Raw])}))
+        return Exit.SUCCESS
+    overview = RelayOverview(read_dialled(servers), read_devices(devices), has_tools)
+    groups = groups_of(overview, time.time())
+    if not overview.servers and not overview.devices:
+        print_error(NOBODY)
+    elif sys.stdout.isatty():
+        show_table(sys.stdout, groups, STYLES)
     else:
-        _show(Status(read_dialled(servers), read_devices(devices), has_tools))
-    return Exit.WELL
+        # For grep and awk: one line each, with its agent.
+        agents = agents_of(overview)
+        rows = [(agent, *row) for agent, (_, rows) in zip(agents, groups, strict=True) for row in rows]
+        print_output("\n".join(aligned(rows)))
+    return Exit.SUCCESS
 
 
-async def watch_status(source: Running, *, has_tools: bool = False) -> Exit:
-    """Show who is there, anew every second, until interrupted. A hub that goes away is waited for.
+async def watch_status(source: RemoteSource, *, has_tools: bool = False) -> Exit:
+    """Show the servers and devices until interrupted. While the hub is away, the last state stays.
 
     Raises:
-        CommandFailed: the hub does not let us in, or there is no terminal to show it on.
+        CommandFailed: the hub rejects the key, or there is no terminal.
     """
     if not sys.stdout.isatty():
-        raise CommandFailed(Exit.USAGE, "--watch needs a terminal", "Leave it out, and ask again when you like.")
-    hub, status = RemoteHub(source, is_needed=True), Status(has_tools=has_tools)
+        raise CommandFailed(Exit.USAGE, "--watch needs a terminal", "Leave it out to print the status once.")
+    hub, overview = RemoteHub(source, is_needed=True), RelayOverview(has_tools=has_tools)
     try:
         with in_place(sys.stdout) as show:
             while True:
-                status, trouble = await _look(hub, status)
-                show([*groups_of(status, time.time()), *([(trouble, [])] if trouble else [])], STYLES)
+                overview, problem = await _refresh(hub, overview)
+                show([*groups_of(overview, time.time()), *([(problem, [])] if problem else [])], STYLES)
                 await asyncio.sleep(REFRESH_SECONDS)
     finally:
         await hub.aclose()
 
 
-async def _look(hub: RemoteHub, before: Status) -> tuple[Status, str | None]:
-    """Ask; a hub that cannot be reached just now leaves what was seen last, and why."""
+async def _refresh(hub: RemoteHub, before: RelayOverview) -> tuple[RelayOverview, str | None]:
+    """The present state; if the hub cannot be reached, the last one and why."""
     try:
         servers, devices = await hub.relay("servers"), await hub.relay("devices")
-        return Status(read_dialled(servers), read_devices(devices), before.has_tools), None
     except CommandFailed as failed:
         if failed.exit is not Exit.UNREACHABLE:
             raise
         return before, failed.message
+    return RelayOverview(read_dialled(servers), read_devices(devices), before.has_tools), None
 
 
-async def forget_servers(source: Running, agent: str, server_id: str | None) -> Exit:
-    """Have the hub forget an agent's servers that are away, all of them or one, and print their names.
+async def forget_servers(source: RemoteSource, agent: str, server_id: str | None) -> Exit:
+    """Make the hub forget an agent's servers that are away, all or one, and print their names.
 
     Raises:
-        CommandFailed: there is none that could be forgotten, or no hub to ask.
+        CommandFailed: there is no such server, or the hub cannot be reached.
     """
     hub = RemoteHub(source, is_needed=True)
     try:
         known = read_dialled(await hub.relay("servers"))
         for server in _forgettable(known, agent, server_id):
             if (why := await hub.forget(server.name)) is not None:
-                said = f"{server.name} was not forgotten: {first_line(why)}"
-                raise CommandFailed(Exit.CALL_FAILED, said, WHO_IS_THERE)
-            write(f"forgot {first_line(server.name)}")
+                text = f"{server.name} was not forgotten: {first_line(why)}"
+                raise CommandFailed(Exit.CALL_FAILED, text, STATUS_ADVICE)
+            print_output(f"forgot {first_line(server.name)}")
     finally:
         await hub.aclose()
-    return Exit.WELL
+    return Exit.SUCCESS
 
 
-def _forgettable(known: Sequence[DialledTold], agent: str, server_id: str | None) -> list[DialledTold]:
+def _forgettable(known: Sequence[DialledServerInfo], agent: str, server_id: str | None) -> list[DialledServerInfo]:
     meant = [server for server in known if server.agent == agent and server_id in (None, server.server_id)]
     away = [server for server in meant if server.state == "away"]
     if away:
         return away
     named = f"the agent {agent!r}" if server_id is None else f"the server {server_id!r} of the agent {agent!r}"
     if not meant:
-        raise CommandFailed(Exit.CALL_FAILED, f"the hub does not know {named}", WHO_IS_THERE)
+        raise CommandFailed(Exit.CALL_FAILED, f"the hub does not know {named}", STATUS_ADVICE)
     why = f"{named} is connected" if server_id is not None else f"every server of {named} is connected"
-    raise CommandFailed(Exit.CALL_FAILED, f"nothing was forgotten: {why}", "Only who is away can be forgotten.")
+    raise CommandFailed(
+        Exit.CALL_FAILED, f"nothing was forgotten: {why}", "Only servers that are away can be forgotten."
+    )
 
 
-def _joined(servers: bytes, devices: bytes) -> bytes:
-    members = msgspec.json.decode(servers, type=dict[str, msgspec.Raw])
-    return msgspec.json.encode({**members, **msgspec.json.decode(devices, type=dict[str, msgspec.Raw])})
+# -- printing --------------------------------------------------------------------------------------------------------
 
 
-# -- showing ---------------------------------------------------------------------------------------------------------
+def agents_of(overview: RelayOverview) -> list[str]:
+    """All agents with a server or a device."""
+    servers, devices = overview.servers, overview.devices
+    return sorted({server.agent for server in servers} | {device.agent for device in devices})
 
 
-def _show(status: Status) -> None:
-    groups = groups_of(status, time.time())
-    if not status.servers and not status.devices:
-        say(NOBODY)
-    elif sys.stdout.isatty():
-        show_table(sys.stdout, groups, STYLES)
-    else:
-        # For grep and awk: a line each, with whose it is.
-        agents = agents_of(status)
-        rows = [(agent, *row) for agent, (_, rows) in zip(agents, groups, strict=True) for row in rows]
-        write("\n".join(aligned(rows)))
-
-
-def agents_of(status: Status) -> list[str]:
-    """Return everybody under whose name somebody is there."""
-    named = {server.agent for server in status.servers} | {device.agent for device in status.devices}
-    return sorted(named)
-
-
-def groups_of(status: Status, now: float) -> list[tuple[str, list[Row]]]:
-    """Return the servers and devices of each agent as rows, under a heading."""
-    if not status.servers and not status.devices:
+def groups_of(overview: RelayOverview, now: float) -> list[tuple[str, list[Row]]]:
+    """The servers and devices of each agent as rows, under a heading."""
+    if not overview.servers and not overview.devices:
         return [(NOBODY, [])]
-    return [_group(agent, status, now) for agent in agents_of(status)]
+    groups: list[tuple[str, list[Row]]] = []
+    for agent in agents_of(overview):
+        servers = [server for server in overview.servers if server.agent == agent]
+        devices = [device for device in overview.devices if device.agent == agent]
+        rows = [row for server in servers for row in _server_rows(server, now, has_tools=overview.has_tools)]
+        rows += [_device_row(device, now) for device in devices]
+        groups.append((f"{agent}: {counted(len(servers), 'server')}, {counted(len(devices), 'device')}", rows))
+    return groups
 
 
-def _group(agent: str, status: Status, now: float) -> tuple[str, list[Row]]:
-    servers = [server for server in status.servers if server.agent == agent]
-    devices = [device for device in status.devices if device.agent == agent]
-    heading = f"{agent}: {_counted(len(servers), 'server')}, {_counted(len(devices), 'device')}"
-    rows = [row for server in servers for row in _of_server(server, now, has_tools=status.has_tools)]
-    return heading, [*rows, *(_of_device(device, now) for device in devices)]
-
-
-def _of_server(server: DialledTold, now: float, *, has_tools: bool) -> Iterator[Row]:
+def _server_rows(server: DialledServerInfo, now: float, *, has_tools: bool) -> Iterator[Row]:
     yield (
         server.server_id,
         server.name,
         server.state,
-        _counted(len(server.tools), "tool"),
-        lasted(now - server.since),
+        counted(len(server.tools), "tool"),
+        duration_text(now - server.since),
         server.client or "-",
         first_line(server.reason or server.title or ""),
     )
@@ -185,18 +224,14 @@ def _of_server(server: DialledTold, now: float, *, has_tools: bool) -> Iterator[
         yield server.server_id, f"{server.name}.{first_line(tool)}", "tool", "", "", "", ""
 
 
-def _of_device(device: DeviceTold, now: float) -> Row:
-    calls = f"{_counted(device.calls, 'call')} now" if device.calls else f"{device.answered} answered"
-    since = lasted(now - device.since)
+def _device_row(device: DeviceInfo, now: float) -> Row:
+    calls = f"{counted(device.calls, 'call')} now" if device.calls else f"{device.answered} answered"
+    since = duration_text(now - device.since)
     return device.id, "device", "connected", calls, since, device.client or "-", first_line(device.title or "")
 
 
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def lasted(seconds: float) -> str:
-    """Return a span of time as a person would say it."""
+def duration_text(seconds: float) -> str:
+    """A duration in its largest unit."""
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
         if seconds >= 2 * size:
             return f"{int(seconds // size)} {unit}"

@@ -1,9 +1,7 @@
-"""`isthmus token relay|revoke|read`: makes the relay's addresses, revokes tokens, and says what one claims.
+"""`isthmus token relay`, `read` and `revoke`: makes the relay's addresses, reads tokens, revokes them.
 
-The keys of callers are in `cli.keys`.
-
-It works on the key and the state folder as the hub does, and needs none that runs. What it prints for the person who
-asked is a secret; nothing else that it says quotes a token.
+Works on the key and the state folder of the hub, whether or not the hub runs. Addresses hold a secret token; no other
+output quotes one.
 """
 
 from __future__ import annotations
@@ -27,41 +25,41 @@ from isthmus.cli.addresses import (
     relay_base,
     server_address,
 )
-from isthmus.cli.durations import seconds_of
+from isthmus.cli.config import configuration_for_keys, configuration_of
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.output import aligned, say, write, write_json
-from isthmus.cli.sources import configuration_for_keys, configuration_of
+from isthmus.cli.options import parse_duration
+from isthmus.cli.output import aligned, print_error, print_json, print_output
 from isthmus.config.settings import Configuration
-from isthmus.identity import relay as identity
-from isthmus.identity.relay import RelayTokens, is_clean
+from isthmus.identity import relay_tokens as identity
+from isthmus.identity.relay_tokens import RelayTokens, is_clean
 from isthmus.model.relay import Claim, Role
 
 SERVER_ID_LENGTH_MAX = 64
 STDIN_BYTES = 64 * 1024
-"""Far more than any token, or the address with it."""
+"""More than any token, or an address with one, can have."""
 
 KEY_SHOWN = "KEY"
-"""Stands in an address for the relay's key, where that was not asked for."""
+"""Stands for the relay's key in an address, unless --health asks for it."""
 
 WHY = {
-    identity.NONE_SHOWN: "there is none",
+    identity.NONE_SHOWN: "there is no token",
     identity.NOT_DECRYPTED: "it was not made with this hub's key, or is damaged",
-    identity.NOT_READ: "it was made with this hub's key, and what it says cannot be used",
+    identity.NOT_READ: "it was made with this hub's key, but its claims cannot be read",
     identity.NO_AGENT: "it names no agent",
-    identity.NOT_COMPATIBLE: "it is of the original's kind, which [relay] compatible = false refuses",
-    identity.UNKNOWN_AGENT: "it is of the original's kind, for an agent that is neither configured nor has such a token"
-    " from this hub (see [relay] compatible_agents)",
-    identity.SPLICEABLE: "its parts are all in tokens of other agents, so that anyone with those can make it",
+    identity.NOT_COMPATIBLE: "it is in the original relay's format, which [relay] compatible = false refuses",
+    identity.UNKNOWN_AGENT: "it is in the original relay's format, for an agent that is not configured and"
+    " has no such token from this hub (see [relay] compatible_agents)",
+    identity.SPLICEABLE: "it can be assembled from tokens of other agents",
     identity.FORGED: "it was not made with this hub's key, or was changed",
     identity.EXPIRED: "it has expired",
     identity.REVOKED: "it was revoked",
 }
-"""Why a token is refused, for the person at the terminal; sockets are closed in the original's words."""
+"""Why a token is refused, for people. Sockets are closed with the original relay's messages."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What kind of token is to be made, for which address."""
+class RelayTokenOptions:
+    """The token to make, and the hub's address."""
 
     agent: str
     server_id: str | None = None
@@ -75,87 +73,91 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Minted:
-    """A token, what it claims, and the addresses with it."""
+class RelayAddresses:
+    """A token, its claims, and the addresses that contain it."""
 
     token: str
     claim: Claim
     server: str | None
     device: str | None
     xiaozhi: str | None
-    """What a xiaozhi server's configuration takes for its devices: it wants `/mcp/`, and calls at `/call/` itself."""
+    """For the configuration of a xiaozhi server: it expects `/mcp/`, and uses `/call/` by itself."""
     health: str | None
-    """Where its manager asks how the relay is, with the key."""
+    """Where a manager asks for the relay's health; contains the relay's key."""
 
 
 # -- making ----------------------------------------------------------------------------------------------------------
 
 
-def mint_token(file: Path | None, wanted: Wanted) -> Exit:
-    """Print the addresses of an agent, each ready to paste.
+def mint_token(file: Path | None, options: RelayTokenOptions) -> Exit:
+    """Print the addresses of an agent, ready to paste.
 
     Raises:
-        CommandFailed: there can be no such token, or no key.
+        CommandFailed: the options are invalid, or the key cannot be read.
     """
-    _check(wanted)
+    _check(options)
     configuration = configuration_of(file)
-    base = relay_base(wanted.url or configuration.hub.public_url or configured_origin(configuration.hub))
-    minted = _minted(wanted, configuration, base)
-    if wanted.is_json:
-        write_json(_as_json(minted))
+    base = relay_base(options.url or configuration.hub.public_url or configured_origin(configuration.hub))
+    minted = _minted(options, configuration, base)
+    if options.is_json:
+        print_json(_as_json(minted))
     else:
-        without_key = health_address(base, KEY_SHOWN) if wanted.role is None else None
-        write("\n".join(aligned(list(_rows(minted, without_key)))))
-    for note in _notes(wanted, minted, configuration):
-        say(note)
-    return Exit.WELL
+        without_key = health_address(base, KEY_SHOWN) if options.role is None else None
+        print_output("\n".join(aligned(list(_rows(minted, without_key)))))
+    for note in _notes(options, minted, configuration):
+        print_error(note)
+    return Exit.SUCCESS
 
 
-def _check(wanted: Wanted) -> None:
-    """Raises: CommandFailed if the options contradict each other, or one is out of its range."""
-    if wanted.is_compatible and (wanted.role or wanted.tenant or wanted.expires):
-        said = "--compatible excludes --role, --tenant and --expires: the original's tokens have none of these"
-        raise CommandFailed(Exit.USAGE, said, "Leave --compatible out to have a token that says them.")
-    if wanted.server_id is not None:
-        if wanted.role == "device":
-            said = "--server-id is a server's, and --role device makes no address for one"
-            raise CommandFailed(Exit.USAGE, said, "Leave one of them out.")
-        if not (0 < len(wanted.server_id) <= SERVER_ID_LENGTH_MAX and wanted.server_id.isprintable()):
-            said = f"--server-id must be 1 to {SERVER_ID_LENGTH_MAX} printable characters, not {wanted.server_id!r}"
-            raise CommandFailed(Exit.USAGE, said, "Choose another.")
+def _check(options: RelayTokenOptions) -> None:
+    """Raises: CommandFailed if options exclude each other, or one is out of range."""
+    if options.is_compatible and (options.role or options.tenant or options.expires):
+        text = "--compatible excludes --role, --tenant and --expires: the original relay's tokens cannot hold them"
+        raise CommandFailed(Exit.USAGE, text, "Leave out --compatible, or the others.")
+    if options.server_id is not None:
+        if options.role == "device":
+            text = "--server-id is for servers, but --role device makes no address for one"
+            raise CommandFailed(Exit.USAGE, text, "Leave one of them out.")
+        if not (0 < len(options.server_id) <= SERVER_ID_LENGTH_MAX and options.server_id.isprintable()):
+            text = f"--server-id must be 1 to {SERVER_ID_LENGTH_MAX} printable characters, got {options.server_id!r}"
+            raise CommandFailed(Exit.USAGE, text, "Choose another.")
 
 
-def _minted(wanted: Wanted, configuration: Configuration, base: str) -> Minted:
+def _minted(options: RelayTokenOptions, configuration: Configuration, base: str) -> RelayAddresses:
     tokens = tokens_of(configuration)
-    token = _compatible(wanted, tokens, configuration) if wanted.is_compatible else _own(wanted, tokens)
-    claim = tokens_of(configuration).prove(token)  # which knows the agent by now
+    token = _compatible(options, tokens, configuration) if options.is_compatible else _own(options, tokens)
+    claim = tokens_of(configuration).prove(token)  # loaded again: the agent is known now
     assert isinstance(claim, Claim), "what was just made can be read"
-    server = None if wanted.role == "device" else server_address(base, token, wanted.server_id)
-    health = health_address(base, _key_of(configuration)) if wanted.has_health else None
-    if wanted.role == "server":
-        return Minted(token, claim, server, None, None, health)
-    return Minted(token, claim, server, device_address(base, token), server_address(base, token), health)
+    server = None if options.role == "device" else server_address(base, token, options.server_id)
+    health = health_address(base, _key_of(configuration)) if options.has_health else None
+    if options.role == "server":
+        return RelayAddresses(token, claim, server, None, None, health)
+    return RelayAddresses(token, claim, server, device_address(base, token), server_address(base, token), health)
 
 
-def _own(wanted: Wanted, tokens: RelayTokens) -> str:
-    asked = Claim(wanted.agent, role=wanted.role, expires_at=_end(wanted.expires))
+def _own(options: RelayTokenOptions, tokens: RelayTokens) -> str:
+    expires_at = None
+    if options.expires is not None:
+        advice = "Leave it out for a token that never expires."
+        expires_at = round(time.time()) + parse_duration("--expires", options.expires, advice)
+    claim = Claim(options.agent, role=options.role, expires_at=expires_at)
     try:
-        return tokens.mint(msgspec.structs.replace(asked, tenant=wanted.tenant) if wanted.tenant else asked)
+        return tokens.mint(msgspec.structs.replace(claim, tenant=options.tenant) if options.tenant else claim)
     except ValueError as error:
         raise _unnameable(error) from None
 
 
-def _compatible(wanted: Wanted, tokens: RelayTokens, configuration: Configuration) -> str:
+def _compatible(options: RelayTokenOptions, tokens: RelayTokens, configuration: Configuration) -> str:
     if not configuration.relay.tokens.compatible:
-        said = "this hub does not accept the original's tokens: [relay] compatible is false"
-        raise CommandFailed(Exit.CONFIGURATION, said, "Leave --compatible out.")
+        text = "this hub does not accept the original relay's tokens: [relay] compatible is false"
+        raise CommandFailed(Exit.CONFIGURATION, text, "Leave --compatible out.")
     try:
-        token = tokens.mint_compatible(wanted.agent)
+        token = tokens.mint_compatible(options.agent)
     except ValueError as error:
         raise _unnameable(error) from None
-    if wanted.agent not in configuration.relay.face.agents:
+    if options.agent not in configuration.relay.face.agents:
         try:
-            note_issued(wanted.agent, _state(configuration))
+            note_issued(options.agent, _state(configuration))
         except OSError as error:
             raise _unusable(_state(configuration), error) from error
     return token
@@ -165,15 +167,7 @@ def _unnameable(error: ValueError) -> CommandFailed:
     return CommandFailed(Exit.USAGE, f"the {error}", "Choose another name.")
 
 
-def _end(expires: str | None) -> float | None:
-    """When a token made now ends."""
-    if expires is None:
-        return None
-    advice = "Leave it out for a token that does not end by itself."
-    return round(time.time()) + seconds_of("--expires", expires, advice)
-
-
-def _rows(minted: Minted, without_key: str | None) -> Iterator[tuple[str, str]]:
+def _rows(minted: RelayAddresses, without_key: str | None) -> Iterator[tuple[str, str]]:
     if minted.server is not None:
         yield "server", minted.server
     if minted.device is not None:
@@ -187,55 +181,55 @@ def _rows(minted: Minted, without_key: str | None) -> Iterator[tuple[str, str]]:
         yield "expires", _shown(minted.claim.expires_at)
 
 
-def _as_json(minted: Minted) -> bytes:
+def _as_json(minted: RelayAddresses) -> bytes:
     addresses = {name: getattr(minted, name) for name in ("server", "device", "xiaozhi", "health")}
     return msgspec.json.encode({**_claimed(minted.claim), "token": minted.token, **addresses})
 
 
-def _notes(wanted: Wanted, minted: Minted, configuration: Configuration) -> Iterator[str]:
-    """What else the person should know, without the token."""
+def _notes(options: RelayTokenOptions, minted: RelayAddresses, configuration: Configuration) -> Iterator[str]:
+    """What else the person should know."""
     if not configuration.relay.face.enabled:
         yield "The relay is switched off: [relay] enabled is false."
-    if wanted.is_compatible:
-        yield "It opens both ends for ever, and cannot be revoked but by another key."
+    if options.is_compatible:
+        yield "It opens both ends for ever; only a new relay key revokes it."
         yield "Hubs with another state folder accept it only if they have [relay.agents] for this agent."
         if refused := tokens_of(configuration).spliceable():
-            told = ", ".join(refused)
-            yield f"Refused from now on, because this and other tokens have all parts of theirs: tokens of {told}."
-    if wanted.url is None and configuration.hub.public_url is None and configuration.hub.host in EVERY_ADDRESS:
-        yield "The addresses are for this machine: say with --url how others reach the hub."
+            agents = ", ".join(refused)
+            yield f"Tokens of {agents} are refused from now on: they can be assembled from this and other tokens."
+    if options.url is None and configuration.hub.public_url is None and configuration.hub.host in EVERY_ADDRESS:
+        yield "The addresses work on this machine only: name the hub's public address with --url."
     if minted.xiaozhi is not None and not is_clean(minted.xiaozhi):
-        yield "A xiaozhi server refuses its address, because the host or path has `key` or `call` in it."
-    if wanted.has_health:
-        yield "The health address holds the relay's key, which makes tokens of every agent: keep it secret."
+        yield "A xiaozhi server rejects its address, because the host or path contains `key` or `call`."
+    if options.has_health:
+        yield "The health address contains the relay's key, which makes tokens for every agent: keep it secret."
         if configuration.relay.tokens.compatible_agents == "known":
             yield 'The tokens that a manager makes with it need [relay] compatible_agents = "md5".'
-    elif wanted.role is None and not wanted.is_json:
+    elif options.role is None and not options.is_json:
         own = configuration.relay.tokens.key is not None
-        where = "what [relay] key says" if own else f"in {key_file(_state(configuration)).absolute()}"
-        yield f"{KEY_SHOWN} in the health address, which a manager is given, is {where}; --health prints it."
+        where = "in [relay] key" if own else f"in {key_file(_state(configuration)).absolute()}"
+        yield f"{KEY_SHOWN} in the health address, for a manager, is {where}; --health prints it."
 
 
-# -- the others ------------------------------------------------------------------------------------------------------
+# -- revoking and reading --------------------------------------------------------------------------------------------
 
 
 def revoke_token(file: Path | None, id: str) -> Exit:
-    """Note that a token of the relay is good no more.
+    """Revoke a token of the relay.
 
     Raises:
-        CommandFailed: it cannot be noted.
+        CommandFailed: the state folder cannot be written.
     """
     state = _state(configuration_for_keys(file)[0])
     try:
         revoke(id, state)
     except OSError as error:
         raise _unusable(state, error) from error
-    write(f"revoked {id}")
-    return Exit.WELL
+    print_output(f"revoked {id}")
+    return Exit.SUCCESS
 
 
 def read_token(file: Path | None, *, is_json: bool) -> Exit:
-    """Print what the token on standard input claims, and whether it is good.
+    """Print the claims of the token on standard input, and whether it is valid.
 
     Raises:
         CommandFailed: this hub did not make it.
@@ -245,15 +239,15 @@ def read_token(file: Path | None, *, is_json: bool) -> Exit:
     claim, read = tokens.prove(token), tokens.read(token)
     if isinstance(claim, str):
         raise CommandFailed(
-            Exit.NOT_ALLOWED, f"no token that this hub takes: {WHY[claim]}", "Make one: isthmus token relay AGENT"
+            Exit.NOT_ALLOWED, f"this hub does not accept the token: {WHY[claim]}", "Make one: isthmus token relay AGENT"
         )
     state = read if isinstance(read, str) else None
     if is_json:
-        write_json(msgspec.json.encode({**_claimed(claim), "good": state is None, "reason": _why(state)}))
+        print_json(msgspec.json.encode({**_claimed(claim), "good": state is None, "reason": _why(state)}))
     else:
-        told = {**_claimed(claim), "state": _why(state) or "good", "expires": _shown(claim.expires_at)}
-        write("\n".join(aligned([(word, str(value)) for word, value in told.items() if value is not None])))
-    return Exit.WELL if state is None else Exit.NOT_ALLOWED
+        rows = {**_claimed(claim), "state": _why(state) or "good", "expires": _shown(claim.expires_at)}
+        print_output("\n".join(aligned([(word, str(value)) for word, value in rows.items() if value is not None])))
+    return Exit.SUCCESS if state is None else Exit.NOT_ALLOWED
 
 
 def _why(state: str | None) -> str | None:
@@ -261,7 +255,7 @@ def _why(state: str | None) -> str | None:
 
 
 def _given() -> str:
-    """What is on standard input; a person is asked, and what they type is not shown."""
+    """The text on standard input; on a terminal, it is typed without an echo."""
     if sys.stdin.isatty():
         import click
 
@@ -271,7 +265,7 @@ def _given() -> str:
 
 
 def _token_in(text: str) -> str:
-    """The token, also of an address that has it."""
+    """The token, or the one in an address."""
     text = text.strip()
     try:
         found = parse_qs(urlsplit(text).query).get("token") if "://" in text else None
@@ -295,10 +289,10 @@ def _shown(expires_at: float | None) -> str:
 
 
 def tokens_of(configuration: Configuration) -> RelayTokens:
-    """The tokens of the hub that has this configuration.
+    """The tokens of a hub with this configuration.
 
     Raises:
-        CommandFailed: its key can neither be read nor made.
+        CommandFailed: its key can be neither read nor created.
     """
     settings = configuration.relay.tokens
     revocations = Revocations(_state(configuration), settings.revoked)
@@ -314,7 +308,7 @@ def _key_of(configuration: Configuration) -> str:
         raise _unusable(state, error) from error
     except ValueError as error:
         raise CommandFailed(
-            Exit.CONFIGURATION, str(error), "Tokens that were made before are good no more then."
+            Exit.CONFIGURATION, str(error), "With another key, all earlier tokens become invalid."
         ) from None
 
 
@@ -323,7 +317,7 @@ def _state(configuration: Configuration) -> Path:
 
 
 def _unusable(state: Path, error: OSError) -> CommandFailed:
-    said = f"the state folder {state} cannot be used: {error.strerror}"
+    text = f"the state folder {state} cannot be used: {error.strerror}"
     return CommandFailed(
-        Exit.CONFIGURATION, said, "Run this as the user that the hub runs as, or name another under [hub]."
+        Exit.CONFIGURATION, text, "Run this as the user that runs the hub, or name another folder under [hub]."
     )

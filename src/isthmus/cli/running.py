@@ -1,7 +1,7 @@
-"""Running a command's coroutine: which loop it gets and what the signals mean meanwhile.
+"""Runs a command's coroutine: the event loop, the signals and the limits of the process.
 
-Everything runs on uvloop where there is one. A service (`serve`, `stdio`) handles its own signals. For the
-other commands Ctrl-C and SIGTERM cancel the work, and a call is withdrawn at its server.
+uvloop is used where it exists. A service (`serve`, `stdio`, `dial`) handles its own signals. In other commands Ctrl-C
+and SIGTERM cancel the work, and a running call is cancelled at its server.
 """
 
 from __future__ import annotations
@@ -14,19 +14,23 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
-from isthmus.app.leftovers import family_in
-from isthmus.app.privacy import keep_private
+from isthmus.app.process_setup import family_in, keep_private
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.transport.descendants import claim_process
+from isthmus.telemetry.logs import configure
+from isthmus.transport.process_tree import claim_process
 
 T = TypeVar("T")
 
 DESCRIPTORS_WANTED = 65_536
-"""Every server that is a process takes four, every caller one; the usual limit is 1,024."""
-
+"""Each server process takes four file descriptors, each caller one; the usual limit is 1,024."""
 
 DEBUGGABLE_VARIABLE = "ISTHMUS_DEBUGGABLE"
-"""Set to anything, it lets a debugger or a profiler of the same user look into a service."""
+"""If set, a debugger or profiler of the same user may attach to a service."""
+
+
+def quiet_logs() -> None:
+    """Log errors only: a command prints its outcome itself."""
+    configure("error", "auto")
 
 
 def run_command(work: Coroutine[Any, Any, T]) -> T:
@@ -34,28 +38,28 @@ def run_command(work: Coroutine[Any, Any, T]) -> T:
 
     Raises:
         KeyboardInterrupt: it was interrupted, and has cleaned up.
-        CommandFailed: it was told to end by SIGTERM, and has cleaned up.
+        CommandFailed: SIGTERM ended it, and it has cleaned up.
     """
+
+    async def until_terminated() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await work
+
     with asyncio.Runner(loop_factory=_fast_loop()) as runner:
         try:
-            return runner.run(_until_terminated(work))
+            return runner.run(until_terminated())
         except asyncio.CancelledError:
             raise CommandFailed(Exit.TERMINATED, "ended by SIGTERM") from None
 
 
-async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    return await work
-
-
 def run_service(work: Coroutine[Any, Any, T], state: str | None) -> T:
-    """Run what ends by itself when it is told to, and keep what it holds from other processes of the same user.
+    """Run a service until it ends by itself, and hide its memory from other processes of the same user.
 
-    What a killed hub of the same state folder left running is ended first. Without a folder nothing is started.
+    First ends the processes that a killed hub with the same state folder left behind. Without a folder, there are none.
     """
-    allow_descriptors()
+    raise_descriptor_limit()
     claim_process()
     if not os.environ.get(DEBUGGABLE_VARIABLE):
         keep_private()
@@ -64,8 +68,8 @@ def run_service(work: Coroutine[Any, Any, T], state: str | None) -> T:
         return runner.run(work)
 
 
-def allow_descriptors() -> None:
-    """Have as many descriptors as may be had without asking, up to what is wanted."""
+def raise_descriptor_limit() -> None:
+    """Raise the limit of open files as far as allowed, up to `DESCRIPTORS_WANTED`."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
@@ -79,6 +83,6 @@ def allow_descriptors() -> None:
 def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
     try:
         import uvloop
-    except ImportError:  # there is none for Windows; asyncio's own serves as well, only slower
+    except ImportError:  # Windows has none; asyncio's own loop is slower
         return None
     return uvloop.new_event_loop

@@ -1,81 +1,135 @@
-"""`isthmus serve`: the hub behind its HTTP door, until it is told to end."""
+"""`isthmus serve` and `isthmus stdio`: the hub over HTTP, or on standard input and output."""
 
 from __future__ import annotations
 
 import os
-from functools import partial
 from pathlib import Path
 
+import click
 import structlog
 
 from isthmus.app.reload import Source
 from isthmus.app.serve import serve
+from isthmus.app.stdio import run_stdio
 from isthmus.cli.addresses import local_origin
+from isthmus.cli.config import configuration_of, home, refused
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.output import say
+from isthmus.cli.hub import LocalSource, RemoteSource, running_as_server, source_of
+from isthmus.cli.options import with_config, with_source
+from isthmus.cli.output import print_error
 from isthmus.cli.running import run_service
-from isthmus.cli.sources import configuration_of, home, refused
-from isthmus.config.environment import MAP_VARIABLE
+from isthmus.config.entries import MAP_VARIABLE
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
-from isthmus.frontends.http.listener import DoorError
+from isthmus.frontends.http.listener import ListenError
 from isthmus.telemetry.logs import configure
 
 log = structlog.get_logger(__name__)
+
+STDIN, STDOUT, STDERR = 0, 1, 2
+
+
+@click.command("serve")
+@with_config
+@click.option("--host", metavar="H", help="The address to listen on.  [default: 127.0.0.1]")
+@click.option(
+    "--port",
+    metavar="N",
+    type=click.IntRange(0, 65535),
+    help="The port; 0 picks a free one.  [default: 8765]",
+)
+@click.option("--insecure", "is_insecure", is_flag=True, help="Without callers, accept everybody who can connect.")
+def serve_command(config: Path | None, host: str | None, port: int | None, *, is_insecure: bool) -> int:
+    """Run the hub: MCP at /mcp (all servers) and /mcp/SERVER (one), REST at /v1."""
+    return serve_hub(config, host, port, is_insecure=is_insecure)
+
+
+@click.command("stdio")
+@with_source
+def stdio_command(hub: str | None, config: Path | None) -> int:
+    """Serve MCP on standard input and output, for clients that start their servers."""
+    return serve_stdio(source_of(hub, config))
 
 
 def serve_hub(file: Path | None, host: str | None, port: int | None, *, is_insecure: bool = False) -> Exit:
     """Serve until SIGTERM or SIGINT.
 
     Raises:
-        CommandFailed: the configuration cannot be used, or its address cannot be listened on.
+        CommandFailed: the configuration cannot be used, or the hub cannot listen on its address.
     """
     configuration = configuration_of(file, host=host, port=port)
-    log_as(configuration.hub)
-    warn(configuration)
+    configure_logs(configuration.hub)
+    log_warnings(configuration)
     source = Source(file, os.environ, Path.cwd(), home(), host, port)
+
+    def on_open(host: str, port: int) -> None:
+        url = f"{local_origin(host, port)}/mcp"
+        if configuration.hub.log_file is not None:
+            print_error(f"listening at {url}, logging to {configuration.hub.log_file}")
+        log.info("listening", url=url, servers=len(configuration.servers))
+
     try:
-        opened = partial(_opened, configuration)
-        work = serve(configuration, os.environ, source, on_open=opened, is_insecure=is_insecure)
+        work = serve(configuration, os.environ, source, on_open=on_open, is_insecure=is_insecure)
         run_service(work, configuration.hub.state)
     except ConfigError as error:
         raise refused(error) from error
-    except DoorError as error:
+    except ListenError as error:
         advice = "Choose another address with --host and --port, or in [hub] of the configuration."
         raise CommandFailed(Exit.CONFIGURATION, str(error), advice) from error
-    return Exit.WELL
+    return Exit.SUCCESS
 
 
-def log_as(settings: HubSettings) -> None:
-    """Begin to log as the configuration says.
+def serve_stdio(source: RemoteSource | LocalSource) -> Exit:
+    """Serve one caller until it disconnects.
 
     Raises:
-        CommandFailed: the file to log to cannot be written.
+        CommandFailed: the configuration cannot be used.
+    """
+    if isinstance(source, RemoteSource):
+        configuration, surface = running_as_server(source)
+        files, state = None, None
+        configure_logs(configuration.hub)
+    else:
+        configuration, surface = configuration_of(source.file), None
+        files, state = Source(source.file, os.environ, Path.cwd(), home()), configuration.hub.state
+        configure_logs(configuration.hub)
+        log_warnings(configuration)
+    output = take_stdout()
+    try:
+        work = run_stdio(configuration, os.environ, files, surface=surface, stdin=STDIN, stdout=output)
+        run_service(work, state)
+    except ConfigError as error:
+        raise refused(error) from error
+    return Exit.SUCCESS
+
+
+def take_stdout() -> int:
+    """Return a private descriptor of standard output, and redirect the public one to standard error.
+
+    A stray `print` in any library would break the protocol; now it goes to the log.
+    """
+    output = os.dup(STDOUT)
+    os.dup2(STDERR, STDOUT)
+    return output
+
+
+def configure_logs(settings: HubSettings) -> None:
+    """Log as the configuration says.
+
+    Raises:
+        CommandFailed: the log file cannot be written.
     """
     try:
         configure(settings.log_level, settings.log_format, settings.log_file)
     except OSError as error:
         text = f"the log cannot be written to {settings.log_file}: {error.strerror}"
-        raise CommandFailed(Exit.CONFIGURATION, text, "Name another file under [log], or leave it out.") from error
+        raise CommandFailed(Exit.CONFIGURATION, text, "Name another file under [log].") from error
 
 
-def warn(configuration: Configuration) -> None:
-    """Log what is wrong with a configuration that can still be used."""
+def log_warnings(configuration: Configuration) -> None:
+    """Log the findings of a configuration that can still be used."""
     for finding in configuration.warnings:
         log.warning("configuration", finding=str(finding))
     if configuration.file is None:
-        served = (
-            f"servers are those of {MAP_VARIABLE}" if configuration.servers else "only the built-in tools are served"
-        )
+        served = f"servers come from {MAP_VARIABLE}" if configuration.servers else "serving only the built-in tools"
         log.info(f"no configuration file found: {served}")
-
-
-def _opened(configuration: Configuration, host: str, port: int) -> None:
-    if configuration.hub.log_file is not None:
-        say(f"listening at {address(host, port)}, logging to {configuration.hub.log_file}")
-    log.info("listening", url=address(host, port), servers=len(configuration.servers))
-
-
-def address(host: str, port: int) -> str:
-    """Return the address to give to a client on this machine."""
-    return f"{local_origin(host, port)}/mcp"

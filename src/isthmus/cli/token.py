@@ -1,7 +1,7 @@
-"""`isthmus token create|list|rotate|revoke`: the keys of callers, in the state folder of the hub that they are for.
+"""`isthmus token`: the keys of callers, and the tokens of the relay (`cli.relay_tokens`). No hub has to run.
 
-No hub has to run; one that does takes every change within a second. A key is printed once, to whom asked for it;
-nothing else that is said here has one in it.
+Keys are in the state folder; a running hub sees every change within a second. A key is printed once, when it is made,
+and appears in no other output.
 """
 
 from __future__ import annotations
@@ -11,19 +11,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+import click
 import msgspec
 
-from isthmus.app.key_file import KeyFile, mend_of, reason_of
-from isthmus.cli.durations import seconds_of
+from isthmus.app.key_files import KeyFile, fix_of, reason_of
+from isthmus.cli.config import configuration_for_keys
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.output import aligned, say, write, write_json
-from isthmus.cli.sources import configuration_for_keys
+from isthmus.cli.options import parse_duration, with_config, with_json
+from isthmus.cli.output import aligned, print_error, print_json, print_output
+from isthmus.cli.relay_tokens import RelayTokenOptions, mint_token, read_token, revoke_token
 from isthmus.config.callers import DEFAULT_TENANT
 from isthmus.config.settings import Configuration
 from isthmus.core.access.policy import check_pattern
-from isthmus.identity.relay import ID_RULE
-from isthmus.identity.store import (
+from isthmus.identity.minted_keys import (
     KEYS_MAX,
     Keys,
     MintedKey,
@@ -38,17 +40,92 @@ from isthmus.identity.store import (
     rotated_out,
     without_old,
 )
+from isthmus.identity.relay_tokens import ID_RULE, is_id
 from isthmus.model.callers import Grants
 
-OVERLAP = "24h"
-"""How long the key that was rotated out is good still, so that nobody has to change all its places at once."""
+NEVER_ENDS = "Leave it out for a key that never expires."
 
-FOR_EVER = "Leave it out for a key that does not end by itself."
+
+@click.group()
+def token() -> None:
+    """Manage the keys of callers and the tokens of the relay. No hub has to run."""
+
+
+@token.command("create")
+@click.argument("name")
+@click.option("--allow", multiple=True, metavar="PATTERN", help="What it may call, such as '*', files or files.read.")
+@click.option("--deny", multiple=True, metavar="PATTERN", help="What it may not call, even if allowed.")
+@click.option("--tenant", metavar="T", help="The tenant of the caller.  [default: default]")
+@click.option("--targets", is_flag=True, help="It may name servers by address, as [targets] allows.")
+@click.option("--operator", is_flag=True, help="It sees the state of every server, over REST.")
+@click.option("--expires", metavar="TIME", help="When the key expires, such as 12h or 90d.  [default: never]")
+@with_config
+@with_json
+def token_create(config: Path | None, **options: Any) -> int:
+    """Create a caller NAME and print its key, once. A running hub accepts it within a second.
+
+    Only a hash of the key is stored, in the state folder. With its first key, an open hub starts to require keys.
+    """
+    return create_key(config, KeyOptions(**options))
+
+
+@token.command("list")
+@with_config
+@with_json
+def token_list(config: Path | None, *, is_json: bool) -> int:
+    """List the callers with keys, here and in the configuration, and the state of each key."""
+    return list_keys(config, is_json=is_json)
+
+
+@token.command("rotate")
+@click.argument("name")
+@click.option("--overlap", metavar="TIME", default="24h", show_default=True, help="How long the old key stays valid.")
+@click.option("--expires", metavar="TIME", help="When the new key expires.  [default: same lifetime as the old one]")
+@with_config
+@with_json
+def token_rotate(name: str, overlap: str, expires: str | None, config: Path | None, *, is_json: bool) -> int:
+    """Make another key for the caller NAME, with the same permissions, and print it, once."""
+    return rotate_key(config, name, overlap, expires, is_json=is_json)
+
+
+@token.command("relay")
+@click.argument("agent")
+@click.option("--server-id", metavar="ID", help="The server's id; without it, its own name is used.")
+@click.option("--role", type=click.Choice(["server", "device"]), help="The end that it opens.  [default: both]")
+@click.option("--tenant", metavar="T", help="The tenant of the agent.  [default: default]")
+@click.option("--expires", metavar="TIME", help="When the token expires, such as 12h or 30d.  [default: never]")
+@click.option("--compatible", "is_compatible", is_flag=True, help="In the original's format: both ends, for ever.")
+@click.option("--url", metavar="URL", help="The hub's public address, such as wss://hub.example.")
+@click.option("--health", "has_health", is_flag=True, help="Print the manager's health address with the relay's key.")
+@with_config
+@with_json
+def token_relay(config: Path | None, **options: Any) -> int:
+    """Print the addresses at which AGENT's servers dial in and its devices call."""
+    return mint_token(config, RelayTokenOptions(**options))
+
+
+@token.command("revoke")
+@click.argument("word", metavar="NAME|ID")
+@with_config
+def token_revoke(word: str, config: Path | None) -> int:
+    """Revoke all keys of the caller NAME, or the key or relay token with this ID.
+
+    Its open connections end within a second.
+    """
+    return revoke_token(config, word) if is_id(word) else revoke_key(config, word)
+
+
+@token.command("read")
+@with_config
+@with_json
+def token_read(config: Path | None, *, is_json: bool) -> int:
+    """Print the claims of a relay token on standard input, or of the token in an address there."""
+    return read_token(config, is_json=is_json)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Whose key is to be made, and what for."""
+class KeyOptions:
+    """The key to create."""
 
     name: str
     allow: tuple[str, ...] = ()
@@ -61,11 +138,12 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """Who can come in, as it is listed; `id` is that of a key that was made here."""
+class KeyInfo:
+    """A key as it is listed."""
 
     name: str
     id: str | None
+    """None for a key of the configuration."""
     tenant: str
     state: State
     made: str | None
@@ -78,74 +156,69 @@ class Known:
     """`state` for keys that were made here, `file` for those of the configuration."""
 
 
-# -- the commands ----------------------------------------------------------------------------------------------------
-
-
-def create_key(file: Path | None, wanted: Wanted) -> Exit:
-    """Make a caller with a key, and print the key.
+def create_key(file: Path | None, options: KeyOptions) -> Exit:
+    """Create a caller with a key, and print the key.
 
     Raises:
-        CommandFailed: there can be no such caller, or there is one, or it cannot be kept.
+        CommandFailed: an option is invalid, the caller exists, or the key cannot be stored.
     """
     configuration, _ = configuration_for_keys(file)
-    _check(wanted, configuration)
+    _check(options, configuration)
     now = time.time()
-    ends = None if wanted.expires is None else now + seconds_of("--expires", wanted.expires, FOR_EVER)
-    tenant = DEFAULT_TENANT if wanted.tenant is None else wanted.tenant
-    grants = Grants(wanted.allow, wanted.deny)
+    ends = None if options.expires is None else now + parse_duration("--expires", options.expires, NEVER_ENDS)
+    tenant = DEFAULT_TENANT if options.tenant is None else options.tenant
+    grants = Grants(options.allow, options.deny)
     try:
-        may = {"targets": wanted.targets, "operator": wanted.operator}
-        key, made = mint(wanted.name, grants, tenant, **may, now=now, expires_at=ends)
+        rights = {"targets": options.targets, "operator": options.operator}
+        key, made = mint(options.name, grants, tenant, **rights, now=now, expires_at=ends)
     except ValueError as error:
         raise CommandFailed(Exit.USAGE, f"the {error}", "Choose another name.") from None
 
     def decide(keys: Keys) -> Keys:
-        if current(keys, wanted.name, now) is not None:
-            raise _taken(f"{wanted.name} has a key already", f"isthmus token rotate {wanted.name}, or choose another")
+        if current(keys, options.name, now) is not None:
+            advice = f"isthmus token rotate {options.name}, or choose another name."
+            raise CommandFailed(Exit.USAGE, f"{options.name} already has a key", advice)
         return _with(keys, made, now)
 
     _change(configuration, decide, may_begin=True)
-    _tell_key(key, made, is_json=wanted.is_json)
-    return Exit.WELL
+    _print_key(key, made, is_json=options.is_json)
+    return Exit.SUCCESS
 
 
 def rotate_key(file: Path | None, name: str, overlap: str, expires: str | None, *, is_json: bool) -> Exit:
-    """Make another key for a caller; the one before is good for a while still.
+    """Make another key for a caller; the old one stays valid for a while.
 
     Raises:
-        CommandFailed: nobody has such a key, or it cannot be kept.
+        CommandFailed: the caller has no valid key, or the new one cannot be stored.
     """
     configuration, _ = configuration_for_keys(file)
-    _check_is_ours(name, configuration)
+    _check_not_configured(name, configuration)
     now = time.time()
-    still = seconds_of("--overlap", overlap, "Write 0s to have the old key end at once.", least=0)
-    asked = None if expires is None else now + seconds_of("--expires", expires, FOR_EVER)
+    still = parse_duration("--overlap", overlap, "Write 0s to end the old key at once.", least=0)
+    ends = None if expires is None else now + parse_duration("--expires", expires, NEVER_ENDS)
     made: list[tuple[str, MintedKey]] = []
 
     def decide(keys: Keys) -> Keys:
         before = current(keys, name, now)
         if before is None:
-            said = f"{name} has no key that is good"
-            raise CommandFailed(Exit.USAGE, said, f"Make one: isthmus token create {name} --allow '*'")
-        made[:] = [renewed(before, now, asked or _same_lifetime(before, now))]
+            advice = f"Make one: isthmus token create {name} --allow '*'"
+            raise CommandFailed(Exit.USAGE, f"{name} has no valid key", advice)
+        lifetime = None if before.expires_at is None else max(before.expires_at - before.made_at, 1.0)
+        made[:] = [renewed(before, now, ends or (None if lifetime is None else now + lifetime))]
         others = tuple(rotated_out(key, now, still) if key.id == before.id else key for key in keys)
         return _with(others, made[0][1], now)
 
     _change(configuration, decide)
-    _tell_key(*made[0], is_json=is_json)
-    say(f"The key before it is good for another {overlap}." if still else "The key before it is good no more.")
-    return Exit.WELL
-
-
-def _same_lifetime(key: MintedKey, now: float) -> float | None:
-    return None if key.expires_at is None else now + max(key.expires_at - key.made_at, 1.0)
+    _print_key(*made[0], is_json=is_json)
+    print_error(f"The old key stays valid for {overlap}." if still else "The old key is no longer valid.")
+    return Exit.SUCCESS
 
 
 def revoke_key(file: Path | None, word: str) -> Exit:
-    """Have a key, or all keys of a caller, be good no more.
+    """Revoke a key, or all keys of a caller.
 
     Raises:
-        CommandFailed: nobody has such a key, or it cannot be noted.
+        CommandFailed: there is no such key, or the change cannot be stored.
     """
     configuration, _ = configuration_for_keys(file)
     now = time.time()
@@ -154,94 +227,92 @@ def revoke_key(file: Path | None, word: str) -> Exit:
     def decide(keys: Keys) -> Keys:
         ids = {key.id for key in meant(keys, word)}
         if not ids:
-            _check_is_ours(word, configuration)
+            _check_not_configured(word, configuration)
             # Not quoted: it may be the key itself, or a token.
-            advice = "See them: isthmus token list. See the id of a relay's token: isthmus token read."
-            said = f"nobody has a key of that name or id; the id of a relay's token is {ID_RULE}"
-            raise CommandFailed(Exit.USAGE, said, advice)
+            advice = "`isthmus token list` lists the keys; `isthmus token read` shows the id of a relay token."
+            text = f"no key has that name or id; the id of a relay token is {ID_RULE}"
+            raise CommandFailed(Exit.USAGE, text, advice)
         ended[:] = [key.id for key in keys if key.id in ids and key.is_good(now)]
         return without_old((revoked(key, now) if key.id in ids else key for key in keys), now)
 
     _change(configuration, decide)
-    write("\n".join(f"revoked {id}" for id in ended) if ended else f"{word} had no key that was good")
-    return Exit.WELL
+    print_output("\n".join(f"revoked {id}" for id in ended) if ended else f"{word} had no valid key")
+    return Exit.SUCCESS
 
 
 def list_keys(file: Path | None, *, is_json: bool) -> Exit:
-    """Print who can come in by a key, and how it is with each.
+    """Print the callers with keys, and the state of each key.
 
     Raises:
-        CommandFailed: the list cannot be read.
+        CommandFailed: the key file cannot be read.
     """
     configuration, trouble = configuration_for_keys(file)
-    known = sorted(_known(configuration), key=lambda each: (each.name, each.source, each.made or ""))
+    known = sorted(_all_keys(configuration), key=lambda each: (each.name, each.source, each.made or ""))
     if is_json:
-        write_json(msgspec.json.encode({"keys": known}))
+        print_json(msgspec.json.encode({"keys": known}))
     elif known:
         head = ("NAME", "ID", "TENANT", "STATE", "EXPIRES", "MAY CALL")
-        write("\n".join(aligned([head, *map(_row, known)])))
+        rows = [
+            (key.name, key.id or "-", key.tenant, key.state, key.expires or "never", _permissions(key)) for key in known
+        ]
+        print_output("\n".join(aligned([head, *rows])))
     else:
-        say("There are no keys. Make one: isthmus token create NAME --allow '*'")
+        print_error("There are no keys. Make one: isthmus token create NAME --allow '*'")
     if trouble:
-        say(f"Callers of {configuration.file} are not listed, because it cannot be used here:\n  {trouble}")
-    return Exit.WELL
+        print_error(f"Callers of {configuration.file} are not listed, because it cannot be used here:\n  {trouble}")
+    return Exit.SUCCESS
 
 
-# -- what may be done ------------------------------------------------------------------------------------------------
+# -- checks ----------------------------------------------------------------------------------------------------------
 
 
-def _check(wanted: Wanted, configuration: Configuration) -> None:
-    """Raises: CommandFailed if nobody should have such a key."""
-    _check_is_ours(wanted.name, configuration)
-    if "/" in wanted.name:
-        said = f"the name must be one that no caller of an issuer can have, without a slash, not {wanted.name!r}"
-        raise CommandFailed(Exit.USAGE, said, "Choose another name.")
-    if not (wanted.allow or wanted.targets or wanted.operator):
+def _check(options: KeyOptions, configuration: Configuration) -> None:
+    """Raises: CommandFailed if an option is invalid."""
+    _check_not_configured(options.name, configuration)
+    if "/" in options.name:
+        text = f"the name must not contain a slash, which marks callers of issuers, got {options.name!r}"
+        raise CommandFailed(Exit.USAGE, text, "Choose another name.")
+    if not (options.allow or options.targets or options.operator):
         advice = "Write --allow '*' for everything, or --allow files.read, --allow 'files.*' for a part."
-        raise CommandFailed(Exit.USAGE, "--allow must say what it may call, not be left out", advice)
-    for option, patterns in (("--allow", wanted.allow), ("--deny", wanted.deny)):
+        raise CommandFailed(Exit.USAGE, "--allow is missing: it says what the key may call", advice)
+    for option, patterns in (("--allow", options.allow), ("--deny", options.deny)):
         for pattern in patterns:
             try:
                 check_pattern(pattern)
             except ValueError as error:
-                said = f"{option} must {str(error).partition(' must ')[2]}"
-                raise CommandFailed(Exit.USAGE, said, "Write it as in [callers] of the configuration.") from None
-    _check_tenant(wanted.tenant, configuration)
-
-
-def _check_tenant(tenant: str | None, configuration: Configuration) -> None:
+                text = f"{option} must {str(error).partition(' must ')[2]}"
+                raise CommandFailed(Exit.USAGE, text, "Write it as in [callers] of the configuration.") from None
     known = configuration.tenants.known
-    if tenant is None:
+    if options.tenant is None:
         return
     try:
-        check_name("tenant", tenant)
+        check_name("tenant", options.tenant)
     except ValueError as error:
         raise CommandFailed(Exit.USAGE, f"--{error}", "Choose another.") from None
-    if known and tenant not in known:
-        said = f"--tenant must be one of {', '.join(known)}, not {tenant!r}"
-        raise CommandFailed(Exit.USAGE, said, "Tenants are under [tenants] of the configuration.")
+    if known and options.tenant not in known:
+        text = f"--tenant must be one of {', '.join(known)}, got {options.tenant!r}"
+        raise CommandFailed(Exit.USAGE, text, "Tenants are under [tenants] of the configuration.")
 
 
-def _check_is_ours(name: str, configuration: Configuration) -> None:
+def _check_not_configured(name: str, configuration: Configuration) -> None:
     if name in configuration.named:
         advice = 'Change its keys there: key = ["env:OLD", "env:NEW"] has two at once.'
-        raise _taken(f"{name} is a caller of {configuration.file}", advice)
+        raise CommandFailed(Exit.USAGE, f"{name} is a caller of {configuration.file}", advice)
 
 
-def _taken(said: str, advice: str) -> CommandFailed:
-    return CommandFailed(Exit.USAGE, said, advice)
+# -- the key file ----------------------------------------------------------------------------------------------------
 
 
 def _with(keys: Keys, made: MintedKey, now: float) -> Keys:
     kept = without_old(keys, now)
     if len(kept) >= KEYS_MAX:
-        said = f"there are {KEYS_MAX} keys already, those that have ended within a month included"
-        raise CommandFailed(Exit.CONFIGURATION, said, "More callers than that belong to an issuer: see [issuers].")
+        text = f"the limit of {KEYS_MAX} keys is reached, including those that ended in the last month"
+        raise CommandFailed(Exit.CONFIGURATION, text, "For more callers, use an identity provider: see [issuers].")
     return (*kept, made)
 
 
 def _change(configuration: Configuration, decide: Callable[[Keys], Keys], *, may_begin: bool = False) -> None:
-    """Change the list; where there is none, one is begun only for a key to be in it: it closes a hub that was open."""
+    """Change the key file. It is only created for a first key, because an open hub then starts to require keys."""
     file = KeyFile(Path(configuration.hub.state))
     try:
         if may_begin or file.exists():
@@ -253,39 +324,23 @@ def _change(configuration: Configuration, decide: Callable[[Keys], Keys], *, may
 
 
 def _unusable(file: KeyFile, error: OSError | StoreDamaged) -> CommandFailed:
-    said, mend = f"the list of keys {file.path} cannot be used: {reason_of(error)}", mend_of(file, error)
-    return CommandFailed(Exit.CONFIGURATION, said, f"{mend[0].upper()}{mend[1:]}.")
+    text, fix = f"the key file {file.path} cannot be used: {reason_of(error)}", fix_of(file, error)
+    return CommandFailed(Exit.CONFIGURATION, text, f"{fix[0].upper()}{fix[1:]}.")
 
 
-# -- showing ---------------------------------------------------------------------------------------------------------
-
-
-def _tell_key(key: str, made: MintedKey, *, is_json: bool) -> None:
-    known = _of_state(made, made.made_at)
-    if is_json:
-        write_json(msgspec.json.encode({**msgspec.to_builtins(known), "key": key}))
-    else:
-        rows = [("key", key), ("name", made.name), ("id", made.id), ("tenant", made.tenant)]
-        rows += [("may call", _may(known)), ("expires", known.expires or "never")]
-        write("\n".join(aligned(rows)))
-    say("Keep the key: it is not shown again, and nothing here can tell it.")
-
-
-def _known(configuration: Configuration) -> Iterator[Known]:
+def _all_keys(configuration: Configuration) -> Iterator[KeyInfo]:
     now = time.time()
     for digest, caller in configuration.callers:
         ends_at = configuration.expiries.get(digest)
-        state: State = "expired" if ends_at is not None and now >= ends_at else "good"
-        grants = caller.grants
-        yield Known(
+        yield KeyInfo(
             caller.name,
             None,
             caller.tenant,
-            state,
+            "expired" if ends_at is not None and now >= ends_at else "good",
             None,
-            _shown(ends_at),
-            grants.allow,
-            grants.deny,
+            _iso_time(ends_at),
+            caller.grants.allow,
+            caller.grants.deny,
             caller.may_name_targets,
             caller.is_operator,
             "file",
@@ -295,17 +350,17 @@ def _known(configuration: Configuration) -> Iterator[Known]:
         keys = file.read() if file.exists() else ()
     except (OSError, StoreDamaged) as error:
         raise _unusable(file, error) from error
-    yield from (_of_state(key, now) for key in keys)
+    yield from (_minted_info(key, now) for key in keys)
 
 
-def _of_state(key: MintedKey, now: float) -> Known:
-    return Known(
+def _minted_info(key: MintedKey, now: float) -> KeyInfo:
+    return KeyInfo(
         key.name,
         key.id,
         key.tenant,
         key.state(now),
-        _shown(key.made_at),
-        _shown(key.expires_at),
+        _iso_time(key.made_at),
+        _iso_time(key.expires_at),
         key.allow,
         key.deny,
         key.targets,
@@ -314,16 +369,26 @@ def _of_state(key: MintedKey, now: float) -> Known:
     )
 
 
-def _row(known: Known) -> tuple[str, ...]:
-    return (known.name, known.id or "-", known.tenant, known.state, known.expires or "never", _may(known))
+# -- printing --------------------------------------------------------------------------------------------------------
 
 
-def _may(known: Known) -> str:
-    denied = f" but not {' '.join(known.deny)}" if known.deny else ""
-    targets = " (and name targets)" if known.targets else ""
-    operator = " (an operator)" if known.operator else ""
-    return (" ".join(known.allow) or "nothing") + denied + targets + operator
+def _print_key(key: str, made: MintedKey, *, is_json: bool) -> None:
+    info = _minted_info(made, made.made_at)
+    if is_json:
+        print_json(msgspec.json.encode({**msgspec.to_builtins(info), "key": key}))
+    else:
+        rows = [("key", key), ("name", made.name), ("id", made.id), ("tenant", made.tenant)]
+        rows += [("may call", _permissions(info)), ("expires", info.expires or "never")]
+        print_output("\n".join(aligned(rows)))
+    print_error("Keep the key: it is not stored and cannot be shown again.")
 
 
-def _shown(moment: float | None) -> str | None:
+def _permissions(key: KeyInfo) -> str:
+    denied = f" but not {' '.join(key.deny)}" if key.deny else ""
+    targets = " (and name targets)" if key.targets else ""
+    operator = " (an operator)" if key.operator else ""
+    return (" ".join(key.allow) or "nothing") + denied + targets + operator
+
+
+def _iso_time(moment: float | None) -> str | None:
     return None if moment is None else datetime.fromtimestamp(moment, UTC).isoformat(timespec="seconds")

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from isthmus.cli.access import OPERATOR, TARGETS, AccessQuery, callers_of, places_of, show_access, show_difference
-from isthmus.cli.commands import access as commands
-from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.main import main
 from isthmus.cli.config import configuration_of
+from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.hub import LocalSource, RemoteSource
-from isthmus.model.callers import FACES, Face
+from isthmus.cli.main import main
+from isthmus.model.callers import Face
 from isthmus.storage.definitions import FILE, DefinitionStore, SeenDefinition
 from isthmus.upstream.settings import HttpSettings
 from tests.hubs import PATIENT, serving, write_config
@@ -366,7 +365,3 @@ async def test_what_waits_to_be_approved_is_reached_by_nobody_and_nothing_is_not
 )
 def test_what_makes_no_sense_together_is_refused(words: list[str]) -> None:
     assert main(words) == Exit.USAGE
-
-
-def test_the_command_offers_every_face_that_there_is() -> None:
-    assert commands.FACES == FACES

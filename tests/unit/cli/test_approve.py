@@ -11,19 +11,19 @@ import pytest
 
 from isthmus.cli.approve import approve, show_changes
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.storage.definitions import FILE, Definitions, Seen
+from isthmus.storage.definitions import FILE, DefinitionStore, SeenDefinition
 
 
-def seen(tool: str, description: str) -> Seen:
+def seen(tool: str, description: str) -> SeenDefinition:
     definition = json.dumps({"name": tool, "description": description}, ensure_ascii=False).encode()
-    return Seen("files", "", tool, definition, definition, 1.0)
+    return SeenDefinition("files", "", tool, definition, definition, 1.0)
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     file = tmp_path / "isthmus.json"
     file.write_text(json.dumps({"hub": {"state": str(tmp_path / "state")}, "servers": {}}))
-    definitions = Definitions(tmp_path / "state")
+    definitions = DefinitionStore(tmp_path / "state")
     definitions.keep([(seen("read", "Reads."), False), (seen("read", "Reads.\u2028\x85  }\u202e"), True)])
     definitions.keep([(seen("wri\u200bte", "Writes."), True)])
     definitions.close()
@@ -42,13 +42,13 @@ def test_what_nobody_can_type_is_named_as_it_is_shown(config: Path, capsys: pyte
     approve(config, [], is_sure=False, is_json=False)
     name = next(line.split()[0] for line in capsys.readouterr().out.splitlines() if "new" in line)
     assert name == "files.wri\\u200bte"
-    assert approve(config, [name], is_sure=True, is_json=False) is Exit.WELL
+    assert approve(config, [name], is_sure=True, is_json=False) is Exit.SUCCESS
     with pytest.raises(CommandFailed, match="nothing waits"):
         approve(config, [name], is_sure=True, is_json=False)
 
 
 def test_a_program_is_shown_what_waits_and_not_asked(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert approve(config, ["files.read"], is_sure=False, is_json=True) is Exit.WELL
+    assert approve(config, ["files.read"], is_sure=False, is_json=True) is Exit.SUCCESS
     (shown,) = json.loads(capsys.readouterr().out)
     assert (shown["before"]["description"], shown["tool"]) == ("Reads.", "read")
     approve(config, [], is_sure=False, is_json=True)
@@ -83,15 +83,15 @@ def test_a_damaged_file_is_named(config: Path, first: int) -> None:
 def test_a_file_that_somebody_has_been_at_is_shown_as_it_is(
     config: Path, statement: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with closing(Definitions(config.parent / "state")) as definitions:
+    with closing(DefinitionStore(config.parent / "state")) as definitions:
         definitions.keep([(seen("list", "Lists."), False), (seen("list", "Lists all."), False)])
     with closing(sqlite3.connect(config.parent / "state" / FILE, isolation_level=None)) as file:
         file.execute(statement)
     for is_json in (False, True):
-        assert approve(config, [], is_sure=False, is_json=is_json) is Exit.WELL
-        assert show_changes(config, is_json=is_json) is Exit.WELL
+        assert approve(config, [], is_sure=False, is_json=is_json) is Exit.SUCCESS
+        assert show_changes(config, is_json=is_json) is Exit.SUCCESS
     capsys.readouterr()
-    assert approve(config, ["files.read"], is_sure=True, is_json=False) is Exit.WELL
+    assert approve(config, ["files.read"], is_sure=True, is_json=False) is Exit.SUCCESS
     assert "files.read" in capsys.readouterr().out
 
 

@@ -12,14 +12,13 @@ from pathlib import Path
 import pytest
 
 from isthmus.app.audit import close_audit, open_audit
-from isthmus.app.journals import open_journal
-from isthmus.cli.audit import show_tail
-from isthmus.cli.audit_logs import logs_of
+from isthmus.app.serve import open_journal
+from isthmus.cli.audit import logs_of, show_tail
 from isthmus.cli.main import main
 from isthmus.config.settings import Configuration, HubSettings
-from isthmus.core.audit.chain import START, Point, follow
+from isthmus.core.audit import START, Point, follow
+from isthmus.storage.audit_slots import slot_file
 from isthmus.storage.memory import MemoryJournal
-from isthmus.storage.seats import file_of
 from isthmus.storage.settings import StorageSettings
 from isthmus.storage.sqlite import FILE
 from tests.unit.core.doubles import DONE, SERVER, call
@@ -51,9 +50,9 @@ def run(config: Path, *words: str) -> int:
 def test_where_an_extension_keeps_the_hubs_own_log_those_beside_it_are_read(tmp_path: Path) -> None:
     foreign = StorageSettings("lines:/x", is_foreign=True)
     configuration = Configuration(None, HubSettings(state=str(tmp_path)), storage=foreign)
-    file_of(tmp_path, 1).parent.mkdir(parents=True)
-    file_of(tmp_path, 1).touch()
-    assert [kept.seat for kept in logs_of(configuration)] == [1]
+    slot_file(tmp_path, 1).parent.mkdir(parents=True)
+    slot_file(tmp_path, 1).touch()
+    assert [kept.slot for kept in logs_of(configuration)] == [1]
 
 
 def test_a_log_that_is_whole_is_said_to_be(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,15 +195,15 @@ def test_all_logs_are_looked_through_and_open_calls_counted(
 def test_a_log_on_a_seat_that_is_gone_or_another_is_said_so(
     config: Path, state: Path, capsys: pytest.CaptureFixture[str], how: str
 ) -> None:
-    file_of(state, 2).unlink()
+    slot_file(state, 2).unlink()
     if how == "gone":
-        file_of(state, 2).parent.joinpath("journal.lock").unlink()
-        file_of(state, 2).parent.rmdir()
+        slot_file(state, 2).parent.joinpath("journal.lock").unlink()
+        slot_file(state, 2).parent.rmdir()
     else:
-        file_of(state, 2).write_bytes(file_of(state, 1).read_bytes())
+        slot_file(state, 2).write_bytes(slot_file(state, 1).read_bytes())
         (state / "audit" / "checkpoint-2").write_bytes((state / "audit" / "checkpoint-1").read_bytes())
     assert run(config, "verify") == 1
-    why = "seat 2, record 1: it is missing" if how == "gone" else "seat 2, the checkpoint was not signed"
+    why = "seat 2, record 1: it is missing" if how == "gone" else "seat 2, the checkpoint is not signed"
     assert why in capsys.readouterr().err
     assert run(config, "verify", "--json") == 1
     told = json.loads(capsys.readouterr().out)

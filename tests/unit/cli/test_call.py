@@ -7,13 +7,34 @@ import io
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
-from isthmus.cli.call import FeatureRequest, call_tool, read_resource, read_text, write_prompt
+from isthmus.cli.call import (
+    CLEAR_LINE,
+    FeatureRequest,
+    ProgressLine,
+    arguments_of,
+    call_tool,
+    choose,
+    progress_text,
+    read_resource,
+    read_text,
+    readable,
+    readable_contents,
+    readable_messages,
+    write_prompt,
+)
+from isthmus.cli.documents import FeatureList, ListedFeature, UnavailableServer
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import LocalSource, RemoteSource
-from isthmus.upstream.settings import HttpSettings
+from isthmus.cli.hub import LocalSource, RemoteSource, servers_for
+from isthmus.config.settings import Configuration, HubSettings
+from isthmus.model.calls import Progress
+from isthmus.model.names import ServerName
+from isthmus.upstream.settings import HttpSettings, ServerSettings, StdioSettings
+from isthmus.wire.mcp.lists import PROMPTS
 from tests.conftest import Ledger
 from tests.hubs import PATIENT, serving, stdio, write_config
 from tests.peers import content
@@ -51,7 +72,9 @@ def wanted(name: str, *words: str, is_json: bool = False) -> FeatureRequest:
     return FeatureRequest(name, words, None, is_json)
 
 
-async def test_text_is_printed_and_progress_shown_beside_it(config: LocalSource, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_text_is_printed_and_progress_shown_beside_it(
+    config: LocalSource, capsys: pytest.CaptureFixture[str]
+) -> None:
     call = wanted("raw.echo", "text=hello", "mode=progress:2")
     assert await call_tool(config, call, wait=20) == Exit.SUCCESS
     told = capsys.readouterr()
@@ -59,7 +82,9 @@ async def test_text_is_printed_and_progress_shown_beside_it(config: LocalSource,
     assert told.err == "progress: 1/2\nprogress: 2/2\n"
 
 
-async def test_json_is_the_result_as_the_server_gave_it(config: LocalSource, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_json_is_the_result_as_the_server_gave_it(
+    config: LocalSource, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert await call_tool(config, wanted("raw.echo", "text=a", is_json=True), wait=20) == Exit.SUCCESS
     assert json.loads(capsys.readouterr().out)["content"] == [{"type": "text", "text": "a"}]
 
@@ -127,3 +152,322 @@ async def test_a_prompt_is_written_out_and_a_resource_read(tmp_path: Path, capsy
         await read_resource(source, "memo://shelf/none", wait=30, is_json=True)
     assert failed.value.exit == Exit.CALL_FAILED
     assert json.loads(capsys.readouterr().out)["error"]["server"] == "shelf"
+
+
+# -- naming --------------------------------------------------------------------------------------------------------
+
+
+def offer(name: str) -> ListedFeature:
+    return ListedFeature(name, name.partition(".")[0], {})
+
+
+OFFERS = [offer(name) for name in ("builtin.echo", "files.read", "files.a.b", "web.echo", "web.read", "mcp_web_get")]
+GONE = {"search": UnavailableServer("retrying", "connection refused", is_listed=False)}
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("files.read", "files.read"),
+        ("files.a.b", "files.a.b"),
+        ("a.b", "files.a.b"),
+        ("echo", "builtin.echo"),
+        ("mcp.echo", "web.echo"),
+        ("mcp_web_get", "mcp_web_get"),
+    ],
+)
+def test_full_short_and_mcp_names_are_found(name: str, meant: str) -> None:
+    assert choose(name, FeatureList(OFFERS, {})).name == meant
+
+
+def failure(name: str, absences: dict[str, UnavailableServer] | None = None) -> CommandFailed:
+    with pytest.raises(CommandFailed) as failed:
+        choose(name, FeatureList(OFFERS, absences or {}))
+    return failed.value
+
+
+def test_a_short_name_of_several_tools_lists_them() -> None:
+    failed = failure("read")
+    assert failed.exit == Exit.USAGE
+    assert failed.message == "'read' could be any of these:\n  files.read\n  web.read"
+
+
+def test_a_mistyped_name_brings_suggestions() -> None:
+    failed = failure("file.raed")
+    assert failed.exit == Exit.CALL_FAILED
+    assert "Did you mean files.read" in failed.advice[0]
+
+
+def test_a_mistyped_short_name_suggests_every_tool_that_has_it() -> None:
+    assert "builtin.echo or web.echo" in failure("ecoh").advice[0]
+
+
+def test_a_name_like_no_other_points_to_the_list_and_tells_who_is_missing() -> None:
+    assert failure("zzz", GONE).advice == (
+        "`isthmus tools` lists what there is. Not connected, so not listed: search.",
+    )
+
+
+def test_a_tool_of_a_missing_server_tells_why_it_is_missing() -> None:
+    failed = failure("search.query", GONE)
+    assert failed.exit == Exit.CALL_FAILED
+    assert failed.message == "cannot call search.query: server search is not connected: connection refused"
+    assert "executed: no" in failed.advice[0]
+    assert failure("mcp_search_query", GONE).message.startswith("cannot call mcp_search_query: server search is not")
+    starting = {"search": UnavailableServer("starting", None, is_listed=False)}
+    assert failure("search.query", starting).message.endswith("it is starting")
+
+
+@pytest.mark.parametrize(
+    ("name", "needed"),
+    [
+        ("files.read", {"files"}),
+        ("builtin.echo", set()),
+        ("echo", set()),
+        ("read", None),
+        ("mcp.read", None),
+        ("other.read", None),
+        ("files", None),
+    ],
+)
+def test_only_the_servers_that_can_have_the_tool_are_started(name: str, needed: set[str] | None) -> None:
+    servers = tuple(ServerSettings(ServerName(name), StdioSettings("x")) for name in ("files", "web"))
+    assert servers_for(name, Configuration(None, HubSettings(), servers)) == needed
+
+
+def test_a_prompt_has_no_built_in_namesake() -> None:
+    servers = (ServerSettings(ServerName("files"), StdioSettings("x")),)
+    assert servers_for("echo", Configuration(None, HubSettings(), servers), PROMPTS) is None
+
+
+def test_words_about_prompts_speak_of_prompts() -> None:
+    with pytest.raises(CommandFailed) as failed:
+        choose("zzz", FeatureList([], {}), PROMPTS)
+    assert failed.value.message == "there is no prompt 'zzz'"
+    assert failed.value.advice == ("`isthmus prompts` lists what there is.",)
+
+
+# -- arguments -----------------------------------------------------------------------------------------------------
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "count": {"type": "integer"},
+        "ratio": {"type": "number"},
+        "flag": {"type": "boolean"},
+        "list": {"type": "array"},
+        "maybe": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        "either": {"type": ["string", "integer"]},
+        "shape": {"$ref": "#/$defs/Shape"},
+        "lost": {"$ref": "#/$defs/Lost"},
+        "free": {},
+        "odd": True,
+    },
+    "$defs": {"Shape": {"type": "object"}},
+}
+
+FILES = {"note": "from a file\n", "-": "[1, 2]"}
+
+
+def read(name: str) -> str:
+    if name in FILES:
+        return FILES[name]
+    raise FileNotFoundError(2, "No such file or directory")
+
+
+def made(*words: str, whole: str | None = None, schema: Any = SCHEMA) -> str:
+    raw = None if schema is None else msgspec.Raw(json.dumps(schema).encode())
+    return bytes(arguments_of(words, whole, raw, read)).decode()
+
+
+def refusal(*words: str, whole: str | None = None) -> CommandFailed:
+    with pytest.raises(CommandFailed) as failed:
+        made(*words, whole=whole)
+    assert failed.value.exit == Exit.USAGE
+    assert failed.value.advice
+    return failed.value
+
+
+@pytest.mark.parametrize(
+    ("word", "member"),
+    [
+        ("text=3", '"text":"3"'),
+        ("text=", '"text":""'),
+        ("text=a=b:=c", '"text":"a=b:=c"'),
+        ("count=3", '"count":3'),
+        ("count=123456789012345678901234567890", '"count":123456789012345678901234567890'),
+        ("ratio=1.10e3", '"ratio":1.10e3'),
+        ("flag=true", '"flag":true'),
+        ('list=["a"]', '"list":["a"]'),
+        ("maybe=null", '"maybe":null'),
+        ("either=3", '"either":"3"'),
+        ('shape={"a": 1}', '"shape":{"a": 1}'),
+        ("lost=3", '"lost":"3"'),
+        ("free=3", '"free":"3"'),
+        ("odd=3", '"odd":"3"'),
+        ("unknown=3", '"unknown":"3"'),
+        ("text:=3", '"text":3'),
+        ("text:= [1 ] ", '"text":[1 ]'),
+        ("text=@note", '"text":"from a file\\n"'),
+        ("list=@-", '"list":[1, 2]'),
+        ("unknown:=@-", '"unknown":[1, 2]'),
+    ],
+)
+def test_a_word_becomes_what_the_schema_wants(word: str, member: str) -> None:
+    assert made(word) == "{" + member + "}"
+
+
+def test_words_keep_their_order_and_none_are_an_empty_object() -> None:
+    assert made("count=1", "text=b", "flag=false") == '{"count":1,"text":"b","flag":false}'
+    assert made() == "{}"
+
+
+@pytest.mark.parametrize("schema", [None, [], {"properties": 3}, {"type": "object"}])
+def test_without_a_usable_schema_everything_is_text(schema: Any) -> None:
+    assert made("count=3", schema=schema) == '{"count":"3"}'
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("count=abc", "count must be integer"),
+        ("maybe=x", "maybe must be integer or null"),
+        ("text:=", "text must be JSON"),
+        ("count=NaN", "count must be integer"),
+        ("list=" + "[" * 100_000, "list must be array"),
+        ("word", "'word' is not an argument"),
+        ("=3", "'=3' is not an argument"),
+        ("text=@nowhere", "text: cannot read 'nowhere': No such file or directory"),
+        ("text=\udcff", "text is not UTF-8 text"),
+        ("text:=\udcff", "text must be JSON"),
+    ],
+)
+def test_a_bad_word_is_named(word: str, said: str) -> None:
+    assert refusal(word).message.startswith(said)
+
+
+def test_a_name_cannot_be_given_twice() -> None:
+    assert refusal("text=a", "text:=1").message == "text is given twice"
+
+
+def test_a_text_that_begins_with_an_at_sign_has_its_own_advice() -> None:
+    assert refusal("text=@nowhere").advice == ("If the text itself begins with @, write text:='\"@nowhere\"'.",)
+
+
+def test_all_arguments_can_come_as_one_object() -> None:
+    assert made(whole=' {"count": 1.50} ') == '{"count": 1.50}'
+
+
+@pytest.mark.parametrize("whole", ["[]", "3", '{"a":1,"a":2}', "{", "@nowhere"])
+def test_one_object_must_be_one(whole: str) -> None:
+    assert "--args" in refusal(whole=whole).message
+
+
+def test_words_and_one_object_exclude_each_other() -> None:
+    assert refusal("text=a", whole="{}").message == "--args and name=value exclude each other"
+
+
+def test_a_schema_that_is_no_json_says_nothing() -> None:
+    assert bytes(arguments_of(["count=3"], None, msgspec.Raw(b"{"), read)) == b'{"count":"3"}'
+
+
+# -- progress ------------------------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def report(**members: str) -> Progress:
+    return Progress({key: msgspec.Raw(text.encode()) for key, text in members.items()})
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (report(progress="3", total="10", message='"half\\u001b[2J"'), "3/10 half\\u001b[2J"),
+        (report(progress="0.50"), "0.50"),
+        (report(progress="1", total="null"), "1"),
+        (report(message='"only words"'), "only words"),
+        (report(), ""),
+    ],
+)
+def test_a_report_is_told_with_whatever_it_has(event: Progress, words: str) -> None:
+    assert progress_text(event) == words
+
+
+def test_a_terminal_has_one_line_which_is_cut_and_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "10")
+    terminal = Terminal()
+    line = ProgressLine(terminal)
+    line.clear()
+    line.show(report(progress="1", message='"' + "x" * 50 + '"'))
+    line.clear()
+    assert terminal.getvalue() == f"{CLEAR_LINE}1 xxxxxxx{CLEAR_LINE}"
+
+
+def test_elsewhere_each_report_is_a_line() -> None:
+    stream = io.StringIO()
+    line = ProgressLine(stream)
+    line.show(report(progress="1", total="2"))
+    line.clear()
+    assert stream.getvalue() == "progress: 1/2\n"
+
+
+# -- results -------------------------------------------------------------------------------------------------------
+
+
+def shown(**result: Any) -> str:
+    return readable(msgspec.Raw(json.dumps(result).encode()))
+
+
+def test_texts_are_shown_as_they_are_one_below_the_other() -> None:
+    assert shown(content=[{"type": "text", "text": "a\x1b"}, {"type": "text", "text": "b"}]) == "a\x1b\nb"
+
+
+@pytest.mark.parametrize(
+    ("block", "line"),
+    [
+        (
+            {"type": "image", "data": "aGVsbG8=", "mimeType": "image/png"},
+            "[image image/png, 5 bytes: --json shows it]",
+        ),
+        ({"type": "audio", "data": ""}, "[audio, 0 bytes: --json shows it]"),
+        ({"type": "resource_link", "uri": "file:///a", "name": "a"}, "[link a file:///a]"),
+        ({"type": "resource", "resource": {"uri": "x:", "text": "inside"}}, "inside"),
+        (
+            {"type": "resource", "resource": {"uri": "x:", "blob": "aGVs"}},
+            "[resource x:, 3 bytes: --json shows it]",
+        ),
+        ({"type": "hologram"}, "[hologram: --json shows it]"),
+        ({"type": "text", "text": 3}, "[text: --json shows it]"),
+        (3, "[something without a type: --json shows it]"),
+    ],
+)
+def test_everything_else_is_a_line(block: object, line: str) -> None:
+    assert shown(content=[block]) == line
+
+
+def test_structured_content_is_shown_where_there_is_no_other() -> None:
+    payload = msgspec.Raw(b'{"content":[],"structuredContent":{"n":1.10}}')
+    assert readable(payload) == '{\n  "n": 1.10\n}'
+    assert shown(content=[{"type": "text", "text": "a"}], structuredContent={"n": 1}) == "a"
+
+
+@pytest.mark.parametrize("result", [{}, {"content": 3}, {"content": None}])
+def test_a_result_without_content_shows_nothing(result: dict[str, Any]) -> None:
+    assert shown(**result) == ""
+
+
+def test_a_prompt_is_shown_as_who_says_what() -> None:
+    messages = [{"role": "user", "content": {"type": "text", "text": "hi"}}, {"role": "user"}]
+    payload = msgspec.Raw(msgspec.json.encode({"messages": messages}))
+    assert readable_messages(payload) == "user: hi\n\n[something that is no message: --json shows it]"
+
+
+def test_a_resource_is_shown_part_by_part() -> None:
+    parts = [{"uri": "x:", "text": "a"}, {"uri": "y:", "blob": "aGVs", "mimeType": "a/b"}]
+    payload = msgspec.Raw(msgspec.json.encode({"contents": parts}))
+    assert readable_contents(payload) == "a\n[resource y: a/b, 3 bytes: --json shows it]"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.cli.check import check_configuration
+from isthmus.cli.config import check_configuration
 from isthmus.cli.exits import Exit
 from isthmus.cli.main import main
 
@@ -27,12 +27,12 @@ def written(folder: Path, text: str) -> Path:
 
 def test_a_good_file_is_summed_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = written(tmp_path, '[servers.a]\ncommand = "x"\n')
-    assert check_configuration(None, is_json=False) == Exit.WELL
+    assert check_configuration(None, is_json=False) == Exit.SUCCESS
     assert capsys.readouterr().out == f"{file}: 1 server, 0 callers, listening on 127.0.0.1:8765\n"
 
 
 def test_no_file_is_said_to_be_none(capsys: pytest.CaptureFixture[str]) -> None:
-    assert check_configuration(None, is_json=False) == Exit.WELL
+    assert check_configuration(None, is_json=False) == Exit.SUCCESS
     assert "built-in tools only" in capsys.readouterr().out
 
 
@@ -57,8 +57,8 @@ def test_a_hub_that_would_be_open_to_a_network_fails_the_check(
 
 def test_a_key_that_was_made_is_as_good_as_a_caller(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = written(tmp_path, '[hub]\nhost = "0.0.0.0"\nstate = "state"\n')
-    assert main(["token", "create", "planner", "--allow", "*"]) == Exit.WELL
-    assert check_configuration(file, is_json=False) == Exit.WELL
+    assert main(["token", "create", "planner", "--allow", "*"]) == Exit.SUCCESS
+    assert check_configuration(file, is_json=False) == Exit.SUCCESS
     (tmp_path / "state" / "keys" / "keys.json").unlink()
     assert check_configuration(file, is_json=False) == Exit.CONFIGURATION
     assert "keys.json cannot be used: it is gone" in capsys.readouterr().out
@@ -85,5 +85,213 @@ def test_findings_for_programs_name_file_path_and_value(tmp_path: Path, capsys: 
         ],
     }
     file.write_text("")
-    assert check_configuration(file, is_json=True) == Exit.WELL
+    assert check_configuration(file, is_json=True) == Exit.SUCCESS
     assert json.loads(capsys.readouterr().out) == {"file": str(file), "usable": True, "findings": []}
+
+
+# -- show ----------------------------------------------------------------------------------------------------------
+
+FILE = """import = ["one.json"]
+[hub]
+port = 9000
+
+[servers.files]
+command = "npx"
+args = ["--token", "hunter22"]
+env = { API_KEY = "abc", MODE = "fast" }
+enabled = true
+autoApprove = ["x"]
+
+[servers.plain]
+rpc = "http://a/rpc"
+user_headers = ["X-User-Id"]
+include_tools = []
+exclude_tools = ["x"]
+cache = { tools = ["t"] }
+[servers.plain.tools.t]
+[servers.plain.defaults.t]
+key = "k"
+
+[servers.fun]
+python = "a.b"
+
+[servers.helper]
+agent = "https://a.example/?token=hunter23"
+origins = ["https://b.example"]
+
+[storage]
+url = "postgresql://hub:${TOKEN}@db/isthmus?password=hunter22"
+
+[callers.planner]
+key = "k3y-of-the-planner-0123"
+allow = ["*"]
+"""
+OTHER = """{
+  "mcpServers": {
+    "search": {"url": "https://a.example/mcp",
+      "headers": {"Authorization": "Bearer ${TOKEN}", "X-Team": "blue"}},
+    "socket": {"url": "wss://a.example/"}
+  }
+}
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.delenv("ISTHMUS_CONFIG", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TOKEN", "s3cret-value-of-it")
+    monkeypatch.setenv("MCP_CALL_TIMEOUT", "61")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "isthmus.toml").write_text(FILE)
+    (tmp_path / "one.json").write_text(OTHER)
+    return tmp_path
+
+
+def rows(text: str) -> dict[str, str]:
+    return {line.split()[0]: " ".join(line.split()[1:]) for line in text.splitlines()}
+
+
+def test_every_value_is_shown_and_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show"]) == Exit.SUCCESS
+    shown = capsys.readouterr()
+    values = rows(shown.out)
+    assert values["hub.port"] == "9000"
+    assert values["limits.call_seconds"] == "61.0"
+    assert values["a2a.card"] == '"merged"'
+    assert values["storage.url"] == '"postgresql://hub:***@db/isthmus"'
+    assert values["servers.files.args"] == '["--token","***"]'
+    assert values["servers.files.env"] == '{"API_KEY":"***","MODE":"fast"}'
+    assert values["servers.files.extra"] == '["autoApprove"]'
+    assert values["servers.search.headers"] == '{"Authorization":"***","X-Team":"blue"}'
+    assert values["servers.search.type"] == '"auto"'
+    assert values["servers.plain.user_headers"] == '["X-User-Id"]'
+    assert values["servers.socket.type"] == '"ws"'
+    assert values["servers.plain.tools"] == '["t"]'
+    assert values["servers.plain.include_tools"] == '["(none)"]'
+    assert values["servers.plain.defaults"] == '{"t":["key"]}'
+    assert values["servers.fun.python"] == '"a.b"'
+    assert values["servers.helper.agent"] == '"https://a.example/?token=***"'
+    assert values["servers.helper.origins"] == '["https://b.example"]'
+    assert values["callers.planner.key"] == '"***"'
+    assert values["relay.key"] == "null"
+    for secret in ("hunter22", "hunter23", "abc", "s3cret-value-of-it", "k3y-of-the-planner-0123"):
+        assert secret not in shown.out + shown.err
+    assert "1 finding: `isthmus config check` says more." in shown.err
+
+
+def test_the_origin_of_each_value_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show", "--origin"]) == Exit.SUCCESS
+    values = rows(capsys.readouterr().out)
+    own, other = folder / "isthmus.toml", folder / "one.json"
+    assert values["hub.host"] == '"127.0.0.1" default'
+    assert values["hub.port"] == f"9000 {own}:3 hub.port"
+    assert values["limits.call_seconds"] == "61.0 variable MCP_CALL_TIMEOUT"
+    assert values["servers.files.timeout"] == "61.0 variable MCP_CALL_TIMEOUT"
+    assert values["servers.files.command"] == f'"npx" {own}:6 servers.files.command'
+    assert values["servers.files.disabled"] == f"false {own}:9 servers.files.enabled"
+    assert values["servers.files.extra"] == f'["autoApprove"] {own}:5 servers.files'
+    assert values["servers.search.url"] == f'"https://a.example/mcp" {other}:3 mcpServers.search.url'
+    assert values["servers.search.headers"].endswith(f"{other}:4 mcpServers.search.headers, with TOKEN")
+    assert values["servers.files.isolation"] == '"shared" default'
+
+
+def test_what_callers_have_comes_from_somewhere_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    caller = '\n[callers."the other"]\nkey = "${TOKEN}"\nallow = ["*"]\ntenant = "blue"\n'
+    (folder / "isthmus.toml").write_text(FILE + caller)
+    assert main(["config", "show", "--origin"]) == Exit.SUCCESS
+    shown = capsys.readouterr().out
+    file, line = folder / "isthmus.toml", len(FILE.splitlines()) + 3
+    assert f'"***" {file}:{line - 4} callers.planner.key' in " ".join(shown.split())
+    assert f'"***" {file}:{line} callers."the other".key, with TOKEN' in " ".join(shown.split())
+    assert f'"blue" {file}:{line + 2} callers."the other".tenant' in " ".join(shown.split())
+    assert rows(shown)["callers.planner.tenant"] == '"default" default'
+
+
+def test_the_relay_is_shown_without_its_key(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = '\n[relay]\nkey = "${TOKEN}"\nwait = 2\n[relay.agents."acme/kitchen"]\ndeny = ["x"]\n'
+    (folder / "isthmus.toml").write_text(FILE + table)
+    assert main(["config", "show", "--origin"]) == Exit.SUCCESS
+    shown = capsys.readouterr().out
+    file, line = folder / "isthmus.toml", len(FILE.splitlines()) + 3
+    values = rows(shown)
+    assert values["relay.key"] == f'"***" {file}:{line} relay.key, with TOKEN'
+    assert values["relay.wait"] == f"2 {file}:{line + 1} relay.wait"
+    assert values["relay.forget"] == "86400.0 default"
+    assert values["relay.compatible"] == "true default"
+    assert f'["x"] {file}:{line + 3} relay.agents."acme/kitchen".deny' in " ".join(shown.split())
+    assert "s3cret-value-of-it" not in shown
+
+
+def test_passwords_in_addresses_and_numbers_are_hidden(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "isthmus.toml").write_text(SECRETS)
+    assert main(["config", "show"]) == Exit.SUCCESS
+    values = rows(capsys.readouterr().out)
+    assert values["servers.db.args"] == '["run","--db=***","9"]'
+    assert values["servers.db.env"] == '{"DATABASE_URL":"***","API_KEY":"***","DB_PASS":"***","PWD":"/tmp"}'
+
+
+SECRETS = """[servers.db]
+command = "x"
+args = ["run", "--db=mysql://me:hunter22@db/x", 9]
+env = { DATABASE_URL = "postgres://me:hunter33@db/x", API_KEY = 9876543210, DB_PASS = "abc", PWD = "/tmp" }
+"""
+
+
+def test_what_callers_show_a_server_themselves_is_shown_without_what_it_is(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = 'callers = { planner = { headers = { A = "hunter22" } }, "acme/ann" = { oauth = { grant = "device" } } }'
+    file = folder / "own.toml"
+    file.write_text(f'[servers.s]\nurl = "https://a.example"\ncredentials = "caller"\n{own}\n')
+    assert main(["config", "show", "--config", str(file)]) == Exit.SUCCESS
+    out = capsys.readouterr().out
+    shown = json.loads(rows(out)["servers.s.callers"])
+    assert shown["default/planner"] == {"headers": {"A": "***"}}
+    assert shown["acme/ann"]["oauth"]["grant"] == "device"
+    assert rows(out)["servers.s.credentials"] == '"caller"'
+    assert "hunter22" not in out
+
+
+def test_programs_get_the_same(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "show", "--origin", "--json"]) == Exit.SUCCESS
+    told = json.loads(capsys.readouterr().out)
+    assert told["file"] == str(folder / "isthmus.toml")
+    assert told["files"] == [str(folder / "isthmus.toml"), str(folder / "one.json")]
+    assert {
+        "path": "servers.search.url",
+        "value": "https://a.example/mcp",
+        "origin": {
+            "file": str(folder / "one.json"),
+            "line": 3,
+            "path": "mcpServers.search.url",
+            "borrowed": [],
+        },
+    } in told["values"]
+    assert {"path": "hub.host", "value": "127.0.0.1", "origin": None} in told["values"]
+    assert [finding["code"] for finding in told["findings"]] == ["ISC-202"]
+
+
+def test_without_a_file_there_are_the_defaults(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "isthmus.toml").unlink()
+    assert main(["config", "show", "--json"]) == Exit.SUCCESS
+    assert json.loads(capsys.readouterr().out)["file"] is None
+    assert main(["config", "show"]) == Exit.SUCCESS
+    assert "these are the defaults" in capsys.readouterr().err
+
+
+def test_a_configuration_that_cannot_be_used_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "isthmus.toml").write_text("[hub\n")
+    assert main(["config", "show"]) == Exit.CONFIGURATION
+    assert "cannot be used" in capsys.readouterr().err
+
+
+def test_issuers_are_shown_and_counted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = 'issuer = "https://login.example"\naudience = "https://hub.example"\nscopes = { "a" = ["files.*"] }\n'
+    (folder / "isthmus.toml").write_text(f"[issuers.corp]\n{said}")
+    assert main(["config", "show", "--json"]) == Exit.SUCCESS
+    values = {each["path"]: each["value"] for each in json.loads(capsys.readouterr().out)["values"]}
+    assert values["issuers.corp.issuer"] == "https://login.example"
+    assert values["issuers.corp.scopes"] == {"a": ["files.*"]}
+    assert main(["config", "check"]) == Exit.SUCCESS
+    assert "0 servers, 0 callers, 1 issuer, listening on" in capsys.readouterr().out

@@ -7,8 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.cli.dial import DialOptions, as_name, name_of_command, name_of_url, plan_of
+from isthmus.app.dial import ServerShown
+from isthmus.app.dial_line import HubRefusal, LineShown
+from isthmus.cli.dial import (
+    DialOptions,
+    connection_text,
+    connection_texts,
+    duration,
+    name_of_command,
+    name_of_url,
+    plan_of,
+    server_row,
+)
 from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.core.catalog.snapshot import ServerStatus
+from isthmus.model.names import ServerName
 from isthmus.upstream.settings import HttpSettings, StdioSettings
 
 URL = "ws://hub.example/mcp_endpoint/mcp/?token=abc"
@@ -79,7 +92,7 @@ def test_what_the_pipe_found_in_its_env_file_is_found_there(
     (tmp_path / ".env").write_text("MCP_ENDPOINT = 'ws://without an end\n")
     exit, told = refusal(DialOptions(("calc",)))
     assert exit == Exit.USAGE
-    assert "line 1 is not NAME=value and is left out" in told
+    assert "line 1 is not NAME=value and is skipped" in told
 
 
 def test_a_script_alone_is_run_as_the_pipe_ran_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,5 +187,65 @@ def test_names_of_addresses() -> None:
     assert name_of_url("https://search.example/mcp") == "search.example"
     assert name_of_url("http://localhost:8000/mcp") == "http-8000"
     assert name_of_url("http://[::1]/mcp") == "http-80"
-    assert as_name("search.example") == "search-example"
-    assert as_name("计算") != as_name("天气")
+
+
+# -- dial view -----------------------------------------------------------------------------------------------------
+
+NOW = 1000.0
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (LineShown("starting", 990), "waiting for a server"),
+        (LineShown("connecting", 990), "connecting"),
+        (LineShown("connecting", 990, "it went"), "connecting; it went"),
+        (LineShown("connected", 877, is_muxed=True), "connected for 2 min 3 s, one connection for all"),
+        (LineShown("connected", 995), "connected for 5 s, one connection"),
+        (LineShown("pausing", 990, "connection refused", 1003.2), "reconnecting in 3 s: connection refused"),
+        (LineShown("pausing", 990, "connection refused", 900), "reconnecting in 0 s: connection refused"),
+    ],
+)
+def test_a_connection_in_words(line: LineShown, words: str) -> None:
+    assert connection_text(line, NOW) == words
+    assert connection_texts([line], NOW) == [words]
+
+
+def test_several_connections_are_counted_and_what_is_wrong_is_told_once() -> None:
+    well, ill = LineShown("connected", 990), LineShown("pausing", 990, "refused", 1001.0)
+    assert connection_texts([], NOW) == ["waiting for a server"]
+    assert connection_texts([well, ill, ill], NOW) == ["1 of 3 connections", "reconnecting in 1 s: refused"]
+
+
+def test_a_server_in_a_row() -> None:
+    server_status = ServerStatus(ServerName("calc"), "ready")
+    assert server_row(ServerShown("calc", server_status, "robot_calc", 2, 7), NOW) == (
+        "calc",
+        "ready",
+        "0 tools",
+        "7 calls, 2 now",
+        "as robot_calc",
+    )
+    ill = ServerStatus(ServerName("calc"), "retrying", reason="exited with code 1\nand more \x1b[31m")
+    assert server_row(ServerShown("calc", ill, None, 0, 0), NOW)[1:] == (
+        "retrying",
+        "0 tools",
+        "0 calls",
+        "exited with code 1",
+    )
+
+
+def test_a_server_that_the_hub_refused_is_not_shown_as_one_that_is_there() -> None:
+    refusal = HubRefusal("its agent has 32 servers", 1057.0)
+    shown = ServerShown("calc", ServerStatus(ServerName("calc"), "ready"), None, 0, 7, refusal)
+    assert server_row(shown, NOW)[1:] == (
+        "refused",
+        "0 tools",
+        "7 calls",
+        "again in 57 s: its agent has 32 servers",
+    )
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(-1, "0 s"), (59.9, "59 s"), (60, "1 min 0 s"), (7384, "2 h 3 min")])
+def test_a_length_of_time(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

@@ -3,22 +3,49 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from isthmus.cli.documents import FeatureList, UnavailableServer, read_listing
-from isthmus.cli.hub import HUB, HubClient, RemoteHub, open_hub, running_as_server, start_local_hub
-from isthmus.cli.hub import LocalSource, RemoteSource
+from isthmus.cli import hub as module
+from isthmus.cli.config import configuration_of, home
+from isthmus.cli.documents import FeatureList, UnavailableServer, read_listing, read_servers
+from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.cli.hub import (
+    HUB,
+    HUB_VARIABLE,
+    KEY_VARIABLE,
+    CallFailure,
+    HubCall,
+    HubClient,
+    LocalSource,
+    RemoteHub,
+    RemoteSource,
+    command_failed,
+    failure_of,
+    open_hub,
+    read_failure,
+    running_as_server,
+    source_of,
+    start_local_hub,
+)
 from isthmus.config.settings import Configuration, HubSettings
-from isthmus.model.calls import Surface
+from isthmus.frontends.rest.faults import problem_of
+from isthmus.model.calls import Event, Progress, Result, Surface
+from isthmus.model.faults import FAULTS, NotConnected, ServerError, TimedOut
 from isthmus.model.names import ServerName
 from isthmus.upstream.settings import HttpSettings, ServerSettings, StdioSettings
 from isthmus.wire.mcp.lists import TOOLS
-from tests.hubs import stdio, write_config
+from tests.hubs import PATIENT, serving, stdio, write_config
+from tests.peers import content
 from tests.peers.launch import command
+from tests.unit.core.doubles import raw
 
 RAW = command("raw_server")
 NAMES = ["echo", "grow", "meta", "pay"]
@@ -72,7 +99,9 @@ async def test_whoever_has_to_wait_at_a_terminal_is_told_for_whom(
 ) -> None:
     monkeypatch.setattr("isthmus.cli.hub.NOTICE_SECONDS", 0.01)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    starting = asyncio.ensure_future(start_local_hub(configuration(server("slow", "sleep", "30")), os.environ, within=30))
+    starting = asyncio.ensure_future(
+        start_local_hub(configuration(server("slow", "sleep", "30")), os.environ, within=30)
+    )
     said = ""
     async with asyncio.timeout(20):
         while not said:
@@ -85,7 +114,9 @@ async def test_whoever_has_to_wait_at_a_terminal_is_told_for_whom(
 
 
 async def test_an_interrupted_start_leaves_no_process_behind(no_leftovers: None) -> None:
-    starting = asyncio.ensure_future(start_local_hub(configuration(server("slow", "sleep", "30")), os.environ, within=30))
+    starting = asyncio.ensure_future(
+        start_local_hub(configuration(server("slow", "sleep", "30")), os.environ, within=30)
+    )
     await asyncio.wait({starting}, timeout=0.2)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -104,3 +135,339 @@ async def test_opening_chooses_by_the_source(tmp_path: Path) -> None:
         assert (await listed(hub)).absences == {}
     async with open_hub(RemoteSource(HttpSettings("http://127.0.0.1:1/mcp"), has_key=False), wait=30) as hub:
         assert isinstance(hub, RemoteHub)
+
+
+# -- sources -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in (HUB_VARIABLE, KEY_VARIABLE, "ISTHMUS_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+
+
+def running(hub: str) -> RemoteSource:
+    source = source_of(hub, None)
+    assert isinstance(source, RemoteSource)
+    return source
+
+
+def test_without_anything_a_hub_of_ones_own_is_meant() -> None:
+    assert source_of(None, None) == LocalSource(None)
+
+
+def test_the_variable_names_a_running_hub_and_an_option_wins_over_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(HUB_VARIABLE, "http://from.variable:1")
+    assert isinstance(source := source_of(None, None), RemoteSource)
+    assert source.reach.url == "http://from.variable:1/mcp"
+    assert running("http://from.option:2").reach.url == "http://from.option:2/mcp"
+    assert source_of(None, Path("mcp.json")) == LocalSource(Path("mcp.json"))
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ("http://127.0.0.1:8765", "http://127.0.0.1:8765/mcp"),
+        ("http://127.0.0.1:8765/", "http://127.0.0.1:8765/mcp"),
+        ("http://127.0.0.1:8765/mcp", "http://127.0.0.1:8765/mcp"),
+        ("http://127.0.0.1:8765/mcp/files", "http://127.0.0.1:8765/mcp/files"),
+        ("https://hub.example/behind/proxy", "https://hub.example/behind/proxy"),
+    ],
+)
+def test_the_hubs_own_address_will_do(given: str, url: str) -> None:
+    assert running(given).reach.url == url
+
+
+def test_the_key_comes_from_the_environment_and_is_sent_as_a_bearer(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert running("http://hub").reach.headers == {}
+    monkeypatch.setenv(KEY_VARIABLE, "k3y")
+    source = running("http://hub")
+    assert source.reach.headers == {"Authorization": "Bearer k3y"}
+    assert source.has_key
+    assert "k3y" not in repr(source)
+
+
+@pytest.mark.parametrize("address", ["localhost:8765", "ftp://hub", "http://", "http://a b", "http://u:p@hub"])
+def test_a_bad_address_is_a_usage_error(address: str) -> None:
+    with pytest.raises(CommandFailed) as failed:
+        source_of(address, None)
+    assert failed.value.exit == Exit.USAGE
+    assert "http://127.0.0.1:8765" in failed.value.advice[0]
+
+
+def test_a_key_that_cannot_be_sent_is_refused_without_being_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "two\nlines")
+    with pytest.raises(CommandFailed) as failed:
+        source_of("http://hub", None)
+    assert failed.value.exit == Exit.CONFIGURATION
+    assert "lines" not in failed.value.message
+
+
+def test_a_hub_and_a_file_exclude_each_other() -> None:
+    with pytest.raises(CommandFailed) as failed:
+        source_of("http://hub", Path("mcp.json"))
+    assert failed.value.exit == Exit.USAGE
+
+
+def test_the_usual_places_are_searched_and_options_win(tmp_path: Path) -> None:
+    assert configuration_of(None).file is None
+    (tmp_path / "isthmus.toml").write_text("[hub]\nport = 1\n")
+    assert configuration_of(None).hub.port == 1
+    assert configuration_of(None, host="::1", port=2).hub.host == "::1"
+    assert configuration_of(None, port=2).hub.port == 2
+
+
+def test_a_configuration_that_cannot_be_used_is_told_with_every_finding(tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text("[hub]\nport = 99999\n")
+    with pytest.raises(CommandFailed) as failed:
+        configuration_of(tmp_path / "bad.toml")
+    assert failed.value.exit == Exit.CONFIGURATION
+    assert "bad.toml: hub.port must be 0 to 65535, not 99999" in failed.value.message
+
+
+def test_a_system_that_knows_no_home_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", none)
+    assert home() == Path("~")
+
+
+# -- remote --------------------------------------------------------------------------------------------------------
+
+KEY = "k3y-of-mine-0123456789"
+CALL = HubCall("tool", "files.a/b", msgspec.Raw(b'{"n":1}'))
+OK = b"HTTP/1.1 200 OK\r\n"
+STREAM = OK + b"content-type: text/event-stream\r\n\r\n"
+
+
+def running_remote(url: str, key: str | None = None) -> RemoteSource:
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    return RemoteSource(HttpSettings(url, headers), has_key=key is not None)
+
+
+@asynccontextmanager
+async def reached(url: str, key: str | None = None) -> AsyncIterator[RemoteHub]:
+    hub = RemoteHub(running_remote(url, key))
+    try:
+        yield hub
+    finally:
+        await hub.aclose()
+
+
+@asynccontextmanager
+async def pretending(answer: bytes, *, stays: bool = False) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """Something that gives this answer to whatever it is asked, and then closes or says no more."""
+    heard: list[bytes] = []
+    visits: set[asyncio.Task[None] | None] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        visits.add(asyncio.current_task())
+        heard.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(answer)
+        if stays:
+            with suppress(ConnectionError):
+                await reader.read()
+            heard.append(b"its end")
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp", heard
+        async with asyncio.timeout(30):
+            await asyncio.gather(*(visit for visit in visits if visit is not None))
+
+
+def seen(events: list[Event]) -> list[bytes]:
+    return [bytes(event.members["progress"]) for event in events if isinstance(event, Progress)]
+
+
+# -- a real hub ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_running_hub_is_listed_called_and_read(tmp_path: Path, no_leftovers: None) -> None:
+    servers = {"shelf": stdio(command("full_sdk2")), "dead": {"command": "/no/such/program"}}
+    events: list[Event] = []
+    async with serving(tmp_path, servers, limits=PATIENT) as served, reached(served.url) as hub:
+        listing = read_listing(await hub.list(TOOLS), TOOLS)
+        assert {offer.name for offer in listing.offers if offer.server == "shelf"} == {
+            f"shelf.{name}" for name in content.TOOLS
+        }
+        assert listing.absences.keys() == {"dead"}
+        assert [server.name for server in read_servers(await hub.servers())] == ["builtin", "dead", "shelf"]
+        slow = HubCall("tool", "shelf.slow", msgspec.Raw(b'{"seconds":0.01,"steps":2}'))
+        result = await hub.perform(slow, events.append)
+        assert isinstance(result, Result)
+        assert b"2 steps" in bytes(result.payload)
+        assert seen(events) == [b"1", b"2"]
+        prompt = await hub.perform(HubCall("prompt", "shelf.plain", msgspec.Raw(b"{}")), events.append)
+        assert isinstance(prompt, Result)
+        assert content.PLAIN.encode() in bytes(prompt.payload)
+        resource = await hub.perform(HubCall("resource", content.UNLISTED_URI, msgspec.Raw(b"{}")), events.append)
+        assert isinstance(resource, Result)
+        assert content.UNLISTED.encode() in bytes(resource.payload)
+        unknown = await hub.perform(HubCall("tool", "shelf.x/y z", msgspec.Raw(b"{}")), events.append)
+        assert unknown == CallFailure("Unknown tool: shelf.x/y z", "no", "unknown_tool")
+
+
+@pytest.mark.parametrize("key", [None, "not-the-right-key-at-all"])
+async def test_a_hub_that_wants_a_key_does_not_let_others_in(tmp_path: Path, key: str | None) -> None:
+    callers = {"me": {"key": KEY, "allow": ["*"]}}
+    async with serving(tmp_path, callers=callers) as served:
+        async with reached(served.url, key) as hub:
+            for asking in (hub.list(TOOLS), hub.perform(CALL, print), hub.forget("oven")):
+                with pytest.raises(CommandFailed) as failed:
+                    await asking
+                assert failed.value.exit == Exit.NOT_ALLOWED
+                assert "ISTHMUS_KEY" in failed.value.advice[0]
+        async with reached(served.url, KEY) as hub:
+            assert read_servers(await hub.servers())
+            with pytest.raises(CommandFailed, match="Only an operator may have a server forgotten") as failed:
+                await hub.forget("oven")
+            assert failed.value.exit == Exit.NOT_ALLOWED
+            assert "--operator" in failed.value.advice[0]
+
+
+# -- places that are none, or no good ------------------------------------------------------------------------------
+
+
+async def test_a_hub_that_is_not_there_cannot_be_reached(unused_tcp_port: int) -> None:
+    async with reached(f"http://127.0.0.1:{unused_tcp_port}/mcp") as hub:
+        with pytest.raises(CommandFailed) as failed:
+            await hub.list(TOOLS)
+        assert failed.value.exit == Exit.UNREACHABLE
+        assert failed.value.message.endswith(f"/mcp: connection refused by 127.0.0.1:{unused_tcp_port}")
+        assert "isthmus serve" in failed.value.advice[0]
+        with pytest.raises(CommandFailed) as failed:
+            await hub.perform(CALL, print)
+        assert failed.value.exit == Exit.UNREACHABLE
+        assert failed.value.advice[0].startswith("executed: no")
+
+
+@pytest.mark.parametrize("path", ["/elsewhere", "/mcp/files"])
+async def test_a_place_that_is_no_hub_cannot_be_reached(tmp_path: Path, path: str) -> None:
+    async with serving(tmp_path) as served, reached(served.url.replace("/mcp", path)) as hub:
+        with pytest.raises(CommandFailed) as failed:
+            await hub.list(TOOLS)
+        assert failed.value.exit == Exit.UNREACHABLE
+        assert "it answers HTTP 404" in failed.value.message
+
+
+@pytest.mark.parametrize(
+    ("base", "target"),
+    [
+        ("/mcp", b"POST /v1/tools/files.a%2Fb HTTP/1.1"),
+        ("/mcp/", b"POST /v1/tools/files.a%2Fb HTTP/1.1"),
+        ("/behind/mcp", b"POST /behind/v1/tools/files.a%2Fb HTTP/1.1"),
+        ("/behind", b"POST /behind/v1/tools/files.a%2Fb HTTP/1.1"),
+    ],
+)
+async def test_a_hub_is_asked_where_it_is(base: str, target: bytes) -> None:
+    answer = OK + b"content-length: 14\r\n\r\n" + b'{"content":[]}'
+    async with pretending(answer) as (url, heard), reached(url.replace("/mcp", base)) as hub:
+        assert isinstance(await hub.perform(CALL, print), Result)
+        assert heard[0].split(b"\r\n")[0] == target
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (STREAM + b": \n\nevent: progress\ndata: {}\n\n", "Lost the hub during the call: its stream ended"),
+        (OK + b"content-length: 90\r\n\r\n{", "Lost the hub during the call"),
+        (OK + b"content-length: 3\r\n\r\n[1}", "The hub gave an unusable answer"),
+        (STREAM + b"event: result\ndata: [1}\n\n", "The hub gave an unusable answer"),
+    ],
+)
+async def test_an_answer_that_is_none_leaves_open_whether_the_tool_ran(answer: bytes, told: str) -> None:
+    async with pretending(answer) as (url, _), reached(url) as hub:
+        outcome = await hub.perform(CALL, lambda _: None)
+        assert isinstance(outcome, CallFailure)
+        assert outcome.message.startswith(told)
+        assert outcome.executed == "unknown"
+
+
+async def test_an_error_at_the_end_of_a_stream_is_told_in_the_hubs_words() -> None:
+    problem = b'{"detail":"Lost server raw","executed":"unknown","reason":"lost","server":"raw"}'
+    async with pretending(STREAM + b"event: error\ndata: %b\n\n" % problem) as (url, _), reached(url) as hub:
+        assert await hub.perform(CALL, print) == CallFailure("Lost server raw", "unknown", "lost", "raw")
+
+
+async def test_an_endless_answer_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RESPONSE_BYTES_MAX", 100)
+    for answer in (OK + b"content-length: 200\r\n\r\n" + b"x" * 200, STREAM + b"data: " + b"x" * 200):
+        async with pretending(answer, stays=True) as (url, _), reached(url) as hub:
+            outcome = await hub.perform(CALL, print)
+            assert isinstance(outcome, CallFailure)
+            assert "longer than 100 bytes" in outcome.message
+
+
+async def test_a_hub_that_says_nothing_at_all_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SILENCE_SECONDS", 0.1)
+    async with pretending(b"", stays=True) as (url, _), reached(url) as hub:
+        with pytest.raises(CommandFailed) as failed:
+            await hub.list(TOOLS)
+        assert "it said nothing for 0.1 s" in failed.value.message
+
+
+async def test_who_stops_waiting_closes_the_connection(no_leftovers: None) -> None:
+    async with pretending(STREAM, stays=True) as (url, heard), reached(url) as hub:
+        calling = asyncio.ensure_future(hub.perform(CALL, print))
+        async with asyncio.timeout(30):
+            while not heard:  # noqa: ASYNC110 - it arrives over a socket
+                await asyncio.sleep(0)
+        calling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+        async with asyncio.timeout(30):
+            while len(heard) < 2:  # noqa: ASYNC110 - the end of it does too
+                await asyncio.sleep(0)
+
+
+# -- faults --------------------------------------------------------------------------------------------------------
+
+FILES = ServerName("files")
+
+
+def test_a_fault_tells_all_three() -> None:
+    told = command_failed(failure_of(TimedOut(FILES, 30, executed="unknown")))
+    assert told.exit == Exit.CALL_FAILED
+    assert told.message == "Server files did not answer within 30 s"
+    assert told.advice == (
+        "executed: unknown (it may have run: look before you call it again)",
+        FAULTS["timed_out"].advice,
+    )
+
+
+def test_a_running_hubs_problem_tells_the_same_as_the_fault_itself() -> None:
+    fault = NotConnected(FILES, "gone")
+    told = read_failure(problem_of(fault).body())
+    assert told == failure_of(fault)
+    assert told is not None
+    assert json.loads(msgspec.json.encode({"error": told}))["error"] == {
+        "message": "Server files is not connected: gone",
+        "executed": "no",
+        "reason": "not_connected",
+        "server": "files",
+    }
+
+
+def test_a_servers_own_claims_are_not_believed() -> None:
+    error = ServerError(FILES, 1, "oh", raw({"executed": "no", "reason": "lost"}))
+    for told in (failure_of(error), read_failure(problem_of(error).body())):
+        assert told is not None
+        assert command_failed(told).advice[0].startswith("executed: yes")
+
+
+def test_a_reason_that_this_version_does_not_know_is_no_trouble() -> None:
+    assert command_failed(CallFailure("oh", "no", "of tomorrow")).advice[1] == FAULTS["server_error"].advice
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"<html>", b"{}", b'{"detail":"x","executed":"perhaps","reason":"y"}', b"[" * 9999]
+)
+def test_what_is_no_problem_of_a_hub_tells_nothing(body: bytes) -> None:
+    assert read_failure(body) is None

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from isthmus import __version__
+from isthmus.app import gc_tuning
 from isthmus.cli import main as module
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.main import cli, main
+from isthmus.cli.main import COLLECT, WithoutRich, cli, main
 from tests.hubs import environment
 
 
@@ -42,13 +43,13 @@ def test_help_and_a_wrong_word_load_nothing_but_click() -> None:
 
 @pytest.mark.parametrize("words", [["--version"], ["version"]])
 def test_the_version_is_printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words) == Exit.WELL
+    assert main(words) == Exit.SUCCESS
     assert capsys.readouterr().out == f"isthmus {__version__}\n"
 
 
 @pytest.mark.parametrize("name", ["serve", "tools", "call", "doctor", "config", "stdio", "version"])
 def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([name, "--help"]) == Exit.WELL
+    assert main([name, "--help"]) == Exit.SUCCESS
     assert f"Usage: isthmus {name}" in capsys.readouterr().out
 
 
@@ -79,8 +80,8 @@ def test_a_missing_configuration_ends_with_3(capsys: pytest.CaptureFixture[str])
 
 def test_config_check_takes_its_file_either_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.toml").write_text("")
-    assert main(["config", "check", "a.toml"]) == Exit.WELL
-    assert main(["config", "check", "--config", "a.toml", "--json"]) == Exit.WELL
+    assert main(["config", "check", "a.toml"]) == Exit.SUCCESS
+    assert main(["config", "check", "--config", "a.toml", "--json"]) == Exit.SUCCESS
 
 
 def ending_with(error: BaseException) -> Callable[..., object]:
@@ -115,3 +116,39 @@ def test_every_ending_has_its_code_and_words(
 
 def test_the_key_is_never_an_option() -> None:
     assert not [p.name for c in module.cli.commands.values() for p in c.params if p.name and "key" in p.name]
+
+
+# -- lean ----------------------------------------------------------------------------------------------------------
+
+LOADED = "print('structlog' in sys.modules, 'rich' in sys.modules); import rich; print(structlog.dev.rich)"
+
+
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        (
+            "import isthmus.cli.main as m; m.main = lambda: 1; m.program(); import isthmus.cli.serve",
+            ["True False", "None"],
+        ),
+        ("import isthmus.cli.serve", ["True True", "<module"]),  # a program of somebody else's
+    ],
+)
+def test_a_hub_starts_without_rich_and_what_it_loads_may_use_it(first: str, said: list[str]) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", f"import sys; {first}; import structlog; {LOADED}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env=environment(),
+    )
+    assert [line[: len(expected)] for line, expected in zip(ran.stdout.splitlines(), said, strict=True)] == said
+
+
+def test_the_collector_looks_as_seldom_as_that_of_a_hub() -> None:
+    assert COLLECT == (gc_tuning.COLLECT_AFTER, gc_tuning.COLLECT_OLD_AFTER, gc_tuning.COLLECT_OLD_AFTER)
+
+
+def test_once_structlog_is_there_rich_is_found() -> None:
+    assert WithoutRich().find_spec("rich") is None
+    assert WithoutRich().find_spec("structlog.dev") is None

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.cli.output import aligned, first_line, harmless, say, show_table, write, write_json
+from isthmus.cli.output import aligned, first_line, harmless, print_error, print_json, print_output, show_table
 
 
 class Terminal(io.StringIO):
@@ -63,22 +63,22 @@ def test_a_description_is_cut_to_its_first_line_that_says_something() -> None:
 
 def test_output_to_a_terminal_is_made_harmless(stdout: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout", stdout)
-    write("\x1b[2J")
+    print_output("\x1b[2J")
     assert stdout.getvalue() == "\\u001b[2J\n"
 
 
 def test_output_to_anything_else_is_left_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    write("\x1b[2J\n")
+    print_output("\x1b[2J\n")
     assert capsys.readouterr().out == "\x1b[2J\n"
 
 
 def test_json_is_laid_out_and_keeps_every_digit(capsys: pytest.CaptureFixture[str]) -> None:
-    write_json(b'{"big":12345678901234567890123,"exact":1.10}')
+    print_json(b'{"big":12345678901234567890123,"exact":1.10}')
     assert capsys.readouterr().out == '{\n  "big": 12345678901234567890123,\n  "exact": 1.10\n}\n'
 
 
 def test_what_is_said_beside_the_output_is_harmless_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
-    say("\x1b[2J")
+    print_error("\x1b[2J")
     assert capsys.readouterr().err == "\\u001b[2J\n"
 
 

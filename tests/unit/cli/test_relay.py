@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from isthmus.cli import relay
-from isthmus.cli.documents import DeviceTold, DialledTold
+from isthmus.cli.documents import DeviceInfo, DialledServerInfo
 from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.cli.hub import LocalSource, RemoteSource, source_of
 from isthmus.cli.main import main
-from isthmus.cli.relay import Status, forget_servers, groups_of, hub_of, lasted, show_status, watch_status
-from isthmus.cli.sources import Own, Running, source_of
+from isthmus.cli.relay import RelayOverview, duration_text, forget_servers, groups_of, hub_of, show_status, watch_status
 
 NOW = time.time()
 OVEN = {
@@ -70,9 +70,9 @@ class Hub:
         writer.close()
 
     @property
-    def source(self) -> Running:
+    def source(self) -> RemoteSource:
         found = source_of(f"http://127.0.0.1:{self.port}", None)
-        assert isinstance(found, Running)
+        assert isinstance(found, RemoteSource)
         return found
 
 
@@ -105,7 +105,7 @@ def terminal_for(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 
 async def test_a_script_gets_a_line_for_each(capsys: pytest.CaptureFixture[str]) -> None:
     async with hub() as here:
-        assert await show_status(here.source, is_json=False) is Exit.WELL
+        assert await show_status(here.source, is_json=False) is Exit.SUCCESS
     rows = [re.split(r"  +", line) for line in capsys.readouterr().out.splitlines()]
     assert rows == [
         ["cellar", "rack", "cellar_rack", "away", "2 tools", "3 d", "192.0.2.7:5000", "it left"],
@@ -117,7 +117,7 @@ async def test_a_script_gets_a_line_for_each(capsys: pytest.CaptureFixture[str])
 async def test_tools_are_named_on_lines_of_their_own_if_wanted(capsys: pytest.CaptureFixture[str]) -> None:
     async with hub() as here:
         here.servers = [{**OVEN, "tools": ["heat", "look\x1b[2J"]}]
-        assert await show_status(here.source, is_json=False, has_tools=True) is Exit.WELL
+        assert await show_status(here.source, is_json=False, has_tools=True) is Exit.SUCCESS
     rows = [re.split(r"  +", line) for line in capsys.readouterr().out.splitlines()]
     assert [row[:4] for row in rows] == [
         ["kitchen", "oven", "kitchen_oven", "ready"],
@@ -129,7 +129,7 @@ async def test_tools_are_named_on_lines_of_their_own_if_wanted(capsys: pytest.Ca
 
 async def test_programs_get_what_the_hub_says(capsys: pytest.CaptureFixture[str]) -> None:
     async with hub() as here:
-        assert await show_status(here.source, is_json=True) is Exit.WELL
+        assert await show_status(here.source, is_json=True) is Exit.SUCCESS
     assert json.loads(capsys.readouterr().out) == {"servers": [OVEN, RACK], "devices": [ROBOT]}
 
 
@@ -146,7 +146,7 @@ async def test_a_person_sees_each_agent_with_its_own(monkeypatch: pytest.MonkeyP
 async def test_nobody_is_told_as_such(capsys: pytest.CaptureFixture[str]) -> None:
     async with hub() as here:
         here.servers, here.devices = [], []
-        assert await show_status(here.source, is_json=False) is Exit.WELL
+        assert await show_status(here.source, is_json=False) is Exit.SUCCESS
     said = capsys.readouterr()
     assert (said.out, said.err) == ("", "Nobody is connected to the relay, and nobody is expected back.\n")
 
@@ -198,7 +198,7 @@ async def test_watching_needs_a_terminal(capsys: pytest.CaptureFixture[str]) -> 
 def test_without_an_address_it_is_the_one_that_is_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ISTHMUS_KEY", "k3y")
     (tmp_path / "isthmus.toml").write_text('[hub]\nhost = "0.0.0.0"\nport = 9\n')
-    found = hub_of(Own(tmp_path / "isthmus.toml"))
+    found = hub_of(LocalSource(tmp_path / "isthmus.toml"))
     assert (found.reach.url, found.has_key) == ("http://127.0.0.1:9/mcp", True)
     assert hub_of(found) is found
 
@@ -214,9 +214,9 @@ def test_a_hub_that_is_not_there_is_told_without_advice_to_start_one_here(
 
 
 def test_rows_and_spans_of_time() -> None:
-    server = DialledTold("a", "s", "a_s", "connecting", 0.0)
-    device = DeviceTold("d", "a", 0.0, answered=3)
-    assert groups_of(Status([server], [device]), 100.0) == [
+    server = DialledServerInfo("a", "s", "a_s", "connecting", 0.0)
+    device = DeviceInfo("d", "a", 0.0, answered=3)
+    assert groups_of(RelayOverview([server], [device]), 100.0) == [
         (
             "a: 1 server, 1 device",
             [
@@ -226,7 +226,7 @@ def test_rows_and_spans_of_time() -> None:
         )
     ]
     spans = (-1, 0, 119.9, 120, 7199, 7200, 172_799, 172_800)
-    assert [lasted(span) for span in spans] == ["0 s", "0 s", "119 s", "2 min", "119 min", "2 h", "47 h", "2 d"]
+    assert [duration_text(span) for span in spans] == ["0 s", "0 s", "119 s", "2 min", "119 min", "2 h", "47 h", "2 d"]
 
 
 # -- forgetting ------------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def test_rows_and_spans_of_time() -> None:
 async def test_who_is_away_is_forgotten_and_named(server_id: str | None, capsys: pytest.CaptureFixture[str]) -> None:
     async with hub() as here:
         here.servers = [OVEN, RACK, {**OVEN, "agent": "cellar", "name": "cellar_oven"}]
-        assert await forget_servers(here.source, "cellar", server_id) is Exit.WELL
+        assert await forget_servers(here.source, "cellar", server_id) is Exit.SUCCESS
         assert here.deleted == ["/v1/relay/servers/cellar_rack"]
     assert capsys.readouterr().out == "forgot cellar_rack\n"
 

@@ -14,9 +14,9 @@ import pytest
 from isthmus.app.relay_keys import Revocations, relay_key
 from isthmus.cli.exits import Exit
 from isthmus.cli.main import main
-from isthmus.cli.token import WHY
-from isthmus.identity import relay as identity
-from isthmus.identity.relay import RelayTokens, TokenSettings
+from isthmus.cli.relay_tokens import WHY
+from isthmus.identity import relay_tokens as identity
+from isthmus.identity.relay_tokens import RelayTokens, TokenSettings
 from isthmus.model.relay import DEFAULT_TENANT, Claim
 from tests.relay.tokens import KEY, python_token
 
@@ -71,7 +71,7 @@ def give(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 
 def test_both_addresses_are_ready_to_paste(capsys: pytest.CaptureFixture[str]) -> None:
     said = Said(capsys, "token", "relay", "kitchen")
-    assert said.code == Exit.WELL
+    assert said.code == Exit.SUCCESS
     assert said.rows["server"].startswith("ws://127.0.0.1:8765/mcp_endpoint/mcp/?token=isr1.")
     assert said.rows["device"].startswith("ws://127.0.0.1:8765/mcp_endpoint/call/?token=isr1.")
     claim = claim_in(said.rows["server"])
@@ -233,7 +233,7 @@ def test_a_revoked_token_is_good_no_more(
     give(monkeypatch, made["token"] + "\n")
     assert Said(capsys, "token", "read").rows["state"] == "good"
     said = Said(capsys, "token", "revoke", made["id"])
-    assert (said.code, said.out) == (Exit.WELL, f"revoked {made['id']}\n")
+    assert (said.code, said.out) == (Exit.SUCCESS, f"revoked {made['id']}\n")
     assert Revocations(folder / "state", ()).has(made["id"])
     give(monkeypatch, made["token"])
     read = Said(capsys, "token", "read", "--json")

@@ -19,7 +19,7 @@ import structlog
 from isthmus.app.serve import serve
 from isthmus.cli import serve as module
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.serve import address, serve_hub
+from isthmus.cli.serve import serve_hub, take_stdout
 
 
 @pytest.fixture(autouse=True)
@@ -37,21 +37,6 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(module, "configure", lambda *_: None)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
-
-
-@pytest.mark.parametrize(
-    ("host", "shown"),
-    [
-        ("127.0.0.1", "http://127.0.0.1:1/mcp"),
-        ("0.0.0.0", "http://127.0.0.1:1/mcp"),
-        ("::", "http://127.0.0.1:1/mcp"),
-        ("::1", "http://[::1]:1/mcp"),
-        ("[::1]", "http://[::1]:1/mcp"),
-        ("hub.example", "http://hub.example:1/mcp"),
-    ],
-)
-def test_the_address_shown_can_be_given_to_a_client(host: str, shown: str) -> None:
-    assert address(host, 1) == shown
 
 
 def test_an_address_that_is_taken_is_told_with_advice() -> None:
@@ -73,7 +58,7 @@ def test_a_hub_without_callers_is_not_opened_to_a_network() -> None:
 def test_a_hub_is_opened_to_a_network_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     ends_when_open(monkeypatch)
     with structlog.testing.capture_logs() as logs:
-        assert serve_hub(None, "0.0.0.0", 0, is_insecure=True) == Exit.WELL
+        assert serve_hub(None, "0.0.0.0", 0, is_insecure=True) == Exit.SUCCESS
     assert any(entry["event"].startswith("INSECURE: everybody who can reach") for entry in logs)
 
 
@@ -81,7 +66,7 @@ def test_the_address_and_every_finding_are_logged(tmp_path: Path, monkeypatch: p
     (tmp_path / "isthmus.toml").write_text("[hub]\nodd = 1\n")
     ends_when_open(monkeypatch)
     with structlog.testing.capture_logs() as logs:
-        assert serve_hub(None, None, 0) == Exit.WELL
+        assert serve_hub(None, None, 0) == Exit.SUCCESS
     assert "hub.odd is not known" in logs[0]["finding"]
     listening = next(entry for entry in logs if entry["event"] == "listening")
     assert listening["url"].startswith("http://127.0.0.1:")
@@ -91,13 +76,13 @@ def test_the_address_and_every_finding_are_logged(tmp_path: Path, monkeypatch: p
 def test_it_is_said_that_there_is_no_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     ends_when_open(monkeypatch)
     with structlog.testing.capture_logs() as logs:
-        assert serve_hub(None, None, 0) == Exit.WELL
+        assert serve_hub(None, None, 0) == Exit.SUCCESS
     assert "no configuration file found" in logs[0]["event"]
 
 
 def test_who_asks_again_does_not_spoil_the_end_and_no_child_inherits_that(monkeypatch: pytest.MonkeyPatch) -> None:
     ends_when_open(monkeypatch)
-    assert serve_hub(None, None, 0) == Exit.WELL
+    assert serve_hub(None, None, 0) == Exit.SUCCESS
     os.kill(os.getpid(), signal.SIGTERM)
     script = "import signal; print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)"
     assert subprocess.check_output([sys.executable, "-c", script], text=True) == "True\n"
@@ -115,3 +100,19 @@ def ends_when_open(monkeypatch: pytest.MonkeyPatch) -> None:
         return serve(*given, on_open=opened, is_insecure=is_insecure)
 
     monkeypatch.setattr(module, "serve", ending)
+
+
+# -- stdio ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_others_print_goes_to_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    (from_out, out), (from_err, err) = os.pipe(), os.pipe()
+    monkeypatch.setattr(module, "STDOUT", out)
+    monkeypatch.setattr(module, "STDERR", err)
+    ours = take_stdout()
+    os.write(ours, b"protocol")
+    os.write(out, b"a stray print")
+    assert os.read(from_out, 100) == b"protocol"
+    assert os.read(from_err, 100) == b"a stray print"
+    for descriptor in (from_out, out, from_err, err, ours):
+        os.close(descriptor)

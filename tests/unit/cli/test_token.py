@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from isthmus.app.key_file import KeyFile
-from isthmus.cli import keys as module
+from isthmus.app.key_files import KeyFile
+from isthmus.cli import token as module
 from isthmus.cli.exits import Exit
 from isthmus.cli.main import main
 from isthmus.identity.keys import digest_of
@@ -24,7 +24,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.delenv("ISTHMUS_CONFIG", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("isthmus.cli.keys.time.time", lambda: NOW)
+    monkeypatch.setattr("isthmus.cli.token.time.time", lambda: NOW)
     (tmp_path / "isthmus.toml").write_text('[hub]\nstate = "state"\n')
     return tmp_path
 
@@ -49,14 +49,14 @@ def listed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
 
 def create(capsys: pytest.CaptureFixture[str], name: str = "planner", *more: str) -> dict[str, Any]:
     said = Said(capsys, "create", name, "--allow", "*", "--json", *more)
-    assert said.code == Exit.WELL, said.err
+    assert said.code == Exit.SUCCESS, said.err
     made: dict[str, Any] = said.json
     return made
 
 
 def test_a_key_is_printed_once_and_only_its_digest_kept(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = Said(capsys, "create", "planner", "--allow", "files.*", "--deny", "files.delete", "--tenant", "acme")
-    assert said.code == Exit.WELL
+    assert said.code == Exit.SUCCESS
     rows = dict(line.split("  ", 1) for line in said.out.splitlines())
     key = rows["key"].strip()
     assert KEY.fullmatch(key)
@@ -84,7 +84,7 @@ def test_programs_get_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_people_see_who_has_which_key(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = Said(capsys, "list")
-    assert (said.code, said.out) == (Exit.WELL, "")
+    assert (said.code, said.out) == (Exit.SUCCESS, "")
     assert "There are no keys" in said.err
     with (folder / "isthmus.toml").open("a") as file:
         file.write('[callers.reader]\nkey = "a-key-of-the-reader"\nexpires = 2020-01-01\nallow = ["files.read"]\n')
@@ -99,7 +99,7 @@ def test_a_rotated_key_has_a_successor_and_is_good_for_a_while(capsys: pytest.Ca
     old = create(capsys, "planner", "--expires", "90d")
     said = Said(capsys, "rotate", "planner", "--json")
     new = said.json
-    assert said.code == Exit.WELL
+    assert said.code == Exit.SUCCESS
     assert "another 24h" in said.err
     assert new["key"] != old["key"]
     assert new["expires"] == old["expires"], "it lasts as long as the one before"
@@ -228,7 +228,7 @@ def test_keys_are_made_and_revoked_without_what_the_hub_borrows(
         file.write(HUBS_OWN)
     made = create(capsys)
     said = Said(capsys, "list")
-    assert said.code == Exit.WELL
+    assert said.code == Exit.SUCCESS
     assert made["id"] in said.out
     assert "are not listed" in said.err
     assert "NOBODY_SET_THIS_EITHER" in said.err
@@ -236,7 +236,7 @@ def test_keys_are_made_and_revoked_without_what_the_hub_borrows(
     assert said.code == Exit.USAGE
     assert "reader is a caller of" in said.err
     said = Said(capsys, "revoke", "planner")
-    assert (said.code, said.out) == (Exit.WELL, f"revoked {made['id']}\n")
+    assert (said.code, said.out) == (Exit.SUCCESS, f"revoked {made['id']}\n")
     assert KeyFile(folder / "state").read()[0].revoked_at == NOW
     assert Said(capsys, "revoke", "0123456789abcdef").out == "revoked 0123456789abcdef\n", "a token of the relay, too"
 
