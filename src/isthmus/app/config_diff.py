@@ -1,7 +1,8 @@
-"""What lies between two configurations: decided here, done by `app.hub` and `app.reload`.
+"""What differs between two configurations, and what a running hub can take from a newer one.
 
-Plain functions over values: nothing is started, read or logged. A running hub cannot take everything from a newer
-configuration: what it keeps of the older one is decided here as well.
+Plain functions over values: nothing is started, read or logged. `app.hub` applies a `ConfigDiff`, `app.reload` calls
+both functions. A server is restarted when any of its settings differs; the settings of the hub that need a restart of
+the whole process are listed in `FIXED`.
 """
 
 from __future__ import annotations
@@ -13,49 +14,40 @@ from typing import TypeVar
 from isthmus.config.codes import BAD_EXTENSION, UNRESOLVED_VARIABLE
 from isthmus.config.extensions import EXTENSIONS
 from isthmus.config.findings import ConfigError, Finding, Place
-from isthmus.config.settings import Configuration, HubSettings, RelayParts
-from isthmus.core.settings import Limits
-from isthmus.frontends.a2a.settings import A2aSettings
-from isthmus.frontends.mcp.settings import TaskSettings
-from isthmus.frontends.relay.settings import RelaySettings
+from isthmus.config.settings import Configuration
 from isthmus.model.names import ServerName
-from isthmus.storage.settings import StorageSettings
 from isthmus.upstream.settings import ServerSettings
-from isthmus.upstream.targets.settings import TargetSettings
 
 Key = TypeVar("Key", bound=str)
 Value = TypeVar("Value")
 
-FIXED_SETTINGS = ("host", "port", "public_url", "names", "state", "tools", "audit")
-"""What callers and the system were told when the hub started, and what was imported; another value needs another
-start."""
-
-FIXED_A2A = ("grpc_port",)
-"""What the agent listens on."""
-
-FIXED_RELAY = ("enabled",)
-"""Whether there is a relay at all."""
-
-FIXED_LIMITS = (
-    "request_bytes",
-    "lag_bytes",
-    "lag_seconds",
-    "schema_bytes",
-    "connections",
-    "connections_per_address",
-)
-"""What the door and the checks of arguments were made with."""
+FIXED: Mapping[str, tuple[str, ...]] = {
+    "hub": ("host", "port", "public_url", "names", "state", "tools", "audit"),
+    "limits": (
+        "request_bytes",
+        "lag_bytes",
+        "lag_seconds",
+        "schema_bytes",
+        "connections",
+        "connections_per_address",
+    ),
+    "a2a": ("grpc_port",),
+    "relay": ("enabled",),
+    "storage": ("url",),
+}
+"""By table: the settings that a running hub cannot change. Callers know the address and the names, and the listener,
+the storage and the validation of arguments are built with the values of the start."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigDiff:
-    """What a newer configuration has otherwise than the one before."""
+    """What a newer configuration changes."""
 
     added: tuple[ServerSettings, ...] = ()
     changed: tuple[ServerSettings, ...] = ()
     removed: tuple[ServerName, ...] = ()
     settings: tuple[str, ...] = ()
-    """The settings of the hub that changed, as a file spells them."""
+    """Paths of the hub's settings that changed, as a file writes them."""
     callers_changed: bool = False
 
     def __bool__(self) -> bool:
@@ -63,146 +55,113 @@ class ConfigDiff:
 
 
 def compare(old: Configuration, new: Configuration) -> ConfigDiff:
-    """Compare two configurations, servers by their names."""
+    """Return what differs, servers by their names."""
     before = {server.name: server for server in old.servers}
     after = {server.name: server for server in new.servers}
     return ConfigDiff(
         added=tuple(server for name, server in after.items() if name not in before),
         changed=tuple(server for name, server in after.items() if name in before and before[name] != server),
         removed=tuple(name for name in before if name not in after),
-        settings=(
-            *differing(old.hub, new.hub),
-            *differing_a2a(old.a2a, new.a2a),
-            *_differing_tasks(old.tasks, new.tasks),
-            *_differing_targets(old.targets, new.targets),
-            *differing_relay(old.relay, new.relay),
-        ),
+        settings=changed_settings(old, new),
         callers_changed=set(old.callers) != set(new.callers)
         or (old.expiries, old.tenants, old.issuers) != (new.expiries, new.tenants, new.issuers),
     )
 
 
-def differing(old: HubSettings, new: HubSettings) -> tuple[str, ...]:
-    """Return the settings that have other values, as a file spells them."""
-    before, after = _by_path(old), _by_path(new)
-    return tuple(path for path in after if before[path] != after[path])
-
-
-def differing_a2a(old: A2aSettings, new: A2aSettings) -> tuple[str, ...]:
-    """Return the settings of the agent that have other values, as a file spells them."""
-    names = (item.name for item in fields(A2aSettings))
-    return tuple(f"a2a.{name}" for name in names if getattr(old, name) != getattr(new, name))
-
-
-def _differing_tasks(old: TaskSettings, new: TaskSettings) -> tuple[str, ...]:
-    names = (item.name for item in fields(TaskSettings))
-    return tuple(f"tasks.{name}" for name in names if getattr(old, name) != getattr(new, name))
-
-
-def _differing_targets(old: TargetSettings, new: TargetSettings) -> tuple[str, ...]:
-    names = (item.name for item in fields(TargetSettings))
-    return tuple(f"targets.{name}" for name in names if getattr(old, name) != getattr(new, name))
-
-
-def differing_relay(old: RelayParts, new: RelayParts) -> tuple[str, ...]:
-    """Return the settings of the relay that have other values, as a file spells them; agents one by one."""
-    before, after = _relay_by_path(old), _relay_by_path(new)
+def changed_settings(old: Configuration, new: Configuration) -> tuple[str, ...]:
+    """Return the paths of the hub's settings that differ, agents of the relay one by one; never a value."""
+    before, after = _settings_by_path(old), _settings_by_path(new)
     return tuple(path for path in {**before, **after} if before.get(path) != after.get(path))
 
 
-def _relay_by_path(relay: RelayParts) -> dict[str, object]:
-    parts = (relay.face, relay.dialin, relay.tokens)
-    own = {f"relay.{item.name}": getattr(part, item.name) for part in parts for item in fields(part)}
-    del own["relay.agents"], own["relay.tenants"]
+def _settings_by_path(configuration: Configuration) -> dict[str, object]:
+    hub, relay = configuration.hub, configuration.relay
+    found: dict[str, object] = {}
+    for item in fields(hub):
+        name = item.name
+        path = f"log.{name.removeprefix('log_')}" if name.startswith("log_") else f"hub.{name}"
+        found[path] = getattr(hub, name)
+    tables: tuple[tuple[str, object], ...] = (
+        ("limits", hub.limits),
+        ("a2a", configuration.a2a),
+        ("tasks", configuration.tasks),
+        ("targets", configuration.targets),
+        ("storage", configuration.storage),
+        ("relay", relay.face),
+        ("relay", relay.dialin),
+        ("relay", relay.tokens),
+    )
+    for table, settings in tables:
+        found |= {f"{table}.{item.name}": getattr(settings, item.name) for item in fields(settings)}  # type: ignore[arg-type]
+    for path in ("hub.limits", "storage.is_foreign", "relay.agents", "relay.tenants"):
+        del found[path]  # not keys of a file, or compared one by one
     place = Place(None, "relay.agents")
-    return own | {place.at(agent).path: rules for agent, rules in relay.face.agents.items()}
-
-
-def differing_storage(old: StorageSettings, new: StorageSettings) -> tuple[str, ...]:
-    """Return whether the journal is to be elsewhere, as a file spells that."""
-    return () if old == new else ("storage.url",)
-
-
-def _by_path(hub: HubSettings) -> dict[str, object]:
-    own = {_path(item.name): getattr(hub, item.name) for item in fields(HubSettings) if item.name != "limits"}
-    return own | {f"limits.{item.name}": getattr(hub.limits, item.name) for item in fields(Limits)}
-
-
-def _path(name: str) -> str:
-    return f"log.{name.removeprefix('log_')}" if name.startswith("log_") else f"hub.{name}"
+    return found | {place.at(agent).path: rules for agent, rules in relay.face.agents.items()}
 
 
 def keep_fixed_settings(running: Configuration, read: Configuration) -> Configuration:
-    """Return what a hub that runs with one configuration can take of another one that was read.
+    """Return the part of a newly read configuration that a running hub can use.
 
-    What needs a restart stays as it is. A server whose entry is broken now, or was in a file that is, or has lost
-    a variable, keeps the form it had: a slip of the pen costs nobody a server that works.
+    `FIXED` settings keep their value. So does a server whose entry is now broken, is in an imported file that cannot be
+    read, or uses a variable that is no longer set: an editing mistake must not stop a working server.
 
     Raises:
-        ConfigError: it names other extensions. Code is loaded at a start only, and who may call what is said by theirs.
+        ConfigError: the extensions differ. Their code is loaded only at the start, and it decides who may call what.
     """
-    _check_extensions(running, read)
-    lost = {server.name: found for server in running.servers if (found := _lost(server.name, running, read))}
-    kept = tuple(server for server in running.servers if server.name in lost or _stays(server.name, running, read))
+    if running.extensions != read.extensions:
+        message = "must be as they were when the hub started, with the same settings"
+        place = Place(read.file, EXTENSIONS)
+        raise ConfigError(place.finding(message, advice="restart the hub to change them", code=BAD_EXTENSION))
+    lost = {server.name: found for server in running.servers if (found := _lost_variables(server.name, running, read))}
+    kept = tuple(server for server in running.servers if server.name in lost or _is_kept(server.name, running, read))
     names = {server.name for server in kept}
+    limits = _with_fixed("limits", running.hub.limits, read.hub.limits)
     return replace(
         read,
-        hub=_with_fixed(running.hub, read.hub),
+        hub=replace(_with_fixed("hub", running.hub, read.hub), limits=limits),
         storage=running.storage,
-        relay=replace(read.relay, face=_with_fixed_relay(running.relay.face, read.relay.face)),
-        a2a=replace(read.a2a, **{name: getattr(running.a2a, name) for name in FIXED_A2A}),
+        relay=replace(read.relay, face=_with_fixed("relay", running.relay.face, read.relay.face)),
+        a2a=_with_fixed("a2a", running.a2a, read.a2a),
         servers=(*(server for server in read.servers if server.name not in names), *kept),
-        warnings=(*read.warnings, *(_of_loss(name, found, running) for name, found in lost.items())),
-        # What they had and where it came from stays known, or the next look would take them for gone or for new.
+        warnings=(*read.warnings, *(_lost_finding(name, found, running) for name, found in lost.items())),
+        # Keep what is known of these servers, or the next reload would take them for removed or for new.
         unresolved=_mixed(running.unresolved, read.unresolved, lambda name: name in names),
-        origins=_mixed(running.origins, read.origins, lambda path: _is_of(path, names)),
+        origins=_mixed(running.origins, read.origins, lambda path: _is_below(path, names)),
     )
 
 
-def _check_extensions(running: Configuration, read: Configuration) -> None:
-    if running.extensions != read.extensions:
-        said = "must be as they were when the hub started, with the same settings"
-        advice = "restart the hub to have others"
-        raise ConfigError(Place(read.file, EXTENSIONS).finding(said, advice=advice, code=BAD_EXTENSION))
+def _with_fixed(table: str, running: Value, read: Value) -> Value:
+    return replace(read, **{name: getattr(running, name) for name in FIXED[table]})  # type: ignore[type-var]
 
 
-def _lost(name: ServerName, running: Configuration, read: Configuration) -> tuple[str, ...]:
-    """Return what a server borrowed from variables that are no longer set."""
+def _lost_variables(name: ServerName, running: Configuration, read: Configuration) -> tuple[str, ...]:
+    """Return the variables of a server that were set and no longer are."""
     unset = set(read.unresolved.get(name, ())) - set(running.unresolved.get(name, ()))
-    origins = [origin for path, origin in running.origins.items() if _is_of(path, {name})]
-    had = {f"${{{lent}}}" for origin in origins for lent in origin.borrowed}
+    origins = [origin for path, origin in running.origins.items() if _is_below(path, {name})]
+    had = {f"${{{variable}}}" for origin in origins for variable in origin.borrowed}
     return tuple(sorted(unset & had))
 
 
-def _of_loss(name: ServerName, lost: tuple[str, ...], running: Configuration) -> Finding:
+def _lost_finding(name: ServerName, lost: tuple[str, ...], running: Configuration) -> Finding:
     origin = running.origins[f"servers.{name}"]
-    said = f"keeps the form it had: {', '.join(lost)} is no longer set"
-    return Place(origin.file, origin.path).finding(said, code=UNRESOLVED_VARIABLE)
+    message = f"keeps its earlier settings: {', '.join(lost)} is no longer set"
+    return Place(origin.file, origin.path).finding(message, code=UNRESOLVED_VARIABLE)
 
 
-def _mixed(old: Mapping[Key, Value], new: Mapping[Key, Value], is_kept: Callable[[Key], bool]) -> dict[Key, Value]:
-    """Return what is old of the servers that are kept, and what is new of the others."""
-    kept = {key: value for key, value in old.items() if is_kept(key)}
-    return {key: value for key, value in new.items() if not is_kept(key)} | kept
-
-
-def _is_of(path: str, names: Container[str]) -> bool:
-    """Whether a path leads to one of these servers, or into it."""
-    root, _, below = path.partition(".")
-    return root == "servers" and below.partition(".")[0] in names
-
-
-def _stays(name: ServerName, running: Configuration, read: Configuration) -> bool:
+def _is_kept(name: ServerName, running: Configuration, read: Configuration) -> bool:
     if any(server.name == name for server in read.servers):
         return False
     origin = running.origins.get(f"servers.{name}")
     return name in read.broken or (origin is not None and origin.file in read.unread)
 
 
-def _with_fixed_relay(running: RelaySettings, read: RelaySettings) -> RelaySettings:
-    return replace(read, **{name: getattr(running, name) for name in FIXED_RELAY})
+def _mixed(old: Mapping[Key, Value], new: Mapping[Key, Value], is_kept: Callable[[Key], bool]) -> dict[Key, Value]:
+    """Return the old values of the servers that are kept, and the new values of all others."""
+    kept = {key: value for key, value in old.items() if is_kept(key)}
+    return {key: value for key, value in new.items() if not is_kept(key)} | kept
 
 
-def _with_fixed(running: HubSettings, read: HubSettings) -> HubSettings:
-    limits = replace(read.limits, **{name: getattr(running.limits, name) for name in FIXED_LIMITS})
-    return replace(read, limits=limits, **{name: getattr(running, name) for name in FIXED_SETTINGS})
+def _is_below(path: str, names: Container[str]) -> bool:
+    """Whether a path is one of these servers, or below it."""
+    root, _, below = path.partition(".")
+    return root == "servers" and below.partition(".")[0] in names

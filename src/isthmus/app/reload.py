@@ -19,14 +19,7 @@ from typing import TypeAlias
 import structlog
 from watchfiles import awatch
 
-from isthmus.app.config_diff import (
-    ConfigDiff,
-    differing,
-    differing_a2a,
-    differing_relay,
-    differing_storage,
-    keep_fixed_settings,
-)
+from isthmus.app.config_diff import ConfigDiff, changed_settings, keep_fixed_settings
 from isthmus.app.hub import RunningHub
 from isthmus.config.codes import MISSING_FILE
 from isthmus.config.files import search_paths
@@ -269,12 +262,7 @@ class Reloader:
         before = self._running.configuration
         difference = self._running.apply(taken)
         _tell_new(taken.warnings, before.warnings)
-        waiting = (
-            *differing(taken.hub, read.hub),
-            *differing_a2a(taken.a2a, read.a2a),
-            *differing_storage(taken.storage, read.storage),
-            *differing_relay(taken.relay, read.relay),
-        )
+        waiting = changed_settings(taken, read)
         if difference and self._on_reloaded is not None:
             self._on_reloaded(taken)
         if difference or waiting or reports_always:

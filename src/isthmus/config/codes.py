@@ -1,8 +1,7 @@
-"""The kinds of things that can be wrong with a configuration, each under a number that stays the same.
+"""The kinds of findings, each with a number that never changes.
 
-Texts change, numbers do not: a script may look for one, and `docs/configuration.md` lists them all. What is
-wrong in a given file is a `config.findings.Finding`, which has one of these. Read by every module of this
-room, and by the commands that print findings.
+Texts may change, numbers do not: scripts look for them. The table in `docs/configuration.md` is generated from here.
+A problem in a given file is a `config.findings.Finding`, which has one of these codes.
 """
 
 from __future__ import annotations
@@ -16,75 +15,250 @@ class FindingCode:
 
     number: str
     name: str
-    mend: str
-    """What to do about it, where the finding itself has no better advice."""
+    fix: str
+    """What to do, where the finding itself has no better advice."""
+    meaning: str = ""
+    """What is wrong and what the hub does, in Markdown."""
 
     def __str__(self) -> str:
         return f"{self.number} {self.name}"
 
 
-# -- what a file borrows from elsewhere ----------------------------------------------------------------------
+# -- variables and secrets -----------------------------------------------------------------------------------
 
 UNRESOLVED_VARIABLE = FindingCode(
-    "ISC-101", "unresolved-variable", "set the variable where the hub starts, or in the .env beside the file"
+    "ISC-101",
+    "unresolved-variable",
+    "set the variable where the hub starts, or in the .env beside the file",
+    "A variable is not set. Its placeholder stays in the text.",
 )
-UNREADABLE_SECRET = FindingCode("ISC-102", "unreadable-secret", "make the file that it names, readable for the hub")
-CODE_NOT_RUN = FindingCode("ISC-103", "code-not-run", "run it yourself and give its output by a variable")
-UNANSWERED_INPUT = FindingCode("ISC-104", "unanswered-input", "set the variable that the finding names")
-ENV_FILE = FindingCode("ISC-105", "env-file", "write it as lines of NAME=value in UTF-8")
+UNREADABLE_SECRET = FindingCode(
+    "ISC-102",
+    "unreadable-secret",
+    "create the file and make it readable for the hub",
+    "`file:PATH` or `${file:PATH}` names a file that is missing, too long, not text or not a regular file.",
+)
+CODE_NOT_RUN = FindingCode(
+    "ISC-103",
+    "code-not-run",
+    "run it yourself and pass its output in a variable",
+    "A file asks to run a program (`headersHelper`, an input of type `command`). The hub does not run it.",
+)
+UNANSWERED_INPUT = FindingCode(
+    "ISC-104", "unanswered-input", "set the variable that the finding names", "An input of VS Code has no value."
+)
+ENV_FILE = FindingCode(
+    "ISC-105",
+    "env-file",
+    "write it as lines of NAME=value in UTF-8",
+    "A `.env` file, or an `env_file`, cannot be read, or a line of it is not `NAME=value`.",
+)
 
 # -- servers -------------------------------------------------------------------------------------------------
 
-BAD_VALUE = FindingCode("ISC-201", "bad-value", "write what the finding asks for, then: isthmus config check")
-UNKNOWN_KEY = FindingCode("ISC-202", "unknown-key", "correct its spelling or take it out")
-IDLE_KEY = FindingCode("ISC-203", "idle-key", "take it out")
-NO_WAY = FindingCode("ISC-204", "no-way-to-reach", "give it one of command, url, rpc, agent or python")
-SEVERAL_WAYS = FindingCode("ISC-205", "several-ways-to-reach", "leave one of command, url, rpc, agent and python")
-TRANSPORT_WORD = FindingCode("ISC-206", "transport-word", "correct type, or take it out: the hub finds out by itself")
-LOOKS_LIKE_SSE = FindingCode("ISC-207", "looks-like-sse", 'write type = "sse", or take type out')
-RENAMED = FindingCode("ISC-208", "server-renamed", "give the server a name of letters, digits, _ and -")
-LOOK_ALIKES = FindingCode("ISC-210", "names-look-alike", "rename one of them")
-TAKEN_NAME = FindingCode("ISC-211", "name-taken", "rename one of the two servers")
-MILLISECONDS = FindingCode(
-    "ISC-212", "milliseconds", "nothing if that is meant; if not, write it in the unit of its client"
+BAD_VALUE = FindingCode(
+    "ISC-201",
+    "bad-value",
+    "write what the finding asks for, then: isthmus config check",
+    "A value has the wrong type or is out of range. A server is skipped; for a table of the hub the file is refused.",
 )
-CAPPED = FindingCode("ISC-213", "timeout-capped", "raise limits.hard_seconds if it needs longer")
-REPEATED_KEY = FindingCode("ISC-214", "repeated-key", "take one of the two out")
-NOT_A_SERVER = FindingCode("ISC-215", "not-a-server", "nothing: only that client can run it")
+UNKNOWN_KEY = FindingCode(
+    "ISC-202", "unknown-key", "correct its spelling or remove it", "A key of our own file is unknown. It has no effect."
+)
+IDLE_KEY = FindingCode(
+    "ISC-203", "idle-key", "remove it", "A key has no effect together with the other keys of its entry."
+)
+NO_WAY = FindingCode(
+    "ISC-204",
+    "no-way-to-reach",
+    "add one of command, url, rpc, agent or python",
+    "A server has none of `command`, `url`, `rpc`, `agent`, `python`.",
+)
+SEVERAL_WAYS = FindingCode(
+    "ISC-205",
+    "several-ways-to-reach",
+    "keep one of command, url, rpc, agent and python",
+    "A server has more than one of them, and its `type` does not decide.",
+)
+TRANSPORT_WORD = FindingCode(
+    "ISC-206",
+    "transport-word",
+    "correct type, or remove it: the hub detects the transport",
+    "The transport is unknown, or contradicts the rest of the entry or the address.",
+)
+LOOKS_LIKE_SSE = FindingCode(
+    "ISC-207",
+    "looks-like-sse",
+    'write type = "sse", or remove type',
+    '`type = "http"` with an address that ends in `/sse`.',
+)
+RENAMED = FindingCode(
+    "ISC-208",
+    "server-renamed",
+    "give the server a name of letters, digits, _ and -",
+    "The name cannot be the name of a server. The server gets another one.",
+)
+LOOK_ALIKES = FindingCode(
+    "ISC-210", "names-look-alike", "rename one of them", "Names differ only by case, or by `-` and `_`."
+)
+TAKEN_NAME = FindingCode(
+    "ISC-211", "name-taken", "rename one of the two servers", "Two different servers have one name. The first counts."
+)
+MILLISECONDS = FindingCode(
+    "ISC-212",
+    "milliseconds",
+    "nothing if that is meant; if not, write it in the unit of its client",
+    "A timeout was read as milliseconds, or is so short that its client ignores it.",
+)
+CAPPED = FindingCode(
+    "ISC-213",
+    "timeout-capped",
+    "raise limits.hard_seconds if it needs longer",
+    "A timeout in another client's file is over `limits.hard_seconds`. The hub uses `limits.hard_seconds`.",
+)
+REPEATED_KEY = FindingCode(
+    "ISC-214", "repeated-key", "remove one of the two", "A key is written twice in one object. The last one counts."
+)
+NOT_A_SERVER = FindingCode(
+    "ISC-215",
+    "not-a-server",
+    "nothing: only that client can run it",
+    "Entries that only their client can run, such as Goose's own extensions.",
+)
 
 # -- files ---------------------------------------------------------------------------------------------------
 
-MISSING_FILE = FindingCode("ISC-301", "missing-file", "correct the path, or make the file")
-UNREADABLE_FILE = FindingCode("ISC-302", "unreadable-file", "make it a text file that the hub may read")
-SYNTAX = FindingCode("ISC-303", "syntax", "correct the line that the finding names")
-NO_SERVERS = FindingCode("ISC-304", "no-servers", "put servers under mcpServers")
-UNKNOWN_TABLE = FindingCode("ISC-305", "unknown-table", "correct its spelling or take it out")
-UNKNOWN_CLIENT = FindingCode("ISC-306", "unknown-client", "see the names with: isthmus import --help")
-NOTHING_TO_IMPORT = FindingCode("ISC-307", "nothing-to-import", "take the client out of import, or install it")
-OTHER_PROJECTS = FindingCode("ISC-308", "other-projects", "start in the folder whose servers you want")
-SERVER_MAP = FindingCode("ISC-309", "server-map", 'write MCP_SERVER_MAP as JSON: {"name": "http://host:port"}')
+MISSING_FILE = FindingCode(
+    "ISC-301", "missing-file", "correct the path, or create the file", "A named file does not exist."
+)
+UNREADABLE_FILE = FindingCode(
+    "ISC-302",
+    "unreadable-file",
+    "make it a text file that the hub may read",
+    "A file cannot be opened, is not UTF-8 text, is too long, or has another format.",
+)
+SYNTAX = FindingCode(
+    "ISC-303",
+    "syntax",
+    "correct the line that the finding names",
+    "A text breaks the rules of its format. The finding has line and column.",
+)
+NO_SERVERS = FindingCode(
+    "ISC-304", "no-servers", "put servers under mcpServers", "A file has no key under which servers can be."
+)
+UNKNOWN_TABLE = FindingCode(
+    "ISC-305",
+    "unknown-table",
+    "correct its spelling or remove it",
+    "A table of our own file is unknown. If it looks like `callers`, `tenants`, `issuers` or `extensions`, the file is"
+    " refused.",
+)
+UNKNOWN_CLIENT = FindingCode(
+    "ISC-306",
+    "unknown-client",
+    "see the names with: isthmus import --help",
+    "A name in `import` is neither a client nor a path.",
+)
+NOTHING_TO_IMPORT = FindingCode(
+    "ISC-307",
+    "nothing-to-import",
+    "remove the client from import, or install it",
+    "A client in `import` has no file on this machine.",
+)
+OTHER_PROJECTS = FindingCode(
+    "ISC-308",
+    "other-projects",
+    "start in the folder whose servers you want",
+    "A file has servers for other folders than this one.",
+)
+SERVER_MAP = FindingCode(
+    "ISC-309",
+    "server-map",
+    'write MCP_SERVER_MAP as JSON: {"name": "http://host:port"}',
+    "`MCP_SERVER_MAP` is not a JSON object of names and addresses.",
+)
 
 # -- callers -------------------------------------------------------------------------------------------------
 
-BAD_CALLER = FindingCode("ISC-401", "bad-caller", "mend the entry: until then its owner is refused")
-WEAK_KEY = FindingCode("ISC-402", "weak-key", "make one with: openssl rand -hex 32")
-MAY_CALL_NOTHING = FindingCode("ISC-403", "may-call-nothing", 'give it allow = ["server.*"], or take it out')
-SHARED_KEY = FindingCode("ISC-404", "shared-key", "give each caller a key of its own")
-NO_USABLE_CALLER = FindingCode("ISC-405", "no-usable-caller", "mend one of the callers")
-OPEN_TO_NETWORK = FindingCode("ISC-406", "open-to-network", "add a caller, or listen on 127.0.0.1")
-BAD_AGENT = FindingCode("ISC-407", "bad-agent", "mend the entry, then: isthmus config check")
-KEY_STORE = FindingCode("ISC-408", "key-store", "put the file back or mend it, then: isthmus token list")
-BAD_TENANT = FindingCode("ISC-411", "bad-tenant", "mend the entry: until then nobody of the tenant may call anything")
-BAD_ISSUER = FindingCode("ISC-412", "bad-issuer", "mend the entry: until then its tokens are refused")
+BAD_CALLER = FindingCode(
+    "ISC-401",
+    "bad-caller",
+    "fix the entry: until then its owner is rejected",
+    "An entry of a caller has a mistake. It is left out, so its key is rejected.",
+)
+WEAK_KEY = FindingCode(
+    "ISC-402",
+    "weak-key",
+    "make one with: openssl rand -hex 32",
+    "A key has fewer than 16 characters. Its caller is left out; for the key of the relay the file is refused.",
+)
+MAY_CALL_NOTHING = FindingCode(
+    "ISC-403",
+    "may-call-nothing",
+    'give it allow = ["server.*"], or remove it',
+    "A caller or issuer has no `allow`.",
+)
+SHARED_KEY = FindingCode(
+    "ISC-404",
+    "shared-key",
+    "give each caller a key of its own",
+    "Several callers have the same key. All of them are left out.",
+)
+NO_USABLE_CALLER = FindingCode(
+    "ISC-405",
+    "no-usable-caller",
+    "fix one of the callers",
+    "Callers are configured and none is usable. The file is refused.",
+)
+OPEN_TO_NETWORK = FindingCode(
+    "ISC-406",
+    "open-to-network",
+    "add a caller, or listen on 127.0.0.1",
+    "Others could reach the hub and no caller is configured. The hub does not start.",
+)
+BAD_AGENT = FindingCode(
+    "ISC-407",
+    "bad-agent",
+    "fix the entry, then: isthmus config check",
+    "An agent under `[relay.agents]` has a mistake. The entry is skipped; if it may contain a `deny`, the agent's"
+    " devices see nothing.",
+)
+KEY_STORE = FindingCode(
+    "ISC-408",
+    "key-store",
+    "restore or fix the file, then: isthmus token list",
+    "The list of keys in the state folder, which `isthmus token create` writes, is damaged or missing. The hub does not"
+    " start.",
+)
+BAD_TENANT = FindingCode(
+    "ISC-411",
+    "bad-tenant",
+    "fix the entry: until then nobody of the tenant may call anything",
+    "A tenant under `[tenants]` has a mistake. Its callers may call nothing.",
+)
+BAD_ISSUER = FindingCode(
+    "ISC-412",
+    "bad-issuer",
+    "fix the entry: until then its tokens are rejected",
+    "An issuer under `[issuers]` has a mistake. It is left out, so its tokens are rejected; if none is left, the file"
+    " is refused.",
+)
 UNKNOWN_SERVER = FindingCode(
-    "ISC-413", "unknown-server", "correct the name; nothing, if a server of that name will dial in"
+    "ISC-413",
+    "unknown-server",
+    "correct the name; nothing, if a server of that name will dial in",
+    "A pattern in `allow` or `deny` names an unknown server with nearly the name of a known one. It matches nothing,"
+    " unless a server of that name dials in.",
 )
 
-# -- what other packages add ---------------------------------------------------------------------------------
+# -- extensions ----------------------------------------------------------------------------------------------
 
 BAD_EXTENSION = FindingCode(
-    "ISC-501", "bad-extension", "install its package where the hub is, or take it out of [extensions]"
+    "ISC-501",
+    "bad-extension",
+    "install its package where the hub is, or remove it from [extensions]",
+    "An entry under `[extensions]` is not installed, cannot be loaded, or is invalid. The file is refused.",
 )
 
 CODES: tuple[FindingCode, ...] = tuple(code for code in list(globals().values()) if isinstance(code, FindingCode))
-"""All of them, in the order of their numbers."""
+"""All codes, in the order of their numbers."""

@@ -145,7 +145,7 @@ def read_extensions(document: Document | None, variables: Variables) -> tuple[Ex
         return Extensions(), ()
     place = Place(document.file, EXTENSIONS)
     if not document.dialect.is_own:
-        _check_is_anothers(document.table[EXTENSIONS], place)
+        _check_belongs_to_other(document.table[EXTENSIONS], place)
         return Extensions(), ()
     table = document.section(EXTENSIONS)
     try:
@@ -163,7 +163,7 @@ def read_extensions(document: Document | None, variables: Variables) -> tuple[Ex
     return Extensions(found), ()
 
 
-def _check_is_anothers(table: object, place: Place) -> None:
+def _check_belongs_to_other(table: object, place: Place) -> None:
     """Some clients have servers under this word; who meant us must hear that it has no effect there."""
     if isinstance(table, dict) and any(isinstance(table.get(group), list) for group in GROUPS):
         said = "must be in a file that was written for the hub, such as isthmus.toml"

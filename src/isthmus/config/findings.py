@@ -32,9 +32,9 @@ class Finding:
     code: FindingCode = BAD_VALUE
 
     @property
-    def mend(self) -> str:
+    def fix(self) -> str:
         """What to do: the advice on this very spot, or else what helps with this kind of finding."""
-        return self.advice or self.code.mend
+        return self.advice or self.code.fix
 
     def __str__(self) -> str:
         where = f"{self.file.name}: " if self.file else ""

@@ -8,19 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.app.config_diff import (
-    FIXED_A2A,
-    FIXED_LIMITS,
-    FIXED_RELAY,
-    FIXED_SETTINGS,
-    ConfigDiff,
-    compare,
-    differing,
-    differing_a2a,
-    differing_relay,
-    differing_storage,
-    keep_fixed_settings,
-)
+from isthmus.app.config_diff import FIXED, ConfigDiff, changed_settings, compare, keep_fixed_settings
 from isthmus.config.settings import Configuration, HubSettings, Origin, RelayParts
 from isthmus.core.settings import Limits
 from isthmus.frontends.a2a.settings import A2aSettings
@@ -66,7 +54,7 @@ def test_callers_are_compared_as_a_whole() -> None:
 
 def test_settings_are_named_as_a_file_spells_them() -> None:
     new = HubSettings(port=1, log_file="/tmp/x", limits=Limits(call_seconds=5.0))
-    assert differing(HUB, new) == ("hub.port", "log.file", "limits.call_seconds")
+    assert changed_settings(having(), having(hub=new)) == ("hub.port", "log.file", "limits.call_seconds")
 
 
 def test_what_is_said_of_the_agent_is_taken_and_named() -> None:
@@ -79,7 +67,7 @@ def test_the_port_of_grpc_stays_until_the_next_start() -> None:
     new = replace(having(), a2a=A2aSettings(name="Other", grpc_port=50051, grpc_url="grpc.example"))
     taken = keep_fixed_settings(having(), new)
     assert taken.a2a == A2aSettings(name="Other", grpc_url="grpc.example")
-    assert differing_a2a(taken.a2a, new.a2a) == ("a2a.grpc_port",)
+    assert changed_settings(taken, new) == ("a2a.grpc_port",)
 
 
 def relay(key: str, wait: float, *, enabled: bool = True, **agents: AgentRules) -> RelayParts:
@@ -103,14 +91,14 @@ def test_whether_there_is_a_relay_stays_until_the_next_start() -> None:
     new = replace(having(), relay=relay("hunter22", 6, enabled=False))
     taken = keep_fixed_settings(old, new)
     assert taken.relay == relay("hunter22", 6)
-    assert differing_relay(taken.relay, new.relay) == ("relay.enabled",)
+    assert changed_settings(taken, new) == ("relay.enabled",)
 
 
 def test_a_journal_that_is_to_be_elsewhere_needs_a_restart() -> None:
     new = replace(having(), storage=StorageSettings("postgresql://h/d"))
     assert keep_fixed_settings(having(), new).storage == StorageSettings()
-    assert differing_storage(StorageSettings(), new.storage) == ("storage.url",)
-    assert differing_storage(new.storage, new.storage) == ()
+    assert changed_settings(having(), new) == ("storage.url",)
+    assert changed_settings(new, new) == ()
 
 
 OTHER = {
@@ -124,14 +112,14 @@ OTHER = {
 }
 
 
-@pytest.mark.parametrize("name", FIXED_SETTINGS)
+@pytest.mark.parametrize("name", FIXED["hub"])
 def test_what_needs_a_restart_stays_as_it_is(name: str) -> None:
     wanted = HubSettings(**{name: OTHER[name]})  # type: ignore[arg-type]
     assert keep_fixed_settings(having(), having(hub=wanted)).hub == HUB
-    assert differing(HUB, wanted) == (f"hub.{name}",)
+    assert changed_settings(having(), having(hub=wanted)) == (f"hub.{name}",)
 
 
-@pytest.mark.parametrize("name", FIXED_LIMITS)
+@pytest.mark.parametrize("name", FIXED["limits"])
 def test_what_the_door_was_made_with_stays_and_other_limits_change(name: str) -> None:
     wanted = Limits(**{name: 123_456, "call_seconds": 5.0})  # type: ignore[arg-type]
     taken = keep_fixed_settings(having(), having(hub=HubSettings(limits=wanted)))
@@ -141,8 +129,7 @@ def test_what_the_door_was_made_with_stays_and_other_limits_change(name: str) ->
 def test_what_needs_a_restart_is_documented() -> None:
     page = (Path(__file__).parents[3] / "docs" / "operating.md").read_text(encoding="utf-8")
     (row,) = [line for line in page.splitlines() if line.startswith("|") and "They need a restart" in line]
-    fixed = {"hub": FIXED_SETTINGS, "limits": FIXED_LIMITS, "a2a": FIXED_A2A, "relay": FIXED_RELAY, "storage": ("url",)}
-    named = {f"{table}.{name}" for table, names in fixed.items() for name in names}
+    named = {f"{table}.{name}" for table, names in FIXED.items() for name in names}
     assert set(re.findall(r"`([a-z0-9_.]+)`", row.split("|")[1])) == named
 
 
@@ -182,7 +169,7 @@ def test_a_variable_that_is_no_longer_set_leaves_its_server_as_it_was() -> None:
     assert taken.servers == (server("a"),)
     assert taken.unresolved == {}
     assert [str(finding) for finding in taken.warnings] == [
-        "mcp.json: mcpServers.a keeps the form it had: ${X} is no longer set"
+        "mcp.json: mcpServers.a keeps its earlier settings: ${X} is no longer set"
     ]
     assert keep_fixed_settings(taken, borrowing("${X}", "${X}")) == taken, "the next look finds the same"
 

@@ -15,7 +15,7 @@ def test_every_code_has_a_number_and_a_name_of_its_own() -> None:
     assert [code.number for code in CODES] == sorted(code.number for code in CODES)
     for code in CODES:
         assert re.fullmatch(r"ISC-[1-5]\d\d [a-z-]+", str(code))
-        assert code.mend
+        assert code.fix
 
 
 def test_every_code_is_documented() -> None:

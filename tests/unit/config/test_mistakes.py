@@ -216,7 +216,7 @@ MISTAKES = [
     Mistake(
         codes.BAD_TENANT,
         '[tenants.acme]\ndenny = ["files"]',
-        "isthmus.toml: tenants.acme must have only allow, deny, max_calls, not 'denny' (until it is mended, nobody",
+        "isthmus.toml: tenants.acme must have only allow, deny, max_calls, not 'denny' (until it is fixed, nobody",
     ),
     Mistake(
         codes.BAD_ISSUER,
@@ -263,4 +263,4 @@ def test_every_kind_of_mistake_is_made_here() -> None:
 def test_a_mistake_is_named_exactly(mistake: Mistake, tmp_path: Path) -> None:
     told = [finding for finding in found(mistake, tmp_path) if finding.code is mistake.code]
     assert [str(finding)[: len(mistake.told)] for finding in told] == [mistake.told]
-    assert told[0].mend
+    assert told[0].fix

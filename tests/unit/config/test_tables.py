@@ -14,8 +14,8 @@ from isthmus.config.findings import ConfigError, Finding
 from isthmus.config.load import load
 from isthmus.config.settings import Configuration, RelayParts
 from isthmus.config.tables import (
-    HUB_TABLES,
     A2A,
+    HUB_TABLES,
     TARGETS,
     TASKS,
     accepted,
