@@ -103,7 +103,7 @@ class UrlElicitations:
         call, later = self._sent.pop(bytes(id), (None, None))
         inflight = None if call is None else call()
         if inflight is not None and inflight.outcome is None:
-            inflight.done_elsewhere(id)
+            inflight.elicitation_complete(id)
         elif later is not None:
             later(id)
 
@@ -715,7 +715,7 @@ class BaseLink(ABC):
         self._drop_early(id)
         asked = self._questions.pop(id, None)
         if asked is not None:
-            asked.take_back()
+            asked.retract()
 
     def _note_question(self) -> None:
         """The server asks without saying which call it is about."""
@@ -743,7 +743,7 @@ class BaseLink(ABC):
             self.on_lost(reason)
             questions, self._questions = self._questions, {}
             for asked in questions.values():
-                asked.take_back()
+                asked.retract()
 
     def _drop_subscriptions(self) -> None:
         """Let go of what has this link as well, so that it can be freed at once; what is asked for later is new."""

@@ -31,7 +31,7 @@ class SubscriptionSync:
     """What is followed at one server. Where a link is named it is a pool's, else the one that everybody shares."""
 
     def __init__(self, hub: Hub, background: BackgroundTasks, server: ServerName) -> None:
-        self._recall = hub.recall
+        self._recall = hub.result_cache
         self._subscriptions = hub.subscriptions
         self._background = background
         self._server = server

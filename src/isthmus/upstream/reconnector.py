@@ -693,7 +693,7 @@ class Reconnector:
         """The server logged what belongs to no call, or to several: the operator can read it."""
         text = self.settings.redact(bytes(line.members["data"]).decode("utf-8", "replace"))
         text = text if self._link is None else self._link.redact(text)
-        self.server_queue.hear(ServerLogLine(time.time(), line.level, text[:LINE_LENGTH_MAX]))
+        self.server_queue.add_log_line(ServerLogLine(time.time(), line.level, text[:LINE_LENGTH_MAX]))
 
     # -- telling ---------------------------------------------------------------------------------------------------
 

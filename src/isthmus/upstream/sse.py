@@ -56,7 +56,7 @@ LINGER_SECONDS = 1.0
 """How long a POST may stay open after its answer came on the stream, before its connection is taken back."""
 
 
-class SseLink(DuplexLink["PostedRequest"]):
+class SseLink(DuplexLink):
     """One event stream, and the messages on their way to the endpoint that it named."""
 
     carrier = "sse"
@@ -159,7 +159,7 @@ class SseLink(DuplexLink["PostedRequest"]):
 
     def _dispatch(self, id: int, method: str, params: bytes, waiter: Waiter) -> None:
         if self._head is None or self.lost.done():
-            waiter.fail(lost(self.server, self._reason(), may_have_left=False))
+            waiter.fail(lost(self.server, self._lost_reason(), may_have_left=False))
             return
         lines: bytes | None = b""
         if isinstance(waiter, CallWaiter) and waiter.inflight.call.headers:
@@ -178,9 +178,10 @@ class SseLink(DuplexLink["PostedRequest"]):
         if self._head is not None and not self.lost.done():
             self._one_way_posts.send(self._present_head(), message)
 
-    def _send_about(self, sent: PostedRequest, message: bytes) -> None:
+    def _send_about(self, sent: SentRequest, message: bytes) -> None:
         if self._head is not None and not self.lost.done():
-            self._one_way_posts.send(self._present_head() + sent.lines, message)
+            lines = sent.lines if isinstance(sent, PostedRequest) else b""
+            self._one_way_posts.send(self._present_head() + lines, message)
 
     def _send_reply(self, message: bytes, say: Callable[[bytes], None]) -> None:
         if self._head is not None and not self.lost.done():
@@ -212,23 +213,17 @@ class SseLink(DuplexLink["PostedRequest"]):
 
     # -- giving up -------------------------------------------------------------------------------------------------
 
-    def _has_gone(self, sent: PostedRequest) -> bool:
-        return sent.may_have_left
-
-    def _take_back(self, sent: PostedRequest) -> None:
+    def _may_have_left(self, sent: SentRequest, *, is_dead: bool) -> bool:
+        """Send no more of it; whether the server read what had left is unknown."""
         sent.abandon()
-
-    def _may_have_left(self, sent: PostedRequest, *, is_dead: bool) -> bool:
-        """Nothing more of it leaves; what had is not known to be read or not."""
-        sent.abandon()
-        return sent.may_have_left
+        return sent.has_gone
 
     # -- receiving -------------------------------------------------------------------------------------------------
 
-    def _answered(self, id: Payload | None) -> PostedRequest | None:
+    def _answered(self, id: Payload | None) -> SentRequest | None:
         posted = super()._answered(self._own_id(id) if self.is_dedicated and id is not None else id)
-        if posted is not None:
-            posted.answered()
+        if isinstance(posted, PostedRequest):
+            posted.on_response()
         return posted
 
     def _own_id(self, id: Payload) -> Payload | None:
@@ -277,7 +272,7 @@ class PostedRequest(SentRequest):
         self.wire_id: bytes | None = None
 
     @property
-    def may_have_left(self) -> bool:
+    def has_gone(self) -> bool:
         """False while the request provably has not left."""
         return self.ticket is not None and self.ticket.may_have_left
 
@@ -286,7 +281,7 @@ class PostedRequest(SentRequest):
         if self.ticket is not None:
             self.ticket.abort()
 
-    def answered(self) -> None:
+    def on_response(self) -> None:
         """The answer came on the stream, perhaps before the server got to accepting the POST."""
         if not self._is_over and self.ticket is not None:
             asyncio.get_running_loop().call_later(LINGER_SECONDS, self.ticket.abort)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from isthmus.core.settings import Limits
 from isthmus.model.names import ServerName
 from isthmus.transport.process import ProcessChannel, SpawnFailed, child_environment
-from isthmus.upstream.corked import CorkedLink
+from isthmus.upstream.duplex import DuplexLink
 from isthmus.upstream.link import ConnectFailed
 from isthmus.upstream.settings import StdioSettings
 from isthmus.wire import lines
@@ -18,7 +18,7 @@ LAST_WORDS_LENGTH = 600
 """How much of a lost process's standard error the operator is shown: the end of a traceback."""
 
 
-class StdioLink(CorkedLink):
+class StdioLink(DuplexLink):
     """One child process. Many requests share its pipe; answers find their way back by id."""
 
     carrier = "stdio"

@@ -114,7 +114,7 @@ class Supervisor:
         self.reconnectors[name] = successor
         before.is_hidden = True
         successor.show()
-        self._hub.recall.forget(name)
+        self._hub.result_cache.forget(name)
         log.info("server changed", server=name)
         await self._drain(before)
 

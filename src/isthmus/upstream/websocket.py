@@ -8,7 +8,7 @@ from isthmus.core.settings import Limits
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import SOCKET_SCHEMES, DialFailed, Egress, EgressRefused, parse_url
 from isthmus.transport.websocket import DialledSocket, HandshakeFailed, WebSocketAddress
-from isthmus.upstream.corked import CorkedLink
+from isthmus.upstream.duplex import DuplexLink
 from isthmus.upstream.http_shared import ADVICE
 from isthmus.upstream.link import ConnectFailed
 from isthmus.wire.mcp.messages import Implementation
@@ -16,7 +16,7 @@ from isthmus.wire.mcp.messages import Implementation
 SUBPROTOCOL = "mcp"
 
 
-class SocketLink(CorkedLink):
+class SocketLink(DuplexLink):
     """One WebSocket. Many requests share it; answers find their way back by id."""
 
     carrier = "websocket"

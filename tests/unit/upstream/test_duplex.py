@@ -20,8 +20,8 @@ from isthmus.core.settings import Limits
 from isthmus.model.calls import UNSURE, Answered, OnReply, Surface
 from isthmus.model.faults import Cancelled, Lost, ServerError
 from isthmus.upstream import duplex, link, subscriptions
-from isthmus.upstream.corked import HOLD_ABOVE_BYTES, CorkedLink
 from isthmus.upstream.dialect import ModernDialect
+from isthmus.upstream.duplex import HOLD_ABOVE_BYTES, DuplexLink
 from isthmus.wire.mcp.capabilities import ServerCapabilities
 from tests.unit.core.doubles import DONE, SERVER, Listener, Stage, call, raw
 from tests.unit.upstream.doubles import ME, Scene, answer, message, text_of
@@ -61,7 +61,7 @@ class Pipe:
         return [json.loads(line) for line in lines]
 
 
-class Line(CorkedLink):
+class Line(DuplexLink):
     """A link over a pipe in the test's hands."""
 
     def __init__(self, pipe: Pipe) -> None:

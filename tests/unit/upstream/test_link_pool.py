@@ -532,14 +532,14 @@ async def test_the_link_of_a_conversation_ends_with_it(pooled: Pooled) -> None:
     for inflight in (one, other, none):
         finish(inflight)
     for session in ("", "unknown", "one"):
-        pooled.stage.hub.left(session)
+        pooled.stage.hub.session_ended(session)
     await pooled.until_quiet()
     assert [pooled.carrier_of(inflight).is_closed for inflight in (one, other, none)] == [True, False, False]
 
 
 async def test_the_link_of_a_conversation_that_is_over_waits_for_its_last_call(pooled: Pooled) -> None:
     inflight = await conversing(pooled, "one")
-    pooled.stage.hub.left("one")
+    pooled.stage.hub.session_ended("one")
     await pooled.until_quiet()
     assert not pooled.carrier_of(inflight).is_closed
     finish(inflight)
@@ -552,7 +552,7 @@ async def test_a_link_that_is_made_for_a_conversation_that_ended_meanwhile_is_cl
     pooled.opened.clear()
     inflight, _ = pooled.stage.start(msgspec.structs.replace(call(client_caps=ROOTS), session="one"))
     inflight.cancel("the session was ended")
-    pooled.stage.hub.left("one")
+    pooled.stage.hub.session_ended("one")
     pooled.opened.set()
     await pooled.until_quiet()
     assert (len(pooled.pool), [link.is_closed for link in pooled.links]) == (0, [True])
@@ -792,7 +792,7 @@ async def test_a_session_stays_on_the_link_that_it_shares_with_everybody_when_th
     calls.append(await conversing_on(asking, "a"))
     later = await conversing_on(asking, "c")
     assert [link.sent for link in asking.links] == [calls, [later]]
-    asking.stage.hub.left("a")
+    asking.stage.hub.session_ended("a")
     assert list(asking.pool._homes) == ["b"]
 
 

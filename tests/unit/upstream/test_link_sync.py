@@ -126,7 +126,7 @@ async def test_a_new_common_link_is_asked_for_everything_and_those_look_who_hear
 
 async def test_an_update_makes_the_hub_forget_what_it_kept(followed: Followed) -> None:
     forgotten: list[tuple[str, str | None]] = []
-    followed.hub.recall.forget = lambda server, name=None: forgotten.append((server, name))  # type: ignore[method-assign]
+    followed.hub.result_cache.forget = lambda server, name=None: forgotten.append((server, name))  # type: ignore[method-assign]
     await followed.follow(URIS[0])
     followed.link.on_updated(URIS[1])
     followed.link.on_gap()

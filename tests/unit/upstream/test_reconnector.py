@@ -102,7 +102,7 @@ async def test_a_server_that_says_when_it_tells_is_listed_then_and_once(kept: Ke
         def listen() -> None:
             asked.append(len(link.listings))
             link._expect_listening()
-            link._on_server_log()
+            link._listen_done()
 
         link.capabilities = ANNOUNCING
         link.listen = listen  # type: ignore[method-assign]
@@ -127,7 +127,7 @@ async def test_a_server_that_says_late_that_it_tells_is_listed_again(
     kept.prepare = slow
     link = await kept.ready()
     assert len(link.listings) == 1
-    link._on_server_log(BadReply(NAME, "no such stream") if is_refused else None)
+    link._listen_done(BadReply(NAME, "no such stream") if is_refused else None)
     await asyncio.sleep(0)
     link.on_changed("prompts")
     await kept.until(lambda: len(link.listings) == 2)
@@ -432,7 +432,7 @@ async def test_where_one_has_to_log_in_before_the_first_word_is_told_to_who_call
     kept.prepare = prepare
     kept.keep()
     await kept.until(lambda: kept.server_status.state == "login")
-    assert kept.hub.server_queues[NAME].absence().login == PLACE
+    assert kept.hub.server_queues[NAME].not_connected().login == PLACE
 
 
 async def test_a_server_that_wants_a_login_is_tried_again_only_when_something_has_changed(kept: Kept) -> None:
@@ -443,7 +443,7 @@ async def test_a_server_that_wants_a_login_is_tried_again_only_when_something_ha
     kept.keep()
     kept.supervisor.reconnectors[NAME]._backoff.next = lambda chance: 0.0  # type: ignore[method-assign]
     await kept.until(lambda: kept.server_status.state == "login")
-    kept.hub.server_queues[NAME].absence()  # somebody calls, too soon after the last look
+    kept.hub.server_queues[NAME].not_connected()  # somebody calls, too soon after the last look
     for _ in range(50):
         await asyncio.sleep(0)
     assert len(kept.links) == 1
@@ -465,7 +465,7 @@ async def test_who_calls_a_server_that_wants_a_login_has_it_looked_at_once_more(
     kept.keep()
     await kept.until(lambda: kept.server_status.state == "login")
     kept.prepare = lambda _link: None
-    kept.hub.server_queues[NAME].absence()
+    kept.hub.server_queues[NAME].not_connected()
     await kept.until(lambda: kept.server_status.state == "ready")
 
 
@@ -580,7 +580,7 @@ async def test_an_update_is_told_and_makes_the_hub_forget_what_it_kept(kept: Kep
     told: list[str] = []
     await kept.hub.subscriptions.add((NAME, "file:///x"), lambda: told.append("told"))
     forgotten: list[tuple[str, str | None]] = []
-    kept.hub.recall.forget = lambda server, name=None: forgotten.append((server, name))  # type: ignore[method-assign]
+    kept.hub.result_cache.forget = lambda server, name=None: forgotten.append((server, name))  # type: ignore[method-assign]
     link.on_updated("file:///x")
     assert (told, forgotten) == (["told"], [(NAME, "file:///x")])
 
@@ -589,7 +589,7 @@ async def test_a_line_that_is_no_callers_is_the_operators_without_secrets_and_no
     link = await kept.ready()
     for number in range(150):
         link.on_log(LogMessage("error", {"data": raw(f"{number} hunter22 " + "x" * 1000)}))
-    heard = kept.hub.server_queues[NAME].heard
+    heard = kept.hub.server_queues[NAME].log_lines
     assert len(heard) == 100
     assert heard[-1].level == "error"
     assert heard[-1].text.startswith('"149 *** xxx')

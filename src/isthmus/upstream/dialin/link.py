@@ -21,9 +21,9 @@ from isthmus.model.faults import BadArguments, Fault, ServerError
 from isthmus.model.features import TOPICS, Topic
 from isthmus.model.names import ServerName
 from isthmus.model.relay import Claim
-from isthmus.upstream.corked import CorkedLink, HeldRequest
 from isthmus.upstream.dialect import ModernDialect
 from isthmus.upstream.dialin.mux import read_error
+from isthmus.upstream.duplex import DuplexLink, SentRequest
 from isthmus.upstream.link import PROBE_SECONDS, ConnectFailed
 from isthmus.upstream.listing import Listing
 from isthmus.upstream.settings import Era
@@ -150,7 +150,7 @@ class Trimming(Protocol):
         """The listing without what is too much."""
 
 
-class DialInLink(CorkedLink):
+class DialInLink(DuplexLink):
     """One server's channel. `on_gone` hears once that it carries nothing more."""
 
     carrier = "dial-in"
@@ -371,7 +371,7 @@ class DialInLink(CorkedLink):
         if id == self._told_id and not self.lost.done() and self._can_reply():
             self._say(jsonrpc.request(int(id), self.dialect.probe, self.dialect.params()))
 
-    def _answered(self, id: Payload | None) -> HeldRequest | None:
+    def _answered(self, id: Payload | None) -> SentRequest | None:
         sent = super()._answered(id)
         if id is not None and self._unread:
             self._has_read(id)
@@ -388,12 +388,12 @@ class DialInLink(CorkedLink):
             if not self._strayed and not self._has_doubts:
                 self.abandoned_session = None
 
-    def _asked(self, request: Request) -> None:
+    def _on_request(self, request: Request) -> None:
         if self.abandoned_session is not None:
             patience = TOLD_SECONDS if self._told_id is None else STRAY_SECONDS
             if asyncio.get_running_loop().time() - self._strayed_at > patience:
                 self.abandoned_session, self._strayed, self._has_doubts = None, frozenset(), False
-        super()._asked(request)
+        super()._on_request(request)
 
     def _on_question_between_calls(self, request: Request, say: Callable[[bytes], None]) -> None:
         super()._on_question_between_calls(request, say)
@@ -427,7 +427,7 @@ class DialInLink(CorkedLink):
         return self._offered.frame(jsonrpc.compact(message))
 
     def _cut(self) -> None:
-        self._offered.close(REFUSED, self._reason())
+        self._offered.close(REFUSED, self._lost_reason())
 
     def _lose(self, reason: str) -> None:
         if not self.lost.done():

@@ -352,7 +352,7 @@ class DialInRegistry:
         reconnector = DialInReconnector(self._hub, self._background, name, seat.agent.key, lambda: self._stood(seat))
         reconnector.server_queue.inherit(before.server_queue)
         link, listing, abilities = before.release(), before.listing, before.server_status.abilities
-        why = before.server_queue.absence().why
+        why = before.server_queue.not_connected().why
         before.close(REFUSED, "", f"it is called {name} now")
         del self._seats[old]
         self._seats[name] = seat

@@ -310,7 +310,7 @@ class NamedServers:
                 self._forget(key)  # nobody keeps knocking at a door because a caller named it once
             is_late = is_kept and not reconnector.tried.done()
             raise (
-                NotConnected(guest.name, "it did not answer in time") if is_late else reconnector.server_queue.absence()
+                NotConnected(guest.name, "it did not answer in time") if is_late else reconnector.server_queue.not_connected()
             )
         self._remember(key, server_status.carrier)
         is_plain = server_status.carrier == "rpc"

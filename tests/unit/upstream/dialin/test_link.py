@@ -223,7 +223,7 @@ async def test_a_server_that_only_writes_garbage_is_cut(monkeypatch: pytest.Monk
         for text in (b"[1]", b"7", b"\xff", b"x"):
             server.hearer.read(text)
         assert isinstance(listener.fault, Lost)
-        assert server.closed == [(1008, "it wrote over 3 lines in a row that are no messages")]
+        assert server.closed == [(1008, "it wrote over 3 lines in a row that are not messages")]
         assert at.servers() == {"kitchen_clock": "away"}
 
 
@@ -252,7 +252,7 @@ async def test_what_it_logs_beside_calls_is_the_operators() -> None:
     async with scene() as at:
         server = await holding(at)
         server.say(method="notifications/message", params={"level": "info", "data": "ticking"})
-        (line,) = at.hub.server_queues[at.book.roster("kitchen").seats()[0].server].heard
+        (line,) = at.hub.server_queues[at.book.roster("kitchen").seats()[0].server].log_lines
         assert (line.level, line.text) == ("info", '"ticking"')
 
 
