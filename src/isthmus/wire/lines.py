@@ -6,8 +6,18 @@ reads or writes a pipe: the stdio links and the stdio face.
 
 from __future__ import annotations
 
+from msgspec import Struct
+
 from isthmus.wire.jsonrpc import Payload, compact
-from isthmus.wire.oversized import LIMIT_BYTES, Oversized
+
+LIMIT_BYTES = 16 * 1024 * 1024
+"""Enough for any reply that the hub forwards, and all the memory that a flooding peer can cost."""
+
+
+class Oversized(Struct, frozen=True):
+    """One message was longer than `limit_bytes`; its bytes are gone, the messages after it are not."""
+
+    limit_bytes: int
 
 
 class LineDecoder:

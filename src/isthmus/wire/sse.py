@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from isthmus.wire.jsonrpc import Payload, compact
-from isthmus.wire.oversized import LIMIT_BYTES, Oversized
+from isthmus.wire.lines import LIMIT_BYTES, Oversized
 
 _BOM = b"\xef\xbb\xbf"
 _RETRY_DIGITS = 9

@@ -326,7 +326,7 @@ async def test_a_hub_that_wants_a_key_does_not_let_others_in(tmp_path: Path, key
                 assert "ISTHMUS_KEY" in failed.value.advice[0]
         async with reached(served.url, KEY) as hub:
             assert read_servers(await hub.servers())
-            with pytest.raises(CommandFailed, match="Only an operator may have a server forgotten") as failed:
+            with pytest.raises(CommandFailed, match="Only operators may forget a server") as failed:
                 await hub.forget("oven")
             assert failed.value.exit == Exit.NOT_ALLOWED
             assert "--operator" in failed.value.advice[0]
@@ -378,8 +378,8 @@ async def test_a_hub_is_asked_where_it_is(base: str, target: bytes) -> None:
     [
         (STREAM + b": \n\nevent: progress\ndata: {}\n\n", "Lost the hub during the call: its stream ended"),
         (OK + b"content-length: 90\r\n\r\n{", "Lost the hub during the call"),
-        (OK + b"content-length: 3\r\n\r\n[1}", "The hub gave an unusable answer"),
-        (STREAM + b"event: result\ndata: [1}\n\n", "The hub gave an unusable answer"),
+        (OK + b"content-length: 3\r\n\r\n[1}", "The hub sent an invalid response"),
+        (STREAM + b"event: result\ndata: [1}\n\n", "The hub sent an invalid response"),
     ],
 )
 async def test_an_answer_that_is_none_leaves_open_whether_the_tool_ran(answer: bytes, told: str) -> None:
@@ -410,7 +410,7 @@ async def test_a_hub_that_says_nothing_at_all_is_taken_for_dead(monkeypatch: pyt
     async with pretending(b"", stays=True) as (url, _), reached(url) as hub:
         with pytest.raises(CommandFailed) as failed:
             await hub.list(TOOLS)
-        assert "it said nothing for 0.1 s" in failed.value.message
+        assert "it sent nothing for 0.1 s" in failed.value.message
 
 
 async def test_who_stops_waiting_closes_the_connection(no_leftovers: None) -> None:
@@ -437,7 +437,7 @@ def test_a_fault_tells_all_three() -> None:
     assert told.exit == Exit.CALL_FAILED
     assert told.message == "Server files did not answer within 30 s"
     assert told.advice == (
-        "executed: unknown (it may have run: look before you call it again)",
+        "executed: unknown (it may have run: check before you call it again)",
         FAULTS["timed_out"].advice,
     )
 

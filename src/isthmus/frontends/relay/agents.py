@@ -1,13 +1,12 @@
-"""One agent as its devices see it: its servers, the table of its tools, and the word that the table has changed.
+"""One agent as its devices see it: its servers, the tools of its devices, and notifications of their changes.
 
-There is one for each agent that has a device here; `faces.relay.http` makes and forgets them.
+There is a `RelayAgent` for each agent with a connected device; the relay frontend creates and closes them.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Protocol, TypeAlias
 
 import structlog
@@ -16,9 +15,9 @@ from isthmus.core.access.policy import AGENT, is_of_agent, is_of_label
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
 from isthmus.core.ports import AgentServer, AgentServers, ConnectingServer
-from isthmus.frontends.relay.device_tools import Entry, Table
+from isthmus.frontends.relay.device_tools import DeviceTool, DeviceTools
+from isthmus.frontends.relay.server_arrivals import ARRIVAL_SECONDS, ArrivalPatience
 from isthmus.frontends.relay.settings import RelaySettings
-from isthmus.frontends.relay.waiting import ARRIVAL_SECONDS, Patience
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Surface
 from isthmus.model.names import ServerName
@@ -28,76 +27,73 @@ from isthmus.wire.relay.messages import MissingServer
 log = structlog.get_logger(__name__)
 
 GATHER_SECONDS = 0.05
-"""Several servers that come at once are told as one change."""
+"""Several servers that connect at once make one notification."""
 
 QUIET_SECONDS = 0.25
-"""After one announcement the next waits this long, however much changes meanwhile."""
+"""The shortest time between two notifications."""
 
 REASON_LENGTH = 200
 
 Settling: TypeAlias = Callable[[], "asyncio.Future[None] | None"]
-"""When servers that are only starting will have been tried; None if all have been."""
+"""A future for the first try of all starting servers; None if all have been tried."""
 
 ARRIVING = "it is connected and has not listed its tools yet"
 
 
-class Announced(Protocol):
-    """Who is told that the list has changed."""
+class ToolsListener(Protocol):
+    """Is notified when the list of tools changes."""
 
     def tools_changed(self) -> None:
-        """The list is another one."""
+        """The list has changed."""
 
 
-class Agent:
-    """What devices of one agent share. Closed with the last of them."""
+class RelayAgent:
+    """The state that all devices of one agent share. Closed with the last device."""
 
     def __init__(
         self,
         hub: Hub,
-        roster: AgentServers,
+        servers: AgentServers,
         claim: Claim,
         settings: RelaySettings,
         settling: Settling,
-        patience: Patience,
+        patience: ArrivalPatience,
     ) -> None:
         """`settling` says whether configured servers are still starting; `patience` is shared by all agents."""
         self.hub = hub
-        self.key = roster.agent
+        self.key = servers.agent
         self.name = claim.agent
-        """What its tokens call it."""
+        """The agent's name in its tokens."""
         self._tenant = claim.tenant
         self._settling = settling
         self.settings = settings
-        self.devices: dict[Announced, None] = {}
-        self._roster = roster
+        self.devices: dict[ToolsListener, None] = {}
+        self._servers = servers
         self._loop = asyncio.get_running_loop()
         self.caller: Caller
-        self._table: Table
+        self._table: DeviceTools
         self._patience = patience
-        self._told = b""
-        self._told_at = -QUIET_SECONDS
+        self._announced = b""
+        self._notified_at = -QUIET_SECONDS
         self._timer: asyncio.TimerHandle | None = None
         self._unwatch: list[Callable[[], None]] = []
         self.change(settings)
 
     def change(self, settings: RelaySettings) -> None:
-        """Take what is configured now: what its devices may see may be something else."""
+        """Apply a new configuration, which may change the tools that devices see."""
         self.settings = settings
         rules = settings.rules_of(self.key)
         grants = Grants((f"{AGENT}{self.key}", *rules.allow), rules.deny)
         self.caller = settings.tenants.bound(Caller(f"relay:{self.key}", self._tenant, grants))
-        self._forget()
-        self._stop_watching()
-        self._unwatch = [self._roster.watch(self._look_soon)]
-        if self._has_others:
-            self._unwatch.append(self.hub.watch(self._look_soon))
-        self._look_soon()
-
-    def _forget(self) -> None:
+        # The version, not the snapshot: an old snapshot must not stay in memory.
         self._version = -1
-        """Of the snapshot that was looked at last; the snapshot itself, once it is an old one, must not be kept."""
         self._seats: Sequence[AgentServer] | None = None
         self._sources: tuple[tuple[str, ServerStatus], ...] | None = None
+        self._stop_watching()
+        self._unwatch = [self._servers.watch(self._check_soon)]
+        if self._has_others:
+            self._unwatch.append(self.hub.watch(self._check_soon))
+        self._check_soon()
 
     def _stop_watching(self) -> None:
         for unwatch in self._unwatch:
@@ -105,17 +101,17 @@ class Agent:
         self._unwatch = []
 
     def close(self) -> None:
-        """The last device has left."""
+        """The last device has disconnected."""
         self._stop_watching()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    # -- who is there ----------------------------------------------------------------------------------------------
+    # -- servers ---------------------------------------------------------------------------------------------------
 
     def seats(self) -> Sequence[AgentServer]:
-        """Its servers, here or away, in the order in which they came; without those that its devices may not see."""
-        seats = self._roster.seats()
+        """The agent's servers that devices may see, connected or away, in the order in which they first connected."""
+        seats = self._servers.seats()
         if not self.caller.grants.deny and self.caller.grants.within is None:
             return seats
         return [seat for seat in seats if self._may_see(self.hub.snapshot, seat.server)]
@@ -124,12 +120,12 @@ class Agent:
         return server in snapshot.view(self.caller.grants, Surface("own", server)).servers
 
     def arrivals(self, *, for_list: bool = False) -> tuple[Sequence[asyncio.Future[None]], float]:
-        """Servers to wait for before an unknown tool is called or all are listed, and for how many seconds at most.
+        """Servers to wait for before calling an unknown tool or listing all, and for how many seconds at most.
 
-        These are servers that are connected and not listed yet, and configured ones that are starting. Each is waited
-        for once, by all devices together: a silent one would delay every device each time.
+        These are servers that are connected but not listed yet, and configured servers that are starting. All devices
+        together wait for each server once: otherwise a silent server would delay every device each time.
         """
-        arriving, settling = self._roster.arriving(), self._settling() if self._has_others else None
+        arriving, settling = self._servers.arriving(), self._settling() if self._has_others else None
         if not arriving and settling is None:
             return (), 0.0
         seconds = min(ARRIVAL_SECONDS, self.settings.wait)
@@ -141,8 +137,8 @@ class Agent:
         return tuple(waits), max(waits.values(), default=0.0)
 
     def arrivals_of(self, server_id: str) -> tuple[Sequence[asyncio.Future[None]], float]:
-        """Arriving servers that may be this one, which is away; and for how many seconds a call waits for them."""
-        arriving = [each for each in self._roster.arriving() if not each.is_named or each.label == server_id]
+        """Connecting servers that may be this one, and for how many seconds a call waits for them."""
+        arriving = [each for each in self._servers.arriving() if not each.is_named or each.label == server_id]
         waits = self._waits(arriving, self.settings.wait)
         return tuple(waits), max(waits.values(), default=0.0)
 
@@ -152,7 +148,7 @@ class Agent:
             name, ended = (self.key, arrival.label) if arrival.is_named else None, arrival.ended
             if ended.done():
                 continue
-            self._note_end_of(arrival)
+            self._watch_end(arrival)
             if (left := self._patience.left(ended, seconds, name)) > 0:
                 waits[ended] = left
         return waits
@@ -160,26 +156,31 @@ class Agent:
     def _is_doubted(self, arrival: ConnectingServer) -> bool:
         if arrival.is_named or arrival.ended.done():
             return False
-        self._note_end_of(arrival)
+        self._watch_end(arrival)
         return self._patience.is_doubted(arrival.ended, self.key)
 
-    def _note_end_of(self, arrival: ConnectingServer) -> None:
-        if not self._patience.is_known(arrival.ended):
-            server_id = arrival.label if arrival.is_named else None
-            arrival.ended.add_done_callback(partial(_note_end, self._patience, self.key, server_id))
+    def _watch_end(self, arrival: ConnectingServer) -> None:
+        if self._patience.is_known(arrival.ended):
+            return
+        patience, agent, server_id = self._patience, self.key, arrival.label if arrival.is_named else None
+
+        def on_end(ended: asyncio.Future[None]) -> None:
+            patience.ended(ended, agent, server_id, is_here=not ended.cancelled())
+
+        arrival.ended.add_done_callback(on_end)
 
     @property
     def _has_others(self) -> bool:
         return len(self.caller.grants.allow) > 1
 
     def present(self) -> list[str]:
-        """Who is here, of all servers that its devices see."""
+        """The connected servers that devices see."""
         own = [seat.server_id for seat in self.seats() if seat.is_here]
         return [*own, *(server for server, server_status in self._other_servers() if server_status.state == "ready")]
 
     def absent(self, *, with_others: bool = False) -> list[MissingServer]:
-        """Who is away, or is not listed yet, and why: of its own servers, or of all that its devices see."""
-        arriving = dict.fromkeys(each.label for each in self._roster.arriving() if not each.ended.done())
+        """Servers that are away or not listed yet: the agent's own, or all that its devices see."""
+        arriving = dict.fromkeys(each.label for each in self._servers.arriving() if not each.ended.done())
         server_statuses = self.hub.snapshot.server_statuses
         away = [seat for seat in self.seats() if not seat.is_here and seat.server_id not in arriving]
         others = [entry for entry in self._other_servers() if entry[1].state != "ready"] if with_others else []
@@ -192,48 +193,49 @@ class Agent:
     def _other_servers(self) -> list[tuple[str, ServerStatus]]:
         if not self._has_others:
             return []
-        return list(self._others(self.hub.snapshot, {seat.server for seat in self._roster.seats()}))
+        return list(self._others(self.hub.snapshot, {seat.server for seat in self._servers.seats()}))
 
-    # -- the table -------------------------------------------------------------------------------------------------
+    # -- tools -----------------------------------------------------------------------------------------------------
 
-    def table(self) -> Table:
-        """What its devices see now; the same value as long as nothing has changed."""
-        snapshot, seats = self.hub.snapshot, self._roster.seats()
+    def table(self) -> DeviceTools:
+        """The tools of its devices; the same object as long as nothing has changed."""
+        snapshot, seats = self.hub.snapshot, self._servers.seats()
         if snapshot.version != self._version or seats is not self._seats:
             self._refresh(snapshot, seats)
         return self._table
 
     def _refresh(self, snapshot: Snapshot, seats: Sequence[AgentServer]) -> None:
-        """Look whether one of the servers in the table has changed; what happens to others' is of no interest."""
-        sources = tuple(self._find_sources(snapshot, seats))
-        if self._sources is None or not _are_same(sources, self._sources):
+        """Rebuild the tools if one of their servers has changed."""
+        sources, before = tuple(self._find_sources(snapshot, seats)), self._sources
+        is_same = before is not None and len(sources) == len(before)
+        if not is_same or any(a[1] is not b[1] or a[0] != b[0] for a, b in zip(sources, before or (), strict=True)):
             entries = (
                 entry
                 for server_id, server_status in sources
                 for entry in self._entries(snapshot, server_id, server_status)
             )
-            self._table = Table(entries, self.settings.frame_bytes)
+            self._table = DeviceTools(entries, self.settings.frame_bytes)
             self._sources = sources
         self._version, self._seats = snapshot.version, seats
 
     def _find_sources(self, snapshot: Snapshot, seats: Sequence[AgentServer]) -> Iterator[tuple[str, ServerStatus]]:
         server_statuses = snapshot.server_statuses
         own = [(seat.server_id, server_statuses[seat.server]) for seat in seats if seat.server in server_statuses]
-        # Servers that are away are not listed, but a device may still call tools that it listed before. They come
-        # last, so that a server that is here has the bare name.
+        # Servers that are away are not listed, but devices may call tools that they listed before. They come last, so
+        # that a connected server gets the bare name.
         yield from (source for source in own if source[1].state != "away")
         if self._has_others:
             yield from self._others(snapshot, {seat.server for seat in seats})
         yield from (source for source in own if source[1].state == "away")
 
     def _others(self, snapshot: Snapshot, own: set[ServerName]) -> Iterator[tuple[str, ServerStatus]]:
-        """Servers that the rules name, in the order of their names."""
+        """Servers of others that the rules allow, sorted by name."""
         for name in sorted(self._named(snapshot) - own):
             if self._may_see(snapshot, name):
                 yield name, snapshot.server_statuses[name]
 
     def _named(self, snapshot: Snapshot) -> set[ServerName]:
-        """Whose tools may be among those that the rules allow; only a name means one that dialled in elsewhere."""
+        """Servers that the rules may allow. Servers that dialled in for another agent must be named."""
         patterns = self.caller.grants.allow[1:]
         server_statuses = snapshot.server_statuses
         named = {server for pattern in patterns if (server := ServerName(pattern.partition(".")[0])) in server_statuses}
@@ -244,55 +246,47 @@ class Agent:
             named.update(server for server, server_status in server_statuses.items() if server_status.agent in agents)
         return named
 
-    def _entries(self, snapshot: Snapshot, server_id: str, server_status: ServerStatus) -> Iterator[Entry]:
+    def _entries(self, snapshot: Snapshot, server_id: str, server_status: ServerStatus) -> Iterator[DeviceTool]:
         surface = Surface("own", server_status.server)
         for route in snapshot.view(self.caller.grants, surface).routes.values():
-            yield Entry(server_id, surface, route, server_status.state != "away")
+            yield DeviceTool(server_id, surface, route, server_status.state != "away")
 
-    # -- telling ---------------------------------------------------------------------------------------------------
+    # -- notifications ---------------------------------------------------------------------------------------------
 
-    def _look_soon(self) -> None:
+    def _check_soon(self) -> None:
         if self._timer is None and self.devices:
-            wait = max(GATHER_SECONDS, self._told_at + QUIET_SECONDS - self._loop.time())
-            self._timer = self._loop.call_later(wait, self._look)
+            wait = max(GATHER_SECONDS, self._notified_at + QUIET_SECONDS - self._loop.time())
+            self._timer = self._loop.call_later(wait, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._timer = None
         digest = self.table().digest
-        if digest == self._told:
+        if digest == self._announced:
             return
-        self._told = digest
-        self._told_at = self._loop.time()
+        self._announced = digest
+        self._notified_at = self._loop.time()
         for device in list(self.devices):
             try:
                 device.tools_changed()
-            except Exception:  # one device's trouble must not keep the others from the news
-                log.exception("a device could not be told that its tools changed", agent=self.key)
+            except Exception:  # one device must not keep the others from the notification
+                log.exception("device could not be notified of changed tools", agent=self.key)
 
-    def listed(self, table: Table) -> None:
-        """A device was shown this table; if it has not been announced, the next look announces whatever is then."""
-        if table.digest != self._told:
-            self._told = b""
+    def listed(self, table: DeviceTools) -> None:
+        """A device has listed these tools. If they were not announced, the next check announces the current ones."""
+        if table.digest != self._announced:
+            self._announced = b""
 
-    def join(self, device: Announced) -> None:
-        """Have a device told of changes from now on."""
+    def join(self, device: ToolsListener) -> None:
+        """Notify a device of changes from now on."""
         if not self.devices:
-            self._told = self.table().digest
+            self._announced = self.table().digest
         self.devices[device] = None
 
-    def leave(self, device: Announced) -> None:
-        """Have it told nothing any more."""
+    def leave(self, device: ToolsListener) -> None:
+        """Stop notifying a device."""
         self.devices.pop(device, None)
 
 
-def _note_end(patience: Patience, agent: str, server_id: str | None, ended: asyncio.Future[None]) -> None:
-    patience.ended(ended, agent, server_id, is_here=not ended.cancelled())
-
-
-def _are_same(one: Sequence[tuple[str, ServerStatus]], other: Sequence[tuple[str, ServerStatus]]) -> bool:
-    return len(one) == len(other) and all(a[1] is b[1] and a[0] == b[0] for a, b in zip(one, other, strict=True))
-
-
 def _reason(server_status: ServerStatus | None) -> str:
-    said = None if server_status is None else server_status.reason
-    return (said or "it is not connected")[:REASON_LENGTH]
+    reason = None if server_status is None else server_status.reason
+    return (reason or "it is not connected")[:REASON_LENGTH]

@@ -1,7 +1,7 @@
-"""What a device asks of every server of its agent at once: one call each, and one answer of all that they say.
+"""A request of a device to all servers of its agent: one call for each server, and one response from all of them.
 
-No task waits for it: each call ends by itself, at the latest when its time is over, and the last one's end is the
-answer's moment. Made by `faces.relay.device`.
+No asyncio task waits: each call ends at the latest when its time is over, and the end of the last one sends the
+response. Used by `device`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.ports import AgentServer
-from isthmus.frontends.relay.agents import REASON_LENGTH, Agent
+from isthmus.frontends.relay.agents import REASON_LENGTH, RelayAgent
 from isthmus.frontends.relay.faults import BROADCAST_WORDS, fault_reply, no_such_method, not_connected, refusal
 from isthmus.model.calls import NOT_ASKED, Call, Event, OnReply, Outcome, Question, Result, Surface
 from isthmus.model.faults import BadReply, Fault, ServerError, UnknownTool
@@ -33,48 +33,48 @@ from isthmus.wire.relay.messages import (
 )
 
 PAGES_MAX = 100
-"""Pages of one server's list that are asked for; further ones are left out, and the server is named."""
+"""Pages that are fetched of one server's list. If there are more, the response names the server as incomplete."""
 
 SHORTEST_SECONDS = 0.001
-"""What is left for a page whose time is over: a call must have some."""
+"""The timeout of a call when no time is left."""
 
-BROKEN_OFF = "its list has more pages than are asked for"
-NOT_ASKED_REASON = "a rule forbids devices some of it, and so anything but its tools"
+TOO_MANY_PAGES = f"its list has more than {PAGES_MAX} pages"
+NOT_ALLOWED = "a rule denies some of its tools, so only its tools can be called"
 
 
 Done: TypeAlias = "Callable[[Broadcast, bytes], None]"
 
 
-class _Voice:
-    """One server's part in it: the caller's side of the call to that server, and what came of it."""
+class _ServerCall:
+    """The call to one server, and its result. It is the caller's side of the call."""
 
-    __slots__ = ("_whole", "entries", "fault", "has_answered", "inflight", "pages", "seat")
+    __slots__ = ("_broadcast", "entries", "fault", "has_answered", "inflight", "pages", "seat")
 
-    def __init__(self, whole: Broadcast, seat: AgentServer) -> None:
-        self._whole = whole
+    def __init__(self, broadcast: Broadcast, seat: AgentServer) -> None:
+        self._broadcast = broadcast
         self.seat = seat
         self.inflight: InFlight | None = None
         self.has_answered = False
         self.fault: Fault | None = None
         self.entries: list[bytes] = []
-        """What it listed, or its one answer, each with its id."""
+        """The entries of its list, or its one response, each with the server's id."""
         self.pages = 0
 
     def emit(self, event: Event) -> None:
-        """What happens meanwhile is told nobody: there is one answer."""
+        """Ignore events: there is only one response."""
 
     def ask(self, question: Question, reply: OnReply) -> None:
-        """Devices cannot be asked."""
+        """Decline input requests: devices do not support them."""
         reply(NOT_ASKED)
 
     def end(self, outcome: Outcome) -> None:
-        """It has answered, or will not."""
+        """The call has ended."""
         self.inflight = None
-        self._whole.heard(self, outcome)
+        self._broadcast.call_ended(self, outcome)
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """What is asked of everybody. `size` is how long the message was that asked it, `device` who did."""
+class BroadcastRequest(msgspec.Struct, frozen=True):
+    """The request of a device. `size` is the length of its message."""
 
     id: bytes
     method: str
@@ -85,174 +85,172 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Broadcast:
-    """One question to all servers that are here. `done` is given the answer, once, unless it is withdrawn before."""
+    """One request to all connected servers. `done` gets the response once, unless the broadcast is cancelled."""
 
-    def __init__(self, agent: Agent, asked: Asked, done: Done) -> None:
-        """`start` follows."""
-        self.asked = asked
+    def __init__(self, agent: RelayAgent, request: BroadcastRequest, done: Done) -> None:
+        """Call `start` next."""
+        self.request = request
         self._agent = agent
-        self._member = LIST_MEMBERS.get(asked.method)
+        self._member = LIST_MEMBERS.get(request.method)
         self._done: Done | None = done
         self._until = agent.hub.now() + agent.settings.wait
-        self._voices = [_Voice(self, seat) for seat in agent.seats() if seat.is_here]
+        self._calls = [_ServerCall(self, seat) for seat in agent.seats() if seat.is_here]
         self._absent = agent.absent()
-        self._open = len(self._voices)
+        self._open = len(self._calls)
         self._room_bytes = agent.settings.frame_bytes
-        """What may still be added: more would not reach the device, and must not be kept until the last has spoken."""
+        """Bytes that may still be added. A longer response is not sent, and must not be kept in memory."""
 
     @property
-    def is_over(self) -> bool:
-        """Whether it was answered or withdrawn."""
+    def is_finished(self) -> bool:
+        """Whether it was answered or cancelled."""
         return self._done is None
 
     def start(self) -> None:
-        """Ask every server; with none to ask it is answered at once."""
-        if not self._voices:
-            self._give(not_connected(self.asked.id, self._agent.name, "没有已连接的MCP服务器"))
-        params = msgspec.Raw(jsonrpc.render(self.asked.params))  # one text for all, who may be many
-        for voice in self._voices:
-            if not self.is_over:
-                self._ask(voice, params, self._agent.settings.wait)
+        """Call every server. Without connected servers the response is an error at once."""
+        if not self._calls:
+            self._respond(not_connected(self.request.id, self._agent.name, "没有已连接的MCP服务器"))
+        params = msgspec.Raw(jsonrpc.render(self.request.params))  # shared by all calls
+        for call in self._calls:
+            if not self.is_finished:
+                self._call(call, params, self._agent.settings.wait)
 
-    def hurry(self, why: str) -> None:
-        """Answer now, with what was heard: whoever is still asked is asked no longer, and that ends their part."""
-        for voice in self._voices:
-            if voice.inflight is not None:
-                voice.inflight.cancel(why)
+    def finish_now(self, why: str) -> None:
+        """Respond now with the results so far: cancel the calls that are still running."""
+        for call in self._calls:
+            if call.inflight is not None:
+                call.inflight.cancel(why)
 
     def cancel(self, why: str) -> None:
-        """Withdraw it: nobody waits for the answer any more."""
+        """Cancel it without a response."""
         self._done = None
-        self.hurry(why)
+        self.finish_now(why)
 
-    def _ask(self, voice: _Voice, params: msgspec.Raw, seconds: float) -> None:
+    def _call(self, server_call: _ServerCall, params: msgspec.Raw, seconds: float) -> None:
         call = Call(
             self._agent.caller,
-            Surface("own", voice.seat.server),
-            self.asked.method,
+            Surface("own", server_call.seat.server),
+            self.request.method,
             params,
-            self.asked.meta,
+            self.request.meta,
             kind="method",
             face="relay",
             timeout=seconds,
-            sharer=self.asked.device,
+            sharer=self.request.device,
         )
-        inflight = self._agent.hub.start(call, voice)
+        inflight = self._agent.hub.start(call, server_call)
         if inflight.outcome is None:
-            voice.inflight = inflight
+            server_call.inflight = inflight
 
-    def heard(self, voice: _Voice, outcome: Outcome) -> None:
-        """A server's call has ended."""
-        if self.is_over:
+    def call_ended(self, call: _ServerCall, outcome: Outcome) -> None:
+        """The call to a server has ended."""
+        if self.is_finished:
             return
         if isinstance(outcome, Fault):
-            voice.fault = outcome
-        elif not self._take(voice, outcome):
+            call.fault = outcome
+        elif not self._store(call, outcome):
             return
         self._open -= 1
-        is_enough = voice.has_answered and self._agent.settings.aggregate == "first"
+        is_enough = call.has_answered and self._agent.settings.aggregate == "first"
         if self._room_bytes < 0:
-            self._give(self._too_long())
+            details = f"应答过大: 上限 {self._agent.settings.frame_bytes} 字节"
+            self._respond(refusal(self.request.id, self._agent.name, details, executed="yes"))
         elif is_enough or not self._open:
-            self._give(self._answer([voice] if is_enough else self._voices))
+            self._respond(self._response([call] if is_enough else self._calls))
 
-    def _take(self, voice: _Voice, result: Result) -> bool:
-        """Keep what a server answered; False if it is asked for more, and not done with its part."""
-        if len(memoryview(result.payload)) > self._room_bytes:  # nothing is made of what is not sent
+    def _store(self, call: _ServerCall, result: Result) -> bool:
+        """Store the result of a server; False if the next page is requested, so that the server is not done."""
+        if len(memoryview(result.payload)) > self._room_bytes:
             self._room_bytes = -1
             return True
         payload = (modern.as_legacy(result.payload) or result.payload) if result.is_typed else result.payload
-        page = _whole(payload) if self._member is None else read_entries(payload, self._member)
+        page = _single_page(payload) if self._member is None else read_entries(payload, self._member)
         if page is None:
-            voice.fault = BadReply(
-                voice.seat.server, f"it has no {self._member or 'members'}, too many of them, or a member twice"
+            call.fault = BadReply(
+                call.seat.server, f"it has no {self._member or 'members'}, too many of them, or a member twice"
             )
             return True
         entries, cursor = page
-        tags = [text for entry in entries if (text := add_server_id(entry, voice.seat.server_id)) is not None]
-        voice.entries += tags
-        voice.pages += 1
+        tags = [text for entry in entries if (text := add_server_id(entry, call.seat.server_id)) is not None]
+        call.entries += tags
+        call.pages += 1
         self._room_bytes -= sum(map(len, tags))
-        is_last = cursor is None or "cursor" in self.asked.params or voice.pages >= PAGES_MAX or self._room_bytes < 0
+        is_last = cursor is None or "cursor" in self.request.params or call.pages >= PAGES_MAX or self._room_bytes < 0
         if not is_last:
             left = max(self._until - self._agent.hub.now(), SHORTEST_SECONDS)
-            params = jsonrpc.render({**self.asked.params, "cursor": msgspec.json.encode(cursor)})
-            self._ask(voice, msgspec.Raw(params), left)
+            params = jsonrpc.render({**self.request.params, "cursor": msgspec.json.encode(cursor)})
+            self._call(call, msgspec.Raw(params), left)
             return False
-        if voice.pages >= PAGES_MAX:
-            self._absent.append(MissingServer(voice.seat.server_id, BROKEN_OFF))
-        voice.has_answered = True
+        if call.pages >= PAGES_MAX:
+            self._absent.append(MissingServer(call.seat.server_id, TOO_MANY_PAGES))
+        call.has_answered = True
         return True
 
-    def _too_long(self) -> bytes:
-        details = f"应答过大: 上限 {self._agent.settings.frame_bytes} 字节"
-        return refusal(self.asked.id, self._agent.name, details, executed="yes")
-
-    def _give(self, answer: bytes) -> None:
+    def _respond(self, answer: bytes) -> None:
         done, self._done = self._done, None
         if done is not None:
             done(self, answer)
-        self.cancel("the answer is complete without it")
+        self.cancel("the response is complete without it")
 
-    # -- one answer of many ----------------------------------------------------------------------------------------
+    # -- the response ----------------------------------------------------------------------------------------------
 
-    def _answer(self, voices: Sequence[_Voice]) -> bytes:
-        if not any(voice.has_answered for voice in voices):
-            return self._failure(voices)
+    def _response(self, calls: Sequence[_ServerCall]) -> bytes:
+        if not any(call.has_answered for call in calls):
+            return self._failure(calls)
         write = self._responses_of if self._member is None else self._list_of
-        return jsonrpc.result(self.asked.id, write(voices))
+        return jsonrpc.result(self.request.id, write(calls))
 
-    def _list_of(self, voices: Sequence[_Voice]) -> bytes:
-        """One list of all; who answered with an error is named beside it, since in it that would be an entry."""
+    def _list_of(self, calls: Sequence[_ServerCall]) -> bytes:
+        """One list with the entries of all servers. Servers with an error are named as missing."""
         assert self._member is not None
-        heard = [voice for voice in voices if voice.has_answered]
-        entries = [entry for voice in heard for entry in voice.entries]
-        return list_result(self._member, entries, self._totals(heard, voices))
+        responded = [call for call in calls if call.has_answered]
+        entries = [entry for call in responded for entry in call.entries]
+        return list_result(self._member, entries, self._totals(responded, calls))
 
-    def _responses_of(self, voices: Sequence[_Voice]) -> bytes:
-        """One answer of each that answered, be it an error."""
-        heard = [voice for voice in voices if voice.has_answered or isinstance(voice.fault, ServerError)]
-        return broadcast_result([entry for voice in heard for entry in _answers_of(voice)], self._totals(heard, voices))
+    def _responses_of(self, calls: Sequence[_ServerCall]) -> bytes:
+        """One response of each server, which may be an error."""
+        responded = [call for call in calls if call.has_answered or isinstance(call.fault, ServerError)]
+        return broadcast_result(
+            [entry for call in responded for entry in _entries_of(call)], self._totals(responded, calls)
+        )
 
-    def _totals(self, heard: Sequence[_Voice], voices: Sequence[_Voice]) -> dict[str, Payload]:
-        if len(voices) < len(self._voices):  # the first answer is enough, so that nobody is missed
-            total = len(self._voices) + len(self._absent)
-            return {**server_counts(len(heard), ()), "total_servers": b"%d" % total}
-        return server_counts(len(heard), self._missing([voice for voice in voices if voice not in heard]))
+    def _totals(self, responded: Sequence[_ServerCall], calls: Sequence[_ServerCall]) -> dict[str, Payload]:
+        if len(calls) < len(self._calls):  # the first response is enough, so no server is missing
+            total = len(self._calls) + len(self._absent)
+            return {**server_counts(len(responded), ()), "total_servers": b"%d" % total}
+        return server_counts(len(responded), self._missing([call for call in calls if call not in responded]))
 
-    def _missing(self, silent: Sequence[_Voice]) -> list[MissingServer]:
-        """Who did not answer, of those who were to be asked and of those who are away."""
-        told = [MissingServer(voice.seat.server_id, _why(voice.fault)) for voice in silent if voice.fault is not None]
-        return [*told, *self._absent]
+    def _missing(self, silent: Sequence[_ServerCall]) -> list[MissingServer]:
+        """The servers without a response, and those that are away."""
+        failed = [(call.seat.server_id, call.fault) for call in silent if call.fault is not None]
+        return [
+            *(
+                MissingServer(id, NOT_ALLOWED if isinstance(fault, UnknownTool) else fault.message[:REASON_LENGTH])
+                for id, fault in failed
+            ),
+            *self._absent,
+        ]
 
-    def _failure(self, voices: Sequence[_Voice]) -> bytes:
-        """All failed: what a server said, if one did, else why none answered, else that none may be asked."""
-        faults = sorted((voice.fault for voice in voices if voice.fault is not None), key=_weight)
-        fault = faults[0]
-        if isinstance(fault, UnknownTool):  # not for this device: no server may be asked just anything
-            return no_such_method(self.asked.id, self.asked.method)
-        silent = [voice for voice in voices if not isinstance(voice.fault, ServerError)]
+    def _failure(self, calls: Sequence[_ServerCall]) -> bytes:
+        """The response if all servers failed: a server's own error, else another fault, else an unknown method."""
+        fault = min(
+            (call.fault for call in calls if call.fault is not None),
+            key=lambda fault: 0 if isinstance(fault, ServerError) else 2 if isinstance(fault, UnknownTool) else 1,
+        )
+        if isinstance(fault, UnknownTool):  # the device may not call arbitrary methods of any server
+            return no_such_method(self.request.id, self.request.method)
+        silent = [call for call in calls if not isinstance(call.fault, ServerError)]
         return fault_reply(
-            self.asked.id, fault, self._agent.name, self.asked.method, BROADCAST_WORDS, self._missing(silent)
+            self.request.id, fault, self._agent.name, self.request.method, BROADCAST_WORDS, self._missing(silent)
         )
 
 
-def _weight(fault: Fault) -> int:
-    """The least is told: a server's own words, and only for want of anything else that somebody may not be asked."""
-    return 0 if isinstance(fault, ServerError) else 2 if isinstance(fault, UnknownTool) else 1
-
-
-def _why(fault: Fault) -> str:
-    return NOT_ASKED_REASON if isinstance(fault, UnknownTool) else fault.message[:REASON_LENGTH]
-
-
-def _whole(payload: Payload) -> tuple[list[Payload], None] | None:
-    """An answer that is no list, as one that has one entry and no further page; None if it cannot be tagged."""
+def _single_page(payload: Payload) -> tuple[list[Payload], None] | None:
+    """A result that is not a list, as a page with one entry; None if it is not an object."""
     return None if object_members(payload) is None else ([payload], None)
 
 
-def _answers_of(voice: _Voice) -> list[bytes]:
-    error = voice.fault
+def _entries_of(call: _ServerCall) -> list[bytes]:
+    error = call.fault
     if isinstance(error, ServerError):
-        return [error_entry(error.code, error.message, error.data, voice.seat.server_id)]
-    return voice.entries
+        return [error_entry(error.code, error.message, error.data, call.seat.server_id)]
+    return call.entries

@@ -1,8 +1,9 @@
-"""One device's conversation: what it asks over its WebSocket, answered once each, under its own ids.
+"""One device's connection: its JSON-RPC requests over a WebSocket, and the hub's responses.
 
-A device greets, lists and calls; what else it asks goes to every server of its agent. Greetings and lists are answered
-in the order asked, calls as they end. A list, and a call whose tool is not there, wait a moment for servers that have
-just arrived. Nothing here is a task: a call is an entry in the hub's tables, and its end is the answer.
+The hub answers `initialize`, `tools/list` and `ping` itself, in the order of the requests. A `tools/call` goes to one
+server and is answered when it ends. Every other method goes to all servers of the agent (`broadcast`). A list, and a
+call of an unknown tool, wait a moment for servers that are just connecting. No asyncio task runs per call: a call is an
+entry in the hub's tables, and its end sends the response.
 """
 
 from __future__ import annotations
@@ -11,100 +12,185 @@ import asyncio
 import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 import msgspec
 import structlog
 
+from isthmus.core.calls.inflight import InFlight
 from isthmus.frontends.http.request_cycle import CROWDED_BYTES
-from isthmus.frontends.relay import answers
-from isthmus.frontends.relay.agents import Agent
-from isthmus.frontends.relay.broadcast import SHORTEST_SECONDS, Asked, Broadcast
-from isthmus.frontends.relay.device_tools import Entry
-from isthmus.frontends.relay.exchange import DeviceExchange
+from isthmus.frontends.relay.agents import RelayAgent
+from isthmus.frontends.relay.broadcast import SHORTEST_SECONDS, Broadcast, BroadcastRequest
+from isthmus.frontends.relay.device_tools import DeviceTool
 from isthmus.frontends.relay.faults import NO_NAME, fault_reply, no_such_method, refusal
-from isthmus.frontends.relay.ports import DeviceSocket
-from isthmus.frontends.relay.waiting import Wait, Waiting
-from isthmus.model.calls import EVERYTHING, NO_CAPABILITIES, Call, Outcome, Result
-from isthmus.model.faults import Bug, Executed, Fault, NotConnected, UnknownTool
+from isthmus.frontends.relay.server_arrivals import ArrivalWait, ResponseQueue
+from isthmus.model.calls import (
+    EVERYTHING,
+    NO_CAPABILITIES,
+    NOT_ASKED,
+    Call,
+    Event,
+    OnReply,
+    Outcome,
+    Progress,
+    Question,
+    Result,
+)
+from isthmus.model.faults import Bug, Cancelled, Executed, Fault, NotConnected, UnknownTool
 from isthmus.model.relay import Claim, RelayDevice
 from isthmus.wire import jsonrpc
-from isthmus.wire.jsonrpc import Batch, Malformed, Notification, Payload, Request, object_members
-from isthmus.wire.mcp import modern
+from isthmus.wire.jsonrpc import Batch, Malformed, Notification, Payload, Request, notification, object_members, render
+from isthmus.wire.mcp import legacy, modern
 from isthmus.wire.mcp.calls import INPUT_MEMBERS, CallRequest, passed_extra, passed_meta, read_request, wrap_bare_result
+from isthmus.wire.mcp.lists import array_of
 from isthmus.wire.mcp.messages import (
     CANCELLED,
+    PROGRESS,
     PROGRESS_TOKEN,
     TOOLS_CHANGED,
     Implementation,
+    Members,
+    progress_params,
     read_string,
 )
 from isthmus.wire.mcp.tasks import TASK
-from isthmus.wire.relay.messages import decode, with_error_text
+from isthmus.wire.relay.messages import (
+    add_server_id,
+    broadcast_result,
+    decode,
+    list_result,
+    render_with_server_id,
+    server_counts,
+    with_error_text,
+)
 
 log = structlog.get_logger(__name__)
 
 CALLS_MAX = 64
-"""Calls of one device at once."""
+"""Concurrent calls of one device."""
 
 PENDING_MAX = 64
-"""Answers of one device that may wait for servers at once; the same again for what is asked of all servers."""
+"""Responses of one device that may wait for servers, and its concurrent broadcasts."""
 
 HELD_BYTES_MAX = 16 * 1024 * 1024
-"""How much of what one device asked may be kept until it is answered; a few of the longest messages fit."""
+"""Bytes of one device's unanswered requests; a few of the longest messages fit."""
 
 UNREAD_FRAMES = 4
-"""How many of the longest answers a device may have unread; a further one becomes an error, which is short. With half
-of it unread, nothing more is called for it."""
+"""How many of the longest responses a device may leave unread; a further one becomes a short error. From half of it on,
+new calls are refused."""
 
 SHORT_ANSWER_BYTES = 2 * 1024
-"""An answer that is no longer than such an error."""
+"""A response that is no longer than such an error."""
 
 ID_BYTES_MAX = 1024
-"""Ids are repeated in answers and kept as long; a longer one is none."""
+"""Request ids are kept and repeated in responses; longer ones are rejected."""
 
-LEFT = "the device left"
-REUSED = "the device asks something else under the same id"
+TITLE_LENGTH = 100
 
-BAD_CURSOR = "Invalid cursor: give one that tools/list gave, or none"
-TOO_MUCH = f"over {HELD_BYTES_MAX} bytes of this device wait for answers already; ask again later"
+CURSOR_LENGTH_MAX = 64
+"""Longer than any cursor of the hub."""
+
+NO_CURSOR = "-"
+
+DISCONNECTED = "the device disconnected"
+ID_REUSED = "the device reused the request id"
+
+BAD_CURSOR = "Invalid cursor: use the nextCursor of a tools/list result, or none"
+TOO_MUCH = f"unanswered requests of this device exceed {HELD_BYTES_MAX} bytes; try again later"
 
 CALL = "tools/call"
+
 INITIALIZED = "notifications/initialized"
 
 NOT_FOR_SERVERS = INPUT_MEMBERS | {TASK}
-"""What no device can say to a server: answers to questions that it cannot be asked, and that it wants a task."""
+"""Parameters that are not forwarded: devices cannot receive input requests, and have no tasks."""
 
 OWN_METHODS = frozenset({CALL, "initialize", "tools/list", "ping"})
+
 REFUSED = frozenset({"logging/setlevel", "resources/subscribe", "resources/unsubscribe", "server/discover"})
+
 REFUSED_PREFIXES = ("tasks/", "subscriptions/", "sampling/", "elicitation/", "roots/", "notifications/")
-"""Methods that would change what a server does for everybody, that are asked of clients, or that have no answer."""
+"""Methods that would change a server's state for all callers, that only clients implement, or that have no response."""
 
-CHANGED = jsonrpc.notification(TOOLS_CHANGED)
-
-
-def _nobodys(_: str) -> str | None:
-    """Devices are given no tasks, so no id of theirs is one's."""
-    return None
+TOOLS_CHANGED_MESSAGE = jsonrpc.notification(TOOLS_CHANGED)
 
 
-class DeviceLine:
-    """One device, who hears its socket until that ends or is closed; `on_over` is called once, then."""
+class DeviceSocket(Protocol):
+    """The part of `transport.websocket.AcceptedSocket` that a device's connection uses."""
+
+    client: str | None
+    on_binary: Callable[[bytes], None] | None
+
+    def send(self, message: bytes) -> None:
+        """Send a text message."""
+
+    def buffered_bytes(self) -> int:
+        """Bytes that the device has not read yet."""
+
+    def close(self, code: int, reason: str = "") -> None:
+        """Close the socket; nothing more is received."""
+
+
+class DeviceCall:
+    """One `tools/call` of a device. `size` is the length of its message."""
+
+    __slots__ = ("_connection", "_token", "id", "inflight", "name", "size", "wait")
+
+    def __init__(
+        self, connection: DeviceConnection, id: msgspec.Raw, name: str, token: msgspec.Raw | None, size: int
+    ) -> None:
+        """`name` is the device's name for the tool, `token` its progress token."""
+        self._connection = connection
+        self._token = token
+        self.id = id
+        self.name = name
+        self.size = size
+        self.inflight: InFlight | None = None
+        self.wait: ArrivalWait | None = None
+        """Set while the call waits for its server to connect, before it starts."""
+
+    def cancel(self, why: str) -> None:
+        """Cancel the call, started or not."""
+        if self.inflight is not None:
+            self.inflight.cancel(why)
+        elif self.wait is not None:
+            self.wait.stop()
+            self.wait = None
+            self.end(Cancelled(why, executed="no"))
+
+    def emit(self, event: Event) -> None:
+        """Forward progress if the device requested it."""
+        if self._token is not None and isinstance(event, Progress):
+            self._connection.report(notification(PROGRESS, progress_params(self._token, event.members)))
+
+    def ask(self, question: Question, reply: OnReply) -> None:
+        """Decline: devices claim that they support input requests, but never answer them."""
+        reply(NOT_ASKED)
+
+    def end(self, outcome: Outcome) -> None:
+        """Send the response."""
+        self.inflight = None  # breaks the reference cycle
+        self._connection.call_ended(self, outcome)
+
+
+class DeviceConnection:
+    """One connected device. `on_end` is called once, when the socket ends or is closed."""
 
     __slots__ = (
         "_agent",
         "_answered",
         "_broadcasts",
         "_calls",
+        "_connected_at",
         "_held_bytes",
+        "_implementation",
         "_is_draining",
-        "_is_listening",
+        "_is_initialized",
         "_is_open",
-        "_me",
-        "_on_over",
-        "_since",
+        "_on_end",
+        "_responses",
         "_socket",
         "_title",
-        "_waiting",
         "claim",
         "id",
     )
@@ -112,228 +198,232 @@ class DeviceLine:
     def __init__(
         self,
         socket: DeviceSocket,
-        agent: Agent,
+        agent: RelayAgent,
         claim: Claim,
-        me: Implementation,
-        since: float,
-        on_over: Callable[[DeviceLine], None],
+        implementation: Implementation,
+        connected_at: float,
+        on_end: Callable[[DeviceConnection], None],
     ) -> None:
         self.id = secrets.token_hex(6)
         self.claim = claim
         self._socket = socket
         self._agent = agent
-        self._me = me
-        self._since = since
-        self._on_over = on_over
+        self._implementation = implementation
+        self._connected_at = connected_at
+        self._on_end = on_end
         self._title: str | None = None
-        self._calls: set[DeviceExchange] = set()
+        self._calls: set[DeviceCall] = set()
         self._broadcasts: set[Broadcast] = set()
-        self._waiting = Waiting()
+        self._responses = ResponseQueue()
         self._answered = 0
         self._held_bytes = 0
         self._is_open = True
-        self._is_listening = False
+        self._is_initialized = False
         self._is_draining = False
         socket.on_binary = self._read_binary
 
-    def shown(self) -> RelayDevice:
-        """How it is shown."""
+    def summary(self) -> RelayDevice:
+        """The device as it is listed."""
         client, calls = self._socket.client, len(self._calls)
-        return RelayDevice(self.id, self._agent.key, self._since, client, self._title, calls, self._answered)
+        return RelayDevice(self.id, self._agent.key, self._connected_at, client, self._title, calls, self._answered)
 
-    # -- its end ---------------------------------------------------------------------------------------------------
+    # -- closing ---------------------------------------------------------------------------------------------------
 
     def ended(self, reason: str) -> None:
-        """The device has gone."""
-        self._be_over()
+        """The device has disconnected."""
+        self._end()
 
     def flush(self) -> None:
-        """It reads again; nothing was held back meanwhile."""
+        """Nothing is held back while the device reads slowly."""
 
     def close(self, code: int, reason: str) -> None:
-        """Let the device go, whatever it still waits for."""
+        """Close the connection and cancel its requests."""
         if self._is_open:
             self._socket.close(code, reason)
-            self._be_over()
+            self._end()
 
     def drain(self) -> None:
-        """Let it go once everything that it asked has been answered."""
+        """Close the connection once all of its requests are answered."""
         self._is_draining = True
-        self._leave_if_done()
+        self._close_if_drained()
 
-    def _leave_if_done(self) -> None:
-        if self._is_draining and not self._calls and not self._broadcasts and not self._waiting:
+    def _close_if_drained(self) -> None:
+        if self._is_draining and not self._calls and not self._broadcasts and not self._responses:
             self.close(1012, "the hub is restarting")
 
-    def _be_over(self) -> None:
+    def _end(self) -> None:
         if not self._is_open:
             return
         self._is_open = False
-        self._waiting.close()
+        self._responses.close()
         for broadcast in list(self._broadcasts):
-            broadcast.cancel(LEFT)
+            broadcast.cancel(DISCONNECTED)
         self._broadcasts.clear()
         for exchange in list(self._calls):
-            exchange.cancel(LEFT)
-        self._on_over(self)
+            exchange.cancel(DISCONNECTED)
+        self._on_end(self)
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def read(self, text: bytes) -> None:
-        """Take one message."""
+        """Receive one message."""
         message = decode(text, max_depth=self._agent.hub.limits.depth)
         try:
             if isinstance(message, Request):
-                self._take(message, len(text))
+                self._receive_request(message, len(text))
             elif isinstance(message, Notification):
-                self._note(message)
+                self._receive_notification(message)
             elif isinstance(message, Malformed):
-                self._say(jsonrpc.error(_repeatable(message.id), message.code, message.message))
+                self._send(jsonrpc.error(_usable_id(message.id), message.code, message.message))
             elif isinstance(message, Batch):
-                self._say(jsonrpc.error(None, jsonrpc.INVALID_REQUEST, "Batches are not supported: send one by one"))
-        except Exception as defect:  # noqa: BLE001 - it must cost one message, not the device's connection
-            self._blame(message.id if isinstance(message, Request) else None, defect)
+                self._send(jsonrpc.error(None, jsonrpc.INVALID_REQUEST, "Batches are not supported: send one by one"))
+        except Exception as defect:  # noqa: BLE001 - a defect must cost one message, not the connection
+            self._report_defect(message.id if isinstance(message, Request) else None, defect)
 
     def _read_binary(self, _: bytes) -> None:
-        self._say(jsonrpc.error(None, jsonrpc.INVALID_REQUEST, "Messages must be text frames, not binary ones"))
+        self._send(jsonrpc.error(None, jsonrpc.INVALID_REQUEST, "Messages must be text frames, not binary ones"))
 
-    def _blame(self, id: Payload | None, defect: Exception) -> None:
+    def _report_defect(self, id: Payload | None, defect: Exception) -> None:
         incident = secrets.token_hex(6)
         log.error("defect while answering a device", incident=incident, agent=self._agent.key, exc_info=defect)
-        self._say(fault_reply(id or b"null", Bug(incident), self._agent.name, ""))
+        self._send(fault_reply(id or b"null", Bug(incident), self._agent.name, ""))
 
-    def _note(self, notification: Notification) -> None:
+    def _receive_notification(self, notification: Notification) -> None:
         if notification.method == INITIALIZED:
-            self._is_listening = True
+            self._is_initialized = True
         elif notification.method == CANCELLED and "requestId" in notification.params:
             self._withdraw(bytes(notification.params["requestId"]))
 
     def _withdraw(self, id: bytes) -> None:
-        """Cancel the call of this id, which is answered so, or whatever else is asked under it, which is not."""
+        """Cancel the request with this id. A cancelled call is answered, any other request is not."""
         for exchange in [exchange for exchange in self._calls if bytes(exchange.id) == id]:
             exchange.cancel("by the device")
         self._drop(id, "by the device")
-        self._leave_if_done()
+        self._close_if_drained()
 
     def _drop(self, id: bytes, why: str) -> None:
-        """Let nothing be answered any more that was asked under an id, beside calls."""
-        self._waiting.drop(id)
-        for broadcast in [broadcast for broadcast in self._broadcasts if broadcast.asked.id == id]:
+        """Drop the requests with this id that are not calls, without a response."""
+        self._responses.drop(id)
+        for broadcast in [broadcast for broadcast in self._broadcasts if broadcast.request.id == id]:
             self._forget(broadcast)
             broadcast.cancel(why)
 
-    def _make_way(self, request: Request) -> None:
-        """Let nothing wait under an id that is used again: it is answered with what is there.
+    def _release_id(self, request: Request) -> None:
+        """Finish earlier requests with the id of a new request, with the results so far.
 
-        Unless it is a call that uses it, since devices take whatever comes under a call's id for the tool's result.
+        If the new request is a call, drop them: devices take any response with a call's id for the tool's result.
         """
         id = bytes(request.id)
         if request.method == CALL:
-            self._drop(id, REUSED)
+            self._drop(id, ID_REUSED)
             return
-        self._waiting.hurry(id)
-        for broadcast in [broadcast for broadcast in self._broadcasts if broadcast.asked.id == id]:
-            broadcast.hurry(REUSED)
+        self._responses.finish_now(id)
+        for broadcast in [broadcast for broadcast in self._broadcasts if broadcast.request.id == id]:
+            broadcast.finish_now(ID_REUSED)
 
-    def _take(self, request: Request, size: int) -> None:
-        if _repeatable(request.id) is None:
+    def _receive_request(self, request: Request, size: int) -> None:
+        if _usable_id(request.id) is None:
             text = f'"id" must have at most {ID_BYTES_MAX} bytes'
-            self._say(jsonrpc.error(None, jsonrpc.INVALID_REQUEST, text))
+            self._send(jsonrpc.error(None, jsonrpc.INVALID_REQUEST, text))
             return
-        if self._broadcasts or self._waiting:
-            self._make_way(request)
-            if not self._is_open:  # what was answered was all that a draining device waited for
+        if self._broadcasts or self._responses:
+            self._release_id(request)
+            if not self._is_open:  # those were the last responses of a draining device
                 return
         match request.method:
             case "tools/call":
                 self._call(request, size)
             case "initialize":
-                self._greet(request)
+                self._initialize(request)
             case "tools/list":
-                cursor = answers.read_cursor(request.params)
-                self._await(request, partial(answers.tools, self._agent, cursor), *self._agent.arrivals(for_list=True))
+                cursor = read_cursor(request.params)
+                self._respond_in_order(
+                    request, partial(tools_page, self._agent, cursor), *self._agent.arrivals(for_list=True)
+                )
             case "ping":
-                self._say(jsonrpc.result(request.id, answers.alive(self._agent)))
+                self._send(jsonrpc.result(request.id, ping_result(self._agent)))
             case method if _is_refused(method):
-                self._say(no_such_method(request.id, method))
+                self._send(no_such_method(request.id, method))
             case _:
                 self._broadcast(request, size)
 
-    # -- what the hub answers itself -------------------------------------------------------------------------------
+    # -- methods of the hub ----------------------------------------------------------------------------------------
 
-    def _greet(self, request: Request) -> None:
-        version = answers.read_version(request.params)
+    def _initialize(self, request: Request) -> None:
+        version = read_version(request.params)
         if version is None:
             text = "initialize needs a protocolVersion, a string"
-            self._say(jsonrpc.error(request.id, jsonrpc.INVALID_PARAMS, text))
+            self._send(jsonrpc.error(request.id, jsonrpc.INVALID_PARAMS, text))
             return
-        self._title = answers.title_of(request.params)
-        self._await(request, partial(answers.greeting, self._agent, self._me, version))
+        self._title = device_title(request.params)
+        self._respond_in_order(request, partial(initialize_result, self._agent, self._implementation, version))
 
-    def _await(
+    def _respond_in_order(
         self,
         request: Request,
         make: Callable[[], bytes | None],
         arrivals: Sequence[asyncio.Future[None]] = (),
         seconds: float = 0.0,
     ) -> None:
-        """Answer once these servers are there or the time is over, and in the order asked."""
-        if len(self._waiting) >= PENDING_MAX:
-            self._refuse(request.id, f"{PENDING_MAX} answers wait for servers already; ask again later")
+        """Respond in the order of requests, once these servers are listed or the time is over."""
+        if len(self._responses) >= PENDING_MAX:
+            self._refuse(request.id, f"{PENDING_MAX} requests of this device wait for servers; try again later")
             return
         id = bytes(request.id)
-        self._waiting.add(id, partial(self._give, id, make), arrivals, seconds)
+        self._responses.add(id, partial(self._respond, id, make), arrivals, seconds)
 
-    def _give(self, id: bytes, make: Callable[[], bytes | None]) -> None:
+    def _respond(self, id: bytes, make: Callable[[], bytes | None]) -> None:
         try:
             made = make()
             if made is None:
-                self._say(jsonrpc.error(id, jsonrpc.INVALID_PARAMS, BAD_CURSOR))
+                self._send(jsonrpc.error(id, jsonrpc.INVALID_PARAMS, BAD_CURSOR))
             else:
-                self._answer(id, jsonrpc.result(id, made), "no")
+                self._send_response(id, jsonrpc.result(id, made), "no")
         except Exception as defect:  # noqa: BLE001 - as in `read`
-            self._blame(id, defect)
-        self._leave_if_done()
+            self._report_defect(id, defect)
+        self._close_if_drained()
 
     def tools_changed(self) -> None:
-        """Tell the device, if it has said that it listens."""
-        if self._is_listening:
-            self.report(CHANGED)
+        """Notify the device, if it has sent `notifications/initialized`."""
+        if self._is_initialized:
+            self.report(TOOLS_CHANGED_MESSAGE)
 
-    # -- what one server answers -----------------------------------------------------------------------------------
+    # -- calls -----------------------------------------------------------------------------------------------------
 
     def _call(self, request: Request, size: int) -> None:
         asked = read_request(CALL, request.params)
         if isinstance(asked, str):
-            asked = _forgiven(request)
+            asked = _read_null_arguments(request)
             if isinstance(asked, str):
-                self._say(jsonrpc.error(request.id, jsonrpc.INVALID_PARAMS, asked))
+                self._send(jsonrpc.error(request.id, jsonrpc.INVALID_PARAMS, asked))
                 return
         entry = self._agent.table().entries.get(asked.name)
         arrivals, seconds = ((), 0.0) if entry is not None and entry.is_listed else self._arrivals_for(asked, entry)
         if entry is None and not arrivals:
-            self._say(self._unknown(request.id, asked.name))
-        elif (why := self._why_too_much(size)) is not None:
+            self._send(self._unknown(request.id, asked.name))
+        elif (why := self._busy_reason(size)) is not None:
             self._refuse(request.id, why)
         else:
-            exchange = DeviceExchange(self, request.id, asked.name, asked.meta.get(PROGRESS_TOKEN), size)
+            exchange = DeviceCall(self, request.id, asked.name, asked.meta.get(PROGRESS_TOKEN), size)
             self._calls.add(exchange)
             self._held_bytes += size
             if arrivals or entry is None:
-                self._hold(exchange, asked, arrivals, seconds)
+                self._call_later(exchange, asked, arrivals, seconds)
             else:
                 self._start(exchange, asked, entry, self._agent.settings.timeout)
 
-    def _arrivals_for(self, asked: CallRequest, entry: Entry | None) -> tuple[Sequence[asyncio.Future[None]], float]:
-        """Servers being greeted that may have the tool: any for an unknown name, else its own if that is away."""
+    def _arrivals_for(
+        self, asked: CallRequest, entry: DeviceTool | None
+    ) -> tuple[Sequence[asyncio.Future[None]], float]:
+        """Connecting servers that may have the tool: any for an unknown name, else the tool's server if it is away."""
         if not asked.name:
             return (), 0.0
         return self._agent.arrivals() if entry is None else self._agent.arrivals_of(entry.server_id)
 
-    def _hold(
-        self, exchange: DeviceExchange, asked: CallRequest, arrivals: Sequence[asyncio.Future[None]], seconds: float
+    def _call_later(
+        self, exchange: DeviceCall, asked: CallRequest, arrivals: Sequence[asyncio.Future[None]], seconds: float
     ) -> None:
-        """Start a call once its server is there; when the time is over, answer as things are then."""
+        """Start a call once its server is listed, or respond with the state of things when the time is over."""
         began = self._agent.hub.now()
 
         def start(*, is_due: bool) -> None:
@@ -349,10 +439,10 @@ class DeviceLine:
                 held = self._agent.hub.now() - began
                 self._start(exchange, asked, entry, max(self._agent.settings.timeout - held, SHORTEST_SECONDS))
 
-        exchange.wait = Wait(arrivals, seconds, partial(start, is_due=True), partial(start, is_due=False))
+        exchange.wait = ArrivalWait(arrivals, seconds, partial(start, is_due=True), partial(start, is_due=False))
 
     def _unknown(self, id: Payload, name: str) -> bytes:
-        """The answer where no tool has this name: a server that the device may use can be down."""
+        """The response for an unknown tool. Perhaps a server that the device may use is down."""
         if not name:
             return jsonrpc.error(id, jsonrpc.INVALID_PARAMS, NO_NAME)
         return fault_reply(id, self._unreached(name) or UnknownTool(name), self._agent.name, name)
@@ -360,23 +450,23 @@ class DeviceLine:
     def _unreached(self, name: str) -> NotConnected | None:
         return self._agent.hub.unreached(self._agent.caller.grants, EVERYTHING, name)
 
-    def _why_too_much(self, size: int) -> str | None:
-        """Why a call of this size is not made now; None if it is."""
+    def _busy_reason(self, size: int) -> str | None:
+        """Why a call of this size is refused now; None if it is accepted."""
         if len(self._calls) >= CALLS_MAX:
-            return f"{CALLS_MAX} calls of this device are under way already; call again later"
+            return f"{CALLS_MAX} calls of this device are running; try again later"
         if self._held_bytes + size > HELD_BYTES_MAX:
             return TOO_MUCH
         if self._socket.buffered_bytes() > UNREAD_FRAMES * self._agent.settings.frame_bytes // 2:
-            return "this device has too many answers unread; call again when it has read them"
+            return "this device has too many unread responses; try again when it has read them"
         return None
 
-    def _start(self, exchange: DeviceExchange, asked: CallRequest, entry: Entry, seconds: float) -> None:
-        call = Call(  # by position: by name it takes three times as long, and every call comes through here
+    def _start(self, exchange: DeviceCall, asked: CallRequest, entry: DeviceTool, seconds: float) -> None:
+        call = Call(  # by position, on the hot path: keywords take three times as long
             self._agent.caller,
             entry.surface,
             entry.tool,
             asked.arguments,
-            passed_meta(asked.meta, _nobodys) if asked.meta else {},
+            passed_meta(asked.meta, _no_task) if asked.meta else {},
             passed_extra(asked.extra, NOT_FOR_SERVERS) if asked.extra else {},
             PROGRESS_TOKEN in asked.meta,
             "tool",
@@ -394,28 +484,28 @@ class DeviceLine:
         if inflight.outcome is None:
             exchange.inflight = inflight
 
-    def call_ended(self, exchange: DeviceExchange, outcome: Outcome) -> None:
-        """A call has ended, and is answered if the device is still there."""
+    def call_ended(self, exchange: DeviceCall, outcome: Outcome) -> None:
+        """A call has ended: respond if the device is still connected."""
         self._calls.discard(exchange)
         self._held_bytes -= exchange.size
         if not self._is_open:
             return
         self._answered += 1
         if isinstance(outcome, Fault):
-            self._answer(
+            self._send_response(
                 exchange.id, fault_reply(exchange.id, outcome, self._agent.name, exchange.name), outcome.executed
             )
         else:
             outcome = wrap_bare_result(outcome) if outcome.is_bare else outcome
-            payload = self._as_read(outcome) if outcome.is_typed or outcome.is_error else outcome.payload
-            self._answer(exchange.id, jsonrpc.result(exchange.id, payload), "yes")
+            payload = self._device_payload(outcome) if outcome.is_typed or outcome.is_error else outcome.payload
+            self._send_response(exchange.id, jsonrpc.result(exchange.id, payload), "yes")
         if self._is_draining:
-            self._leave_if_done()
+            self._close_if_drained()
 
-    def _as_read(self, result: Result) -> Payload:
-        """A result as devices read it; nothing is made of one that is too long for them, since it is not sent.
+    def _device_payload(self, result: Result) -> Payload:
+        """A result in the form that devices read. A result that is too long is not converted, because it is not sent.
 
-        If the tool said no, its text stands where devices look for it, unless it does not fit twice.
+        The text of a tool error is repeated where devices look for it, unless that makes the result too long.
         """
         payload: Payload = result.payload
         room = self._agent.settings.frame_bytes - 2 * ID_BYTES_MAX
@@ -423,28 +513,28 @@ class DeviceLine:
             return payload
         if result.is_typed:
             payload = modern.as_legacy(payload) or payload
-        told = with_error_text(payload) if result.is_error else payload
-        return told if len(memoryview(told)) <= room else payload
+        written = with_error_text(payload) if result.is_error else payload
+        return written if len(memoryview(written)) <= room else payload
 
-    # -- what all servers answer -----------------------------------------------------------------------------------
+    # -- broadcasts ------------------------------------------------------------------------------------------------
 
     def _broadcast(self, request: Request, size: int) -> None:
         meta = object_members(request.params["_meta"]) if "_meta" in request.params else {}
         if meta is None:
             text = "_meta must be an object without repeated members"
-            self._say(jsonrpc.error(request.id, jsonrpc.INVALID_PARAMS, text))
+            self._send(jsonrpc.error(request.id, jsonrpc.INVALID_PARAMS, text))
             return
         if len(self._broadcasts) >= PENDING_MAX:
-            self._refuse(request.id, f"{PENDING_MAX} questions to all servers are open already; ask again later")
+            self._refuse(request.id, f"{PENDING_MAX} requests to all servers are running; try again later")
         elif self._held_bytes + size > HELD_BYTES_MAX:
             self._refuse(request.id, TOO_MUCH)
         else:
             params = {key: value for key, value in request.params.items() if key != "_meta"}
-            asked = Asked(
+            asked = BroadcastRequest(
                 bytes(request.id),
                 request.method,
                 passed_extra(params, NOT_FOR_SERVERS),
-                passed_meta(meta, _nobodys) if meta else {},
+                passed_meta(meta, _no_task) if meta else {},
                 size,
                 self.id,
             )
@@ -455,28 +545,28 @@ class DeviceLine:
 
     def _broadcast_ended(self, broadcast: Broadcast, answer: bytes) -> None:
         self._forget(broadcast)
-        self._answer(broadcast.asked.id, answer, "yes")
-        self._leave_if_done()
+        self._send_response(broadcast.request.id, answer, "yes")
+        self._close_if_drained()
 
     def _forget(self, broadcast: Broadcast) -> None:
         self._broadcasts.discard(broadcast)
-        self._held_bytes -= broadcast.asked.size
+        self._held_bytes -= broadcast.request.size
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def report(self, message: bytes) -> None:
-        """Tell the device what it can do without, unless it reads slowly or cannot take so much."""
+        """Send an optional message, unless the device reads slowly or the message is too long."""
         if self._socket.buffered_bytes() <= CROWDED_BYTES and len(message) <= self._agent.settings.frame_bytes:
-            self._say(message)
+            self._send(message)
 
-    def _answer(self, id: Payload, message: bytes, executed: Executed) -> None:
-        """Answer, or say that the answer would have been more than a device can take."""
+    def _send_response(self, id: Payload, message: bytes, executed: Executed) -> None:
+        """Send a response, or an error if it is too long for the device."""
         if len(message) > SHORT_ANSWER_BYTES and (details := self._excess(len(message))) is not None:
             message = refusal(id, self._agent.name, details, executed=executed)
-        self._say(message)
+        self._send(message)
 
     def _excess(self, size: int) -> str | None:
-        """Why an answer of this size is too much; None if it is not."""
+        """Why a response of this size cannot be sent; None if it can."""
         limit = self._agent.settings.frame_bytes
         if size > limit:
             return f"应答过大: {size} 字节, 上限 {limit} 字节"
@@ -486,27 +576,91 @@ class DeviceLine:
         return None
 
     def _refuse(self, id: Payload, details: str) -> None:
-        self._say(refusal(id, self._agent.name, details))
+        self._send(refusal(id, self._agent.name, details))
 
-    def _say(self, message: bytes) -> None:
+    def _send(self, message: bytes) -> None:
         if self._is_open:
             self._socket.send(message)
 
 
 def _is_refused(method: str) -> bool:
-    """Whether a method goes to no server, in whatever spelling: some servers ignore case."""
+    """Whether a method is not broadcast. Case is ignored, because some servers ignore it."""
     folded = method.casefold()
     return folded in REFUSED or folded in OWN_METHODS or folded.startswith(REFUSED_PREFIXES)
 
 
-def _repeatable(id: msgspec.Raw | None) -> msgspec.Raw | None:
+def _usable_id(id: msgspec.Raw | None) -> msgspec.Raw | None:
     return None if id is None or len(memoryview(id)) > ID_BYTES_MAX else id
 
 
-def _forgiven(request: Request) -> CallRequest | str:
-    """A call whose arguments are null, which some write for none; else what is wrong with it."""
+def _read_null_arguments(request: Request) -> CallRequest | str:
+    """Read a call whose arguments are null, as some devices write it; else say what is wrong."""
     if not read_string(request.params.get("name")):
         return NO_NAME
     is_null = bytes(request.params.get("arguments", b"")) == b"null"
     rest = {key: value for key, value in request.params.items() if key != "arguments" or not is_null}
     return read_request(CALL, rest)
+
+
+def _no_task(_: str) -> str | None:
+    """Devices have no tasks, so no id belongs to one."""
+    return None
+
+
+def initialize_result(agent: RelayAgent, implementation: Implementation, version: str) -> bytes:
+    """An `InitializeResult`, with the results of the agent's servers if they fit."""
+    own = object_members(legacy.initialize_result(version, implementation, frozenset({"tools"}), None)) or {}
+    here = [seat for seat in agent.seats() if seat.is_here]
+    rest = server_counts(len(here), agent.absent())
+    room = agent.settings.frame_bytes * 3 // 4
+    results = [add_server_id(seat.welcome, seat.server_id) or _server_entry(seat.server_id) for seat in here]
+    for responses in (results, [_server_entry(seat.server_id) for seat in here]):
+        whole = render({**own, "responses": array_of(responses), **rest})
+        if len(whole) <= room:
+            return whole
+    return render(own)
+
+
+def tools_page(agent: RelayAgent, cursor: str | None) -> bytes | None:
+    """A page of the tools; None if the cursor is invalid. There are several pages only if one is too long."""
+    table = agent.table()
+    agent.listed(table)
+    position = 0 if cursor is None else table.position(cursor)
+    if position is None:
+        return None
+    rest = server_counts(len(agent.present()), agent.absent(with_others=True))
+    if table.has_page(position + 1):
+        rest["nextCursor"] = b'"%b"' % table.cursor(position + 1).encode()
+    return list_result("tools", table.page(position), rest)
+
+
+def ping_result(agent: RelayAgent) -> bytes:
+    """The connected servers."""
+    here = [seat for seat in agent.seats() if seat.is_here]
+    return broadcast_result([_server_entry(seat.server_id) for seat in here], server_counts(len(here), agent.absent()))
+
+
+def _server_entry(server_id: str) -> bytes:
+    return render_with_server_id({}, server_id)
+
+
+def read_version(params: Members) -> str | None:
+    """The protocol version for an `initialize`; None if it requests none."""
+    requested = legacy.requested_version(params)
+    return None if requested is None else legacy.negotiate(requested)
+
+
+def read_cursor(params: Members) -> str | None:
+    """The cursor of a request; None if there is none, and an invalid one if it is not a string."""
+    cursor = params.get("cursor")
+    if cursor is None or bytes(cursor) == b"null":
+        return None
+    return (read_string(cursor) or NO_CURSOR)[:CURSOR_LENGTH_MAX]
+
+
+def device_title(params: Members) -> str | None:
+    """The name and version of a device; None if it has none that can be shown."""
+    info = object_members(params.get("clientInfo", b"")) or {}
+    words = [word for name in ("name", "version") if (word := read_string(info.get(name)))]
+    title = " ".join(words)[:TITLE_LENGTH]
+    return title if title and title.isprintable() else None

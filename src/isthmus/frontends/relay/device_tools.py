@@ -1,8 +1,7 @@
-"""What one agent's devices see: exposed name → tool. Listing and calling read the same table.
+"""The tools that devices of one agent see, by their exposed names. Listing and calling use the same table.
 
-Tools of servers that are away are in it for devices that listed them before, and are not listed.
-
-A table is a value of one moment; `faces.relay.agents` makes another when a server's standing changes.
+The table includes tools of servers that are away, for devices that listed them before; they are not listed. A table
+never changes: `agents` makes a new one when a server changes.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ _ILLEGAL = re.compile(r"[^a-zA-Z0-9_\-\u4e00-\u9fff]")
 
 
 def sanitised(name: str) -> str:
-    """What a device makes of a name before it shows it to its language model."""
+    """The name as a device passes it to its language model."""
     return _ILLEGAL.sub("_", name)
 
 
 def exposed_names(tools: Iterable[tuple[str, str]]) -> list[str]:
-    """The names of these tools, each given with the id of its server, in the order in which their servers came.
+    """The exposed names of tools, given with their server ids in the order of servers.
 
-    The first keeps its bare name, a later one of the same name is `server_id.tool`, and one that is still the same
-    to a device ends in six hex digits. No two are equal, not even after the device's own sanitising.
+    The first tool of a name keeps it, a later one becomes `server_id.tool`, and if that is taken, six hex digits are
+    added. All names differ, also after the device has sanitised them.
     """
     taken: set[str] = set()
     names: list[str] = []
@@ -51,31 +50,31 @@ def _free_name(server_id: str, tool: str, taken: set[str]) -> str:
     return next(name for six in digits if sanitised(name := f"{server_id}.{tool}_{six}") not in taken)
 
 
-class Entry(msgspec.Struct, frozen=True, eq=False):
-    """Where an exposed name leads: to a tool, by its own name, on its server's own surface."""
+class DeviceTool(msgspec.Struct, frozen=True, eq=False):
+    """A tool behind an exposed name: its server's surface and the tool's own name."""
 
     server_id: str
     surface: Surface
     route: Route
     is_listed: bool = True
-    """False for a tool of a server that is away: it can be called by its name, and is not listed."""
+    """False for a tool of a server that is away: it can be called, but is not listed."""
 
     @property
     def tool(self) -> str:
-        """What its server calls it."""
+        """The server's name for the tool."""
         return self.route.exposed
 
 
-class Table:
-    """The tools of one agent's devices, in the order in which they are listed."""
+class DeviceTools:
+    """The tools of one agent's devices, in list order."""
 
     __slots__ = ("_digest", "_frame_bytes", "_pages", "entries")
 
-    def __init__(self, tools: Iterable[Entry], frame_bytes: int) -> None:
-        """A tool whose description fills half of what a device can be sent cannot be listed, and so is not there."""
-        shown = [entry for entry in tools if _size(entry.route.feature.definition) <= frame_bytes // 2]
-        names = exposed_names((entry.server_id, entry.tool) for entry in shown)
-        self.entries: dict[str, Entry] = dict(zip(names, shown, strict=True))
+    def __init__(self, tools: Iterable[DeviceTool], frame_bytes: int) -> None:
+        """Tools whose definition is longer than half a frame cannot be listed, and are left out."""
+        fitting = [entry for entry in tools if _size(entry.route.feature.definition) <= frame_bytes // 2]
+        names = exposed_names((entry.server_id, entry.tool) for entry in fitting)
+        self.entries: dict[str, DeviceTool] = dict(zip(names, fitting, strict=True))
         self._frame_bytes = frame_bytes
         self._pages: list[tuple[bytes, ...]] | None = None
         self._digest: bytes | None = None
@@ -90,11 +89,11 @@ class Table:
             self._digest = total.digest()
         return self._digest
 
-    def _listed(self) -> Iterator[tuple[str, Entry]]:
+    def _listed(self) -> Iterator[tuple[str, DeviceTool]]:
         return ((name, entry) for name, entry in self.entries.items() if entry.is_listed)
 
     def page(self, position: int) -> tuple[bytes, ...]:
-        """The entries of one page, each as it is listed; none where there is no such page."""
+        """The JSON entries of one page; empty if there is no such page."""
         return self._cut()[position] if self.has_page(position) else ()
 
     def has_page(self, position: int) -> bool:
@@ -104,15 +103,15 @@ class Table:
     def _cut(self) -> list[tuple[bytes, ...]]:
         if self._pages is None:
             listed = [_listed(name, entry) for name, entry in self._listed()]
-            self._pages = _pages(listed, self._frame_bytes * 3 // 4)  # the rest is for what is said beside them
+            self._pages = _pages(listed, self._frame_bytes * 3 // 4)  # the rest is for the other members
         return self._pages
 
     def cursor(self, position: int) -> str:
-        """What a device gives back to be told that page."""
+        """The cursor of a page."""
         return base64.urlsafe_b64encode(self.digest + b"%d" % position).decode()
 
     def position(self, cursor: str) -> int | None:
-        """The page that a cursor stands for, the first if the table has changed since; None if it is no cursor."""
+        """The page of a cursor, or the first page if the table has changed since; None if the cursor is invalid."""
         try:
             text = base64.urlsafe_b64decode(cursor.encode())
             position = int(text[len(self.digest) :])
@@ -125,9 +124,9 @@ def _size(definition: Mapping[str, msgspec.Raw]) -> int:
     return sum(len(key) + len(memoryview(value)) + 4 for key, value in definition.items())
 
 
-def _listed(name: str, entry: Entry) -> bytes:
+def _listed(name: str, entry: DeviceTool) -> bytes:
     own = {key: value for key, value in entry.route.feature.definition.items() if key != SERVER_ID}
-    # At the end, where no member of the server's own can follow it.
+    # Last, so that no member of the server's own follows it.
     return write_entry(TOOLS, name, {**own, SERVER_ID: msgspec.Raw(msgspec.json.encode(entry.server_id))})
 
 

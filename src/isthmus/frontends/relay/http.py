@@ -1,75 +1,118 @@
-"""The relay over HTTP: decides who may open its WebSockets, and hands them to who uses them.
+"""The relay over HTTP: authorizes its WebSockets, and serves the documents of the original relay.
 
-Servers' sockets are given to `upstream.dialin`, devices' are kept here. The little that is plain HTTP are the
-original's documents.
+Sockets of servers go to `upstream.dialin`, sockets of devices to `device`. Queries are never logged or shown, because
+they may hold a token.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+from urllib.parse import parse_qs
 
 import msgspec
 import structlog
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
+from isthmus.core.ports import AgentServers
 from isthmus.frontends.http.auth import TOO_MANY, Authenticator, Client, Denied, Fields, slowed
 from isthmus.frontends.http.request_cycle import PEER, Message, Peer, Receive, Send, header_lines, join_headers
 from isthmus.frontends.http.websocket_upgrade import WebSocketOffer
-from isthmus.frontends.relay import documents
-from isthmus.frontends.relay.agents import Agent
-from isthmus.frontends.relay.device import DeviceLine
-from isthmus.frontends.relay.handshake import (
-    REFUSED_CODE,
-    Query,
-    Refused,
-    choose,
-    read_query,
-    read_server_id,
-    read_token,
-)
-from isthmus.frontends.relay.ports import DialIns, Tokens
+from isthmus.frontends.relay.agents import RelayAgent
+from isthmus.frontends.relay.device import DeviceConnection
+from isthmus.frontends.relay.server_arrivals import ArrivalPatience
 from isthmus.frontends.relay.settings import RelaySettings
-from isthmus.frontends.relay.waiting import Patience
 from isthmus.model.calls import EVERYTHING
-from isthmus.model.relay import MUX_SUBPROTOCOL, Claim, RelayDevice, Role
+from isthmus.model.relay import (
+    BEARER_SUBPROTOCOL,
+    MUX_SUBPROTOCOL,
+    RELAY_SUBPROTOCOL,
+    Claim,
+    DialledServer,
+    RelayDevice,
+    Role,
+)
 from isthmus.transport.websocket import AcceptedSocket, Hearer
 from isthmus.wire.mcp.messages import Implementation
 
 log = structlog.get_logger(__name__)
 
 ROOT = "/mcp_endpoint"
+
 ROLES: dict[str, Role] = {f"{ROOT}/mcp": "server", f"{ROOT}/call": "device"}
-"""Where each end comes in; with or without a slash at the end."""
+"""The path of each role, with or without a slash at the end."""
+
+REFUSED_CODE = 1008
 
 FULL_CODE = 1013
-"""Closes the socket of somebody for whom there may be room later."""
+"""Closes a socket because the relay is full; the client may retry later."""
 
 REFUSED_BYTES = 1024
-"""What may come on a socket that is closed as soon as it is open."""
+"""The longest message on a socket that is closed as soon as it is open."""
 
 WRONG_ROLE = "token角色不符"
+
 NO_LONGER_GOOD = "token已失效"
 
 REFUSALS_MAX = 20
+
 REFUSALS_SECONDS = 10.0
-"""How many lines of the log are about who was turned away, in so much time."""
+"""How many refused connections are logged in this time."""
 
 HEADERS = header_lines([(b"content-type", b"application/json"), (b"cache-control", b"no-store")])
 
 
-class _Asked(msgspec.Struct, frozen=True):
-    """What a socket is opened for."""
+class RelayTokenReader(Protocol):
+    """Reads tokens; `identity.relay_tokens` implements it."""
+
+    def read(self, token: str) -> Claim | str:
+        """The claim of a token; a string is the reason for closing the socket."""
+
+    def is_key(self, text: str) -> bool:
+        """Whether this is the key that opens the statistics; compared in constant time."""
+
+    def is_valid(self, claim: Claim) -> bool:
+        """Whether the token of a claim is still valid: neither expired nor revoked."""
+
+
+class DialInPort(Protocol):
+    """Accepts sockets of servers; `upstream.dialin` implements it."""
+
+    def accept(self, socket: AcceptedSocket, claim: Claim, server_id: str | None) -> Hearer:
+        """Use an open socket for one server, and own it."""
+
+    def accept_mux(self, socket: AcceptedSocket, claim: Claim) -> Hearer:
+        """Use an open socket for several servers, and own it."""
+
+    def roster(self, agent: str) -> AgentServers:
+        """The servers of an agent, which may have none yet."""
+
+    def servers(self) -> tuple[DialledServer, ...]:
+        """All servers that dialled in."""
+
+    def connections(self) -> int:
+        """The number of sockets of servers."""
+
+    def connections_of(self, agent: str) -> int:
+        """The number of sockets of one agent's servers."""
+
+    def room_for(self, agent: str, others: int, others_of_agent: int) -> str | None:
+        """Why the limit of sockets is reached, given the number of devices; None if it is not."""
+
+
+class _SocketRequest(msgspec.Struct, frozen=True):
+    """An authorized request for a socket."""
 
     claim: Claim
     server_id: str | None
 
 
-class _Deaf:
-    """Hears what comes on a socket that is being closed."""
+class _IgnoreMessages:
+    """Receives the messages of a socket that is being closed."""
 
     def read(self, text: bytes) -> None:
         pass
@@ -82,39 +125,39 @@ class _Deaf:
 
 
 class _Refusals:
-    """Tells the log who was turned away, though not without end of somebody who knocks all the time."""
+    """Logs refused connections, at a limited rate."""
 
-    __slots__ = ("_now", "_since", "_told", "_untold")
+    __slots__ = ("_logged", "_now", "_since", "_suppressed")
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._since = 0.0
-        self._told = self._untold = 0
+        self._logged = self._suppressed = 0
 
-    def tell(self, end: Role, client: str | None, reason: str) -> None:
+    def log(self, role: Role, client: str | None, reason: str) -> None:
         now = self._now()
         if now - self._since >= REFUSALS_SECONDS:
-            self._since, self._told = now, 0
-        if self._told >= REFUSALS_MAX:
-            self._untold += 1
+            self._since, self._logged = now, 0
+        if self._logged >= REFUSALS_MAX:
+            self._suppressed += 1
             return
-        log.info("the relay turned somebody away", end=end, client=client, reason=reason, untold=self._untold)
-        self._told += 1
-        self._untold = 0
+        log.info("relay refused a connection", role=role, client=client, reason=reason, suppressed=self._suppressed)
+        self._logged += 1
+        self._suppressed = 0
 
 
 class RelayHttp:
-    """The face."""
+    """The relay frontend."""
 
     def __init__(
         self,
         hub: Hub,
         background: BackgroundTasks,
         auth: Authenticator,
-        tokens: Tokens,
-        dialins: DialIns,
+        tokens: RelayTokenReader,
+        dialins: DialInPort,
         settings: RelaySettings,
-        me: Implementation,
+        implementation: Implementation,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._hub = hub
@@ -123,58 +166,58 @@ class RelayHttp:
         self._tokens = tokens
         self._dialins = dialins
         self._settings = settings
-        self._me = me
+        self._implementation = implementation
         self._now = now
         self._began = hub.now()
-        self._agents: dict[str, Agent] = {}
-        """Those that have a device here."""
-        self._lines: dict[DeviceLine, Agent] = {}
-        self._patience = Patience()
+        self._agents: dict[str, RelayAgent] = {}
+        """The agents that have a connected device."""
+        self._devices: dict[DeviceConnection, RelayAgent] = {}
+        self._patience = ArrivalPatience()
         self._settled: asyncio.Future[None] | None = None
         self._refusals = _Refusals(hub.now)
         self._is_draining = False
-        self._emptied: asyncio.Future[None] | None = None
+        self._idle: asyncio.Future[None] | None = None
 
-    def change(self, settings: RelaySettings, tokens: Tokens) -> None:
-        """Take what is configured now; whoever is connected stays, and `recheck` follows."""
+    def change(self, settings: RelaySettings, tokens: RelayTokenReader) -> None:
+        """Apply a new configuration. Connections stay open until `recheck`."""
         self._settings = settings
         self._tokens = tokens
         for agent in self._agents.values():
             agent.change(settings)
 
     def recheck(self) -> None:
-        """Cut devices whose token is good no more."""
-        for line in [line for line in self._lines if not self._tokens.is_valid(line.claim)]:
-            line.close(REFUSED_CODE, NO_LONGER_GOOD)
+        """Disconnect devices whose token is not valid any longer."""
+        for device in [device for device in self._devices if not self._tokens.is_valid(device.claim)]:
+            device.close(REFUSED_CODE, NO_LONGER_GOOD)
 
     def devices(self) -> tuple[RelayDevice, ...]:
-        """Every device that is connected."""
-        return tuple(line.shown() for line in self._lines)
+        """All connected devices."""
+        return tuple(device.summary() for device in self._devices)
 
     def end_streams(self) -> None:
-        """Let every device go: at once if nothing of it is under way, else when that has ended."""
+        """Disconnect every device as soon as its running requests are answered."""
         self._is_draining = True
-        for line in list(self._lines):
-            line.drain()
+        for device in list(self._devices):
+            device.drain()
 
     def is_idle(self) -> bool:
-        """Whether every device has been let go."""
-        return not self._lines
+        """Whether every device is disconnected."""
+        return not self._devices
 
     async def wait_idle(self) -> None:
-        """Return once every device has been let go."""
-        if self._lines:
-            self._emptied = self._emptied or asyncio.get_running_loop().create_future()
-            await asyncio.shield(self._emptied)
+        """Return once every device is disconnected."""
+        if self._devices:
+            self._idle = self._idle or asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._idle)
 
     # -- plain HTTP ------------------------------------------------------------------------------------------------
 
     def is_at(self, path: str) -> bool:
-        """Whether a path belongs to this face, whatever it finds there."""
+        """Whether a path belongs to the relay."""
         return path == ROOT or path.startswith(f"{ROOT}/")
 
     async def serve(self, scope: Message, _: Receive, __: Send) -> None:
-        """Answer one request."""
+        """Serve one HTTP request."""
         peer: Peer = scope["extensions"][PEER]
         fields = join_headers(scope["headers"])
         if (denied := self._auth.place(fields)) is not None:
@@ -182,101 +225,104 @@ class RelayHttp:
         elif scope["method"] not in ("GET", "HEAD"):
             _answer(peer, 405, {"error": "Use GET"}, (b"allow", b"GET, HEAD"))
         else:
-            self._tell(peer, scope["path"].removesuffix("/"), scope["query_string"], scope["client"])
+            self._serve_document(peer, scope["path"].removesuffix("/"), scope["query_string"], scope["client"])
 
-    def _tell(self, peer: Peer, path: str, query: bytes, client: Client) -> None:
+    def _serve_document(self, peer: Peer, path: str, query: bytes, client: Client) -> None:
         if path == ROOT:
-            _answer(peer, 200, documents.index(self._me.version))
+            _answer(peer, 200, index(self._implementation.version))
         elif path == f"{ROOT}/health":
-            self._tell_health(peer, read_query(query), client)
+            self._serve_health(peer, read_query(query), client)
         elif path in ROLES:
             _answer(
                 peer, 426, {"error": f"{path}/ is a WebSocket: connect to it with ws://"}, (b"upgrade", b"websocket")
             )
         else:
-            _answer(peer, 404, {"error": f"Nothing is here; the relay is at {ROOT}/"})
+            _answer(peer, 404, {"error": f"Unknown path; the relay is at {ROOT}/"})
 
-    def _tell_health(self, peer: Peer, query: Query | Refused, client: Client) -> None:
-        keys = () if isinstance(query, Refused) else query.get("key", ())
+    def _serve_health(self, peer: Peer, query: Query | RefusedSocket, client: Client) -> None:
+        keys = () if isinstance(query, RefusedSocket) else query.get("key", ())
         if len(keys) == 1 and self._tokens.is_key(keys[0]):
             _answer(peer, 200, self._health())
-        elif keys and (denied := self._slowed(client)) is not None:
+        elif keys and (denied := self._failed_auth(client)) is not None:
             _answer(peer, denied.status, {"error": denied.message}, *denied.headers)
         else:
-            _answer(peer, 200, documents.bad_key())
+            _answer(peer, 200, bad_key())
 
     def _health(self) -> dict[str, Any]:
         uptime = self._hub.now() - self._began
         sockets, calls, tasks = self._dialins.connections(), self._hub.running(), len(self._background)
-        counts = documents.Counts(sockets, calls, tasks, uptime, self._me.version)
-        return documents.health(self._dialins.servers(), self.devices(), counts)
+        counts = Counts(sockets, calls, tasks, uptime, self._implementation.version)
+        return health(self._dialins.servers(), self.devices(), counts)
 
     # -- WebSockets ------------------------------------------------------------------------------------------------
 
     def upgrade(self, scope: Message) -> WebSocketOffer | Denied:
-        """Decide on a request for a WebSocket. As devices expect it, a bad token opens it and has it closed."""
+        """Decide on a request for a WebSocket. With a bad token it is opened and closed, as devices expect."""
         fields = join_headers(scope["headers"])
         role = ROLES.get(scope["path"].removesuffix("/"))
         if (denied := self._auth.place(fields)) is not None:
             return denied
         if role is None:
-            return Denied(404, f"No WebSocket is here; the relay's are {' and '.join(f'{path}/' for path in ROLES)}")
+            paths = " and ".join(f"{path}/" for path in ROLES)
+            return Denied(404, f"There is no WebSocket at this path; the relay's are {paths}")
         if self._is_draining:
             return Denied(503, "The hub is shutting down")
-        subprotocol = choose(fields, can_mux=role == "server")
-        asked = self._understand(role, fields, scope["query_string"])
-        if isinstance(asked, Refused):
-            if asked.is_guess and (denied := self._slowed(scope["client"])) is not None:
+        subprotocol = choose_subprotocol(fields, can_mux=role == "server")
+        asked = self._read_request(role, fields, scope["query_string"])
+        if isinstance(asked, RefusedSocket):
+            if asked.is_guess and (denied := self._failed_auth(scope["client"])) is not None:
                 return denied
-            return WebSocketOffer(lambda socket: self._turn_away(socket, role, asked), REFUSED_BYTES, subprotocol)
+            return WebSocketOffer(lambda socket: self._refuse(socket, role, asked), REFUSED_BYTES, subprotocol)
         limits = self._hub.limits
         limit_bytes = limits.reply_bytes if role == "server" else limits.request_bytes
-        return WebSocketOffer(self._taker(role, asked, subprotocol), limit_bytes, subprotocol, group=asked.claim.key)
+        return WebSocketOffer(self._on_open(role, asked, subprotocol), limit_bytes, subprotocol, group=asked.claim.key)
 
-    def _taker(self, role: Role, asked: _Asked, subprotocol: str | None) -> Callable[[AcceptedSocket], Hearer]:
-        """Who takes the socket once it is open."""
+    def _on_open(
+        self, role: Role, asked: _SocketRequest, subprotocol: str | None
+    ) -> Callable[[AcceptedSocket], Hearer]:
+        """The function that takes the socket once it is open."""
         if role == "device":
-            return lambda socket: self._take_device(socket, asked.claim)
+            return lambda socket: self._accept_device(socket, asked.claim)
         if subprotocol == MUX_SUBPROTOCOL:
             return lambda socket: self._dialins.accept_mux(socket, asked.claim)
         return lambda socket: self._dialins.accept(socket, asked.claim, asked.server_id)
 
-    def _understand(self, role: Role, fields: Fields, query: bytes) -> _Asked | Refused:
-        """What a socket is opened for, and by whom; or why it is not kept."""
+    def _read_request(self, role: Role, fields: Fields, query: bytes) -> _SocketRequest | RefusedSocket:
+        """Read and authorize a request for a socket."""
         parameters = read_query(query)
-        if isinstance(parameters, Refused):
+        if isinstance(parameters, RefusedSocket):
             return parameters
         claim = self._claim(role, fields, parameters)
-        if isinstance(claim, Refused):
+        if isinstance(claim, RefusedSocket):
             return claim
         server_id = read_server_id(parameters) if role == "server" else None
-        if isinstance(server_id, Refused):
+        if isinstance(server_id, RefusedSocket):
             return server_id
-        full = self._dialins.room_for(claim.key, len(self._lines), self._devices_of(claim.key))
-        return _Asked(claim, server_id) if full is None else Refused(full, FULL_CODE)
+        full = self._dialins.room_for(claim.key, len(self._devices), self._devices_of(claim.key))
+        return _SocketRequest(claim, server_id) if full is None else RefusedSocket(full, FULL_CODE)
 
-    def _claim(self, role: Role, fields: Fields, parameters: Query) -> Claim | Refused:
+    def _claim(self, role: Role, fields: Fields, parameters: Query) -> Claim | RefusedSocket:
         token = read_token(fields, parameters)
-        if isinstance(token, Refused):
+        if isinstance(token, RefusedSocket):
             return token
         claim = self._tokens.read(token)
         if isinstance(claim, str):
-            return Refused(claim, is_guess=bool(token))
-        return claim if claim.role in (None, role) else Refused(WRONG_ROLE)
+            return RefusedSocket(claim, is_guess=bool(token))
+        return claim if claim.role in (None, role) else RefusedSocket(WRONG_ROLE)
 
-    def _slowed(self, client: Client) -> Denied | None:
-        """What somebody is told instead who shows what proves nothing again and again."""
+    def _failed_auth(self, client: Client) -> Denied | None:
+        """The response to a client that sent too many bad tokens; None if it may try again."""
         seconds = self._auth.failed_auth_limit.failed(client)
         if not seconds:
             return None
         self._auth.on_turned_away("relay", TOO_MANY)
         return slowed(seconds)
 
-    def _turn_away(self, socket: AcceptedSocket, role: Role, refused: Refused) -> Hearer:
-        self._refusals.tell(role, socket.client, refused.reason)
+    def _refuse(self, socket: AcceptedSocket, role: Role, refused: RefusedSocket) -> Hearer:
+        self._refusals.log(role, socket.client, refused.reason)
         self._auth.on_turned_away("relay", refused.code)
         socket.close(refused.code, refused.reason)
-        return _Deaf()
+        return _IgnoreMessages()
 
     # -- devices ---------------------------------------------------------------------------------------------------
 
@@ -284,31 +330,31 @@ class RelayHttp:
         agent = self._agents.get(key)
         return 0 if agent is None else len(agent.devices)
 
-    def _take_device(self, socket: AcceptedSocket, claim: Claim) -> Hearer:
+    def _accept_device(self, socket: AcceptedSocket, claim: Claim) -> Hearer:
         agent = self._agents.get(claim.key)
         if agent is None:
             roster = self._dialins.roster(claim.key)
-            agent = self._agents[claim.key] = Agent(
+            agent = self._agents[claim.key] = RelayAgent(
                 self._hub, roster, claim, self._settings, self._settling, self._patience
             )
-        line = DeviceLine(socket, agent, claim, self._me, self._now(), self._device_left)
-        self._lines[line] = agent
-        agent.join(line)
-        log.debug("a device came", agent=claim.key, client=socket.client)
-        return line
+        device = DeviceConnection(socket, agent, claim, self._implementation, self._now(), self._device_left)
+        self._devices[device] = agent
+        agent.join(device)
+        log.debug("device connected", agent=claim.key, client=socket.client)
+        return device
 
-    def _device_left(self, line: DeviceLine) -> None:
-        agent = self._lines.pop(line)
-        agent.leave(line)
+    def _device_left(self, device: DeviceConnection) -> None:
+        agent = self._devices.pop(device)
+        agent.leave(device)
         if not agent.devices:
             agent.close()
             del self._agents[agent.key]
-        if self._emptied is not None and not self._lines:
-            self._emptied.set_result(None)
-            self._emptied = None
+        if self._idle is not None and not self._devices:
+            self._idle.set_result(None)
+            self._idle = None
 
     def _settling(self) -> asyncio.Future[None] | None:
-        """When configured servers that are only starting will have been tried; None if all have been."""
+        """Done once all configured servers have been tried; None if they have been."""
         if not self._hub.is_settling():
             return None
         if self._settled is None or self._settled.done():
@@ -318,3 +364,144 @@ class RelayHttp:
 
 def _answer(peer: Peer, status: int, document: dict[str, Any], *headers: tuple[bytes, bytes]) -> None:
     peer.answer(status, HEADERS + header_lines(headers), msgspec.json.encode(document))
+
+
+# -- the request for a WebSocket ---------------------------------------------------------------------------------------
+
+PARAMETERS_MAX = 16
+"""Far more parameters than any URL of the relay has."""
+
+SERVER_ID_LENGTH_MAX = 64
+
+MCP_SUBPROTOCOL = "mcp"
+
+BAD_QUERY = "查询参数无效"
+
+BAD_SERVER_ID = f"server_id须为1至{SERVER_ID_LENGTH_MAX}个可打印字符"
+
+DIFFERENT_TOKENS = "提供了不同的token"
+
+Query: TypeAlias = Mapping[str, Sequence[str]]
+
+
+class RefusedSocket(msgspec.Struct, frozen=True):
+    """Why a socket is closed as soon as it is open; the device sees `reason`."""
+
+    reason: str
+    code: int = REFUSED_CODE
+    is_guess: bool = False
+    """Whether there was a token, but it is not valid."""
+
+
+def read_query(query: bytes) -> Query | RefusedSocket:
+    """The parameters of a query, each with all its values."""
+    try:
+        return parse_qs(query.decode(), keep_blank_values=True, errors="strict", max_num_fields=PARAMETERS_MAX)
+    except ValueError:
+        return RefusedSocket(BAD_QUERY)
+
+
+def read_token(fields: Mapping[bytes, bytes], query: Query) -> str | RefusedSocket:
+    """The token from the header, the subprotocols or the query; empty if there is none."""
+    scheme, _, credential = fields.get(b"authorization", b"").decode("latin-1").partition(" ")
+    tokens = [credential.strip()] if scheme.lower() == "bearer" else []
+    tokens += [
+        offer.removeprefix(BEARER_SUBPROTOCOL) for offer in _offered(fields) if offer.startswith(BEARER_SUBPROTOCOL)
+    ]
+    tokens += query.get("token", ())
+    # A bare plus sign in a query decodes to a space; it must not make the same token look different.
+    if len({token.replace(" ", "+") for token in tokens}) > 1:
+        return RefusedSocket(DIFFERENT_TOKENS)
+    return tokens[0] if tokens else ""
+
+
+def read_server_id(query: Query) -> str | RefusedSocket | None:
+    """The `server_id` that a server requests; None if it requests none."""
+    given = query.get("server_id")
+    if given is None:
+        return None
+    server_id = given[0]
+    is_good = 0 < len(server_id) <= SERVER_ID_LENGTH_MAX and server_id.isprintable() and len(set(given)) == 1
+    return server_id if is_good else RefusedSocket(BAD_SERVER_ID)
+
+
+def choose_subprotocol(fields: Mapping[bytes, bytes], *, can_mux: bool) -> str | None:
+    """The first supported subprotocol of those that the client offers."""
+    offered = _offered(fields)
+    known = (MUX_SUBPROTOCOL, RELAY_SUBPROTOCOL, MCP_SUBPROTOCOL) if can_mux else (RELAY_SUBPROTOCOL, MCP_SUBPROTOCOL)
+    return next((subprotocol for subprotocol in known if subprotocol in offered), None)
+
+
+def _offered(fields: Mapping[bytes, bytes]) -> list[str]:
+    return [offer.strip() for offer in fields.get(b"sec-websocket-protocol", b"").decode("latin-1").split(",")]
+
+
+# -- documents of the original relay -----------------------------------------------------------------------------------
+
+BAD_KEY = -32004
+
+
+def index(version: str) -> dict[str, Any]:
+    """The document at the root."""
+    return _result({"message": "MCP Endpoint Server", "version": version, "status": "running"})
+
+
+def bad_key() -> dict[str, Any]:
+    """The response to a wrong key, as clients of the original relay expect it."""
+    error = {"code": BAD_KEY, "message": "密钥验证失败", "data": {"details": "提供的密钥无效或缺失"}}
+    return {"result": None, "error": error, "id": None, "jsonrpc": "2.0"}
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """Numbers for the statistics that are not in the lists."""
+
+    connections: int
+    """Number of sockets of servers."""
+    calls: int
+    tasks: int
+    """Number of background tasks of the hub."""
+    uptime: float
+    version: str
+
+
+def health(servers: Sequence[DialledServer], devices: Sequence[RelayDevice], counts: Counts) -> dict[str, Any]:
+    """The statistics. Servers that are away are listed separately."""
+    here = [server for server in servers if server.state != "away"]
+    connections = {
+        "mcp_server_connections": counts.connections,
+        "robot_connections": len(devices),
+        "total_connections": counts.connections + len(devices),
+        "robot_connections_by_agent": dict(Counter(device.agent for device in devices)),
+        "mcp_servers": _by_agent(here, _described),
+        "total_tools": sum(len(server.tools) for server in here),
+        "multi_server_support": True,
+        "available_agents": sorted({server.agent for server in here}),
+    }
+    own = {
+        "version": counts.version,
+        "away": _by_agent([server for server in servers if server.state == "away"], _missed),
+        "calls": counts.calls,
+        "tasks": counts.tasks,
+        "uptime": round(counts.uptime, 3),
+    }
+    return _result({"status": "success", "connections": connections, "isthmus": own})
+
+
+def _by_agent(servers: Iterable[DialledServer], describe: Any) -> dict[str, dict[str, Any]]:
+    told: dict[str, dict[str, Any]] = {}
+    for server in servers:
+        told.setdefault(server.agent, {})[server.server_id] = describe(server)
+    return told
+
+
+def _described(server: DialledServer) -> dict[str, Any]:
+    info = {"title": server.title, "name": server.name, "state": server.state, "since": round(server.since, 3)}
+    return {"tools_count": len(server.tools), "tools": server.tools, "server_info": info}
+
+
+def _missed(server: DialledServer) -> dict[str, Any]:
+    return {"since": round(server.since, 3), "reason": server.reason, "tools_count": len(server.tools)}
+
+
+def _result(result: dict[str, Any]) -> dict[str, Any]:
+    return {"result": result, "id": None, "jsonrpc": "2.0"}

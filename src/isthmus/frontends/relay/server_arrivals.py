@@ -1,6 +1,6 @@
-"""Waiting for servers that have just arrived: how long, and in which order answers are given afterwards.
+"""Waiting for servers that have just connected: how long, and in which order responses are sent afterwards.
 
-No task waits: what is waited for are futures, and a timer ends each wait.
+No asyncio task waits: servers are futures, and a timer ends each wait.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ ARRIVAL_SECONDS = 1.0
 """How long a list waits for servers that are connected and have not listed their tools."""
 
 SILENT_MAX = 1024
-"""How many silent servers are remembered, with a name and without."""
+"""How many silent servers are remembered, with a `server_id` and without."""
 
 
-class Patience:
-    """Since when devices wait for each arriving server. All devices share it: a silent server is waited for once."""
+class ArrivalPatience:
+    """Since when devices wait for each connecting server. All devices share it, so that a silent server delays once."""
 
     __slots__ = ("_doubted", "_loop", "_silent", "_since", "_unnamed")
 
@@ -27,19 +27,19 @@ class Patience:
         self._loop = asyncio.get_running_loop()
         self._since: WeakKeyDictionary[asyncio.Future[None], float] = WeakKeyDictionary()
         self._silent: dict[tuple[str, str], float] = {}
-        """Servers that did not answer when they were last waited for, by agent and `server_id`."""
+        """Servers that stayed silent when devices last waited for them, by agent and `server_id`."""
         self._unnamed: Counter[str] = Counter()
-        """How many servers without a `server_id` did so and are gone, by agent."""
+        """How many servers without a `server_id` stayed silent and disconnected, by agent."""
         self._doubted: WeakKeyDictionary[asyncio.Future[None], bool] = WeakKeyDictionary()
 
     def is_known(self, arrival: asyncio.Future[None]) -> bool:
-        """Whether some device has waited for it, or would have."""
+        """Whether a device has asked about this server before."""
         return arrival in self._since or arrival in self._doubted
 
     def left(self, arrival: asyncio.Future[None], seconds: float, name: tuple[str, str] | None = None) -> float:
-        """How much is left of so many seconds since the first device began to wait; 0 or less if nothing is.
+        """Seconds left of a wait that the first device began; 0 or less if none are left.
 
-        `name` is the server's, if it has one: then it is the same server when it dials again.
+        `name` identifies a server with a `server_id` when it dials again.
         """
         now = self._loop.time()
         since = self._since.get(arrival)
@@ -48,9 +48,9 @@ class Patience:
         return since + seconds - now
 
     def is_doubted(self, arrival: asyncio.Future[None], agent: str) -> bool:
-        """Whether a server without a `server_id` is taken for a silent one that went and dials again.
+        """Whether a server without a `server_id` is probably a silent one that dials again.
 
-        Such servers cannot be told apart, so for each that went silently the next one that comes is doubted.
+        Such servers cannot be distinguished, so for each one that disconnected silently the next one is doubted.
         """
         is_doubted = self._doubted.get(arrival)
         if is_doubted is None:
@@ -61,7 +61,7 @@ class Patience:
         return is_doubted
 
     def ended(self, arrival: asyncio.Future[None], agent: str, server_id: str | None, *, is_here: bool) -> None:
-        """A server has been listed, or is gone; if it was waited for in vain, that is remembered."""
+        """A server was listed or has disconnected. Remember it if devices waited for it in vain."""
         since, name = self._since.get(arrival), (agent, server_id or "")
         was_vain = since is not None and self._loop.time() - since >= ARRIVAL_SECONDS
         if is_here:
@@ -75,8 +75,8 @@ class Patience:
             self._silent[name] = since
 
 
-class Wait:
-    """One wait for several servers. `on_arrival` is called after each, `on_due` once: after the last, or in time."""
+class ArrivalWait:
+    """One wait for several servers. `on_arrival` is called after each, `on_due` once at the end."""
 
     __slots__ = ("_arrivals", "_on_arrival", "_on_due", "_open", "_timer")
 
@@ -107,84 +107,84 @@ class Wait:
         self._on_due()
 
     def stop(self) -> None:
-        """Wait no longer, and leave no callback behind on the futures."""
+        """Stop waiting, and remove the callbacks from the futures."""
         for arrival in self._arrivals:
             arrival.remove_done_callback(self._arrived)
         self._arrivals = ()
         self._timer.cancel()
 
 
-class _Answer:
-    """One answer until it is given."""
+class _QueuedResponse:
+    """One response that is not sent yet."""
 
-    __slots__ = ("_line", "_wait", "give", "id", "is_due")
+    __slots__ = ("_responses", "_wait", "id", "is_due", "send")
 
-    def __init__(self, line: Waiting, id: bytes, give: Callable[[], None]) -> None:
-        self._line = line
-        self._wait: Wait | None = None
+    def __init__(self, responses: ResponseQueue, id: bytes, send: Callable[[], None]) -> None:
+        self._responses = responses
+        self._wait: ArrivalWait | None = None
         self.id = id
-        self.give = give
+        self.send = send
         self.is_due = False
 
     def wait_for(self, arrivals: Sequence[asyncio.Future[None]], seconds: float) -> None:
-        self._wait = Wait(arrivals, seconds, self._be_due)
+        self._wait = ArrivalWait(arrivals, seconds, self._be_due)
 
     def _be_due(self) -> None:
         self.is_due = True
-        self._line.advance()
+        self._responses.advance()
 
     def stop(self) -> None:
         if self._wait is not None:
             self._wait.stop()
 
 
-class Waiting:
-    """One device's line of answers: none is given before those that were asked for earlier."""
+class ResponseQueue:
+    """The pending responses of one device, sent in the order of its requests."""
 
-    __slots__ = ("_answers",)
+    __slots__ = ("_queue",)
 
     def __init__(self) -> None:
-        self._answers: list[_Answer] = []
+        self._queue: list[_QueuedResponse] = []
 
     def __len__(self) -> int:
-        return len(self._answers)
+        return len(self._queue)
 
     def add(
-        self, id: bytes, give: Callable[[], None], arrivals: Sequence[asyncio.Future[None]] = (), seconds: float = 0.0
+        self, id: bytes, send: Callable[[], None], arrivals: Sequence[asyncio.Future[None]] = (), seconds: float = 0.0
     ) -> None:
-        """Have `give` called when all have arrived or the time is over, and its turn has come: perhaps at once."""
-        if not arrivals and not self._answers:
-            give()
+        """Call `send` when all servers have arrived or the time is over, in its turn; perhaps at once."""
+        if not arrivals and not self._queue:
+            send()
             return
-        answer = _Answer(self, id, give)
-        self._answers.append(answer)
+        response = _QueuedResponse(self, id, send)
+        self._queue.append(response)
         if arrivals:
-            answer.wait_for(arrivals, seconds)
+            response.wait_for(arrivals, seconds)
         else:
-            answer.is_due = True
+            response.is_due = True
 
     def drop(self, id: bytes) -> None:
-        """Whoever asked under this id asks something else under it now, and would take the old answer for the new."""
-        for answer in [answer for answer in self._answers if answer.id == id]:
-            answer.stop()
-            self._answers.remove(answer)
+        """Drop the responses with this id, because the device has reused the id for another request."""
+        for response in [response for response in self._queue if response.id == id]:
+            response.stop()
+            self._queue.remove(response)
         self.advance()
 
-    def hurry(self, id: bytes) -> None:
-        """Have what was asked under this id given now, and whatever was asked for before it."""
-        last = max((at for at, answer in enumerate(self._answers) if answer.id == id), default=-1)
-        for answer in self._answers[: last + 1]:
-            answer.stop()
-            answer.is_due = True
+    def finish_now(self, id: bytes) -> None:
+        """Send the responses with this id now, and all before them."""
+        last = max((at for at, response in enumerate(self._queue) if response.id == id), default=-1)
+        for response in self._queue[: last + 1]:
+            response.stop()
+            response.is_due = True
         self.advance()
 
     def advance(self) -> None:
-        """Give whatever is due and nobody stands before."""
-        while self._answers and self._answers[0].is_due:
-            self._answers.pop(0).give()
+        """Send the responses at the head of the queue that are due."""
+        while self._queue and self._queue[0].is_due:
+            self._queue.pop(0).send()
 
     def close(self) -> None:
-        """Nobody is there any more."""
-        for answer in self._answers:
-            answer.stop()
-        self._answers.clear()
+        """Drop all responses."""
+        for response in self._queue:
+            response.stop()
+        self._queue.clear()

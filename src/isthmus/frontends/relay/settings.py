@@ -1,4 +1,4 @@
-"""How devices are answered: settings, checked when made. `config` fills them from `[relay]`."""
+"""Settings of the relay, checked when created. `config` fills them from `[relay]`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from isthmus.core.access.tenants import NO_TENANTS, Tenants
 from isthmus.model.relay import NO_AGENT_RULES, AgentRules
 
 Aggregate: TypeAlias = Literal["all", "first"]
-"""Whose answers make one to what is asked of every server: those of all that answer in time, or the first one's."""
+"""Which responses answer a request to all servers: those of all servers that respond in time, or the first."""
 
 FRAME_BYTES_MIN = 4 * 1024
 
@@ -22,14 +22,14 @@ class RelaySettings:
     enabled: bool = True
     aggregate: Aggregate = "all"
     wait: float = 5.0
-    """How long an answer of several servers waits for the last of them."""
+    """How long a request to all servers waits for the last response."""
     timeout: float = 25.0
-    """How long a device's call may take: less than the 30 s after which devices give up."""
+    """Timeout of a device's call: less than the 30 s after which devices give up."""
     frame_bytes: int = 1024 * 1024
-    """The longest message that a device is sent: a longer one would end its connection."""
+    """The longest message to a device: a longer one would end its connection."""
     agents: Mapping[str, AgentRules] = field(default_factory=dict)
     tenants: Tenants = NO_TENANTS
-    """What agents of a tenant are held to as everybody of it is; this is not written under `[relay]`."""
+    """The limits of tenants, which also apply to their agents. Not a key of `[relay]`."""
 
     def __post_init__(self) -> None:
         if self.aggregate not in get_args(Aggregate):
@@ -42,5 +42,5 @@ class RelaySettings:
             raise ValueError(f"frame_bytes must be at least {FRAME_BYTES_MIN}, not {self.frame_bytes}")
 
     def rules_of(self, agent: str) -> AgentRules:
-        """What is configured of an agent, by its key."""
+        """The rules of an agent, by its key."""
         return self.agents.get(agent, NO_AGENT_RULES)

@@ -1,7 +1,7 @@
-"""REST over HTTP: `/v1` and `/openapi.json`. Names are the canonical ones, whatever `/mcp` shows.
+"""The REST API: `/v1` and `/openapi.json`. Tools have their canonical names here, whatever `/mcp` lists.
 
-What is asked of a server becomes a call like any other, and a caller that goes away cancels it there. Calls with a
-whole short body, which are nearly all, are taken without a task (`take`); the rest is an ASGI application (`serve`).
+A request to a server becomes a call, and a caller that disconnects cancels it. Calls whose short body is already here,
+which are nearly all, start without an asyncio task (`take`); everything else is an ASGI application (`serve`).
 """
 
 from __future__ import annotations
@@ -17,45 +17,71 @@ import msgspec
 
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.view import View
-from isthmus.core.ports.relay import RelayBook
+from isthmus.core.ports import RelayAdmin
 from isthmus.frontends.http.auth import Authenticator, Denied, Fields
-from isthmus.frontends.http.bodies import JSON, is_json, joined, named_types, read_body
-from isthmus.frontends.http.request_cycle import PEER, IncomingRequest, Message, Peer, Receive, Send
+from isthmus.frontends.http.request_cycle import (
+    CROWDED_BYTES,
+    JSON,
+    PEER,
+    STREAM,
+    IncomingRequest,
+    KeepAlive,
+    Message,
+    Peer,
+    Receive,
+    Send,
+    accepted_types,
+    is_json,
+    join_headers,
+    read_body,
+)
 from isthmus.frontends.rest import openapi
-from isthmus.frontends.rest.exchange import RestExchange, answer_problem
 from isthmus.frontends.rest.faults import Problem, denial, problem_of, refusal
 from isthmus.frontends.rest.listings import entry_document, list_document, server_document, servers_document
-from isthmus.frontends.rest.operations import ROUTER, Operation, Place
-from isthmus.frontends.rest.relay import Query, Seen
+from isthmus.frontends.rest.operations import ROUTER, Operation, RouteMatch
+from isthmus.frontends.rest.relay import Query, RelayView
 from isthmus.model.callers import Caller
-from isthmus.model.calls import EVERYTHING, Call, Surface
-from isthmus.model.events import LOG_LEVELS, LogLevel
+from isthmus.model.calls import (
+    EVERYTHING,
+    LOG_LEVELS,
+    NOT_ASKED,
+    Call,
+    Event,
+    LogLevel,
+    LogMessage,
+    OnReply,
+    Outcome,
+    Question,
+    Surface,
+    is_at_least,
+)
 from isthmus.model.faults import Fault, UnknownPrompt, UnknownTool
 from isthmus.model.names import ServerName
-from isthmus.wire.jsonrpc import Malformed, decode_object, object_members
+from isthmus.wire import sse
+from isthmus.wire.jsonrpc import Malformed, decode_object, object_members, render
+from isthmus.wire.mcp.calls import EMPTY_OBJECT, read_request
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListShape
-from isthmus.wire.mcp.requests import EMPTY_OBJECT, read_request
 
 PARAMETERS_MAX = 16
 """Far more parameters than any operation has."""
 
 DEFAULT_LEVEL: LogLevel = "info"
 
-Answered: TypeAlias = "bytes | Problem"
+Answer: TypeAlias = "bytes | Problem"
 
 
 def is_rest(path: str) -> bool:
-    """Whether a path belongs to this face, whatever it finds there."""
+    """Whether a path belongs to the REST API."""
     return path.startswith("/v1/") or path in ("/v1", "/openapi.json")
 
 
 class RestHttp:
-    """The face over HTTP."""
+    """The REST frontend."""
 
     def __init__(
-        self, hub: Hub, auth: Authenticator, relay: RelayBook | None = None, loop_figures: Callable[[], object] = dict
+        self, hub: Hub, auth: Authenticator, relay: RelayAdmin | None = None, loop_figures: Callable[[], object] = dict
     ) -> None:
-        """Without a `relay` there is nothing to be found of one. `loop_figures` tells how late the event loop runs."""
+        """Without a `relay` its paths do not exist. `loop_figures` reports how late the event loop runs."""
         self.hub = hub
         self.relay = relay
         self.loop_figures = loop_figures
@@ -63,85 +89,85 @@ class RestHttp:
         self._auth = auth
 
     def take(self, arrival: IncomingRequest) -> bool:
-        """Start a call at once, if the request is one and nothing has to be waited for."""
+        """Start a call at once, if the request is one and needs no wait."""
         scope = arrival.scope
-        place = ROUTER.find(scope["path"])
-        operation = None if place is None else place.methods.get(scope["method"])
-        if place is None or operation is None or not operation.is_call or self.hub.is_settling():
+        match = ROUTER.find(scope["path"])
+        operation = None if match is None else match.methods.get(scope["method"])
+        if match is None or operation is None or not operation.is_call or self.hub.is_settling():
             return False
-        fields = joined(scope["headers"])
+        fields = join_headers(scope["headers"])
         caller = self._auth.admit(fields, "rest", scope)
         if isinstance(caller, Denied):
             return False
-        visit = _Visit(self, caller, operation, place, scope, fields, arrival)
-        if (problem := visit.check()) is not None:
+        request = RestRequest(self, caller, operation, match, scope, fields, arrival)
+        if (problem := request.check()) is not None:
             answer_problem(arrival, problem)
         else:
-            visit.start_call(arrival.body, None)
+            request.start_call(arrival.body, None)
         return True
 
     async def serve(self, scope: Message, receive: Receive, _: Send) -> None:
-        """Answer one request."""
+        """Serve one request."""
         peer: Peer = scope["extensions"][PEER]
         problem = await self._serve(scope, receive, peer)
         if problem is not None:
             answer_problem(peer, problem)
 
     def admit(self, fields: Fields, scope: Message) -> Caller | Denied:
-        """Who sent these headers; book is kept of who is not let in."""
+        """Authenticate the caller, and count a refusal."""
         caller = self._auth.admit(fields, "rest", scope)
         if isinstance(caller, Denied):
             self._auth.on_turned_away("rest", caller.status)
         return caller
 
     async def _serve(self, scope: Message, receive: Receive, peer: Peer) -> Problem | None:
-        fields = joined(scope["headers"])
+        fields = join_headers(scope["headers"])
         caller = self.admit(fields, scope)
         if isinstance(caller, Denied):
             return denial(caller)
-        place = ROUTER.find(scope["path"])
-        if place is None:
-            return refusal("unknown_path", "Nothing is at this path: /openapi.json says what there is")
-        operation = place.methods.get("GET" if scope["method"] == "HEAD" else scope["method"])
+        match = ROUTER.find(scope["path"])
+        if match is None:
+            return refusal("unknown_path", "Unknown path: /openapi.json describes all paths")
+        operation = match.methods.get("GET" if scope["method"] == "HEAD" else scope["method"])
         if operation is None:
-            text = f"Use {place.allow.decode()}"
-            return refusal("method_not_allowed", text, ((b"allow", place.allow),))
-        visit = _Visit(self, caller, operation, place, scope, fields, peer)
-        if (problem := visit.check()) is not None:
+            text = f"Use {match.allow.decode()}"
+            return refusal("method_not_allowed", text, ((b"allow", match.allow),))
+        request = RestRequest(self, caller, operation, match, scope, fields, peer)
+        if (problem := request.check()) is not None:
             return problem
         if operation.is_call:
-            await visit.call(receive, scope)
+            await request.call(receive, scope)
             return None
-        return await visit.tell()
+        return await request.respond()
 
 
-class _Visit:
-    """One HTTP request on this face, to a place that exists."""
+class RestRequest:
+    """One HTTP request to an operation that exists."""
 
-    __slots__ = ("_face", "_headers", "_hub", "_is_head", "_peer", "_query", "argument", "caller", "operation")
+    __slots__ = ("_frontend", "_headers", "_hub", "_is_head", "_peer", "_query", "argument", "caller", "operation")
 
     def __init__(
         self,
-        face: RestHttp,
+        frontend: RestHttp,
         caller: Caller,
         operation: Operation,
-        place: Place,
+        match: RouteMatch,
         scope: Message,
         fields: Fields,
         peer: Peer,
     ) -> None:
-        self._face = face
-        self._hub = face.hub
+        self._frontend = frontend
+        self._hub = frontend.hub
         self._peer = peer
         self._headers = fields
         self._is_head = scope["method"] == "HEAD"
         self._query = _read_query(scope["query_string"], operation)
         self.caller = caller
         self.operation = operation
-        self.argument = place.argument
+        self.argument = match.argument
 
     def check(self) -> Problem | None:
-        """Refuse what can be refused before the body is read."""
+        """Check the query and the headers before the body is read."""
         if isinstance(self._query, str):
             return refusal("bad_request", self._query)
         has_body = self._headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in self._headers
@@ -149,34 +175,34 @@ class _Visit:
             return refusal("not_json", "Content-Type must be application/json")
         return None
 
-    def given(self, name: str) -> str | None:
+    def parameter(self, name: str) -> str | None:
         """A parameter of the query."""
-        assert isinstance(self._query, dict), "what has a wrong query was refused"
+        assert isinstance(self._query, dict), "check() refuses an invalid query"
         return self._query.get(name)
 
-    # -- what the hub itself can tell ------------------------------------------------------------------------------
+    # -- operations of the hub -------------------------------------------------------------------------------------
 
-    async def tell(self) -> Problem | None:
-        """Answer from what the hub knows, or say why not."""
-        answer = await TELLERS[self.operation.id](self)
+    async def respond(self) -> Problem | None:
+        """Respond with a document of the hub, or return the problem."""
+        answer = await RESPONDERS[self.operation.id](self)
         if isinstance(answer, Problem):
             return answer
         self._peer.answer(200, JSON, answer)
         return None
 
-    async def list(self, shape: ListShape) -> Answered:
-        """One of the lists, whole or one server's part of it."""
-        server = self.given("server")
+    async def list(self, shape: ListShape) -> Answer:
+        """A list of all servers, or of one."""
+        server = self.parameter("server")
         if server is None:
             return list_document(await self.view(), shape, is_operator=self.caller.is_operator)
-        # Asked about made-up names, the snapshot would keep a view for each and drop those in use.
+        # The snapshot caches a view for each name; unknown names must not push out those in use.
         if server in self._hub.server_queues:
             view = await self._hub.view(self.caller.grants, Surface("canonical", ServerName(server)))
             if view.servers:
                 return list_document(view, shape, is_operator=self.caller.is_operator)
         return _unknown_server(server)
 
-    async def entry(self, shape: ListShape, unknown: Callable[[str], Fault]) -> Answered:
+    async def entry(self, shape: ListShape, unknown: Callable[[str], Fault]) -> Answer:
         """One entry of a list."""
         document = entry_document(await self.view(), shape, self.argument)
         if document is not None:
@@ -185,46 +211,46 @@ class _Visit:
         return problem_of(down or unknown(self.argument))
 
     async def view(self) -> View:
-        """Everything that the caller sees."""
+        """The caller's view."""
         return await self._hub.view(self.caller.grants, EVERYTHING)
 
-    async def hub(self) -> Answered:
-        """How the hub itself does."""
+    async def hub(self) -> Answer:
+        """The state of the hub itself."""
         if not self.caller.is_operator:
-            return refusal("forbidden", "Only operators see this: set `operator = true` for the caller")
-        return msgspec.json.encode({"event_loop": self._face.loop_figures()})
+            return refusal("forbidden", "Only operators may read this: set `operator = true` for the caller")
+        return msgspec.json.encode({"event_loop": self._frontend.loop_figures()})
 
-    async def servers(self) -> Answered:
-        """All servers; this one does not wait for any."""
+    async def servers(self) -> Answer:
+        """All servers, without waiting for any."""
         return servers_document(self._hub, self.caller)
 
-    async def server(self) -> Answered:
+    async def server(self) -> Answer:
         """One server."""
         return server_document(self._hub, self.caller, self.argument) or _unknown_server(self.argument)
 
-    async def relay(self, tell: Callable[[Seen, Query], bytes | None]) -> Answered:
-        """Something of the relay."""
-        if self._face.relay is None:
+    async def relay(self, write: Callable[[RelayView, Query], bytes | None]) -> Answer:
+        """A document of the relay."""
+        if self._frontend.relay is None:
             return _no_relay()
-        assert isinstance(self._query, dict), "what has a wrong query was refused"
-        told = tell(Seen(self._hub, self._face.relay, self.caller), self._query)
-        return refusal("unknown_agent", f"Unknown agent: {self.argument}") if told is None else told
+        assert isinstance(self._query, dict), "check() refuses an invalid query"
+        document = write(RelayView(self._hub, self._frontend.relay, self.caller), self._query)
+        return refusal("unknown_agent", f"Unknown agent: {self.argument}") if document is None else document
 
-    async def relay_agent(self) -> Answered:
+    async def relay_agent(self) -> Answer:
         """One agent."""
-        return await self.relay(lambda seen, _: seen.show_agent(self.argument))
+        return await self.relay(lambda view, _: view.get_agent(self.argument))
 
-    async def forget(self) -> Answered:
-        """Have a server that dialled in forgotten."""
-        relay, name = self._face.relay, ServerName(self.argument)
+    async def forget(self) -> Answer:
+        """Forget a server that dialled in."""
+        relay, name = self._frontend.relay, ServerName(self.argument)
         if not self.caller.is_operator:
-            return refusal("forbidden", "Only an operator may have a server forgotten: see operator = true of a caller")
+            return refusal("forbidden", "Only operators may forget a server: set `operator = true` for the caller")
         if relay is None:
             return _no_relay()
-        known = Seen(self._hub, relay, self.caller).show_server(name)
+        known = RelayView(self._hub, relay, self.caller).get_server(name)
         match relay.forget(name):
             case "forgotten":
-                assert known is not None, "what could be forgotten was there"
+                assert known is not None, "a forgotten server was known"
                 return known
             case "connected":
                 return refusal("not_away", f"{name} is connected: only a server that is away can be forgotten")
@@ -234,9 +260,9 @@ class _Visit:
     # -- calls -----------------------------------------------------------------------------------------------------
 
     async def call(self, receive: Receive, scope: Message) -> None:
-        """Start a call once its body is here and servers that only start were given their moment; wait for its end.
+        """Start a call once its body has arrived and starting servers had a moment, and wait for its end.
 
-        Who has gone by then is not served: nobody would hear what was done.
+        If the caller has disconnected by then, the call is not made.
         """
         body = self._peer.take_body()
         if body is None and ((body := await read_body(receive)) is None or not self._is_admitted_again(scope)):
@@ -246,19 +272,19 @@ class _Visit:
         await self._hub.settle(EVERYTHING, until=self._is_known)
         if left.is_set():
             return
-        over: asyncio.Future[None] = self._face.loop.create_future()
-        self.start_call(body, partial(_set, over))
-        await over
+        finished: asyncio.Future[None] = self._frontend.loop.create_future()
+        self.start_call(body, partial(_finish, finished))
+        await finished
 
     def _is_known(self) -> bool:
-        """Whether the caller sees what the call names, so that it need not wait for servers that are starting."""
+        """Whether the caller sees the target of the call, so that it need not wait for starting servers."""
         call = self._call_of(EMPTY_OBJECT)
         view = self._hub.snapshot.view(self.caller.grants, EVERYTHING)
         return isinstance(call, Call) and view.find(call.kind, call.name) is not None
 
     def _is_admitted_again(self, scope: Message) -> bool:
-        """Whether who sent the headers is let in still: a body may take its time, and a key be revoked meanwhile."""
-        caller = self._face.admit(self._headers, scope)
+        """Authenticate again: a key may be revoked while the body arrives."""
+        caller = self._frontend.admit(self._headers, scope)
         if isinstance(caller, Denied):
             answer_problem(self._peer, denial(caller))
             return False
@@ -266,12 +292,12 @@ class _Visit:
         return True
 
     def start_call(self, body: bytes, on_end: Callable[[], None] | None) -> None:
-        """Start a call, or refuse it; either way it is answered, and then `on_end` is called."""
+        """Start a call, or refuse it. `on_end` is called after the response."""
         call = self._read_call(body)
         if isinstance(call, Problem):
             answer_problem(self._peer, call)
             return on_end() if on_end is not None else None
-        exchange = RestExchange(self._peer, call.log_level, self._face.loop)
+        exchange = RestExchange(self._peer, call.log_level, self._frontend.loop)
         exchange.on_end = on_end
         inflight = self._hub.start(call, exchange)
         if inflight.outcome is None:
@@ -296,8 +322,8 @@ class _Visit:
             return call
         if level is not None:
             self._hub.levels.call(level)
-        heard = level is not None
-        return msgspec.structs.replace(call, timeout=timeout, log_level=level, wants_progress=heard, face="rest")
+        streams = level is not None
+        return msgspec.structs.replace(call, timeout=timeout, log_level=level, wants_progress=streams, face="rest")
 
     def _call_of(self, arguments: msgspec.Raw) -> Call | Problem:
         match self.operation.id:
@@ -306,18 +332,16 @@ class _Visit:
             case "write_prompt":
                 return Call(self.caller, EVERYTHING, self.argument, arguments, kind="prompt")
             case "read_resource":
-                return Call(self.caller, EVERYTHING, self.given("uri") or "", arguments, kind="resource")
+                return Call(self.caller, EVERYTHING, self.parameter("uri") or "", arguments, kind="resource")
             case _:
-                return self._completion(arguments)
-
-    def _completion(self, arguments: msgspec.Raw) -> Call | Problem:
-        asked = read_request("completion/complete", object_members(arguments) or {}, {})
-        if isinstance(asked, str):
-            return refusal("bad_request", asked)
-        return Call(self.caller, EVERYTHING, asked.name, asked.arguments, extra=asked.extra, kind=asked.kind)
+                completion = read_request("completion/complete", object_members(arguments) or {}, {})
+                if isinstance(completion, str):
+                    return refusal("bad_request", completion)
+                name, extra, kind = completion.name, completion.extra, completion.kind
+                return Call(self.caller, EVERYTHING, name, completion.arguments, extra=extra, kind=kind)
 
     def _timeout(self) -> float | Problem | None:
-        given = self.given("timeout")
+        given = self.parameter("timeout")
         if given is None:
             return None
         try:
@@ -329,45 +353,70 @@ class _Visit:
         return refusal("bad_request", "timeout must be a number of seconds above 0")
 
     def _level(self) -> LogLevel | Problem | None:
-        """From which level on the log is streamed; None if no stream is wanted."""
-        given = self.given("log") or DEFAULT_LEVEL
+        """The lowest log level of the stream; None if the caller wants no stream."""
+        given = self.parameter("log") or DEFAULT_LEVEL
         level = next((level for level in LOG_LEVELS if level == given), None)
         if level is None:
             return refusal("bad_request", f"log must be one of {', '.join(LOG_LEVELS)}")
-        return level if self._wants_stream() else None
-
-    def _wants_stream(self) -> bool:
-        """Only who asks for events by name gets them; `*/*` is what everybody sends."""
-        return b"text/event-stream" in named_types(self._headers) and not self._is_head
+        # Only callers that name the type get a stream: every client sends `*/*`.
+        wants_stream = b"text/event-stream" in accepted_types(self._headers) and not self._is_head
+        return level if wants_stream else None
 
 
-async def _describe(_: _Visit) -> Answered:
-    return openapi.document()
+class RestExchange:
+    """The caller's side of a call. With a `level` the response is a stream, with log messages from that level on."""
 
+    __slots__ = ("_keep_alive", "_level", "_loop", "_peer", "on_end")
 
-TELLERS: dict[str, Callable[[_Visit], Awaitable[Answered]]] = {
-    "list_tools": lambda visit: visit.list(TOOLS),
-    "get_tool": lambda visit: visit.entry(TOOLS, UnknownTool),
-    "list_resources": lambda visit: visit.list(RESOURCES),
-    "list_templates": lambda visit: visit.list(TEMPLATES),
-    "list_prompts": lambda visit: visit.list(PROMPTS),
-    "get_prompt": lambda visit: visit.entry(PROMPTS, UnknownPrompt),
-    "get_hub": _Visit.hub,
-    "list_servers": _Visit.servers,
-    "get_server": _Visit.server,
-    "list_relay_agents": lambda visit: visit.relay(Seen.list_agents),
-    "get_relay_agent": _Visit.relay_agent,
-    "list_relay_servers": lambda visit: visit.relay(Seen.list_servers),
-    "forget_relay_server": _Visit.forget,
-    "list_relay_tools": lambda visit: visit.relay(Seen.list_tools),
-    "list_relay_devices": lambda visit: visit.relay(Seen.list_devices),
-    "describe": _describe,
-}
-"""Who answers each operation that is no call."""
+    def __init__(self, peer: Peer, level: LogLevel | None, loop: asyncio.AbstractEventLoop) -> None:
+        self._peer = peer
+        self._level = level
+        self._loop = loop
+        self._keep_alive: KeepAlive | None = None
+        self.on_end: Callable[[], None] | None = None
+
+    def open(self) -> None:
+        """Begin the stream, if the caller wants one. Calls that fail before this get their own HTTP status."""
+        if self._level is not None and self._keep_alive is None:
+            self._peer.begin(200, STREAM)
+            self._peer.push(sse.comment())
+            self._keep_alive = KeepAlive(self._peer, self._loop)
+
+    def emit(self, event: Event) -> None:
+        """Send an event, if the caller wants a stream and reads it."""
+        if self._level is None or (isinstance(event, LogMessage) and not is_at_least(event.level, self._level)):
+            return
+        self.open()
+        if self._peer.buffered_bytes() <= CROWDED_BYTES:
+            name = "log" if isinstance(event, LogMessage) else "progress"
+            self._peer.push(sse.frame(render(event.members), event=name))
+
+    def ask(self, question: Question, reply: OnReply) -> None:
+        """Decline: REST callers cannot answer."""
+        reply(NOT_ASKED)
+
+    def end(self, outcome: Outcome) -> None:
+        """Send the result or the problem."""
+        if isinstance(outcome, Fault):
+            problem = problem_of(outcome)
+            if self._keep_alive is None:
+                answer_problem(self._peer, problem)
+            else:
+                self._peer.end(sse.frame(problem.body(), event="error"))
+        elif self._level is None:
+            self._peer.answer(200, JSON, bytes(outcome.payload))
+        else:
+            self.open()
+            self._peer.end(sse.frame(outcome.payload, event="result"))
+        if self._keep_alive is not None:
+            self._keep_alive.stop()
+        on_end, self.on_end = self.on_end, None  # breaks a reference cycle
+        if on_end is not None:
+            on_end()
 
 
 def _read_query(query: bytes, operation: Operation) -> dict[str, str] | str:
-    """The parameters of a query, or what is wrong with them: one that is not known was meant to do something."""
+    """The parameters of a query; a string says what is wrong. Unknown parameters are errors, not ignored."""
     try:
         pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True, max_num_fields=PARAMETERS_MAX)
     except ValueError:
@@ -377,22 +426,51 @@ def _read_query(query: bytes, operation: Operation) -> dict[str, str] | str:
     if len(given) != len(pairs):
         return "A parameter of the query is given twice"
     if unknown := sorted(given.keys() - known):
-        told = ", ".join(sorted(known)) or "none"
-        return f"There is no parameter {unknown[0]!r} here; known: {told}"
+        return f"Unknown parameter {unknown[0]!r}; known: {', '.join(sorted(known)) or 'none'}"
     absent = [
         parameter.name for parameter in operation.query if parameter.is_required and not given.get(parameter.name)
     ]
-    return f"The parameter {absent[0]} is needed" if absent else given
+    return f"The parameter {absent[0]} is required" if absent else given
+
+
+def answer_problem(peer: Peer, problem: Problem) -> None:
+    """Send a problem with its status."""
+    peer.answer(problem.status, problem.lines(), problem.body())
 
 
 def _no_relay() -> Problem:
-    return refusal("unknown_path", "This hub has no relay: [relay] enabled says so")
+    return refusal("unknown_path", "This hub has no relay: set `enabled = true` in [relay]")
 
 
 def _unknown_server(name: str) -> Problem:
     return refusal("unknown_server", f"Unknown server: {name}")
 
 
-def _set(future: asyncio.Future[None]) -> None:
+def _finish(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
+
+
+async def _describe(_: RestRequest) -> Answer:
+    return openapi.document()
+
+
+RESPONDERS: dict[str, Callable[[RestRequest], Awaitable[Answer]]] = {
+    "list_tools": lambda request: request.list(TOOLS),
+    "get_tool": lambda request: request.entry(TOOLS, UnknownTool),
+    "list_resources": lambda request: request.list(RESOURCES),
+    "list_templates": lambda request: request.list(TEMPLATES),
+    "list_prompts": lambda request: request.list(PROMPTS),
+    "get_prompt": lambda request: request.entry(PROMPTS, UnknownPrompt),
+    "get_hub": RestRequest.hub,
+    "list_servers": RestRequest.servers,
+    "get_server": RestRequest.server,
+    "list_relay_agents": lambda request: request.relay(RelayView.list_agents),
+    "get_relay_agent": RestRequest.relay_agent,
+    "list_relay_servers": lambda request: request.relay(RelayView.list_servers),
+    "forget_relay_server": RestRequest.forget,
+    "list_relay_tools": lambda request: request.relay(RelayView.list_tools),
+    "list_relay_devices": lambda request: request.relay(RelayView.list_devices),
+    "describe": _describe,
+}
+"""The method for each operation that is not a call."""

@@ -1,6 +1,6 @@
-"""Lists and entries as REST shows them, and how servers stand: JSON made of a view. Nothing waits or is sent here.
+"""The JSON documents of the REST API: lists, their entries, and the state of servers. Made from a view, without I/O.
 
-The command line prints the same documents for a hub of its own.
+The command line prints the same documents for a hub that it starts itself.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.catalog.view import Route, View
 from isthmus.model.callers import Caller
 from isthmus.model.calls import EVERYTHING
-from isthmus.model.names import ServerName
-from isthmus.model.places import without_places
+from isthmus.model.locations import without_locations
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListShape, array_of, write_entry
 
 
 def list_document(view: View, shape: ListShape, *, is_operator: bool = False) -> bytes:
-    """A list with the servers that are missing from it, rendered once per view; operators are told where these are."""
+    """A list with its missing servers, rendered once per view. Only operators see the locations of servers."""
     key = f"rest {shape.method}{' for operators' if is_operator else ''}"
     rendered = view.memo.get(key)
     if rendered is None:
@@ -65,56 +64,46 @@ def _missing(view: View, *, is_operator: bool) -> dict[str, dict[str, Any]]:
 
 
 def _reason(reason: str | None, *, is_operator: bool) -> str | None:
-    return reason if reason is None or is_operator else without_places(reason)
+    return reason if reason is None or is_operator else without_locations(reason)
 
 
 # -- servers -------------------------------------------------------------------------------------------------------
 
 
 def servers_document(hub: Hub, caller: Caller) -> bytes:
-    """How every server stands that the caller may see."""
-    return msgspec.json.encode({"servers": [told for told, _ in _told(hub, caller)]})
+    """The state of every server that the caller may see."""
+    return msgspec.json.encode({"servers": [document for document, _ in _visible_servers(hub, caller)]})
 
 
 def server_document(hub: Hub, caller: Caller, name: str) -> bytes | None:
-    """How one server stands; None if the caller does not see it."""
-    for told, server_status in _told(hub, caller):
+    """The state of one server, for operators with its log; None if the caller does not see it."""
+    for document, server_status in _visible_servers(hub, caller):
         if server_status.server == name:
-            return msgspec.json.encode({**told, **_heard(hub, server_status.server)} if caller.is_operator else told)
+            if caller.is_operator:
+                document["log"] = list(hub.server_queues[server_status.server].log_lines)
+            return msgspec.json.encode(document)
     return None
 
 
-def _told(hub: Hub, caller: Caller) -> Iterable[tuple[dict[str, Any], ServerStatus]]:
+def _visible_servers(hub: Hub, caller: Caller) -> Iterable[tuple[dict[str, Any], ServerStatus]]:
     view = hub.snapshot.view(caller.grants, EVERYTHING)
-    counts = {shape: _counts(view, shape) for shape in (TOOLS, PROMPTS, RESOURCES, TEMPLATES)}
-    is_trusted = caller.is_operator
-    for name, server_status in sorted(hub.snapshot.server_statuses.items()):
-        if name in view.servers or is_trusted:
-            told = _summary(server_status, is_operator=is_trusted) | {
-                shape.member: counts[shape][name] for shape in counts
-            }
-            yield (told | _detail(server_status) if is_trusted else told), server_status
-
-
-def _counts(view: View, shape: ListShape) -> Counter[ServerName]:
-    return Counter(route.feature.server for route in _table(view, shape).values())
-
-
-def _summary(server_status: ServerStatus, *, is_operator: bool) -> dict[str, Any]:
-    return {
-        "name": server_status.server,
-        "state": server_status.state,
-        "reason": _reason(server_status.reason, is_operator=is_operator),
-        "transport": server_status.carrier,
-        "era": server_status.era,
-        "capabilities": sorted(server_status.abilities),
-        "unlisted": server_status.is_unlisted,
+    counts = {
+        shape: Counter(route.feature.server for route in _table(view, shape).values())
+        for shape in (TOOLS, PROMPTS, RESOURCES, TEMPLATES)
     }
-
-
-def _detail(server_status: ServerStatus) -> dict[str, Any]:
-    return {"detail": server_status.detail, "notes": server_status.notes}
-
-
-def _heard(hub: Hub, server: ServerName) -> dict[str, Any]:
-    return {"log": list(hub.server_queues[server].heard)}
+    for name, server_status in sorted(hub.snapshot.server_statuses.items()):
+        if name not in view.servers and not caller.is_operator:
+            continue
+        document: dict[str, Any] = {
+            "name": server_status.server,
+            "state": server_status.state,
+            "reason": _reason(server_status.reason, is_operator=caller.is_operator),
+            "transport": server_status.carrier,
+            "era": server_status.era,
+            "capabilities": sorted(server_status.abilities),
+            "unlisted": server_status.is_unlisted,
+            **{shape.member: counts[shape][name] for shape in counts},
+        }
+        if caller.is_operator:
+            document |= {"detail": server_status.detail, "notes": server_status.notes}
+        yield document, server_status

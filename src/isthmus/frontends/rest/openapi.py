@@ -1,6 +1,6 @@
-"""The REST face described for programs: an OpenAPI 3.1 document, written from the table of operations.
+"""The OpenAPI 3.1 document of the REST API, written from the table of operations.
 
-It is the same for everybody and says nothing about any server.
+It is the same for every caller and does not mention any server.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 
 from isthmus import __version__
 from isthmus.frontends.rest.faults import REFUSALS
-from isthmus.frontends.rest.operations import OPERATIONS, Operation, Parameter
+from isthmus.frontends.rest.operations import OPERATIONS, Operation
 from isthmus.frontends.rest.relay import STATES
 from isthmus.model.faults import FAULTS
 
@@ -21,11 +21,11 @@ OPEN_OBJECT: dict[str, Any] = {"type": "object", "additionalProperties": True}
 COUNT: dict[str, Any] = {"type": "integer", "minimum": 0}
 TEXT: dict[str, Any] = {"type": "string"}
 TIME: dict[str, Any] = {"type": "number", "description": "Seconds since the epoch."}
-ADDRESS: dict[str, Any] = {**NULLABLE_TEXT, "description": "From where it came, told to the operator only."}
+ADDRESS: dict[str, Any] = {**NULLABLE_TEXT, "description": "The client's address; only operators see it."}
 
 MISSING: dict[str, Any] = {
     "type": "object",
-    "description": "Servers that are away, by name; `listed` if their entries are listed all the same.",
+    "description": "Servers that are away, by name. `listed`: whether the list still includes their entries.",
     "additionalProperties": {
         "type": "object",
         "required": ["state", "reason", "listed"],
@@ -37,16 +37,19 @@ MISSING: dict[str, Any] = {
 @functools.cache
 def document() -> bytes:
     """The whole document."""
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _describe_operation(operation)
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",
             "info": {
                 "title": "Isthmus",
                 "version": __version__,
-                "summary": "The tools, resources and prompts of many MCP servers, and how the servers stand.",
+                "summary": "The tools, resources and prompts of many MCP servers, and the state of the servers.",
             },
             "security": [{}, {"bearer": []}, {"key": []}],
-            "paths": _paths(),
+            "paths": paths,
             "components": {
                 "schemas": _schemas(),
                 "securitySchemes": {
@@ -58,52 +61,39 @@ def document() -> bytes:
     )
 
 
-def _paths() -> dict[str, dict[str, Any]]:
-    paths: dict[str, dict[str, Any]] = {}
-    for operation in OPERATIONS:
-        paths.setdefault(operation.path, {})[operation.method.lower()] = _described(operation)
-    return paths
-
-
-def _described(operation: Operation) -> dict[str, Any]:
+def _describe_operation(operation: Operation) -> dict[str, Any]:
+    content: dict[str, Any] = {"application/json": _reference(operation.shape)}
+    if operation.is_call:
+        text = "Events `progress` and `log` as they occur, then one `result` or `error` (a problem)."
+        content["text/event-stream"] = {"schema": {"type": "string", "description": text}}
     described: dict[str, Any] = {
         "operationId": operation.id,
         "summary": operation.summary,
         "parameters": _parameters(operation),
         "responses": {
-            "200": {"description": "Well.", "content": _content(operation)},
-            "default": {"description": "Why not.", "content": {"application/problem+json": _reference("Problem")}},
+            "200": {"description": "Success.", "content": content},
+            "default": {"description": "Failure.", "content": {"application/problem+json": _reference("Problem")}},
         },
     }
     if operation.body is not None:
-        content = {"application/json": {"schema": OPEN_OBJECT}}
-        described["requestBody"] = {"description": operation.body, "required": False, "content": content}
+        body = {"application/json": {"schema": OPEN_OBJECT}}
+        described["requestBody"] = {"description": operation.body, "required": False, "content": body}
     return described
 
 
 def _parameters(operation: Operation) -> list[dict[str, Any]]:
-    named = [_parameter(parameter) for parameter in operation.query]
+    named = [
+        _field(each.name, "query", each.description, {"type": each.kind}, is_required=each.is_required)
+        for each in operation.query
+    ]
     if operation.parameter is not None:
-        text = "The whole rest of the path, percent-encoded where needed."
+        text = "The rest of the path, percent-encoded where needed."
         named.insert(0, _field(operation.parameter, "path", text, {"type": "string"}, is_required=True))
     return named
 
 
-def _parameter(parameter: Parameter) -> dict[str, Any]:
-    schema = {"type": parameter.kind}
-    return _field(parameter.name, "query", parameter.description, schema, is_required=parameter.is_required)
-
-
 def _field(name: str, place: str, description: str, schema: dict[str, Any], *, is_required: bool) -> dict[str, Any]:
     return {"name": name, "in": place, "required": is_required, "description": description, "schema": schema}
-
-
-def _content(operation: Operation) -> dict[str, Any]:
-    content: dict[str, Any] = {"application/json": _reference(operation.shape)}
-    if operation.is_call:
-        text = "Events `progress` and `log` as they come, then one `result` or `error` (a problem)."
-        content["text/event-stream"] = {"schema": {"type": "string", "description": text}}
-    return content
 
 
 def _reference(shape: str) -> dict[str, Any]:
@@ -143,7 +133,7 @@ def _schemas() -> dict[str, dict[str, Any]]:
 
 
 def _open(required: dict[str, Any], optional: dict[str, Any] | None = None) -> dict[str, Any]:
-    """An object that has at least these members; servers and later versions may add others."""
+    """An object with at least these members; servers and later versions may add others."""
     return {"type": "object", "required": list(required), "properties": {**required, **(optional or {})}}
 
 
@@ -155,16 +145,19 @@ def _list_of(member: str, shape: str | None) -> dict[str, Any]:
 def _hub() -> dict[str, Any]:
     seconds = {"type": "number", "minimum": 0}
     loop = {
-        "lag_seconds": {**seconds, "description": "How late the last beat of the event loop was."},
-        "lag_seconds_max": {**seconds, "description": "The latest beat of the last minute."},
-        "busy_seconds_max": {**seconds, "description": "The most processor time between two beats, since the start."},
-        "held": {**COUNT, "description": "How often one piece of work held the event loop for over 50 ms."},
+        "lag_seconds": {**seconds, "description": "The last measured delay of the event loop."},
+        "lag_seconds_max": {**seconds, "description": "The longest delay in the last minute."},
+        "busy_seconds_max": {
+            **seconds,
+            "description": "The most processor time between two measurements, since the start.",
+        },
+        "held": {**COUNT, "description": "How often one step blocked the event loop for over 50 ms."},
     }
     return _open({"event_loop": _open(loop)})
 
 
 def _server() -> dict[str, Any]:
-    told: dict[str, Any] = {
+    required: dict[str, Any] = {
         "name": {"type": "string"},
         "state": {"enum": ["starting", "ready", "retrying", "login", "away", "stopped", "disabled"]},
         "reason": NULLABLE_TEXT,
@@ -183,7 +176,7 @@ def _server() -> dict[str, Any]:
         "notes": {"type": "array", "items": {"type": "string"}},
         "log": {"type": "array", "items": line},
     }
-    return _open(told, for_operators)
+    return _open(required, for_operators)
 
 
 def _array_of(shape: str) -> dict[str, Any]:
@@ -227,8 +220,8 @@ def _relay_device() -> dict[str, Any]:
 
 def _result() -> dict[str, Any]:
     described = (
-        "What the server answered. A tool that ran and said no has `isError: true`."
-        " A plain JSON-RPC server may answer any JSON value, which comes as it is."
+        "The server's result. A tool that ran and failed has `isError: true`."
+        " A plain JSON-RPC server may return any JSON value, which is passed on unchanged."
     )
     optional = {"isError": {"type": "boolean"}, "structuredContent": {}}
     result = _open({"content": {"type": "array", "items": OPEN_OBJECT}}, optional)

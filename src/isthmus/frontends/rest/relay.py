@@ -1,109 +1,115 @@
-"""The relay as REST shows it: agents, the servers that dialled in under them, their tools, and devices.
+"""The JSON documents of the relay: agents, servers that dialled in, their tools, and devices.
 
-An operator sees everything. Anybody else sees the agents, servers and tools that its grants reach, and no addresses.
-JSON made of one look at the relay; nothing waits or is sent here. Called by `faces.rest.http`.
+Operators see everything. Other callers see the agents, servers and tools that they are granted, and no addresses.
+Made from one snapshot of the relay, without I/O.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from isthmus.core.access.policy import AGENT, Policy, is_of_agent
 from isthmus.core.calls.hub import Hub
-from isthmus.core.catalog.view import View
-from isthmus.core.ports.relay import RelayBook
+from isthmus.core.ports import RelayAdmin
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING
 from isthmus.model.names import ServerName
-from isthmus.model.relay import Device, DialledServer, DialledState, RelayStatus
+from isthmus.model.relay import DialledServer, DialledState, RelayDevice
 
 ANY_SERVER = ServerName(":")
-"""Stands for a server of an agent, whatever it is called; no server has this name."""
+"""Stands for any server of an agent; no server has this name."""
 
 STATES: tuple[DialledState, ...] = ("ready", "connecting", "away")
 
-T = TypeVar("T", DialledServer, Device)
+T = TypeVar("T", DialledServer, RelayDevice)
 
 Query: TypeAlias = Mapping[str, str]
-"""The filters that were given, by name; one that fits nothing leaves nothing."""
+"""The filters by name."""
 
 
-class Seen:
-    """What one caller sees of the relay at one moment."""
+class RelayView:
+    """The relay at one moment, as one caller sees it."""
 
-    def __init__(self, hub: Hub, book: RelayBook, caller: Caller) -> None:
-        status = book.status()
-        view = None if caller.is_operator else hub.snapshot.view(caller.grants, EVERYTHING)
-        self._is_trusted = view is None
-        if view is not None:
-            status = _reached(status, view, caller)
-        self.servers = status.servers
-        self.devices = status.devices
+    def __init__(self, hub: Hub, relay: RelayAdmin, caller: Caller) -> None:
+        status = relay.status()
+        self._is_operator = caller.is_operator
+        self.servers: Sequence[DialledServer] = status.servers
+        self.devices: Sequence[RelayDevice] = status.devices
+        if not caller.is_operator:
+            view = hub.snapshot.view(caller.grants, EVERYTHING)
+            self.servers = [
+                replace(server, tools=tuple(tool for tool in server.tools if f"{server.name}.{tool}" in view.routes))
+                for server in status.servers
+                if server.name in view.servers
+            ]
+            agents = {server.agent for server in self.servers} | _granted_agents(caller.grants)
+            self.devices = [device for device in status.devices if device.agent in agents]
 
     # -- documents -----------------------------------------------------------------------------------------------------
 
     def list_agents(self, query: Query) -> bytes:
-        """Who there is, and how much of each."""
+        """All agents, with counts."""
         wanted, state = query.get("agent"), query.get("state")
         named = dict.fromkeys([*(server.agent for server in self.servers), *(device.agent for device in self.devices)])
         if state is not None:
             named = dict.fromkeys(server.agent for server in self.servers if server.state == state)
         servers, devices = _by_agent(self.servers), _by_agent(self.devices)
-        told = [
+        entries = [
             _summary(agent, servers.get(agent, []), devices.get(agent, []))
             for agent in sorted(named)
             if wanted in (None, agent)
         ]
-        return msgspec.json.encode({"agents": told})
+        return msgspec.json.encode({"agents": entries})
 
-    def show_agent(self, agent: str) -> bytes | None:
-        """One agent with its servers and devices; None if there is none."""
+    def get_agent(self, agent: str) -> bytes | None:
+        """One agent with its servers and devices; None if it is unknown."""
         servers = [server for server in self.servers if server.agent == agent]
         devices = [device for device in self.devices if device.agent == agent]
         if not servers and not devices:
             return None
-        told = _summary(agent, servers, devices)
-        told["servers"] = [self._server(server) for server in servers]
-        told["devices"] = [self._device(device) for device in devices]
-        return msgspec.json.encode(told)
+        document = _summary(agent, servers, devices)
+        document["servers"] = [self._server(server) for server in servers]
+        document["devices"] = [self._device(device) for device in devices]
+        return msgspec.json.encode(document)
 
     def list_servers(self, query: Query) -> bytes:
-        """Everybody who dialled in."""
+        """The servers that dialled in."""
         wanted, state, tool = query.get("agent"), query.get("state"), query.get("tool")
-        told = [
+        entries = [
             self._server(server)
             for server in self.servers
             if wanted in (None, server.agent)
             and state in (None, server.state)
             and (tool is None or tool in server.tools)
         ]
-        return msgspec.json.encode({"servers": told})
+        return msgspec.json.encode({"servers": entries})
 
-    def show_server(self, name: str) -> bytes | None:
-        """One server; None if there is none."""
+    def get_server(self, name: str) -> bytes | None:
+        """One server; None if it is unknown."""
         found = [server for server in self.servers if server.name == name]
         return msgspec.json.encode(self._server(found[0])) if found else None
 
     def list_tools(self, query: Query) -> bytes:
-        """What dialled in, tool by tool."""
+        """The tools of servers that dialled in."""
         wanted, named = query.get("agent"), query.get("server")
-        told = [
+        entries = [
             _tool(server, tool)
             for server in self.servers
             if wanted in (None, server.agent) and named in (None, server.name, server.server_id)
             for tool in server.tools
         ]
-        return msgspec.json.encode({"tools": told})
+        return msgspec.json.encode({"tools": entries})
 
     def list_devices(self, query: Query) -> bytes:
-        """Devices that are connected."""
+        """The connected devices."""
         wanted = query.get("agent")
-        told = [self._device(device) for device in self.devices if wanted in (None, device.agent)]
-        return msgspec.json.encode({"devices": told})
+        entries = [self._device(device) for device in self.devices if wanted in (None, device.agent)]
+        return msgspec.json.encode({"devices": entries})
 
     # -- entries -------------------------------------------------------------------------------------------------------
 
@@ -122,7 +128,7 @@ class Seen:
             "calls": server.calls,
         }
 
-    def _device(self, device: Device) -> dict[str, Any]:
+    def _device(self, device: RelayDevice) -> dict[str, Any]:
         return {
             "id": device.id,
             "agent": device.agent,
@@ -134,38 +140,22 @@ class Seen:
         }
 
     def _address(self, client: str | None) -> str | None:
-        return client if self._is_trusted else None
+        return client if self._is_operator else None
 
 
-def _reached(status: RelayStatus, view: View, caller: Caller) -> RelayStatus:
-    """What is left of the relay for somebody who may not see everything."""
-    servers = tuple(_with_tools(server, view) for server in status.servers if server.name in view.servers)
-    agents = {server.agent for server in servers} | _granted(caller.grants)
-    return RelayStatus(servers, tuple(device for device in status.devices if device.agent in agents))
-
-
-def _with_tools(server: DialledServer, view: View) -> DialledServer:
-    seen = tuple(tool for tool in server.tools if f"{server.name}.{tool}" in view.routes)
-    return msgspec.structs.replace(server, tools=seen)
-
-
-def _granted(grants: Grants) -> set[str]:
-    """The agents of which everything may be used, whether or not a server of theirs is there."""
+def _granted_agents(grants: Grants) -> set[str]:
+    """The agents that are granted as a whole, whether or not they have servers."""
     named: set[str] = set()
     each: Grants | None = grants
     while each is not None:
         named |= {pattern.removeprefix(AGENT) for pattern in each.allow if is_of_agent(pattern)}
         each = each.within
-    return {agent for agent in named if _may_use_all(grants, agent)}
+    return {agent for agent in named if Policy(grants, lambda _, agent=agent: agent).may_use_all_of(ANY_SERVER)}
 
 
-def _may_use_all(grants: Grants, agent: str) -> bool:
-    return Policy(grants, lambda _: agent).may_use_all_of(ANY_SERVER)
-
-
-def _by_agent(told: Iterable[T]) -> dict[str, list[T]]:
+def _by_agent(entries: Iterable[T]) -> dict[str, list[T]]:
     groups: dict[str, list[T]] = {}
-    for one in told:
+    for one in entries:
         groups.setdefault(one.agent, []).append(one)
     return groups
 
@@ -181,7 +171,7 @@ def _tool(server: DialledServer, tool: str) -> dict[str, Any]:
     }
 
 
-def _summary(agent: str, servers: list[DialledServer], devices: list[Device]) -> dict[str, Any]:
+def _summary(agent: str, servers: list[DialledServer], devices: list[RelayDevice]) -> dict[str, Any]:
     counts = Counter(server.state for server in servers)
     return {
         "agent": agent,

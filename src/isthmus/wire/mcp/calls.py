@@ -6,13 +6,18 @@ and by links (to write them anew, from what was authorised, never from what was 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Literal
 
 import msgspec
 
-from isthmus.model.calls import TASK_KINDS, Kind
+from isthmus.model.calls import TASK_KINDS, Kind, Result
 from isthmus.wire.jsonrpc import Payload, object_members, render
-from isthmus.wire.mcp.messages import Members, is_object, read_seconds, read_string
+from isthmus.wire.mcp.hub_meta import CONVERSATION_KEY
+from isthmus.wire.mcp.input_requests import RESPONSES, STATE
+from isthmus.wire.mcp.messages import PROGRESS_TOKEN, Members, is_object, read_seconds, read_string
+from isthmus.wire.mcp.modern import OWN_KEYS
+from isthmus.wire.mcp.tasks import RELATED, rename_related_meta
 
 CALL_MEMBERS = frozenset({"name", "arguments", "_meta"})
 EMPTY_OBJECT = msgspec.Raw(b"{}")
@@ -193,7 +198,7 @@ _CALL_RESULT = msgspec.json.Decoder(_CallResult)
 _READ_RESULT = msgspec.json.Decoder(_ReadResult)
 
 
-class CallAnswer(msgspec.Struct, frozen=True):
+class CallResultInfo(msgspec.Struct, frozen=True):
     """What the hub needs to know of a call's result; the rest stays text."""
 
     is_error: bool
@@ -203,25 +208,118 @@ class CallAnswer(msgspec.Struct, frozen=True):
     is_public: bool = False
 
 
-def read_call_result(result: Payload) -> CallAnswer | None:
+def read_call_result(result: Payload) -> CallResultInfo | None:
     """Read the two members of a result that matter here; None if it is not a result object."""
     try:
         answer = _CALL_RESULT.decode(result)
     except msgspec.MsgspecError:
         return None
-    return CallAnswer(bool(answer.isError), answer.resultType)
+    return CallResultInfo(bool(answer.isError), answer.resultType)
 
 
-def read_any_result(result: msgspec.Raw) -> CallAnswer | None:
+def read_any_result(result: msgspec.Raw) -> CallResultInfo | None:
     """Of what any method answers, nothing needs to be known; None if it is not a result object."""
-    return CallAnswer(is_error=False, result_type=None) if is_object(result) else None
+    return CallResultInfo(is_error=False, result_type=None) if is_object(result) else None
 
 
-def read_resource_result(result: Payload) -> CallAnswer | None:
+def read_resource_result(result: Payload) -> CallResultInfo | None:
     """Read what a resource's content says of itself; None if it is not a result object."""
     try:
         answer = _READ_RESULT.decode(result)
     except msgspec.MsgspecError:
         return None
     seconds = read_seconds(answer.ttlMs) or 0.0
-    return CallAnswer(False, answer.resultType, seconds, read_string(answer.cacheScope) == "public")
+    return CallResultInfo(False, answer.resultType, seconds, read_string(answer.cacheScope) == "public")
+
+
+INPUT_MEMBERS = frozenset({RESPONSES, STATE})
+"""What answers a modern server's questions, and the state it gave with them, which it would believe of anybody."""
+
+_HOP_KEYS = frozenset(key.casefold() for key in (*OWN_KEYS, CONVERSATION_KEY, PROGRESS_TOKEN, RELATED))
+
+
+def passed_meta(meta: Members, rename: Callable[[str], str | None]) -> Members:
+    """Members of `_meta` that travel on; `rename` gives a server's own id for the task to which they relate, if any."""
+    if meta.keys() <= OWN_KEYS:
+        return {}
+    passed = {key: value for key, value in meta.items() if key.casefold() not in _HOP_KEYS}
+    related = rename_related_meta({RELATED: meta[RELATED]}, rename) if RELATED in meta else {}
+    return {**passed, **related}
+
+
+def passed_extra(extra: Members, ours: frozenset[str], kept: frozenset[str] = frozenset()) -> Members:
+    """Members beside those that the hub reads, without `ours`; of these, `kept` may stand in their own spelling."""
+    spelt = {key.casefold() for key in ours}
+    return {key: value for key, value in extra.items() if key in kept or key.casefold() not in spelt}
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+class _ContentBlock(msgspec.Struct):
+    type: Literal["text", "image", "audio", "resource", "resource_link"]
+
+
+class _ToolResult(msgspec.Struct):
+    content: list[_ContentBlock]
+    isError: bool | None = False
+    resultType: Literal["complete"] | None = None
+
+
+class _Flag(msgspec.Struct):
+    isError: bool | None = False
+
+
+_TOOL_RESULT = msgspec.json.Decoder(_ToolResult)
+_FLAG = msgspec.json.Decoder(_Flag)
+
+
+def tool_result(value: Payload) -> Result:
+    """The result that says `value`: itself if it is one already, otherwise the value as text and as structure."""
+    if bytes(memoryview(value)[:1]) != b"{":
+        return json_tool_result(value)
+    try:
+        known = _TOOL_RESULT.decode(value)
+    except msgspec.MsgspecError:
+        # Content of kinds that MCP does not have would make clients refuse the whole answer.
+        return json_tool_result(value, is_error=_says_error(value))
+    return Result(msgspec.Raw(value), bool(known.isError), known.resultType is not None)
+
+
+def untouched_result(value: Payload) -> Result:
+    """What a plain JSON-RPC server returned, unchanged; it is bare unless it happens to be a tool result of MCP."""
+    try:
+        known = _TOOL_RESULT.decode(value)
+    except msgspec.MsgspecError:
+        return Result(msgspec.Raw(value), _says_error(value), is_bare=True)
+    return Result(msgspec.Raw(value), bool(known.isError), known.resultType is not None)
+
+
+def wrap_bare_result(result: Result) -> Result:
+    """A bare result for a protocol that carries only tool results of MCP: the same JSON as text and as structure."""
+    return json_tool_result(result.payload, is_error=result.is_error)
+
+
+def _says_error(value: Payload) -> bool:
+    try:
+        return bool(_FLAG.decode(value).isError)
+    except msgspec.MsgspecError:
+        return False
+
+
+def json_tool_result(value: Payload, *, is_error: bool = False) -> Result:
+    """A result with the value as text, and as structured content, which must be an object."""
+    start = bytes(memoryview(value)[:1])
+    text = value if start == b'"' else _encode(str(memoryview(value), "utf-8"))
+    parts = (value,) if start == b"{" else (b'{"result":', value, b"}")
+    return Result(msgspec.Raw(b"".join((_HEAD, text, _MIDDLE, *parts, _TAILS[is_error]))), is_error)
+
+
+def failed_tool_result(words: str) -> Result:
+    """The result of a tool that ran and failed."""
+    return Result(msgspec.Raw(b"".join((_HEAD, _encode(words), b"}]", _TAILS[True]))), is_error=True)
+
+
+_HEAD = b'{"content":[{"type":"text","text":'
+_MIDDLE = b'}],"structuredContent":'
+_TAILS = {False: b',"isError":false}', True: b',"isError":true}'}

@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
+from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities
 from isthmus.model.features import Ability
-from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 from isthmus.wire.mcp import tasks
 
 REMEMBERED_BYTES_MAX = 2048
 """What a client says of itself is remembered up to this length, which is many times what any needs."""
 
-ASKABLE: dict[str, Set[str]] = {
+CLIENT_CAPABILITIES: dict[str, Set[str]] = {
     "elicitation": frozenset({"form", "url"}),
     "roots": frozenset(),
     "sampling": frozenset({"context", "tools"}),
@@ -34,15 +34,15 @@ EXTENSIONS: dict[str, Ability] = {APPS: "apps", tasks.EXTENSION: "task_handles"}
 `_meta` that name them. Of others nothing is said to callers, nor of anything experimental: they may have methods of
 their own, which the hub would not know."""
 
-EARLIER = frozenset({APPS})
-LATER = frozenset({APPS, tasks.EXTENSION})
+LEGACY_EXTENSIONS = frozenset({APPS})
+MODERN_EXTENSIONS = frozenset({APPS, tasks.EXTENSION})
 """Extensions that servers are told of where the caller knows them: an earlier caller, one since 2026-07-28."""
 
 _SETTINGS: dict[str, Any] = {APPS: {"mimeTypes": [APP_TYPE]}}
 """What stands at a detail of what a client can do, where it is not an empty object."""
 
 
-class Capabilities(msgspec.Struct):
+class ServerCapabilities(msgspec.Struct):
     """What a server says it can do, as far as the hub asks.
 
     What it writes may be of any type: a server that says `logging: true` is no worse for it.
@@ -93,7 +93,7 @@ def _holds(capability: Any, *path: str) -> bool:
     return _is_there(capability)
 
 
-def capabilities_of(abilities: Set[Ability]) -> dict[str, Any]:
+def write_server_capabilities(abilities: Set[Ability]) -> dict[str, Any]:
     """What the hub says it can do for a caller: what the servers behind it can, and tell of every change."""
     told: dict[str, Any] = {topic: {"listChanged": True} for topic in ("tools", "prompts") if topic in abilities}
     if "resources" in abilities:
@@ -113,7 +113,7 @@ def capabilities_of(abilities: Set[Ability]) -> dict[str, Any]:
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def read_profile(capabilities: msgspec.Raw | None, extensions: Set[str] = EARLIER) -> ClientCapabilities:
+def read_client_capabilities(capabilities: msgspec.Raw | None, extensions: Set[str] = LEGACY_EXTENSIONS) -> ClientCapabilities:
     """What a client says it can be asked; of what it says in detail, what is known is kept as words behind a dot.
 
     Of the extensions that it knows, those among `extensions` count as such words too.
@@ -132,7 +132,7 @@ def _profile_in(capabilities: bytes, extensions: frozenset[str]) -> ClientCapabi
     except msgspec.MsgspecError:
         return NO_CAPABILITIES
     words: set[str] = set()
-    for name, known in ASKABLE.items():
+    for name, known in CLIENT_CAPABILITIES.items():
         if name in members:
             words.add(name)
             words.update(f"{name}.{detail}" for detail in _details(members[name]) if detail in known)
@@ -155,7 +155,7 @@ def _details(raw: msgspec.Raw) -> list[str]:
     return [name for name, value in details.items() if bytes(value) not in (b"false", b"null")]
 
 
-def profile_capabilities(client_caps: ClientCapabilities) -> dict[str, Any]:
+def write_client_capabilities(client_caps: ClientCapabilities) -> dict[str, Any]:
     """The same as a client writes it, for the hub to say on its caller's behalf."""
     told: dict[str, Any] = {}
     for word in sorted(client_caps):

@@ -18,7 +18,7 @@ from isthmus.wire.jsonrpc import Payload, object_members
 from isthmus.wire.mcp.messages import read_string
 from isthmus.wire.mcp.modern import decode_header, encode_header
 
-Places: TypeAlias = tuple[tuple[tuple[str, ...], str], ...]
+HeaderParams: TypeAlias = tuple[tuple[tuple[str, ...], str], ...]
 """Where an argument is found, and the header that repeats it."""
 
 ANNOTATION = "x-mcp-header"
@@ -45,7 +45,7 @@ _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _INTEGER = re.compile(r"(-?[0-9]+)(?:\.0+)?")
 
 
-class _Mark(NamedTuple):
+class _Annotation(NamedTuple):
     """An annotated schema: where its values are, if the place counts, the header, if it names one, and their kind."""
 
     path: _Path
@@ -53,33 +53,33 @@ class _Mark(NamedTuple):
     kind: object
 
 
-_UNREADABLE = _Mark(None, None, None)
+_UNREADABLE = _Annotation(None, None, None)
 
 
-def annotated(schema: Payload | None) -> Places:
+def annotated_params(schema: Payload | None) -> HeaderParams:
     """The places that a tool's input schema marks; none for nearly every tool, and that is found out cheaply."""
     return tuple((mark.path, mark.header) for mark in _marks(schema) if mark.path and mark.header)
 
 
-def demanded(schema: Payload | None) -> Places:
+def required_params(schema: Payload | None) -> HeaderParams:
     """The places that a caller must repeat: those marked, if all is well with every mark.
 
     Where it is not, clients know nothing of the headers, as they do not even offer the tool.
     """
-    return annotated(schema) if is_well_marked(schema) else ()
+    return annotated_params(schema) if is_annotation_valid(schema) else ()
 
 
-def is_well_marked(schema: Payload | None) -> bool:
+def is_annotation_valid(schema: Payload | None) -> bool:
     """Whether every mark is on its own header, of a kind that can be written, and in a place that counts."""
     marks = _marks(schema)
     return all(map(_is_writable, marks)) and len(marks) == len({mark.header for mark in marks})
 
 
-def _is_writable(mark: _Mark) -> bool:
+def _is_writable(mark: _Annotation) -> bool:
     return bool(mark.path and mark.header) and isinstance(mark.kind, str) and mark.kind in KINDS
 
 
-def _marks(schema: Payload | None) -> list[_Mark]:
+def _marks(schema: Payload | None) -> list[_Annotation]:
     if schema is None or ANNOTATION.encode() not in bytes(schema):
         return []
     try:
@@ -89,10 +89,10 @@ def _marks(schema: Payload | None) -> list[_Mark]:
     return [_mark_of(part, path) for part, path in _schemas(root) if ANNOTATION in part]
 
 
-def _mark_of(schema: _Schema, path: _Path) -> _Mark:
+def _mark_of(schema: _Schema, path: _Path) -> _Annotation:
     token = schema[ANNOTATION]
     is_token = isinstance(token, str) and _TOKEN.fullmatch(token)
-    return _Mark(path, PREFIX + token.lower() if is_token else None, schema.get("type"))
+    return _Annotation(path, PREFIX + token.lower() if is_token else None, schema.get("type"))
 
 
 def _schemas(root: Any) -> list[tuple[_Schema, _Path]]:
@@ -118,7 +118,7 @@ def _parts(keyword: str, value: Any, path: _Path) -> list[tuple[Any, _Path]]:
     return []
 
 
-def param_headers(places: Places, arguments: Payload) -> dict[str, str]:
+def param_headers(places: HeaderParams, arguments: Payload) -> dict[str, str]:
     """The headers that repeat these arguments."""
     headers: dict[str, str] = {}
     for path, header in places:
@@ -130,7 +130,7 @@ def param_headers(places: Places, arguments: Payload) -> dict[str, str]:
     return headers
 
 
-def contradiction(places: Places, arguments: Payload, headers: Mapping[bytes, bytes]) -> str | None:
+def find_mismatch(places: HeaderParams, arguments: Payload, headers: Mapping[bytes, bytes]) -> str | None:
     """How a caller's headers contradict its arguments, in words; None if they say the same."""
     for path, header in places:
         claimed = headers.get(header.encode())

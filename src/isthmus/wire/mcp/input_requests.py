@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from isthmus.model.questions import Question
+from isthmus.model.calls import Question
 from isthmus.wire.jsonrpc import Payload, object_members, render
 from isthmus.wire.mcp.messages import Members, is_object, read_string
 
@@ -18,16 +18,16 @@ INPUT_REQUIRED = "input_required"
 RESPONSES = "inputResponses"
 STATE = "requestState"
 
-ASKED_OF = {"elicitation/create": "elicitation", "roots/list": "roots", "sampling/createMessage": "sampling"}
+CAPABILITY_NEEDED = {"elicitation/create": "elicitation", "roots/list": "roots", "sampling/createMessage": "sampling"}
 """What a server may ask, and what a caller must have said it can do for it."""
 
-QUESTIONS = frozenset(ASKED_OF)
+QUESTIONS = frozenset(CAPABILITY_NEEDED)
 
 COMPLETED = "notifications/elicitation/complete"
 ELICITATION_ID = "elicitationId"
 """Until 2026-07-28 a server told so when the user was done where its question had sent them."""
 
-ELSEWHERE_FIRST = -32042
+URL_ELICITATION_REQUIRED = -32042
 """The error of a server that wants the user to go somewhere first; its data holds the questions that send them."""
 
 QUESTIONS_MAX = 100
@@ -36,14 +36,14 @@ QUESTIONS_MAX = 100
 EMPTY = msgspec.Raw(b"{}")
 
 
-class Inputs(msgspec.Struct, frozen=True):
+class InputRequests(msgspec.Struct, frozen=True):
     """What a server needs before it can go on: questions by its own keys, and a state to be given back."""
 
     questions: dict[str, Question]
     state: msgspec.Raw | None
 
 
-def read_inputs(result: Payload) -> Inputs | str:
+def read_input_required(result: Payload) -> InputRequests | str:
     """Read a result that asks, or say what is wrong with it."""
     members = object_members(result) or {}
     asked = object_members(members.get("inputRequests", EMPTY))
@@ -60,7 +60,7 @@ def read_inputs(result: Payload) -> Inputs | str:
         if question is None:
             return f"a result that asks something unknown ({key[:40]!r})"
         questions[key] = question
-    return Inputs(questions, state)
+    return InputRequests(questions, state)
 
 
 def _read_question(raw: msgspec.Raw) -> Question | None:
@@ -70,7 +70,7 @@ def _read_question(raw: msgspec.Raw) -> Question | None:
     return Question(method, params) if method in QUESTIONS and is_object(params) else None
 
 
-def as_request(question: Question, id: str) -> Question:
+def as_legacy_request(question: Question, id: str) -> Question:
     """The question as an earlier caller takes it: until 2026-07-28 one that sends the user elsewhere had an id."""
     members = object_members(question.params) or {}
     if question.method != "elicitation/create" or read_string(members.get("mode")) != "url":
@@ -82,7 +82,7 @@ def as_request(question: Question, id: str) -> Question:
 _LIST = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 
 
-def read_elsewhere(data: msgspec.Raw | None) -> list[msgspec.Raw]:
+def read_url_elicitations(data: msgspec.Raw | None) -> list[msgspec.Raw]:
     """The ids of the questions in an error that sends the user elsewhere first; none if it is not written so."""
     members = {} if data is None else object_members(data) or {}
     try:
@@ -92,7 +92,7 @@ def read_elsewhere(data: msgspec.Raw | None) -> list[msgspec.Raw]:
     return [members[ELICITATION_ID] for members in told[:QUESTIONS_MAX] if ELICITATION_ID in members]
 
 
-def write_inputs(questions: Mapping[str, Question], state: str) -> bytes:
+def write_input_required(questions: Mapping[str, Question], state: str) -> bytes:
     """A result that asks these questions."""
     asked = {
         key: render({"method": msgspec.json.encode(question.method), "params": question.params})

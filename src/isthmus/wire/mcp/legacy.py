@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
+from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities
 from isthmus.model.features import Ability
-from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 from isthmus.wire.jsonrpc import Payload
-from isthmus.wire.mcp.capabilities import Capabilities, capabilities_of, profile_capabilities
-from isthmus.wire.mcp.hubs import NO_HUBS, write_hubs
+from isthmus.wire.mcp.capabilities import ServerCapabilities, write_client_capabilities, write_server_capabilities
+from isthmus.wire.mcp.hub_meta import NO_HUBS, write_hubs
 from isthmus.wire.mcp.messages import Implementation
 
 VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
@@ -26,11 +26,11 @@ INFO_LENGTH_MAX = 200
 """How much of a name, version or title that a server gives itself is kept."""
 
 
-class Welcome(msgspec.Struct):
+class InitializeResult(msgspec.Struct):
     """What a server says of itself when it is greeted."""
 
     protocolVersion: str = ""
-    capabilities: Capabilities = msgspec.field(default_factory=Capabilities)
+    capabilities: ServerCapabilities = msgspec.field(default_factory=ServerCapabilities)
     meta: msgspec.Raw = msgspec.field(name="_meta", default=msgspec.Raw(b"{}"))
     serverInfo: msgspec.Raw = msgspec.Raw(b"{}")
 
@@ -54,14 +54,14 @@ def _short(value: Any) -> str | None:
 
 def initialize_params(me: Implementation, client_caps: ClientCapabilities = NO_CAPABILITIES) -> bytes:
     """What the hub says when it opens a legacy link, with what those whose calls it carries can be asked."""
-    capabilities = profile_capabilities(client_caps)
+    capabilities = write_client_capabilities(client_caps)
     return msgspec.json.encode({"protocolVersion": LATEST, "capabilities": capabilities, "clientInfo": me})
 
 
-def read_welcome(result: Payload) -> Welcome | str:
+def read_initialize_result(result: Payload) -> InitializeResult | str:
     """Read an `initialize` result, or say why it is none."""
     try:
-        welcome = msgspec.json.decode(result, type=Welcome)
+        welcome = msgspec.json.decode(result, type=InitializeResult)
     except msgspec.MsgspecError as error:
         return f"initialize answered with something else ({error})"
     if welcome.protocolVersion not in VERSIONS:
@@ -92,7 +92,7 @@ def initialize_result(
     """What the hub answers to `initialize`."""
     answer: dict[str, Any] = {
         "protocolVersion": version,
-        "capabilities": capabilities_of(abilities - {"task_handles"}),
+        "capabilities": write_server_capabilities(abilities - {"task_handles"}),
         "serverInfo": me,
     }
     if instructions:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from isthmus.wire.jsonrpc import MEMBERS_MAX, Payload, is_crowded, object_members, render
+from isthmus.wire.mcp.hub_meta import read_missing
 from isthmus.wire.mcp.messages import Members, is_object, read_seconds, read_string
-from isthmus.wire.mcp.missing import read_missing
 
 PROBLEMS_MAX = 100
 """Bad entries that one page may hold before the rest of it is not looked at: a page may hold millions."""

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from isthmus.model.events import LOG_LEVELS, Log, LogLevel, Progress
+from isthmus.model.calls import LOG_LEVELS, LogLevel, LogMessage, Progress
 from isthmus.model.features import Topic
 from isthmus.model.names import ServerName
 from isthmus.wire.jsonrpc import Payload, render
@@ -68,10 +68,10 @@ def cancelled_params(request_id: Payload, reason: str) -> bytes:
     return b"".join((b'{"requestId":', request_id, b',"reason":', msgspec.json.encode(reason), b"}"))
 
 
-def read_log(params: Members) -> Log | None:
+def read_log(params: Members) -> LogMessage | None:
     """Read a line that a server logged; None if it has no level or nothing to say."""
     level = read_level(params.get("level"))
-    return None if level is None or "data" not in params else Log(level, params)
+    return None if level is None or "data" not in params else LogMessage(level, params)
 
 
 def read_level(raw: msgspec.Raw | None) -> LogLevel | None:

@@ -14,11 +14,11 @@ from typing import Any
 
 import msgspec
 
+from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities
 from isthmus.model.features import Ability, Topic
-from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 from isthmus.wire.jsonrpc import INVALID_PARAMS, Payload, Request, object_members, render
-from isthmus.wire.mcp.capabilities import Capabilities, capabilities_of, profile_capabilities
-from isthmus.wire.mcp.hubs import NO_HUBS, write_hubs
+from isthmus.wire.mcp.capabilities import ServerCapabilities, write_client_capabilities, write_server_capabilities
+from isthmus.wire.mcp.hub_meta import NO_HUBS, write_hubs
 from isthmus.wire.mcp.messages import Implementation, Members, read_string
 
 VERSION = "2026-07-28"
@@ -74,7 +74,7 @@ def is_modern(request: Request, version_header: str | None, legacy: tuple[str, .
     return meta is not None and VERSION_KEY in (object_members(meta) or ())
 
 
-class Claims(msgspec.Struct, frozen=True):
+class RoutingHeaders(msgspec.Struct, frozen=True):
     """What a request's headers say that its body says."""
 
     version: str | None
@@ -82,7 +82,7 @@ class Claims(msgspec.Struct, frozen=True):
     name: str | None
 
 
-def check(request: Request, claims: Claims | None, supported: tuple[str, ...]) -> Members | Rejection:
+def check(request: Request, claims: RoutingHeaders | None, supported: tuple[str, ...]) -> Members | Rejection:
     """Check a request's envelope and, over HTTP, that the headers agree with it; returns the members of `_meta`.
 
     The order matters to clients: one that contradicts itself is told so before it is told that its version is
@@ -99,7 +99,7 @@ def check(request: Request, claims: Claims | None, supported: tuple[str, ...]) -
     return meta if version in VERSIONS else unsupported(version, supported)
 
 
-def _incomplete(meta: Members | None, claims: Claims | None, supported: tuple[str, ...]) -> Rejection:
+def _incomplete(meta: Members | None, claims: RoutingHeaders | None, supported: tuple[str, ...]) -> Rejection:
     """The refusal of an envelope that lacks something, or of a header whose version may have no envelope at all."""
     version = None if claims is None else claims.version
     if version is not None and version not in supported and (meta is None or VERSION_KEY not in meta):
@@ -117,7 +117,7 @@ def unsupported(version: str, supported: tuple[str, ...]) -> Rejection:
     return Rejection(UNSUPPORTED_VERSION, text, data)
 
 
-def _mismatch(request: Request, version: str | None, claims: Claims) -> str | None:
+def _mismatch(request: Request, version: str | None, claims: RoutingHeaders) -> str | None:
     if claims.version is None or claims.version != version:
         return "the MCP-Protocol-Version header and the body's protocol version differ"
     if claims.method != request.method:
@@ -141,7 +141,7 @@ def discover_result(
     answer: dict[str, Any] = {
         "resultType": "complete",
         "supportedVersions": supported,
-        "capabilities": capabilities_of(abilities - {"tasks"}),
+        "capabilities": write_server_capabilities(abilities - {"tasks"}),
         "ttlMs": 0,
         "cacheScope": "private",
         "_meta": {SERVER_KEY: me, **write_hubs(hubs)},
@@ -151,24 +151,24 @@ def discover_result(
     return msgspec.json.encode(answer)
 
 
-class Discovery(msgspec.Struct):
+class DiscoverResult(msgspec.Struct):
     """What a modern server says of itself."""
 
     supportedVersions: list[str]
-    capabilities: Capabilities = msgspec.field(default_factory=Capabilities)
+    capabilities: ServerCapabilities = msgspec.field(default_factory=ServerCapabilities)
     meta: msgspec.Raw = msgspec.field(name="_meta", default=msgspec.Raw(b"{}"))
 
 
-def read_discovery(result: Payload) -> Discovery | None:
+def read_discover_result(result: Payload) -> DiscoverResult | None:
     """Read a `server/discover` result; None if it is none, or names no version of this era."""
     try:
-        discovery = msgspec.json.decode(result, type=Discovery)
+        discovery = msgspec.json.decode(result, type=DiscoverResult)
     except msgspec.MsgspecError:
         return None
     return discovery if VERSION in discovery.supportedVersions else None
 
 
-def as_welcome(discovery: Payload) -> bytes:
+def as_initialize_result(discovery: Payload) -> bytes:
     """What a server said of itself in this era, as the result of an earlier `initialize`."""
     members = object_members(discovery) or {}
     info = (object_members(members.get("_meta", b"{}")) or {}).get(SERVER_KEY, members.get("serverInfo"))
@@ -185,7 +185,7 @@ class _Refusal(msgspec.Struct):
     supported: list[str]
 
 
-def names_version(data: Payload | None) -> bool:
+def is_version_supported(data: Payload | None) -> bool:
     """Whether a server that refuses a version names this era's among those that it speaks."""
     try:
         return VERSION in msgspec.json.decode(data or b"", type=_Refusal).supported
@@ -198,7 +198,7 @@ def envelope(me: Implementation, client_caps: ClientCapabilities = NO_CAPABILITI
 
     They say what the caller can be asked, on whose behalf the request is made.
     """
-    capabilities = profile_capabilities(client_caps)
+    capabilities = write_client_capabilities(client_caps)
     return msgspec.json.encode({VERSION_KEY: VERSION, CLIENT_KEY: me, CAPABILITIES_KEY: capabilities})[1:-1]
 
 
@@ -240,7 +240,7 @@ def as_legacy(result: Payload) -> Payload | None:
     return render({key: value for key, value in members.items() if key != "resultType"})
 
 
-class _Filter(msgspec.Struct, omit_defaults=True):
+class _WireFilter(msgspec.Struct, omit_defaults=True):
     toolsListChanged: bool | None = False
     promptsListChanged: bool | None = False
     resourcesListChanged: bool | None = False
@@ -248,7 +248,7 @@ class _Filter(msgspec.Struct, omit_defaults=True):
     taskIds: list[str] | None = None
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class ListenFilter(msgspec.Struct, frozen=True):
     """What a `subscriptions/listen` asks to be told of: changes of lists, updates of resources, and single tasks."""
 
     topics: frozenset[Topic]
@@ -256,10 +256,10 @@ class Wanted(msgspec.Struct, frozen=True):
     tasks: tuple[str, ...] = ()
 
 
-def read_wanted(params: Mapping[str, msgspec.Raw]) -> Wanted | None:
+def read_listen_filter(params: Mapping[str, msgspec.Raw]) -> ListenFilter | None:
     """What a caller's `subscriptions/listen` asks for; None if it is malformed."""
     try:
-        asked = msgspec.json.decode(params["notifications"], type=_Filter)
+        asked = msgspec.json.decode(params["notifications"], type=_WireFilter)
     except (KeyError, msgspec.MsgspecError):
         return None
     flags: dict[Topic, bool | None] = {
@@ -269,13 +269,13 @@ def read_wanted(params: Mapping[str, msgspec.Raw]) -> Wanted | None:
     }
     topics = frozenset(topic for topic, is_wanted in flags.items() if is_wanted)
     uris, tasks = (tuple(dict.fromkeys(names or ())) for names in (asked.resourceSubscriptions, asked.taskIds))
-    return Wanted(topics, uris, tasks)
+    return ListenFilter(topics, uris, tasks)
 
 
-def write_wanted(wanted: Wanted) -> bytes:
+def write_listen_filter(wanted: ListenFilter) -> bytes:
     """The `notifications` member of a `subscriptions/listen`, or of its acknowledgement."""
     return msgspec.json.encode(
-        _Filter(
+        _WireFilter(
             "tools" in wanted.topics,
             "prompts" in wanted.topics,
             "resources" in wanted.topics,
@@ -285,9 +285,9 @@ def write_wanted(wanted: Wanted) -> bytes:
     )
 
 
-def acknowledged_params(subscription: Payload, wanted: Wanted) -> bytes:
+def acknowledged_params(subscription: Payload, wanted: ListenFilter) -> bytes:
     """The first message of a subscription's stream: what will be told on it."""
-    honoured = write_wanted(wanted)
+    honoured = write_listen_filter(wanted)
     return b"".join((b'{"_meta":', subscription_meta(subscription), b',"notifications":', honoured, b"}"))
 
 
@@ -305,13 +305,13 @@ def read_subscription(params: Mapping[str, msgspec.Raw]) -> bytes | None:
 def read_honoured(params: Mapping[str, msgspec.Raw]) -> frozenset[str] | None:
     """The resources of which an acknowledgement says that they will be told of; None if it says nothing of anything."""
     try:
-        honoured = msgspec.json.decode(params["notifications"], type=_Filter)
+        honoured = msgspec.json.decode(params["notifications"], type=_WireFilter)
     except (KeyError, msgspec.MsgspecError):
         return None
-    return None if honoured == _Filter() else frozenset(honoured.resourceSubscriptions or ())
+    return None if honoured == _WireFilter() else frozenset(honoured.resourceSubscriptions or ())
 
 
-def marked_params(subscription: Payload, members: Mapping[str, Payload] = {}) -> bytes:
+def subscription_params(subscription: Payload, members: Mapping[str, Payload] = {}) -> bytes:
     """The parameters of a message on a subscription's stream."""
     return render({**members, "_meta": subscription_meta(subscription)})
 

@@ -12,12 +12,12 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from isthmus.model.tasks import TaskState
+from isthmus.model.tasks import ServerTaskState
 from isthmus.wire.jsonrpc import Payload, render
 from isthmus.wire.mcp.messages import Members, read_seconds, read_string
 
 EXTENSION = "io.modelcontextprotocol/tasks"
-KNOWN = f"extensions.{EXTENSION}"
+TASKS_CAPABILITY = f"extensions.{EXTENSION}"
 """The word of a caller's profile that says that it knows what to do with a task."""
 
 REQUIRED = msgspec.json.encode({"requiredCapabilities": {"extensions": {EXTENSION: {}}}})
@@ -35,10 +35,10 @@ LIST = "tasks/list"
 LEGACY_METHODS = frozenset({"tasks/get", "tasks/result", "tasks/cancel", LIST})
 MODERN_METHODS = frozenset({"tasks/get", "tasks/update", "tasks/cancel"})
 
-STATUS = "notifications/tasks/status"
+STATUS_NOTIFICATION = "notifications/tasks/status"
 """How a server of the earlier era tells by itself how a task stands."""
 
-TOLD = "notifications/tasks"
+TASK_NOTIFICATION = "notifications/tasks"
 """The same since 2026-07-28, to who listens for it."""
 
 ENDS = frozenset({"completed", "failed", "cancelled"})
@@ -61,20 +61,20 @@ _PLAIN = (ID, "status", "statusMessage", "createdAt", "lastUpdatedAt", "ttl", "p
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def read_state(payload: Payload) -> TaskState | None:
+def read_state(payload: Payload) -> ServerTaskState | None:
     """How a task stands, from a result or a notification; None if it does not say."""
     members = _read(payload)
     return state_of(_read(members[TASK]) if TASK in members else members)
 
 
-def state_of(members: Members) -> TaskState | None:
+def state_of(members: Members) -> ServerTaskState | None:
     """The same from the members that say it."""
     id, status = read_string(members.get(ID)), read_string(members.get("status"))
     if id is None or len(id) > ID_LENGTH_MAX or status not in STATUSES:
         return None
     ttl = members.get("ttl", members.get("ttlMs"))
     kept = {key: value.copy() for key, value in _remembered(members).items()}
-    return TaskState(id, status, status in ENDS, None if ttl is None else read_seconds(ttl), kept)
+    return ServerTaskState(id, status, status in ENDS, None if ttl is None else read_seconds(ttl), kept)
 
 
 def _remembered(members: Members) -> Members:
@@ -84,7 +84,7 @@ def _remembered(members: Members) -> Members:
     return {key: members[key] for key in _PLAIN if key in members and key in short}
 
 
-class Summary(msgspec.Struct, frozen=True):
+class TaskSummary(msgspec.Struct, frozen=True):
     """How a task of the hub's own stands, in what both eras tell; moments are seconds of the epoch."""
 
     id: str
@@ -95,17 +95,17 @@ class Summary(msgspec.Struct, frozen=True):
     message: str = ""
 
 
-def earlier_state(summary: Summary) -> dict[str, Payload]:
+def legacy_state(summary: TaskSummary) -> dict[str, Payload]:
     """How a task stands, as it was told before 2026-07-28."""
     return _state(summary, "ttl", "pollInterval")
 
 
-def modern_state(summary: Summary) -> dict[str, Payload]:
+def modern_state(summary: TaskSummary) -> dict[str, Payload]:
     """The same since then."""
     return _state(summary, "ttlMs", "pollIntervalMs")
 
 
-def _state(summary: Summary, ttl: str, poll: str) -> dict[str, Payload]:
+def _state(summary: TaskSummary, ttl: str, poll: str) -> dict[str, Payload]:
     told: dict[str, object] = {ID: summary.id, "status": summary.status}
     if summary.message:
         told["statusMessage"] = summary.message
@@ -125,11 +125,11 @@ def related_to(id: str, members: Members) -> Members:
     return {**members, "_meta": msgspec.Raw(render({**meta, RELATED: related}))}
 
 
-class _Wanted(msgspec.Struct):
+class _TaskRequest(msgspec.Struct):
     ttl: float | None = None
 
 
-_WANTED = msgspec.json.Decoder(_Wanted)
+_WANTED = msgspec.json.Decoder(_TaskRequest)
 
 
 def read_ttl(wanted: msgspec.Raw) -> float | str | None:
@@ -148,7 +148,7 @@ def is_task_required(execution: Payload) -> bool:
     return read_string(_read(execution).get("taskSupport")) == "required"
 
 
-def with_support(definition: Members) -> Members:
+def with_task_support(definition: Members) -> Members:
     """A tool's definition that says that the tool may be run as a task."""
     execution = _read(definition.get("execution", msgspec.Raw(b"{}")))
     return {**definition, "execution": msgspec.Raw(render({**execution, "taskSupport": b'"optional"'}))}
@@ -168,15 +168,15 @@ def list_result(states: Iterable[Payload], cursor: str | None) -> bytes:
     return render(members)
 
 
-def with_related(members: Members, rename: Callable[[str], str | None]) -> Members:
+def rename_related(members: Members, rename: Callable[[str], str | None]) -> Members:
     """Members of a message with the id renamed of the task to which it relates; a task without a name is left out."""
     meta = _read(members.get("_meta", msgspec.Raw(b"{}")))
     if RELATED not in meta:
         return members
-    return {**members, "_meta": msgspec.Raw(render(related_meta(meta, rename)))}
+    return {**members, "_meta": msgspec.Raw(render(rename_related_meta(meta, rename)))}
 
 
-def related_meta(meta: Members, rename: Callable[[str], str | None]) -> Members:
+def rename_related_meta(meta: Members, rename: Callable[[str], str | None]) -> Members:
     """The same for the members of `_meta`."""
     related = _read(meta.get(RELATED, msgspec.Raw(b"{}")))
     id = read_string(related.get(ID))
@@ -186,7 +186,7 @@ def related_meta(meta: Members, rename: Callable[[str], str | None]) -> Members:
     return {**meta, RELATED: msgspec.Raw(render({**related, ID: msgspec.json.encode(name)}))}
 
 
-def with_ids(payload: Payload, rename: Callable[[str], str]) -> Payload:
+def rename_ids(payload: Payload, rename: Callable[[str], str]) -> Payload:
     """A result, or the parameters of a message, with the id of its task renamed wherever it stands."""
     members = _read(payload)
     changed: dict[str, Payload] = {}

@@ -16,10 +16,10 @@ from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.catalog.view import ServerState
 from isthmus.core.ports import ConnectingServer
 from isthmus.core.settings import Limits
-from isthmus.frontends.relay.agents import Agent
-from isthmus.frontends.relay.device import DeviceLine
+from isthmus.frontends.relay.agents import RelayAgent
+from isthmus.frontends.relay.device import DeviceConnection
+from isthmus.frontends.relay.server_arrivals import ArrivalPatience
 from isthmus.frontends.relay.settings import RelaySettings
-from isthmus.frontends.relay.waiting import Patience
 from isthmus.model.calls import Result
 from isthmus.model.features import Tool
 from isthmus.model.names import ServerName
@@ -168,11 +168,11 @@ class Visit:
     def __init__(self, room: Room, settings: RelaySettings | None = None) -> None:
         self.room = room
         self.wire = Wire()
-        self.left: list[DeviceLine] = []
+        self.left: list[DeviceConnection] = []
         settling: asyncio.Future[None] | None = None
         settings = settings or RelaySettings(wait=SECONDS)
-        self.agent = Agent(room.hub, room, CLAIM, settings, lambda: settling, Patience())
-        self.line = DeviceLine(self.wire, self.agent, CLAIM, ME, 100.0, self.left.append)
+        self.agent = RelayAgent(room.hub, room, CLAIM, settings, lambda: settling, ArrivalPatience())
+        self.line = DeviceConnection(self.wire, self.agent, CLAIM, ME, 100.0, self.left.append)
         self.agent.join(self.line)
 
     @property

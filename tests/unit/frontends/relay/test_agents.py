@@ -166,7 +166,7 @@ async def test_a_device_that_cannot_be_told_does_not_keep_others_from_the_news()
     with capture_logs() as logs:
         room.relist(seat, "sub")
         await until(lambda: bool(visit.said))
-    assert [entry["event"] for entry in logs] == ["a device could not be told that its tools changed"]
+    assert [entry["event"] for entry in logs] == ["device could not be notified of changed tools"]
 
 
 async def test_a_server_that_is_denied_is_neither_seen_nor_counted_nor_asked() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.frontends.relay.broadcast import NOT_ASKED_REASON, PAGES_MAX
+from isthmus.frontends.relay.broadcast import NOT_ALLOWED, PAGES_MAX
 from isthmus.frontends.relay.device import PENDING_MAX
 from isthmus.frontends.relay.settings import RelaySettings
 from isthmus.model.calls import Question, Result
@@ -156,7 +156,7 @@ async def test_who_is_silent_is_told_before_who_may_not_be_asked() -> None:
     assert (party.error["code"], party.error["message"]) == (-32002, "转发消息失败")
     missing = {entry["server_id"]: entry["reason"] for entry in party.error["data"]["missing"]}
     assert missing.keys() == {"s1", "s2", "s3", "s4"}
-    assert (missing["s1"], missing["s4"]) == (NOT_ASKED_REASON, "it left")
+    assert (missing["s1"], missing["s4"]) == (NOT_ALLOWED, "it left")
     assert "0.02 s" in missing["s2"]
 
 

@@ -14,13 +14,22 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from isthmus.core.calls.inflight import InFlight
-from isthmus.frontends.relay.device import CALLS_MAX, PENDING_MAX
+from isthmus.frontends.relay.device import (
+    CALLS_MAX,
+    PENDING_MAX,
+    DeviceCall,
+    device_title,
+    initialize_result,
+    ping_result,
+    read_cursor,
+    read_version,
+)
 from isthmus.frontends.relay.settings import RelaySettings
-from isthmus.model.calls import Declined, Progress, Question, Result
+from isthmus.model.calls import NOT_ASKED, Declined, LogMessage, Outcome, Progress, Question, Reply, Result
 from isthmus.model.faults import Lost, ServerError
 from isthmus.model.relay import AgentRules
-from tests.unit.core.doubles import raw, tool
-from tests.unit.frontends.relay.doubles import KITCHEN, Room, Visit, answer, until
+from tests.unit.core.doubles import DONE, raw, tool
+from tests.unit.frontends.relay.doubles import KITCHEN, ME, Room, Visit, answer, until
 
 GREETING = {
     "protocolVersion": "2024-11-05",
@@ -53,7 +62,7 @@ async def test_a_greeting_is_genuine_and_holds_what_each_server_said() -> None:
     assert [entry["server_id"] for entry in result["responses"]] == ["s1", "s2"]
     assert (result["total_servers"], result["responded_servers"]) == (2, 2)
     assert "missing" not in result
-    assert visit.line.shown().title == "Pot 9"
+    assert visit.line.summary().title == "Pot 9"
 
 
 async def test_a_version_that_nobody_speaks_is_answered_with_one_that_the_hub_does() -> None:
@@ -503,7 +512,7 @@ async def test_a_call_that_found_no_slot_in_time_is_told_that_the_server_is_busy
             greedy.call("add", id=number)
     visit = Visit(room)
     visit.call("add", id=1)
-    started = [each for each in room.hub.deadlines.everything() if isinstance(each, InFlight)]
+    started = [each for each in room.hub.deadlines.pending() if isinstance(each, InFlight)]
     (unsent,) = [inflight for inflight in started if inflight.link is None]
     unsent.expire()
     error = error_of(visit.last)
@@ -684,7 +693,7 @@ async def test_a_device_that_listens_is_told_that_its_tools_changed_and_not_too_
     room.come_back(seat)
     room.relist(seat, "mul")
     assert visit.agent._timer is not None
-    visit.agent._look()
+    visit.agent._check()
     assert len(visit.said) == 1, "the list is what it was"
     assert deaf.said == []
 
@@ -739,7 +748,7 @@ async def test_a_device_is_shown_with_what_it_does() -> None:
     seat = room.sit("s1", "add")
     visit = Visit(room)
     visit.call("add", id=1)
-    shown = visit.line.shown()
+    shown = visit.line.summary()
     assert (shown.agent, shown.since, shown.client, shown.calls, shown.answered) == (
         KITCHEN,
         100.0,
@@ -748,4 +757,99 @@ async def test_a_device_is_shown_with_what_it_does() -> None:
         0,
     )
     seat.call.finish(answer())
-    assert (visit.line.shown().calls, visit.line.shown().answered) == (0, 1)
+    assert (visit.line.summary().calls, visit.line.summary().answered) == (0, 1)
+
+
+def members(**values: Any) -> dict[str, Any]:
+    return {key: raw(value) for key, value in values.items()}
+
+
+@pytest.mark.parametrize(
+    ("info", "title"),
+    [
+        ({"name": "Pot", "version": "9"}, "Pot 9"),
+        ({"name": "Pot"}, "Pot"),
+        ({"name": 7, "version": None}, None),
+        ({}, None),
+        ("Pot", None),
+        ({"name": "a\x1bb"}, None),
+        ({"name": "x" * 1000}, "x" * 100),
+    ],
+)
+def test_a_device_is_called_what_it_calls_itself_if_that_can_be_shown(info: Any, title: str | None) -> None:
+    assert device_title(members(clientInfo=info)) == title
+
+
+def test_a_version_is_agreed_on_if_one_is_asked_for() -> None:
+    assert read_version(members(protocolVersion="2025-06-18")) == "2025-06-18"
+    assert read_version(members(protocolVersion="2026-07-28")) == "2025-11-25"
+    assert read_version(members(protocolVersion=7)) is read_version({}) is None
+
+
+def test_a_cursor_is_a_string_or_none() -> None:
+    assert read_cursor(members(cursor="abc")) == "abc"
+    assert read_cursor(members(cursor=None)) is read_cursor({}) is None
+    assert read_cursor(members(cursor=7)) is not None
+    assert len(read_cursor(members(cursor="x" * 1000)) or "") == 64
+
+
+async def test_a_greeting_that_fits_in_no_other_way_is_only_the_hubs_own() -> None:
+    room = Room()
+    for number in range(32):
+        room.sit(f"{number}" + "厨" * 60)
+    visit = Visit(room, RelaySettings(frame_bytes=4096))
+    told = json.loads(initialize_result(visit.agent, ME, "2024-11-05"))
+    assert told.keys() == {"protocolVersion", "capabilities", "serverInfo"}
+
+
+async def test_a_server_without_a_welcome_is_still_named() -> None:
+    room = Room()
+    room.sit("s1").welcome = b""
+    told = json.loads(initialize_result(Visit(room).agent, ME, "2024-11-05"))
+    assert told["responses"] == [{"server_id": "s1"}]
+
+
+async def test_a_sign_of_life_names_who_is_here_and_who_is_not() -> None:
+    room = Room()
+    room.sit("s1")
+    room.go_away(room.sit("s2"), "gone")
+    told = json.loads(ping_result(Visit(room).agent))
+    assert told["responses"] == [{"server_id": "s1"}]
+    assert told["missing"] == [{"server_id": "s2", "reason": "gone"}]
+
+
+class Caller:
+    def __init__(self) -> None:
+        self.reports: list[bytes] = []
+        self.ends: list[tuple[DeviceCall, Outcome]] = []
+
+    def report(self, message: bytes) -> None:
+        self.reports.append(message)
+
+    def call_ended(self, exchange: DeviceCall, outcome: Outcome) -> None:
+        self.ends.append((exchange, outcome))
+
+
+def test_progress_is_told_under_the_devices_own_token_and_nothing_else_is() -> None:
+    caller = Caller()
+    exchange = DeviceCall(caller, raw(1), "add", raw("p"), 10)
+    exchange.emit(Progress({"progress": raw(1), "total": raw(2)}))
+    exchange.emit(LogMessage("info", {"data": raw("x")}))
+    (report,) = caller.reports
+    assert json.loads(report)["params"] == {"progressToken": "p", "progress": 1, "total": 2}
+
+
+def test_who_gave_no_token_hears_nothing() -> None:
+    caller = Caller()
+    DeviceCall(caller, raw(1), "add", None, 10).emit(Progress({"progress": raw(1)}))
+    assert caller.reports == []
+
+
+def test_a_question_is_declined_and_the_end_is_told_once() -> None:
+    caller = Caller()
+    exchange = DeviceCall(caller, raw(1), "add", None, 10)
+    replies: list[Reply] = []
+    exchange.ask(Question("elicitation/create", raw({})), replies.append)
+    exchange.end(DONE)
+    assert replies == [NOT_ASKED]
+    assert caller.ends == [(exchange, DONE)]

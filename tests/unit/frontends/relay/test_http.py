@@ -19,11 +19,23 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.frontends.http.auth import Authenticator
 from isthmus.frontends.http.origin import OriginGuard
 from isthmus.frontends.http.websocket_upgrade import WebSocketOffer
-from isthmus.frontends.relay.http import RelayHttp
+from isthmus.frontends.relay.http import (
+    Counts,
+    Query,
+    RefusedSocket,
+    RelayHttp,
+    bad_key,
+    choose_subprotocol,
+    health,
+    index,
+    read_query,
+    read_server_id,
+    read_token,
+)
 from isthmus.frontends.relay.settings import RelaySettings
 from isthmus.model.callers import Caller
 from isthmus.model.names import ServerName
-from isthmus.model.relay import AgentRules, Claim, DialledServer
+from isthmus.model.relay import AgentRules, Claim, DialledServer, RelayDevice
 from isthmus.transport.websocket import AcceptedSocket, Hearer
 from tests.hubs import TRUSTED
 from tests.unit.frontends.http.visiting import opened
@@ -403,3 +415,142 @@ async def test_a_list_waits_for_configured_servers_that_are_only_starting(monkey
             is_started.set()
             listed = json.loads(await socket.recv())
             assert [entry["name"] for entry in listed["result"]["tools"]] == ["now"]
+
+
+def query(text: bytes) -> Query:
+    read = read_query(text)
+    assert not isinstance(read, RefusedSocket)
+    return read
+
+
+@pytest.mark.parametrize(
+    ("headers", "address", "token"),
+    [
+        ({}, b"", ""),
+        ({}, b"token=", ""),
+        ({}, b"token=abc%2Bd%3D", "abc+d="),
+        ({}, b"token=abc+d/e", "abc d/e"),
+        ({b"authorization": b"Bearer isr1.x.y"}, b"", "isr1.x.y"),
+        ({b"authorization": b"bearer isr1.x.y"}, b"token=isr1.x.y", "isr1.x.y"),
+        ({b"authorization": b"Basic eDp5"}, b"token=t", "t"),
+        ({b"sec-websocket-protocol": b"isthmus.relay.v1, isthmus.bearer.isr1.x.y"}, b"", "isr1.x.y"),
+        ({b"authorization": b"Bearer a+b"}, b"token=a+b", "a+b"),
+        ({}, b"token=t&token=t", "t"),
+    ],
+)
+def test_a_token_is_in_a_header_a_subprotocol_or_the_address(
+    headers: dict[bytes, bytes], address: bytes, token: str
+) -> None:
+    assert read_token(headers, query(address)) == token
+
+
+@pytest.mark.parametrize(
+    ("headers", "address"),
+    [
+        ({b"authorization": b"Bearer one"}, b"token=two"),
+        ({b"authorization": b"Bearer one", b"sec-websocket-protocol": b"isthmus.bearer.two"}, b""),
+        ({b"sec-websocket-protocol": b"isthmus.bearer.one,isthmus.bearer.two"}, b""),
+        ({}, b"token=one&token=two"),
+        ({}, b"token=one&token="),
+    ],
+)
+def test_two_different_tokens_are_refused(headers: dict[bytes, bytes], address: bytes) -> None:
+    refused = read_token(headers, query(address))
+    assert isinstance(refused, RefusedSocket)
+    assert (refused.code, "one" in refused.reason, "two" in refused.reason) == (1008, False, False)
+
+
+@pytest.mark.parametrize(
+    ("address", "server_id"),
+    [
+        (b"token=t", None),
+        (b"server_id=calculator", "calculator"),
+        (b"server_id=%E5%8E%A8%E6%88%BF", "厨房"),
+        ("server_id=厨房".encode(), "厨房"),
+        (b"server_id=a+b", "a b"),
+        (b"server_id=" + b"x" * 64, "x" * 64),
+    ],
+)
+def test_a_server_may_say_what_it_is_called(address: bytes, server_id: str | None) -> None:
+    assert read_server_id(query(address)) == server_id
+
+
+@pytest.mark.parametrize(
+    "address",
+    [b"server_id=", b"server_id=%00", b"server_id=a%0Ab", b"server_id=" + b"x" * 65, b"server_id=a&server_id=b"],
+)
+def test_an_id_that_cannot_be_shown_is_refused(address: bytes) -> None:
+    assert isinstance(read_server_id(query(address)), RefusedSocket)
+
+
+@pytest.mark.parametrize("address", [b"server_id=%ff", b"server_id=\xff", b"server_id=%ed%a0%80", b"token=%fe"])
+def test_what_is_no_text_is_refused_since_two_of_it_would_look_alike(address: bytes) -> None:
+    assert isinstance(read_query(address), RefusedSocket)
+
+
+def test_a_query_of_endless_parameters_is_refused() -> None:
+    assert isinstance(read_query(b"&".join(b"a=1" for _ in range(17))), RefusedSocket)
+
+
+@pytest.mark.parametrize(
+    ("offered", "for_servers", "for_devices"),
+    [
+        (b"", None, None),
+        (b"mcp", "mcp", "mcp"),
+        (b"mcp, isthmus.relay.v1", "isthmus.relay.v1", "isthmus.relay.v1"),
+        (b"isthmus.relay.v1,isthmus.mux.v1", "isthmus.mux.v1", "isthmus.relay.v1"),
+        (b"isthmus.mux.v1", "isthmus.mux.v1", None),
+        (b"isthmus.bearer.t", None, None),
+        (b"graphql-ws", None, None),
+    ],
+)
+def test_the_best_known_subprotocol_is_chosen_and_never_a_token(
+    offered: bytes, for_servers: str | None, for_devices: str | None
+) -> None:
+    fields = {b"sec-websocket-protocol": offered}
+    assert choose_subprotocol(fields, can_mux=True) == for_servers
+    assert choose_subprotocol(fields, can_mux=False) == for_devices
+
+
+CALC = DialledServer(
+    "my_agent", "calculator", ServerName("my_agent_calculator"), "ready", 10.0, ("add", "sub"), "Calculator 3.4.10"
+)
+WEATHER = DialledServer(
+    "my_agent", "weather", ServerName("my_agent_weather"), "away", 20.0, ("weather",), reason="it is not connected"
+)
+ROBOT = RelayDevice("d1", "my_agent", 30.0)
+
+
+def test_the_index_says_that_it_runs_and_has_no_error() -> None:
+    assert index("1.2.3") == {
+        "result": {"message": "MCP Endpoint Server", "version": "1.2.3", "status": "running"},
+        "id": None,
+        "jsonrpc": "2.0",
+    }
+
+
+def test_a_bad_key_is_told_as_the_original_does() -> None:
+    error = {"code": -32004, "message": "密钥验证失败", "data": {"details": "提供的密钥无效或缺失"}}
+    assert bad_key() == {"result": None, "error": error, "id": None, "jsonrpc": "2.0"}
+    assert "success" not in str(bad_key())
+
+
+def test_the_statistics_are_the_originals_with_ours_beside_them() -> None:
+    told = health([CALC, WEATHER], [ROBOT, ROBOT], Counts(1, 4, 9, 12.3456, "1.2.3"))
+    info = {"title": "Calculator 3.4.10", "name": "my_agent_calculator", "state": "ready", "since": 10.0}
+    described = {"tools_count": 2, "tools": ("add", "sub"), "server_info": info}
+    assert told["result"]["status"] == "success"
+    assert told["result"]["connections"] == {
+        "mcp_server_connections": 1,
+        "robot_connections": 2,
+        "total_connections": 3,
+        "robot_connections_by_agent": {"my_agent": 2},
+        "mcp_servers": {"my_agent": {"calculator": described}},
+        "total_tools": 2,
+        "multi_server_support": True,
+        "available_agents": ["my_agent"],
+    }
+    away = {"weather": {"since": 20.0, "reason": "it is not connected", "tools_count": 1}}
+    own = {"version": "1.2.3", "away": {"my_agent": away}, "calls": 4, "tasks": 9, "uptime": 12.346}
+    assert told["result"]["isthmus"] == own
+    assert told.keys() == {"result", "id", "jsonrpc"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from isthmus.frontends.relay.waiting import Waiting
+from isthmus.frontends.relay.server_arrivals import ResponseQueue
 from tests.unit.frontends.relay.doubles import SECONDS, until
 
 
@@ -13,7 +13,7 @@ class Line:
 
     def __init__(self) -> None:
         self.given: list[str] = []
-        self.waiting = Waiting()
+        self.waiting = ResponseQueue()
 
     def add(self, id: str, *arrivals: asyncio.Future[None], seconds: float = SECONDS) -> None:
         self.waiting.add(id.encode(), lambda: self.given.append(id), arrivals, seconds)
@@ -66,9 +66,9 @@ async def test_an_answer_that_is_hurried_is_given_with_those_before_it_and_no_ot
     never = arrival()
     for id in "abac":
         line.add(id, never)
-    line.waiting.hurry(b"a")
+    line.waiting.finish_now(b"a")
     assert line.given == ["a", "b", "a"]
-    line.waiting.hurry(b"x")
+    line.waiting.finish_now(b"x")
     assert line.given == ["a", "b", "a"]
     never.set_result(None)
     await until(lambda: line.given == ["a", "b", "a", "c"])

@@ -39,7 +39,7 @@ def stage() -> Stage:
             notes=("a schema cannot be checked",), detail="last words",
         )
     )  # fmt: skip
-    made.server_queue.hear(ServerLogLine(5.0, "warning", "low on space"))
+    made.server_queue.add_log_line(ServerLogLine(5.0, "warning", "low on space"))
     made.hub.open_server_queue(
         ServerQueue(AWAY, made.hub.limits), ServerStatus(AWAY, "retrying", "refused", is_settled=True)
     )

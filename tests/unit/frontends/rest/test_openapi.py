@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from isthmus.frontends.rest.http import TELLERS
+from isthmus.frontends.rest.http import RESPONDERS
 from isthmus.frontends.rest.openapi import document
 from isthmus.frontends.rest.operations import OPERATIONS
 from isthmus.model.faults import leaves
@@ -64,7 +64,7 @@ def test_problems_name_every_reason() -> None:
 
 
 def test_every_operation_that_is_no_call_has_somebody_to_answer_it() -> None:
-    assert set(TELLERS) == {operation.id for operation in OPERATIONS if not operation.is_call}
+    assert set(RESPONDERS) == {operation.id for operation in OPERATIONS if not operation.is_call}
 
 
 def test_the_page_has_a_row_for_every_operation_and_every_reason() -> None:

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from isthmus.frontends.rest.operations import OPERATIONS, ROUTER, Place
+from isthmus.frontends.rest.operations import OPERATIONS, ROUTER, RouteMatch
 
 
-def found(path: str) -> Place:
+def found(path: str) -> RouteMatch:
     place = ROUTER.find(path)
     assert place is not None
     return place

@@ -18,7 +18,7 @@ from isthmus.frontends.http.origin import OriginGuard
 from isthmus.frontends.rest.http import RestHttp
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.names import ServerName
-from isthmus.model.relay import Device, DialledServer, Forgetting, RelayStatus
+from isthmus.model.relay import DialledServer, Forgetting, RelayDevice, RelayStatus
 from tests.unit.core.doubles import ANYONE, Stage, tool
 from tests.unit.frontends.http.visiting import Answer, opened, request, visiting
 
@@ -32,8 +32,8 @@ OVEN = server("kitchen", "oven", tools=("heat", "look"), title="oven 1.2", is_mu
 SINK = server("kitchen", "sink", "away", ("rinse",), reason="it is not connected: it left")
 RACK = server("acme/cellar", "rack", tools=("look",))
 NEW = server("attic", "new", "connecting")
-ROBOT = Device("d1", "kitchen", 1001.0, "192.0.2.8:6000", "robot 1.0", calls=1, answered=7)
-LONELY = Device("d2", "garden", 1002.0, "192.0.2.9:6000")
+ROBOT = RelayDevice("d1", "kitchen", 1001.0, "192.0.2.8:6000", "robot 1.0", calls=1, answered=7)
+LONELY = RelayDevice("d2", "garden", 1002.0, "192.0.2.9:6000")
 STATUS = RelayStatus((OVEN, SINK, RACK, NEW), (ROBOT, LONELY))
 
 CALLERS = {
