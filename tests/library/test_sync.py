@@ -26,7 +26,7 @@ from isthmus.library import (
     WrongThreadError,
     tool,
 )
-from isthmus.library.owner import Owner
+from isthmus.library.loop_thread import LoopThread
 from tests.conftest import children
 from tests.library.possessions import left_behind, possessions
 from tests.library.services import POLL_SECONDS, pay, raw_server, wait_for_line, with_servers
@@ -117,9 +117,9 @@ def test_a_stream_that_is_closed_while_it_begins_is_cancelled_at_the_server(serv
         """So that the list of tools must be asked for."""
 
     try:
-        Owner.shared().post(may_go_on.wait)  # until then the hub gives no list
+        LoopThread.shared().post(may_go_on.wait)  # until then the hub gives no list
         reader.start()
-        while stream._begin is not None:
+        while stream._start is not None:
             time.sleep(POLL_SECONDS)  # it has no other way to tell
         stream.close()
     finally:
@@ -154,9 +154,9 @@ def test_an_interrupted_initialize_leaves_no_process(service: ToolService) -> No
 @pytest.mark.parametrize(
     ("fields", "trouble"),
     [
-        ({"timeout": "soon"}, "timeout must be a number of seconds from 0 on, not 'soon'"),
-        ({"timeout": True}, "timeout must be a number of seconds from 0 on, not True"),
-        ({"timeout": float("nan")}, "timeout must be a number of seconds from 0 on, not nan"),
+        ({"timeout": "soon"}, "timeout must be a number of seconds, 0 or more, not 'soon'"),
+        ({"timeout": True}, "timeout must be a number of seconds, 0 or more, not True"),
+        ({"timeout": float("nan")}, "timeout must be a number of seconds, 0 or more, not nan"),
         ({"session_id": "a\nb"}, "session_id must be printable text, not 'a\\nb'"),
         ({"session_id": 5}, "session_id must be printable text, not 5"),
     ],
@@ -241,8 +241,8 @@ def test_tools_that_call_each_other_use_every_place_there_is(down: Callable[[int
 
 def test_a_call_that_can_never_have_a_place_is_refused_at_once(down: Callable[[int], ToolResult]) -> None:
     assert down(200).text == (
-        "Server builtin is busy: 64 calls running, 0 waiting; all that run wait for calls that they have made "
-        "themselves, of which this is one: have tools call each other less deeply, or raise max_calls"
+        "Server builtin is busy: 64 calls running, 0 waiting; all running calls wait for calls that they made "
+        "themselves, including this one: nest tool calls less deeply, or raise max_calls"
     )
     assert down(64).text == "the bottom"
 
@@ -285,7 +285,7 @@ def test_a_service_that_there_is_can_be_initialized_without_a_loop(tmp_path: Pat
 
 
 def test_what_to_begin_with_is_said_once() -> None:
-    with pytest.raises(ConfigurationError, match="was given already when this was made: leave it out of `initialize`"):
+    with pytest.raises(ConfigurationError, match="was already passed when this was made: leave it out of `initialize`"):
         BlockingToolService({"enable_mcp": False}).initialize({"enable_mcp": True})
 
 

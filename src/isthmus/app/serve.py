@@ -481,7 +481,7 @@ async def serve(
 
 async def _recover(running: RunningHub, identities: Identities, books: AuditLog | None) -> None:
     """End the tasks that the last hub left unfinished."""
-    running.tasks.waits.find_caller = partial(_caller_of, identities)
+    running.tasks.offline_queue.find_caller = partial(_caller_of, identities)
     lost = await running.tasks.recover()
     if books is not None:
         books.tasks_lost(lost)

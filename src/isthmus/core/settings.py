@@ -1,8 +1,7 @@
-"""How much of everything the hub allows: the limits that the core owns.
+"""The limits of the hub.
 
-Numbers only, checked when made. `config` fills them from `[limits]`; the core, the links and the faces are
-handed the value by `app` and read it. Per-server figures (`max_calls`, `max_queued`, the timeout) are the
-defaults for servers that say nothing themselves.
+Numbers only, checked when created. `config` fills them from `[limits]`; `app` passes them to the core, the links and
+the frontends. `max_calls`, `max_queued` and `call_seconds` are defaults for servers that set none themselves.
 """
 
 from __future__ import annotations
@@ -13,69 +12,68 @@ KIB = 1024
 MIB = 1024 * KIB
 
 CALL_SECONDS = 240.0
-"""How long a server may be silent about a call unless it is configured otherwise.
+"""How long a server may be silent about a call, unless configured.
 
-Clients give up on a silent response themselves: the SDKs' HTTP clients (httpx as the Python SDK sets it, Node's fetch)
-after five minutes. The hub gives up a minute earlier, so that callers are told what happened and whether the tool ran.
-"""
+Clients time out themselves: the SDKs' HTTP clients (httpx as the Python SDK sets it, Node's fetch) after five minutes.
+The hub times out a minute earlier, so that callers learn what happened and whether the tool ran."""
 
 HARD_SECONDS = 3600.0
 """How long a call may take in all. Tools that report progress, and agents, work for many minutes; a server that reports
-for ever gives its slot back after an hour."""
+for ever returns its slot after an hour."""
 
 HARD_SECONDS_MAX = 86_400.0
-"""What an operator may set `hard_seconds` to: work that takes longer than a day does not belong into a call."""
+"""The largest `hard_seconds` that an operator may set: work that takes longer than a day does not belong in a call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Every bound in one place; durations are seconds."""
+    """All limits; durations are seconds."""
 
     call_seconds: float = CALL_SECONDS
-    """How long a server may be silent about a call: from its start, or from the last sign of life (progress, a log
-    line, an answered question, an agent's status update)."""
+    """How long a server may be silent about a call: since its start, or since the last sign of life (progress, a log line,
+        an answered question, an agent's status update)."""
     hard_seconds: float = HARD_SECONDS
-    """How long any call may take, whatever its server reports and however long its caller thinks about a question."""
+    """How long any call may take, whatever its server reports and however long its caller takes to answer questions."""
     connect_seconds: float = 5.0
     listing_seconds: float = 25.0
-    """How long a listing waits for servers that were never seen and whose first attempt to connect has not ended. A
-    package runner that fetches its packages first takes ten seconds and more, and most clients list once. Some clients
-    give a server 30 s to start: one that hangs must not cost them all the others."""
+    """How long a list waits for servers without a cached list that are still connecting for the first time. A package
+        runner that downloads its packages takes ten seconds and more, and most clients list once. Some clients give a server
+        30 s to start: one that hangs must not cost them all the others."""
     drain_seconds: float = 30.0
-    """How long calls in flight may finish once the hub was told to stop."""
+    """How long running calls may take once the hub is stopping."""
     lag_seconds: float = 10.0
-    """How long a reader may stand still before it is cut."""
+    """How long a reader may stall before its connection is closed."""
 
     connections: int = 4096
-    """Connections of callers at once, those that became WebSockets not among them."""
+    """Client connections at once, not counting WebSockets."""
     connections_per_address: int = 2048
-    """Of these, how many may come from one address."""
+    """Client connections of one address."""
     wrong_keys_per_minute: int = 60
-    """How many keys and tokens that are nobody's one address may show before it is told to wait."""
+    """How many unknown keys and tokens one address may send before it must wait."""
 
     max_calls: int = 64
     max_queued: int = 256
     tenant_calls: int = 1000
-    """How many calls of one tenant may run or wait at once in the whole hub, where several tenants share it."""
+    """How many calls of one tenant may run or wait in the whole hub, if several tenants share it."""
     tools_per_server: int = 1000
     depth: int = 64
-    """How deep JSON may nest."""
+    """The nesting depth of JSON."""
 
     request_bytes: int = 4 * MIB
     reply_bytes: int = 16 * MIB
     notification_bytes: int = 1 * MIB
     schema_bytes: int = 256 * KIB
     lag_bytes: int = 1 * MIB
-    """How much may wait for a slow reader before it is cut."""
+    """How much may wait for a slow reader before its connection is closed."""
 
     breaker_failures: int = 5
     """Failures in a row that open the breaker."""
     breaker_share: float = 0.5
-    """The share of failures that opens it, of at least `breaker_calls` within `breaker_window_seconds`."""
+    """The share of failures that opens the breaker, of at least `breaker_calls` within `breaker_window_seconds`."""
     breaker_calls: int = 10
     breaker_window_seconds: float = 30.0
     breaker_open_seconds: float = 3.0
-    """How long it stays open the first time; it doubles up to `breaker_open_max_seconds`."""
+    """How long it stays open the first time; the time doubles up to `breaker_open_max_seconds`."""
     breaker_open_max_seconds: float = 60.0
 
     def __post_init__(self) -> None:
@@ -94,7 +92,7 @@ class Limits:
 
 _MINIMUMS = {
     "max_queued": 0,
-    # Smaller ones refuse an ordinary `initialize` or schema, and nobody would see why nothing works.
+    # Smaller ones reject an ordinary `initialize` or schema, and nothing works without an obvious reason.
     "request_bytes": 4 * KIB,
     "reply_bytes": 4 * KIB,
     "notification_bytes": 1 * KIB,
@@ -106,7 +104,7 @@ _MINIMUMS = {
 _MAXIMUMS = {
     "hard_seconds": HARD_SECONDS_MAX,
     "breaker_share": 1.0,
-    # Decoders recurse once per level; deeper input would meet the interpreter's own limit first.
+    # Decoders recurse once per level; deeper input would hit the interpreter's own limit first.
     "depth": 512,
 }
 

@@ -11,30 +11,38 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeAlias
 
 import structlog
 
-from isthmus.core.audit.facts import LOST, REFUSED, Ended, Fact, Happening, Scribe, Value, Written, said_of
+from isthmus.core.audit import (
+    LOST,
+    REFUSED,
+    AuditEvent,
+    CallFact,
+    EncodedRecord,
+    Fact,
+    RecordEncoder,
+    Value,
+    outcome_word,
+)
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.ports.journal import Verdict
-from isthmus.core.ports.ledger import Ledger
-from isthmus.core.ports.recorder import Noting, Recorder, Witness
-from isthmus.model.calls import Call
+from isthmus.core.ports import AuditedExchange, AuditGate, AuditJournal, Recorder, WriteResult
+from isthmus.model.calls import Call, Outcome
 from isthmus.model.faults import NotWritten
 from isthmus.model.names import ServerName
-from isthmus.model.outcomes import Outcome
 
 log = structlog.get_logger(__name__)
 
 Mode: TypeAlias = Literal["batched", "strict"]
 
-GATHER_SECONDS = 0.075
+BATCH_SECONDS = 0.075
 """How long facts are gathered, of the tenth of a second that a record may be late: each time wakes a thread, which
 waits for the interpreter's lock and is in the way of the loop meanwhile. The rest is the disk's."""
 
-PORTION = 16
+RECORD_BATCH = 16
 """Facts that are made records together, in a later turn of the loop. More would be held, and looked at by the
 collector, for longer; in the journal's thread it costs more, since two threads that both run Python have to take
 turns."""
@@ -57,7 +65,7 @@ NOT_TOLD = "The audit log could not be written, so how the call ended is not tol
 class Audit:
     """Gathers facts and has them written; events come through `note`."""
 
-    def __init__(self, ledger: Ledger, scribe: Scribe, mode: Mode, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, ledger: AuditJournal, scribe: RecordEncoder, mode: Mode, now: Callable[[], float] = time.time) -> None:
         """Needs a running loop."""
         self.mode = mode
         self._ledger = ledger
@@ -65,7 +73,7 @@ class Audit:
         self._now = now
         self._loop = asyncio.get_running_loop()
         self._gathered: list[Fact] = []
-        self._records: list[Written] = []
+        self._records: list[EncodedRecord] = []
         """What is to be handed over next; a call may hold megabytes of arguments, of which these hold none."""
         self._timer: asyncio.TimerHandle | None = None
         self._retry: asyncio.TimerHandle | None = None
@@ -74,7 +82,7 @@ class Audit:
         self.lost = 0
         """Facts that could not be kept, and of which the log does not tell yet."""
         self._strangers: dict[tuple[str, int], int] = {}
-        self.witness: StrictWitness | None = StrictWitness(self, ledger, now) if mode == "strict" else None
+        self.audit_gate: StrictWitness | None = StrictWitness(self, ledger, now) if mode == "strict" else None
 
     def over(self, recorder: Recorder) -> AuditedRecorder:
         """A recorder that does what this one does, and hears for the log."""
@@ -82,7 +90,7 @@ class Audit:
 
     def note(self, event: str, **about: Value) -> None:
         """Something happened that is not a call; no secret belongs into it."""
-        self.add(Happening(self._now(), event, about))
+        self.add(AuditEvent(self._now(), event, about))
 
     def turned_away(self, face: str, status: int) -> None:
         """Somebody was not let in: one record tells of all within a second."""
@@ -99,15 +107,15 @@ class Audit:
     def add(self, fact: Fact) -> None:
         """Gather a fact."""
         if self._timer is None:
-            self._timer = self._loop.call_later(GATHER_SECONDS, self.flush)
+            self._timer = self._loop.call_later(BATCH_SECONDS, self.flush)
         self._gathered.append(fact)
-        if len(self._gathered) == PORTION:
+        if len(self._gathered) == RECORD_BATCH:
             self._loop.call_soon(self._write_out)
 
     def _write_out(self) -> None:
-        """Make records of what was gathered, here and not where they are kept: see `PORTION`."""
+        """Make records of what was gathered, here and not where they are kept: see `RECORD_BATCH`."""
         gathered, self._gathered = self._gathered, []
-        self._records += [Written(*self._scribe.record(fact)) for fact in gathered]
+        self._records += [EncodedRecord(*self._scribe.record(fact)) for fact in gathered]
         self._bound()
 
     def _bound(self) -> None:
@@ -128,13 +136,13 @@ class Audit:
         records, self._records = self._records, []
         told, self.lost = self.lost, 0
         if told:
-            first = Written(*self._scribe.record(Happening(self._now(), LOST, {"records": told})))
+            first = EncodedRecord(*self._scribe.record(AuditEvent(self._now(), LOST, {"records": told})))
             records.insert(0, first)
         self._in_hand += 1
         self._idle.clear()
         self._ledger.write((), partial(self._written, records, told), records)
 
-    def _written(self, records: list[Written], told: int, verdict: Verdict) -> None:
+    def _written(self, records: list[EncodedRecord], told: int, verdict: WriteResult) -> None:
         self._in_hand -= 1
         if verdict != "kept":
             self.lost += told
@@ -171,28 +179,28 @@ class Audit:
 
 
 class AuditedRecorder:
-    """See `core.ports.recorder.Recorder`. On the path of every call."""
+    """See `core.ports.Recorder`. On the path of every call."""
 
     def __init__(self, audit: Audit, recorder: Recorder) -> None:
         self._count = recorder.ended
         self.late = recorder.late
         self._add = audit.add
         self._now = time.time
-        self.witness: Witness | None = audit.witness
+        self.audit_gate: AuditGate | None = audit.audit_gate
 
     def ended(
         self, call: Call, server: ServerName | None, outcome: Outcome, seconds: float, link: object = None
     ) -> None:
         """Count a call, and have it written some time soon unless the witness does."""
         self._count(call, server, outcome, seconds)
-        if self.witness is None:
+        if self.audit_gate is None:
             self._add((self._now(), call, server, outcome, seconds, link is not None, ""))
 
 
 class StrictWitness:
-    """See `core.ports.recorder.Witness`."""
+    """See `core.ports.AuditGate`."""
 
-    def __init__(self, audit: Audit, ledger: Ledger, now: Callable[[], float]) -> None:
+    def __init__(self, audit: Audit, ledger: AuditJournal, now: Callable[[], float]) -> None:
         self.waiting = 0
         self._audit = audit
         self._ledger = ledger
@@ -202,26 +210,26 @@ class StrictWitness:
         self._begun: dict[InFlight, str] = {}
         """What the records of calls are known by that may have been sent."""
 
-    def begun(self, call: Call, id: str) -> Fact:
+    def start_fact(self, call: Call, id: str) -> Fact:
         """What is written before a call is sent."""
         return (self._now(), call, None, None, 0.0, False, id)
 
     def begin(self, inflight: InFlight, send: Callable[[InFlight], None]) -> None:
         """Write that it begins, and send it once that is kept; a task does so in its own commit, when it is sent."""
         exchange = inflight.exchange
-        if isinstance(exchange, Noting):
-            if exchange.notes_begin:
+        if isinstance(exchange, AuditedExchange):
+            if exchange.audits_start:
                 send(inflight)
                 return
-            id = exchange.noted_as
+            id = exchange.audit_id
         else:
             self._count += 1
             self._begun[inflight] = id = f"{self._run}-{self._count}"
-        fact: Ended = (self._now(), inflight.call, inflight.target.feature.server, None, 0.0, False, id)
+        fact: CallFact = (self._now(), inflight.call, inflight.target.feature.server, None, 0.0, False, id)
         self.waiting += 1
         self._ledger.write((), partial(self._kept, inflight, send), (fact,))
 
-    def _kept(self, inflight: InFlight, send: Callable[[InFlight], None], verdict: Verdict) -> None:
+    def _kept(self, inflight: InFlight, send: Callable[[InFlight], None], verdict: WriteResult) -> None:
         self.waiting -= 1
         if verdict == "kept":
             send(inflight)
@@ -232,19 +240,36 @@ class StrictWitness:
         """Write how it ended, and tell it once that is kept; a task does so in its own commit."""
         id = self._begun.pop(inflight, "")
         was_sent, exchange = inflight.link is not None, inflight.exchange
-        if isinstance(exchange, Noting):
-            exchange.note((self._now(), inflight.call, server, outcome, seconds, was_sent, id or exchange.noted_as))
-            inflight.tell(outcome)
+        if isinstance(exchange, AuditedExchange):
+            exchange.note((self._now(), inflight.call, server, outcome, seconds, was_sent, id or exchange.audit_id))
+            inflight.deliver(outcome)
             return
         self.waiting += 1
-        fact: Ended = (self._now(), inflight.call, server, outcome, seconds, was_sent, id)
+        fact: CallFact = (self._now(), inflight.call, server, outcome, seconds, was_sent, id)
         self._ledger.write((), partial(self._sealed, inflight, outcome, fact), (fact,))
 
-    def _sealed(self, inflight: InFlight, outcome: Outcome, fact: Ended, verdict: Verdict) -> None:
+    def _sealed(self, inflight: InFlight, outcome: Outcome, fact: CallFact, verdict: WriteResult) -> None:
         self.waiting -= 1
         if verdict == "refused":
             self._audit.add(fact)  # once it can be written: what has begun in the log ends there
         if verdict != "kept":
-            _, executed = said_of(outcome, was_sent=inflight.link is not None)
+            _, executed = outcome_word(outcome, was_sent=inflight.link is not None)
             outcome = NotWritten(NOT_TOLD if executed != "no" else NOT_SENT, executed=executed)
-        inflight.tell(outcome)
+        inflight.deliver(outcome)
+
+
+AuditMode: TypeAlias = Literal["off", "batched", "strict"]
+
+DAY_SECONDS = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class AuditSettings:
+    """How long records are kept."""
+
+    keep: float = 90 * DAY_SECONDS
+    """In seconds."""
+
+    def __post_init__(self) -> None:
+        if not self.keep >= DAY_SECONDS:
+            raise ValueError(f"keep must be a day (1d) or more, not {self.keep:g} s")

@@ -72,7 +72,7 @@ async def test_closing_cancels_every_child_and_waits_for_its_clean_up() -> None:
 async def test_a_closed_crew_starts_nothing() -> None:
     background = BackgroundTasks()
     await background.aclose()
-    with pytest.raises(RuntimeError, match="is closed and cannot start 'late'"):
+    with pytest.raises(RuntimeError, match="'late' cannot start"):
         background.spawn("late", fails())
 
 

@@ -1,6 +1,7 @@
-"""What holds for everybody of a tenant, whoever they are and however they are known.
+"""What applies to all callers of a tenant: bounds of their permissions, and how many calls they may run.
 
-Values only. `config` fills them in; whoever makes a `Caller` of a credential has it bounded here.
+`config` fills in `Tenants`; frontends bound each `Caller` with it. `TenantCalls` counts calls in the whole hub; a
+server's own queue sees to it that a tenant leaves room for others there (`core.calls.server_queue`).
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from isthmus.model.relay import DEFAULT_TENANT
 
 @dataclass(frozen=True, slots=True)
 class TenantSettings:
-    """One tenant."""
+    """The settings of one tenant."""
 
     bounds: Grants | None = None
-    """What nobody of it gets more than; None if that is not said."""
+    """The most that any of its callers may do; None if unlimited."""
     max_calls: int | None = None
-    """How many calls of all of them may run or wait at once; None if that is not said."""
+    """How many calls of all its callers may run or wait; None for the default."""
 
     def __post_init__(self) -> None:
         if self.max_calls is not None and self.max_calls < 1:
@@ -30,31 +31,31 @@ class TenantSettings:
 
 
 STRANGERS = TenantSettings(Grants(()))
-"""Where tenants are listed: everybody of one that is not, who may do nothing. A slip in a name must free nobody."""
+"""Where tenants are listed, callers of any other tenant may do nothing: a typo in a name must not grant access."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tenants:
-    """The tenants of which something is said, by their names."""
+    """The configured tenants, by name."""
 
     known: Mapping[str, TenantSettings] = field(default_factory=dict)
     has_policies: bool = False
-    """Whether callers are held to what policies say of them as well, whichever tenant they are of."""
+    """Whether the operator's own policies also bound callers, whatever their tenant."""
 
     @property
-    def hold_nobody(self) -> bool:
-        """Whether nobody is held to anything here."""
+    def are_unrestricted(self) -> bool:
+        """Whether no caller is bounded."""
         return not self.known and not self.has_policies
 
     def bound(self, caller: Caller) -> Caller:
-        """A caller that may do no more than its tenant, and than policies let it."""
+        """The caller, bounded by its tenant and by policies."""
         grants = caller.grants
         for bounds in self._bounds_of(caller):
             grants = grants.bounded_by(bounds)
         return caller if grants is caller.grants else replace(caller, grants=grants)
 
-    def loosed(self, caller: Caller) -> Caller:
-        """The caller that `bound` made this one of; itself if it is held to something else, or to nothing."""
+    def unbound(self, caller: Caller) -> Caller:
+        """The caller before `bound`; unchanged if it is bounded by something else, or not at all."""
         grants = caller.grants
         for bounds in reversed(self._bounds_of(caller)):
             grants = _without(grants, bounds)
@@ -69,7 +70,7 @@ class Tenants:
 
 
 def _without(grants: Grants, bounds: Grants) -> Grants:
-    """Grants without what bounds them last, if that is this."""
+    """Grants without these bounds, if they are the last."""
     if grants.within is None:
         return grants
     within = None if grants.within == bounds else _without(grants.within, bounds)
@@ -80,7 +81,11 @@ NO_TENANTS = Tenants()
 
 
 class TenantCalls:
-    """Integers, counted on the way of every call that anybody is held to."""
+    """Counts the running calls of each tenant, on the path of every call.
+
+    While there is only one tenant, and the operator set no limit for it, nothing is counted: calls that run when a second
+    tenant calls for the first time are never counted.
+    """
 
     __slots__ = ("_known", "_under_way", "are_several", "uncounted")
 
@@ -88,24 +93,24 @@ class TenantCalls:
         self.are_several = False
         """Whether tenants share the hub: several are configured, or a second one has called."""
         self.uncounted: str | None = None
-        """The one tenant whose calls nobody counts, since there is no other and it may have as many as it likes."""
+        """The only tenant, whose calls are not counted because it has no limit."""
         self._known = NO_TENANTS.known
         self._under_way: dict[str, int] = {}
 
     def know(self, tenants: Tenants, names: set[str]) -> None:
-        """Go by what is said of tenants from now on; `names` are those that are known to call."""
+        """Use these settings from now on; `names` are the tenants that are known to call."""
         self._known = tenants.known
         self.are_several = self.are_several or len(names | set(tenants.known)) > 1
         self.uncounted = None
 
     def under_way(self, tenant: str) -> int:
-        """How many calls a tenant has."""
+        """The number of a tenant's running calls."""
         return self._under_way.get(tenant, 0)
 
     def enter(self, tenant: str, usual: int) -> TooManyCalls | None:
-        """Count one more call, or say that the tenant has as many as it may; `usual` is for whom nothing is said.
+        """Count one more call, or return the fault that the tenant has too many; `usual` is the default limit.
 
-        Not asked for the one that is `uncounted`; each that was counted leaves.
+        Not called for the tenant that is `uncounted`; every counted call must `leave`.
         """
         self._notice(tenant)
         running = self._under_way.get(tenant, 0)
@@ -115,7 +120,7 @@ class TenantCalls:
         return None
 
     def leave(self, tenant: str) -> None:
-        """One call less."""
+        """Count one call less."""
         left = self._under_way[tenant] - 1
         if left:
             self._under_way[tenant] = left

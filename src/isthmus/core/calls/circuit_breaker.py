@@ -1,4 +1,4 @@
-"""When to leave a failing server alone. Pure: time comes in, answers go out; lanes drive it."""
+"""When to stop calling a failing server. Pure: time is an argument; `ServerQueue` drives it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from isthmus.core.settings import Limits
 class CircuitBreaker:
     """Opens after failures in a row, or when too large a share of the calls in one window failed.
 
-    Open, it refuses for a while that doubles each time; then one call may probe. A success, or a new link's
-    successful start, closes it. Windows follow one another instead of sliding: two integers then suffice,
-    however many calls there are.
+    Open, it refuses calls for a while that doubles each time; then one call may probe. A success, or a new link, closes it.
+    Windows follow each other instead of sliding: two integers then suffice, however many calls there are.
     """
 
     __slots__ = ("_calls", "_failed", "_is_probing", "_limits", "_pause", "_row", "_window_ends", "open_until")
@@ -26,7 +25,7 @@ class CircuitBreaker:
         self._row = self._calls = self._failed = 0
         self._pause = self._limits.breaker_open_seconds
         self.open_until = 0.0
-        """When it may be probed; 0 while it is closed, as it nearly always is, and nobody need ask how long to wait."""
+        """When it may be probed; 0 while it is closed, as it nearly always is, so that callers need not call `wait`."""
         self._is_probing = False
 
     def wait(self, now: float) -> float:
@@ -48,17 +47,21 @@ class CircuitBreaker:
         self._count(now, failures=0)
 
     def failed(self, now: float) -> None:
-        """The server did not answer, or unusably."""
+        """The server did not answer, or its answer was unusable."""
         self._row += 1
         self._count(now, failures=1)
         if self._is_probing:
             self._pause = min(self._pause * 2, self._limits.breaker_open_max_seconds)
             self._open(now)
-        elif self._row >= self._limits.breaker_failures or self._is_share_exceeded():
+            return
+        is_share_exceeded = (
+            self._calls >= self._limits.breaker_calls and self._failed >= self._limits.breaker_share * self._calls
+        )
+        if self._row >= self._limits.breaker_failures or is_share_exceeded:
             self._open(now)
 
     def gave_up(self) -> None:
-        """A call ended without saying anything about the server (it was withdrawn): a probe may be made again."""
+        """A call ended without saying anything about the server, such as a cancelled one: another call may probe."""
         self._is_probing = False
 
     def _open(self, now: float) -> None:
@@ -71,6 +74,3 @@ class CircuitBreaker:
             self._calls = self._failed = 0
         self._calls += 1
         self._failed += failures
-
-    def _is_share_exceeded(self) -> bool:
-        return self._calls >= self._limits.breaker_calls and self._failed >= self._limits.breaker_share * self._calls

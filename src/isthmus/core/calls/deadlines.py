@@ -1,8 +1,8 @@
-"""When calls run out of time: one timer for all of them instead of one each.
+"""When calls time out: one timer for all of them instead of one each.
 
-A wheel of buckets, a twentieth of a second wide: a call is put into the bucket in which it expires and taken out
-when it ends. Both are dictionary operations, where a timer of the loop's own costs ten times as much to start and
-to cancel, and nearly all are cancelled.
+A wheel of buckets, each a twentieth of a second wide: a call is put into the bucket in which it expires and removed when
+it ends. Both are dictionary operations; a timer of the loop costs ten times as much to start and to cancel, and nearly
+all are cancelled.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Expiring(Protocol):
     """Something with a deadline."""
 
     def expire(self) -> None:
-        """The time has come."""
+        """The deadline has passed."""
 
     def cancel(self, why: str) -> None:
-        """It is not wanted any more."""
+        """Cancel it."""
 
 
 Bucket: TypeAlias = dict[Expiring, None]
@@ -43,7 +43,7 @@ class Deadlines:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, expiring: Expiring, seconds: float) -> Bucket:
-        """Call `expire` in this many seconds, unless it is taken out of the returned bucket before."""
+        """Call `expire` in this many seconds, unless it is removed from the returned bucket before."""
         now = self._loop.time()
         due = int((now + seconds) / TICK_SECONDS) + 1
         bucket = self._buckets.get(due)
@@ -55,22 +55,18 @@ class Deadlines:
             self._timer = self._loop.call_later(TICK_SECONDS, self._turn)
         return bucket
 
-    def everything(self) -> list[Expiring]:
+    def pending(self) -> list[Expiring]:
         """Whatever has a deadline that has not come."""
         return [expiring for bucket in self._buckets.values() for expiring in bucket]
 
     def _turn(self) -> None:
-        """Expire what is due, and come back while there is something to wait for."""
+        """Expire what is due, and continue while there is anything to wait for."""
         now = int(self._loop.time() / TICK_SECONDS)
         for tick in range(self._ticks + 1, now + 1):
             for expiring in list(self._buckets.pop(tick, ())):
-                _expire(expiring)
+                try:
+                    expiring.expire()
+                except Exception:  # one call's defect must not stop the clock of all the others
+                    log.exception("a call failed to expire")
         self._ticks = now
         self._timer = self._loop.call_later(TICK_SECONDS, self._turn) if self._buckets else None
-
-
-def _expire(expiring: Expiring) -> None:
-    try:
-        expiring.expire()
-    except Exception:  # one call's defect must not stop the clock of all the others
-        log.exception("a call failed to expire")

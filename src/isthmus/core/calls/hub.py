@@ -1,4 +1,9 @@
-"""The hub: where calls start. Faces, the library and the command line reach servers only through it."""
+"""The hub: where calls start. Frontends, the library and the command line reach servers only through it.
+
+Every call passes the stages at the end of this module before it is sent: small synchronous functions that return None
+or how the call ends. A new capability is a new stage in `STAGES`, not a branch in another one. Stages decide and note
+what they found on the in-flight entry; the server's queue sends.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +11,10 @@ import asyncio
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
+from typing import TypeAlias
 from weakref import ref
 
+import msgspec
 import structlog
 
 from isthmus.core.access.policy import CustomPolicy
@@ -16,10 +23,10 @@ from isthmus.core.calls.deadlines import Deadlines
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.result_cache import ResultCache
 from isthmus.core.calls.server_queue import ServerQueue
-from isthmus.core.calls.stages import STAGES
-from isthmus.core.catalog.checks import CheckCache
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.review import Review
+from isthmus.core.catalog.rules import fill_defaults
+from isthmus.core.catalog.schema import EXPENSIVE, CheckCache
 from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
 from isthmus.core.catalog.view import Route, View
 from isthmus.core.ports import ArgumentValidator, Exchange, Link, ListLoader, Recorder
@@ -29,34 +36,47 @@ from isthmus.core.watch.server_tasks import ServerTasks
 from isthmus.core.watch.subscriptions import Subscriptions
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, NO_CAPABILITIES, Call, ClientCapabilities, Outcome, Surface
-from isthmus.model.faults import Bug, NotConnected, UnknownPrompt, UnknownResource, UnknownTool
+from isthmus.model.faults import (
+    BadArguments,
+    Bug,
+    Draining,
+    Fault,
+    NotConnected,
+    ServerError,
+    UnknownPrompt,
+    UnknownResource,
+    UnknownTool,
+)
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
 
 log = structlog.get_logger(__name__)
 
+METHOD_NOT_FOUND = -32601
+"""The JSON-RPC code for an unknown method."""
+
 _UNKNOWN = (UnknownTool, UnknownPrompt, UnknownResource)
 
-TELLING_SECONDS = 0.005
-"""How long watchers keep the loop before it is let go to others: each may have a large view to compile, and calls
-must not stand still while all of them do."""
+NOTIFY_SECONDS = 0.005
+"""How long watchers may run before the loop gets a turn: each may compile a large view, and calls must not wait for
+all of them."""
 
-RESTING_SHARE = 4
-RESTING_SECONDS_MAX = 1.0
-"""When watchers took longer than that, nobody is told for so many times as long: where thousands of servers come and
-go, telling of each would be all that the loop does."""
+PAUSE_FACTOR = 4
+PAUSE_SECONDS_MAX = 1.0
+"""If the watchers took longer than that, the next notification waits so many times as long: where thousands of servers
+connect and disconnect, the loop would otherwise only notify."""
 
 
 class Hub:
-    """Holds the one snapshot and the lanes; starts calls and tells watchers when the snapshot changes."""
+    """Holds the snapshot and the server queues; starts calls and notifies watchers when the snapshot changes."""
 
     def __init__(self, limits: Limits, recorder: Recorder) -> None:
         self.limits = limits
         self.id = secrets.token_hex(8)
-        """Tells it from other hubs, so that it knows itself when it is its own server."""
+        """Lets it recognise itself when it is its own server."""
         self.server_queues: dict[ServerName, ServerQueue] = {}
         self._leaving: set[ServerQueue] = set()
-        """Lanes that were closed or replaced and still have calls."""
+        """Queues that were closed or replaced and still have calls."""
         self.is_draining = False
         self._recorder = recorder
         self.audit_gate = recorder.audit_gate
@@ -65,58 +85,63 @@ class Hub:
         self._loop = asyncio.get_running_loop()
         self.now = self._loop.time
         self.deadlines = Deadlines(self._loop)
-        self.recall = ResultCache()
+        self.result_cache = ResultCache()
         self.subscriptions = Subscriptions()
         self.levels = LogLevels()
         self.tasks = ServerTasks(self.now)
         self.tenants = TenantCalls()
         self._checks = CheckCache(limit_bytes=limits.schema_bytes)
         self.review = Review()
-        self.narrowing: CustomPolicy | None = None
-        """Who else decides of what callers may use; said before there is a server."""
+        self.custom_policy: CustomPolicy | None = None
+        """The operator's own policy; set before the first server."""
         self._snapshot = Snapshot(0, {}, self._checks)
-        self._news: dict[ServerName, ServerStatus | None] = {}
-        """What stands otherwise since it was made, None for what is gone. Where thousands of servers go at once, one
-        snapshot says so of all: to copy so many standings for each would keep the loop for seconds."""
+        self._changed: dict[ServerName, ServerStatus | None] = {}
+        """Changes since the snapshot, None for a removed server. One snapshot covers many changes: copying thousands of
+        statuses for each would block the loop for seconds."""
         self._settling: dict[ServerName, asyncio.Future[None]] = {}
-        self._learners: dict[ServerName, ListLoader] = {}
+        self._list_loaders: dict[ServerName, ListLoader] = {}
         self._watchers: dict[Callable[[], None], None] = {}
-        self._untold: dict[Callable[[], None], None] = {}
-        """Watchers that have not heard of the present snapshot, those first that have waited longest."""
-        self._is_telling = False
-        self._telling_seconds = 0.0
-        """How long the watchers who have heard of the present snapshot took."""
-        self._resting_until = 0.0
+        self._to_notify: dict[Callable[[], None], None] = {}
+        """Watchers that have not been notified of the present snapshot, the longest waiting first."""
+        self._is_notifying = False
+        self._notify_seconds = 0.0
+        """How long watchers have taken for the present snapshot."""
+        self._paused_until = 0.0
 
     @cached_property
     def snapshot(self) -> Snapshot:
-        """How everything stands now: the same value until something stands otherwise, then made when it is wanted."""
-        if self._news:
-            server_statuses = _after(self._snapshot.server_statuses, self._news)
-            self._news = {}
-            self._snapshot = Snapshot(self._snapshot.version + 1, server_statuses, self._checks, self.narrowing)
+        """All servers now: the same value until something changes, then created on demand."""
+        if self._changed:
+            server_statuses = {**self._snapshot.server_statuses}
+            for server, server_status in self._changed.items():
+                if server_status is None:
+                    server_statuses.pop(server, None)
+                else:
+                    server_statuses[server] = server_status
+            self._changed = {}
+            self._snapshot = Snapshot(self._snapshot.version + 1, server_statuses, self._checks, self.custom_policy)
         return self._snapshot
 
-    # -- calls ---------------------------------------------------------------------------------------------------
+    # -- calls ---------------------------------------------------------------------------------------------------------
 
     def start(self, call: Call, exchange: Exchange, within: ref[InFlight] | None = None) -> InFlight:
         """Start a call. It may have ended when this returns; `exchange.end` is called exactly once either way.
 
-        `within` is the call that makes this one, if that is being served by a function of this process.
+        `within` is the call that makes this one, if a function of this process serves that.
         """
         inflight = InFlight(call, exchange, self._recorder, self._loop, within)
         try:
             for stage in STAGES:
                 if (outcome := stage(self, inflight)) is not None:
-                    if not call.client_caps or not isinstance(outcome, _UNKNOWN) or not self._put_off(inflight):
+                    if not call.client_caps or not isinstance(outcome, _UNKNOWN) or not self._retry_later(inflight):
                         inflight.finish(outcome)
                     break
         except Exception as defect:  # noqa: BLE001 - it must cost one call, not the connection that brought it
-            _blame(inflight, defect)
+            _fail_with_bug(inflight, defect)
         return inflight
 
-    def attend(self, call: Call, exchange: Exchange, link: Link) -> InFlight:
-        """A call that the hub answers itself, by a `link` that is no server's and sees to its end."""
+    def start_builtin(self, call: Call, exchange: Exchange, link: Link) -> InFlight:
+        """Start a call that the hub answers itself; `link` is no server's, and ends the call."""
         inflight = InFlight(call, exchange, self._recorder, self._loop)
         inflight.link = link
         inflight.route = Route(Tool.of(BUILTIN, FeatureName(call.name), {}), call.name)
@@ -124,16 +149,16 @@ class Hub:
         return inflight
 
     def start_again(self, inflight: InFlight) -> None:
-        """Start a call that was put off; what is still unknown is so."""
+        """Run the stages of a call again; a name that is still unknown stays unknown."""
         try:
             outcome = next((found for stage in STAGES if (found := stage(self, inflight)) is not None), None)
             if outcome is not None:
                 inflight.finish(outcome)
         except Exception as defect:  # noqa: BLE001 - as in `start`
-            _blame(inflight, defect)
+            _fail_with_bug(inflight, defect)
 
     def submit(self, inflight: InFlight) -> None:
-        """Go on with a call whose arguments were checked elsewhere."""
+        """Continue with a call whose arguments were checked in the worker."""
         if inflight.is_over:
             return
         if self.audit_gate is not None:
@@ -142,42 +167,42 @@ class Hub:
             self.send(inflight)
 
     def send(self, inflight: InFlight) -> None:
-        """Send a call that had to be written down first, unless it has ended meanwhile."""
+        """Submit a call that waited for the audit log or the worker to its server's queue, unless it has ended."""
         if inflight.is_over:
             return
         try:
-            # What is configured may have changed since its lane was found.
+            # The configuration may have changed since the queue was found.
             server = inflight.target.feature.server
             inflight.server_queue = server_queue = self.server_queues.get(server)
             fault = NotConnected(server, "it was removed") if server_queue is None else server_queue.submit(inflight)
             if fault is not None:
                 inflight.finish(fault)
         except Exception as defect:  # noqa: BLE001 - as in `start`
-            _blame(inflight, defect)
+            _fail_with_bug(inflight, defect)
 
     def unreached(self, grants: Grants, surface: Surface, name: str) -> NotConnected | None:
-        """Why nothing has a tool's name, if that is because its server is down and has never said what it has."""
+        """The fault if an unknown tool may belong to a server that is down and was never listed."""
         server = self.snapshot.find_unreached(grants, surface, name)
         server_queue = None if server is None else self.server_queues.get(server)
-        return None if server_queue is None else server_queue.absence()
+        return None if server_queue is None else server_queue.not_connected()
 
-    def _put_off(self, inflight: InFlight) -> bool:
-        """Start a call for what nobody lists once it is known what servers list to its caller; False if it is."""
+    def _retry_later(self, inflight: InFlight) -> bool:
+        """Start a call with an unknown name again once its caller's lists are loaded; False if they are."""
         call = inflight.call
-        waits = self._learn(call.caller, call.surface, call.client_caps)
+        waits = self._load_lists(call.caller, call.surface, call.client_caps)
         if waits:
-            again = _Again(self, inflight, len(waits))
+            again = _StartAgain(self, inflight, len(waits))
             for done in waits:
-                done.add_done_callback(again.one_more)
-            self._loop.call_later(max(waits.values()), again.now)
+                done.add_done_callback(again.on_loaded)
+            self._loop.call_later(max(waits.values()), again.start)
         return bool(waits)
 
-    def keep(self, inflight: InFlight, outcome: Outcome) -> None:
-        """Remember how a call ended, if it may be given again and its server is still the same."""
+    def cache_result(self, inflight: InFlight, outcome: Outcome) -> None:
+        """Cache how a call ended, if that is allowed and its server is still the same."""
         if inflight.server_queue is self.server_queues.get(inflight.target.feature.server):
-            self.recall.keep(inflight, outcome, inflight.target.keep_seconds, self.now())
+            self.result_cache.keep(inflight, outcome, inflight.target.keep_seconds, self.now())
 
-    # -- servers -------------------------------------------------------------------------------------------------
+    # -- servers -------------------------------------------------------------------------------------------------------
 
     def open_server_queue(
         self,
@@ -187,117 +212,114 @@ class Hub:
         is_awaited: bool = True,
         learner: ListLoader | None = None,
     ) -> None:
-        """Make room for a server, or for a changed one in place of what it was.
+        """Add a server, or replace a changed one.
 
-        If it is awaited, listings and calls wait a moment for it until its first attempt has ended. Without a
-        `learner` it lists the same to everybody.
+        If it is awaited, lists and calls wait a moment until its first connection attempt has ended. Without a
+        `learner` it lists the same to all clients.
         """
-        self._leave(self.server_queues.get(server_queue.server))
+        self._retire(self.server_queues.get(server_queue.server))
         self.server_queues[server_queue.server] = server_queue
         server_queue.tasks = self.tasks
         server_queue.tenants = self.tenants
-        self._learners.pop(server_queue.server, None)
+        self._list_loaders.pop(server_queue.server, None)
         if learner is not None:
-            self._learners[server_queue.server] = learner
+            self._list_loaders[server_queue.server] = learner
         if is_awaited and not server_status.is_settled:
             self._settling[server_queue.server] = self._loop.create_future()
         self.publish(server_status)
 
     def close_server_queue(self, server: ServerName) -> None:
-        """Forget a server: from now on nobody sees it. Its calls in flight are not touched."""
-        self._leave(self.server_queues.pop(server))
-        self._learners.pop(server, None)
-        self.recall.forget(server)
+        """Remove a server: nobody sees it any more. Its running calls are not affected."""
+        self._retire(self.server_queues.pop(server))
+        self._list_loaders.pop(server, None)
+        self.result_cache.forget(server)
         self.review.forget(server)
         if (settling := self._settling.pop(server, None)) is not None:
             settling.set_result(None)
-        self._note(server, None)
+        self._change(server, None)
 
-    def _leave(self, server_queue: ServerQueue | None) -> None:
+    def _retire(self, server_queue: ServerQueue | None) -> None:
         self._leaving = {left for left in self._leaving if left.running or left.queued}
         if server_queue is not None:
             self._leaving.add(server_queue)
 
     def publish(self, server_status: ServerStatus) -> None:
-        """Have the next snapshot show this server's new standing, and tell the watchers."""
+        """Put a server's new status into the next snapshot, and notify watchers."""
         if (server_status.is_settled or server_status.is_recalled) and (
             settling := self._settling.pop(server_status.server, None)
         ) is not None:
             settling.set_result(None)
-        server_status = self.review.of(server_status)
+        server_status = self.review.reviewed(server_status)
         server = server_status.server
-        present = self._news[server] if server in self._news else self._snapshot.server_statuses.get(server)
-        if present != server_status:
-            self._note(server, server_status)
-            if server_status.withheld or server_status.left_out:
-                self._refuse_unseen(server_status)
-
-    def _refuse_unseen(self, server_status: ServerStatus) -> None:
-        """Calls that still wait were for tools that looked otherwise."""
-        server_queue, unseen = (
-            self.server_queues.get(server_status.server),
-            {*server_status.withheld, *server_status.left_out},
-        )
-        for inflight in () if server_queue is None else server_queue.waiting_for(unseen):
+        present = self._changed[server] if server in self._changed else self._snapshot.server_statuses.get(server)
+        if present == server_status:
+            return
+        self._change(server, server_status)
+        hidden = {*server_status.withheld, *server_status.left_out}
+        server_queue = self.server_queues.get(server) if hidden else None
+        # Waiting calls were made for tools that looked different.
+        for inflight in () if server_queue is None else server_queue.waiting_for(hidden):
             call = inflight.call
             if self.snapshot.find_tool(call.caller.grants, call.surface, call.client_caps, call.name) is None:
                 inflight.finish(UnknownTool(call.name))
 
     def publish_again(self, server: ServerName) -> None:
-        """Have a server's standing reviewed once more: other tools of it may be seen now."""
-        server_status = self.review.again(server)
+        """Review a server's status again, because other tools may be visible now."""
+        server_status = self.review.last_published(server)
         if server_status is not None and server in self.server_queues:
             self.publish(server_status)
 
-    def _note(self, server: ServerName, server_status: ServerStatus | None) -> None:
-        self._news[server] = server_status
+    def _change(self, server: ServerName, server_status: ServerStatus | None) -> None:
+        self._changed[server] = server_status
         self.__dict__.pop("snapshot", None)
         if not self._watchers:
             return
-        self._untold |= self._watchers
-        if self._is_telling:  # the rest is told in a later turn of the loop
+        self._to_notify |= self._watchers
+        if self._is_notifying:  # a later turn of the loop continues
             return
-        if self._loop.time() < self._resting_until:
-            self._is_telling = True
-            self._loop.call_at(self._resting_until, self._tell_watchers)
+        if self._loop.time() < self._paused_until:
+            self._is_notifying = True
+            self._loop.call_at(self._paused_until, self._notify_watchers)
         else:
-            self._tell_watchers()
+            self._notify_watchers()
 
-    def _tell_watchers(self) -> None:
-        """Tell those who have not heard, the first at once and the others as the loop has time for them."""
+    def _notify_watchers(self) -> None:
+        """Notify waiting watchers, the first at once and the others as the loop has time for them."""
         began = self._loop.time()
-        until = began + TELLING_SECONDS
-        self._is_telling = bool(self._untold)
-        while self._untold:
-            watcher = next(iter(self._untold))
-            del self._untold[watcher]
-            _tell(watcher)
+        until = began + NOTIFY_SECONDS
+        self._is_notifying = bool(self._to_notify)
+        while self._to_notify:
+            watcher = next(iter(self._to_notify))
+            del self._to_notify[watcher]
+            try:
+                watcher()
+            except Exception:  # one broken watcher must not affect the others, or the supervisor
+                log.exception("a watcher of the snapshot failed")
             if self._loop.time() > until:
                 break
-        self._is_telling = bool(self._untold)
-        self._telling_seconds += self._loop.time() - began
-        if self._untold:
-            self._loop.call_soon(self._tell_watchers)
-        else:
-            self._rest()
-
-    def _rest(self) -> None:
-        """Everybody has heard; if that took long, leave them alone for a while."""
-        took, self._telling_seconds = self._telling_seconds, 0.0
-        if took > TELLING_SECONDS:
-            self._resting_until = self._loop.time() + min(RESTING_SHARE * took, RESTING_SECONDS_MAX)
+        self._is_notifying = bool(self._to_notify)
+        self._notify_seconds += self._loop.time() - began
+        if self._to_notify:
+            self._loop.call_soon(self._notify_watchers)
+            return
+        took, self._notify_seconds = self._notify_seconds, 0.0
+        if took > NOTIFY_SECONDS:
+            self._paused_until = self._loop.time() + min(PAUSE_FACTOR * took, PAUSE_SECONDS_MAX)
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` after swaps, until the returned function is called; of several in a row it may hear once."""
+        """Call `callback` after changes, until the returned function is called; once for several in a row."""
         self._watchers[callback] = None
-        return lambda: self._unwatch(callback)
 
-    def _unwatch(self, callback: Callable[[], None]) -> None:
-        self._watchers.pop(callback, None)
-        self._untold.pop(callback, None)
+        def unwatch() -> None:
+            self._watchers.pop(callback, None)
+            self._to_notify.pop(callback, None)
+
+        return unwatch
+
+    # -- waiting for servers that start --------------------------------------------------------------------------------
 
     def is_settling(self) -> bool:
-        """Whether some server's first attempt to connect still runs, and it is not known what it listed before."""
+        """Whether a server without a cached list is still connecting for the first time."""
         return bool(self._settling)
 
     def awaited(self) -> list[ServerName]:
@@ -308,10 +330,10 @@ class Hub:
     async def settle(
         self, surface: Surface, *, within: float | None = None, until: Callable[[], bool] | None = None
     ) -> None:
-        """Wait for first attempts to end, of servers whose lists are not known from an earlier run.
+        """Wait for the first connection attempts of servers without a cached list.
 
-        For each server at most `listing_seconds` after it was added, or `within` if that is shorter. With `until` it
-        is enough that that holds: a call need not wait for others than its own server.
+        For each server at most `listing_seconds` after it was added, or `within` if that is shorter. `until` ends the
+        wait earlier: a call only needs its own server.
         """
         when = asyncio.ALL_COMPLETED if until is None else asyncio.FIRST_COMPLETED
         while waits := self._unsettled(surface, within):
@@ -322,19 +344,19 @@ class Hub:
     def _unsettled(self, surface: Surface, within: float | None) -> dict[asyncio.Future[None], float]:
         servers = self._settling if surface.server is None else self._settling.keys() & {surface.server}
         began = {self._settling[server]: self.server_queues[server].opened_at for server in servers}
-        return self._patience(began, within)
+        return self._seconds_left(began, within)
 
-    def _patience(
+    def _seconds_left(
         self, began: Mapping[asyncio.Future[None], float], within: float | None = None
     ) -> dict[asyncio.Future[None], float]:
-        """How long each may still be waited for; those that had their time are left out."""
-        patience = self.limits.listing_seconds
-        until = (patience if within is None else min(patience, within)) - self._loop.time()
+        """How long to wait for each; those whose time is over are left out."""
+        seconds = self.limits.listing_seconds
+        until = (seconds if within is None else min(seconds, within)) - self._loop.time()
         waits = {future: at + until for future, at in began.items()}
         return {future: seconds for future, seconds in waits.items() if seconds > 0}
 
     async def view(self, grants: Grants, surface: Surface) -> View:
-        """What these permissions see now, after a moment's patience with servers that are only starting."""
+        """What these permissions see, after waiting a moment for servers that start."""
         if self._settling:
             await self.settle(surface)
         return self.snapshot.view(grants, surface)
@@ -347,106 +369,207 @@ class Hub:
         *,
         within: float | None = None,
     ) -> View:
-        """What this caller sees now: also servers that must be asked what they list to such callers have a moment.
+        """What this caller sees, after waiting a moment for servers that start or load lists for its capabilities.
 
-        With `within`, servers are waited for only so long after they were added, even if a list would wait longer.
+        With `within`, the wait ends so many seconds after a server was added.
         """
         if self._settling:
             await self.settle(surface, within=within)
-        if client_caps:
-            await _wait_for(self._learn(caller, surface, client_caps, within))
+        if client_caps and (waits := self._load_lists(caller, surface, client_caps, within)):
+            await asyncio.wait(waits, timeout=max(waits.values()))
         return self.snapshot.view(caller.grants, surface, client_caps)
 
     def awaits(self, servers: Iterable[ServerName]) -> bool:
-        """Whether a list waits for one of these servers, of which nothing is known yet."""
+        """Whether a list waits for one of these servers."""
         awaited = self._settling and self._unsettled(EVERYTHING, None)
         return bool(awaited) and any(self._settling.get(server) in awaited for server in servers)
 
-    def _learn(
+    def _load_lists(
         self, caller: Caller, surface: Surface, client_caps: ClientCapabilities, within: float | None = None
     ) -> dict[asyncio.Future[None], float]:
-        """See to it that it becomes known what the caller is listed; what is worth waiting for, and how long."""
+        """Load the lists for a client's capabilities; what to wait for, and how long."""
         servers = self.snapshot.view(caller.grants, surface).servers
-        learners = [self._learners[server] for server in servers if server in self._learners]
-        asked = [learning for learner in learners if (learning := learner.load_lists(caller, client_caps)) is not None]
-        return self._patience({learning.done: learning.began for learning in asked}, within)
+        loaders = [self._list_loaders[server] for server in servers if server in self._list_loaders]
+        loads = [load for loader in loaders if (load := loader.load_lists(caller, client_caps)) is not None]
+        return self._seconds_left({load.done: load.began for load in loads}, within)
 
-    def left(self, session: str) -> None:
-        """A caller's conversation is over, with all its calls: servers need not keep anything for it."""
+    def session_ended(self, session: str) -> None:
+        """A caller's session has ended with all its calls: servers can close what belongs to it."""
         for server_queue in (*self.server_queues.values(), *self._leaving):
             if server_queue.pool is not None:
                 server_queue.pool.left(session)
 
-    # -- going away ----------------------------------------------------------------------------------------------
+    # -- shutting down -------------------------------------------------------------------------------------------------
 
     def running(self) -> int:
-        """Calls sent, or waiting for a slot or to be written down."""
-        written = 0 if self.audit_gate is None else self.audit_gate.waiting
-        return written + sum(
+        """Calls that are running, queued, or waiting for the audit log."""
+        waiting = 0 if self.audit_gate is None else self.audit_gate.waiting
+        return waiting + sum(
             server_queue.running + server_queue.queued
             for server_queue in (*self.server_queues.values(), *self._leaving)
         )
 
     def cancel_all(self, why: str) -> None:
-        """Withdraw every call that is still in flight; each is answered so."""
-        for inflight in self.deadlines.everything():
+        """Cancel all calls."""
+        for inflight in self.deadlines.pending():
             inflight.cancel(why)
 
-    def wait_no_more(self, why: str) -> None:
-        """Have no call wait for a server that is away: none will come."""
+    def stop_waiting(self, why: str) -> None:
+        """Refuse calls that wait for a disconnected server."""
         for server_queue in [*self.server_queues.values(), *self._leaving]:
-            server_queue.wait_no_more(why)
+            server_queue.stop_waiting(why)
 
     def refuse_new_calls(self) -> None:
-        """From now on every new call is told that the hub is shutting down."""
+        """Refuse every new call, because the hub is shutting down."""
         self.is_draining = True
 
 
-class _Again:
-    """Starts a call that was put off, once: when all that it waits for has ended, or when its patience has."""
+class _StartAgain:
+    """Starts a call again, once: when all lists are loaded, or when the time is over."""
 
     def __init__(self, hub: Hub, inflight: InFlight, waits: int) -> None:
         self._hub = hub
         self._inflight: InFlight | None = inflight
         self._waits = waits
 
-    def one_more(self, _: asyncio.Future[None]) -> None:
+    def on_loaded(self, _: asyncio.Future[None]) -> None:
         self._waits -= 1
         if not self._waits:
-            self.now()
+            self.start()
 
-    def now(self) -> None:
+    def start(self) -> None:
         inflight, self._inflight = self._inflight, None
         if inflight is not None and inflight.outcome is None:
             self._hub.start_again(inflight)
 
 
-def _after(
-    server_statuses: Mapping[ServerName, ServerStatus], news: Mapping[ServerName, ServerStatus | None]
-) -> dict[ServerName, ServerStatus]:
-    """The standings once these have changed; None is one that is gone."""
-    changed = {**server_statuses}
-    for server, server_status in news.items():
-        if server_status is None:
-            changed.pop(server, None)
-        else:
-            changed[server] = server_status
-    return changed
-
-
-def _tell(watcher: Callable[[], None]) -> None:
-    try:
-        watcher()
-    except Exception:  # one broken watcher must not keep the others, or the supervisor, from the news
-        log.exception("a watcher of the snapshot failed")
-
-
-def _blame(inflight: InFlight, defect: Exception) -> None:
+def _fail_with_bug(inflight: InFlight, defect: Exception) -> None:
     incident = secrets.token_hex(6)
     log.error("defect while starting a call", incident=incident, tool=inflight.call.name, exc_info=defect)
     inflight.finish(Bug(incident))
 
 
-async def _wait_for(waits: Mapping[asyncio.Future[None], float]) -> None:
-    if waits:
-        await asyncio.wait(waits, timeout=max(waits.values()))
+# -- the stages of a call ----------------------------------------------------------------------------------------------
+
+Stage: TypeAlias = Callable[[Hub, InFlight], Outcome | None]
+
+
+def admit(hub: Hub, _: InFlight) -> Fault | None:
+    """Refuse the call if the hub is shutting down."""
+    return Draining() if hub.is_draining else None
+
+
+def find(hub: Hub, inflight: InFlight) -> Fault | None:
+    """Look the name up in the caller's own view, which is also what the caller's lists show.
+
+    A denied tool is not in the view: denied and unknown are one answer. If its server was never reached, a caller that
+    may use the tool is told that the server is down.
+    """
+    call = inflight.call
+    if call.kind == "tool":  # nearly all calls: the short way
+        route = hub.snapshot.find_tool(call.caller.grants, call.surface, call.client_caps, call.name)
+        if route is None:
+            if call.surface.style == "llm":  # only these names have aliases
+                route = hub.snapshot.view(call.caller.grants, call.surface, call.client_caps).by_alias(call.name)
+            if route is None:
+                return hub.unreached(call.caller.grants, call.surface, call.name) or UnknownTool(call.name)
+        inflight.route = route
+        inflight.name = route.feature.name
+        return None
+    view = hub.snapshot.view(call.caller.grants, call.surface, call.client_caps)
+    found = view.find(call.kind, call.name)
+    if found is None:
+        return _unknown(call, view)
+    inflight.route, inflight.name = found.route, found.name
+    if call.kind == "method":
+        server = found.route.feature.server
+        server_queue = hub.server_queues.get(server)
+        if server_queue is not None and not server_queue.takes_methods:
+            # It is not an MCP server, such as functions of this process: answer in its place.
+            return ServerError(server, METHOD_NOT_FOUND, f"Method not found: {inflight.name}")
+    return None
+
+
+def _unknown(call: Call, view: View) -> Fault:
+    match call.kind:
+        case "tool" | "method":
+            return UnknownTool(call.name)
+        case "prompt" | "prompt_argument":
+            return UnknownPrompt(call.name)
+        case "resource" | "uri_argument":
+            return UnknownResource(call.name, view.candidates(call.name))
+        case "task" | "task_result" | "task_cancel" | "task_update":
+            server = call.surface.server
+            return UnknownTool(call.name) if server is None else NotConnected(server, "it was removed")
+
+
+def fill(_: Hub, inflight: InFlight) -> Fault | None:
+    """Add the operator's default arguments."""
+    route = inflight.route
+    assert route is not None  # not `target`: as a property it costs more than the rest of this
+    if route.defaults:
+        arguments = fill_defaults(inflight.call.arguments, route.defaults)
+        inflight.call = msgspec.structs.replace(inflight.call, arguments=arguments)
+    return None
+
+
+def validate(hub: Hub, inflight: InFlight) -> Fault | None:
+    """Check the arguments against the tool's own schema; `submit` passes those that take long to the worker."""
+    assert inflight.route is not None
+    detail = inflight.route.check(inflight.call.arguments)
+    if detail is None:
+        return None
+    if detail is EXPENSIVE and hub.validation is not None:
+        inflight.carriage = EXPENSIVE
+        return None
+    return BadArguments(inflight.call.name, detail)
+
+
+def use_cache(hub: Hub, inflight: InFlight) -> Outcome | None:
+    """Answer from the cache, where that is allowed; otherwise cache the answer."""
+    route = inflight.route
+    assert route is not None
+    if not route.keep_seconds and inflight.call.kind != "resource":
+        return None
+    cached = hub.result_cache.find(inflight, hub.now())
+    if cached is None:
+        inflight.keep = hub.cache_result
+    return cached
+
+
+def assign(hub: Hub, inflight: InFlight) -> Fault | None:
+    """Find the queue of the tool's server and start the clock."""
+    assert inflight.route is not None
+    server = inflight.route.feature.server
+    server_queue = hub.server_queues.get(server)
+    if server_queue is None:
+        return NotConnected(server, "it was removed")
+    call = inflight.call
+    tenant, tenants = call.caller.tenant, hub.tenants
+    if tenant != tenants.uncounted:
+        if (refused := tenants.enter(tenant, hub.limits.tenant_calls)) is not None:
+            return refused
+        inflight.counted_by = tenants
+    wanted = call.timeout
+    # The result of a task may take as long as the task.
+    longest = hub.limits.hard_seconds if call.lasts or call.kind == "task_result" else server_queue.timeout
+    inflight.limit(longest if wanted is None else min(wanted, longest), hub.deadlines)
+    inflight.server_queue = server_queue
+    return None
+
+
+def submit(hub: Hub, inflight: InFlight) -> Fault | None:
+    """Submit the call to its server's queue, which sends, queues or refuses it; first to the worker or the audit log."""
+    assert inflight.server_queue is not None
+    if inflight.carriage is EXPENSIVE:
+        assert hub.validation is not None
+        inflight.carriage = None
+        hub.validation.validate(inflight, hub.submit)
+        return None
+    if hub.audit_gate is not None:
+        hub.audit_gate.begin(inflight, hub.send)
+        return None
+    return inflight.server_queue.submit(inflight)
+
+
+STAGES: tuple[Stage, ...] = (admit, find, fill, validate, use_cache, assign, submit)

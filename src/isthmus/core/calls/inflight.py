@@ -1,4 +1,4 @@
-"""A call that has been started and has not finished: an entry in tables, not a stack frame and not a task."""
+"""A call that was started and has not ended: an entry in tables, not a stack frame and not an asyncio task."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 UNWRITTEN = object()
-"""The `carriage` of a call that has a slot, and is sent once its exchange has written that it may be."""
+"""The `carriage` of a call that has a slot, and is sent once its exchange has stored that it may be sent."""
 
 QUESTIONS_MAX = 100
-"""Questions of one call that may be open at once; further ones are refused."""
+"""Open questions of one call; further ones are declined."""
 
 ASKED_MAX = 1_000
-"""Questions of one call in all; further ones are refused, and the clock of a call that is asked nothing runs."""
+"""All questions of one call; further ones are declined, so that its clock runs."""
 
 QUESTION_SECONDS = 300.0
-"""How long the caller may think about a question. That time does not count as silence of the server, nor towards the
-caller's own timeout, but `hard_seconds` holds. The call keeps its slot of the server, as far as its lane allows."""
+"""How long the caller may take to answer a question. That time counts neither as silence of the server nor towards the
+caller's own timeout, but `hard_seconds` holds. The call keeps its slot, as far as its server's queue allows."""
 
 
 class InFlight:
-    """Ends exactly once, by the first of: the server's answer, a fault, the deadline, the caller's withdrawal.
+    """Ends exactly once, by the first of: the server's response, a fault, the deadline, the caller's cancellation.
 
-    `route`, `name` and `server_queue` are set by the stages, `link` by the lane when the call leaves its queue, `carriage`
-    by the link for its own use (a request id, a connection); before that it is `EXPENSIVE` while the arguments have to
-    be checked elsewhere. `name` is what the server calls what is asked for.
-    `keep`, if it is set, is given the outcome, to remember it. While its end is being written down (`is_sealed`), it
-    has ended for its server and not yet for its caller.
+    The hub's stages set `route`, `name` and `server_queue`; the server's queue sets `link` when it sends the call; the
+    link uses `carriage` for its own data (a request id, a connection), which is `EXPENSIVE` before that while the
+    arguments are checked in a worker. `name` is the server's own name for the tool. `keep`, if set, receives the outcome
+    to cache it. While its end is being written to the audit log (`is_sealed`), it has ended for its server and not yet
+    for its caller.
     """
 
     __slots__ = (
@@ -63,7 +63,6 @@ class InFlight:
         "_loop",
         "_recorder",
         "_started",
-        "arrival",
         "call",
         "carriage",
         "context",
@@ -82,9 +81,6 @@ class InFlight:
         "within",
     )
 
-    arrival: int
-    """Its place in its lane's order of arrival, once it has had to wait."""
-
     def __init__(
         self,
         call: Call,
@@ -95,8 +91,8 @@ class InFlight:
     ) -> None:
         self.call = call
         self.within = within
-        """The call that made this one, while it was being served by a function of this process. Weakly: calls that
-        each make another and end would otherwise be kept, all of them."""
+        """The call that made this one, if a function of this process served it. Weak: a chain of ended calls would
+        otherwise stay in memory."""
         self.exchange = exchange
         self.route: Route | None = None
         self.name = call.name
@@ -105,10 +101,10 @@ class InFlight:
         self.link: Link | None = None
         self.carriage: object = None
         self.context = copy_context()
-        """Its caller's context variables, for a function of this process: a call that had to wait for its slot, or for
-        the log, begins where another one ends."""
+        """Its caller's context variables, for a function of this process: a call that waited is sent from the context
+        of another one."""
         self.counted_by: TenantCalls | None = None
-        """Where it counts as one of its tenant's, until it has ended."""
+        """The counter of its tenant's calls, until it has ended."""
         self.outcome: Outcome | None = None
         self.is_sealed = False
         self.timeout = 0.0
@@ -119,23 +115,23 @@ class InFlight:
         self._deadlines: Deadlines | None = None
         self._clock: _Clock | None = None
         self.questions: tuple[OpenQuestion, ...] = ()
-        """What is open that is about this call, or may be."""
+        """Open questions that concern this call, or may."""
         self.rounds = 0
-        """How often the call was sent again with answers to what the server asked."""
+        """How often the call was sent again with answers to the server's questions."""
 
     @property
     def target(self) -> Route:
-        """Where the call goes; only asked once the stages have found it."""
+        """The route, once the stages have found it."""
         assert self.route is not None
         return self.route
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, also if its end is only being written down."""
+        """Whether it has ended, also while its end is being written to the audit log."""
         return self.outcome is not None or self.is_sealed
 
     def outer(self) -> Iterator[InFlight]:
-        """The calls that this one was made within and that still run, the nearest first."""
+        """The running calls that this one was made within, the nearest first."""
         inflight: InFlight | None = self
         while inflight is not None:
             inflight = None if inflight.within is None else inflight.within()
@@ -143,37 +139,37 @@ class InFlight:
                 yield inflight
 
     def limit(self, seconds: float, deadlines: Deadlines) -> None:
-        """Set the deadline; no scope, no task and no timer of its own watches it."""
+        """Set the deadline; the shared wheel of `Deadlines` watches it."""
         self.timeout = seconds
         self._deadlines = deadlines
         self._bucket = deadlines.add(self, seconds)
 
     def prolong(self) -> None:
-        """Let it take as long as any call may: nobody stands and waits for it."""
+        """Let it take as long as any call may, because its caller does not wait on a connection."""
         if self.server_queue is not None:
             self.timeout = self.server_queue.hard_seconds
             if not self.questions:
                 self._expire_in(self.timeout)
 
     def heartbeat(self) -> None:
-        """Note a sign of life of this call: its timeout counts from the last one, up to `hard_seconds` in all.
+        """Restart the server's timeout after a sign of life, up to `hard_seconds` in all.
 
         The timer is not touched: when it fires, it is set again for the rest.
         """
-        self._stopwatch().heard_at = self._loop.time()
+        self._get_clock().alive_at = self._loop.time()
 
     def emit(self, event: Event) -> None:
-        """Pass an event on to the caller, unless the call has ended. It is a sign of life."""
+        """Send an event to the caller, unless the call has ended. It is a sign of life."""
         if self.outcome is not None:
             return
         self.heartbeat()
         try:
             self.exchange.emit(event)
         except Exception:  # as in `finish`
-            log.exception("exchange failed while taking an event", tool=self.call.name)
+            log.exception("exchange failed to handle an event", tool=self.call.name)
 
     def pause(self, seconds: float) -> None:
-        """The server let the call's stream go and will be asked for the rest; the caller may be let go as well."""
+        """The server closed the call's stream and resumes later; the caller's stream may be closed as well."""
         if self.outcome is not None:
             return
         self.heartbeat()
@@ -182,97 +178,93 @@ class InFlight:
         try:
             self.exchange.pause(seconds)
         except Exception:  # as in `finish`
-            log.exception("exchange failed while letting its caller go", tool=self.call.name)
+            log.exception("exchange failed to pause", tool=self.call.name)
 
     def ask(
         self, question: Question, reply: OnReply, others: Sequence[InFlight] = (), *, lasts: bool = False
     ) -> OpenQuestion | None:
-        """Put a question of the server to the caller; the clock stands still until it is answered.
+        """Send a question of the server to the caller; the clock stops until it is answered.
 
-        It may be about `others` as well, the same caller's, whose clocks stand still too; one that `lasts` may be
-        about none of them. Returns what it can be taken back by, or None if it is over already.
+        It may also concern `others`, calls of the same caller, whose clocks stop too; one that `lasts` may concern none
+        of them. Returns the open question, or None if it is closed already.
         """
-        if self.is_over or not self._may_ask():
+        too_many = len(self.questions) >= QUESTIONS_MAX or self._get_clock().asked >= ASKED_MAX
+        if self.is_over or too_many or not self._left_in_all():
             reply(TOO_LATE if self.is_over else NOT_ASKED)
             return None
-        self._stopwatch().asked += 1
+        self._get_clock().asked += 1
         asked = OpenQuestion(self, others, reply, lasts=lasts)
         try:
             self.exchange.ask(question, asked)
         except Exception:  # as in `finish`
-            log.exception("exchange failed while taking a question", tool=self.call.name)
+            log.exception("exchange failed to handle a question", tool=self.call.name)
             asked(TOO_LATE)
         return asked if asked.is_open else None
 
-    def _may_ask(self) -> bool:
-        """Whether one more question is not too much, at once or in all, and there is time for it."""
-        too_many = len(self.questions) >= QUESTIONS_MAX or self._stopwatch().asked >= ASKED_MAX
-        return not too_many and self._left_in_all() > 0
-
     def retract(self, asked: OpenQuestion) -> None:
-        """Tell the caller that it need not answer any more."""
+        """Tell the caller that a question no longer needs an answer."""
         if not isinstance(self.exchange, RetractingExchange):
             return
         try:
             self.exchange.retract(asked)
         except Exception:  # as in `finish`
-            log.exception("exchange failed while a question was taken back", tool=self.call.name)
+            log.exception("exchange failed to retract a question", tool=self.call.name)
 
     def retract_later(self, asked: OpenQuestion) -> Callable[[], None] | None:
-        """What tells the caller the same once the call, which is about to end, is over."""
+        """A function that tells the caller the same after the call, which is about to end."""
         if not isinstance(self.exchange, RetractingExchange):
             return None
         try:
             return self.exchange.retract_later(asked)
         except Exception:  # as in `finish`
-            log.exception("exchange failed while a question outlived its call", tool=self.call.name)
+            log.exception("exchange failed to prepare a later retraction", tool=self.call.name)
             return None
 
-    def done_elsewhere(self, id: msgspec.Raw) -> None:
-        """Tell the caller that its user is done where a question sent them."""
+    def elicitation_complete(self, id: msgspec.Raw) -> None:
+        """Tell the caller that its user has finished a URL elicitation."""
         if not isinstance(self.exchange, ElicitationExchange):
             return
         try:
             self.exchange.done(id)
         except Exception:  # as in `finish`
-            log.exception("exchange failed while its user was done elsewhere", tool=self.call.name)
+            log.exception("exchange failed to complete an elicitation", tool=self.call.name)
 
     def hold(self, asked: OpenQuestion) -> None:
-        """A question is open that is about this call, or may be: its clock stands still until `release`."""
+        """Stop the clock for a question that concerns this call, or may, until `release`."""
         if not self.questions:
-            self._stopwatch().asked_at = self._loop.time()
+            self._get_clock().asked_at = self._loop.time()
             if self.server_queue is not None:
-                self.server_queue.waits(self)
+                self.server_queue.question_opened(self)
         self.questions = (*self.questions, asked)
         self._expire_in(QUESTION_SECONDS)
 
     def release(self, asked: OpenQuestion) -> None:
-        """A question was answered, or will not be: the clock runs again once none is open."""
+        """A question is closed: the clock runs again once none is open."""
         self.questions = tuple(each for each in self.questions if each is not asked)
         if not self.questions:
-            clock, now = self._stopwatch(), self._loop.time()
-            clock.thought += now - clock.asked_at
-            clock.heard_at = now
+            clock, now = self._get_clock(), self._loop.time()
+            clock.answer_seconds += now - clock.asked_at
+            clock.alive_at = now
             self._expire_in(max(0.0, self._due() - now))
             if self.server_queue is not None:
-                self.server_queue.goes_on(self)
+                self.server_queue.question_closed(self)
 
-    def _stopwatch(self) -> _Clock:
-        """The clock of a call of which something was heard before its answer; most calls need none."""
+    def _get_clock(self) -> _Clock:
+        """The clock of a call with signs of life or questions; most calls need none."""
         if self._clock is None:
             self._clock = _Clock(self._started)
         return self._clock
 
     def _due(self) -> float:
-        """When the call runs out of time, if nothing more is heard of it."""
-        clock = self._stopwatch()
-        due = clock.heard_at + self.timeout
+        """When the call times out without another sign of life."""
+        clock = self._get_clock()
+        due = clock.alive_at + self.timeout
         if self.call.timeout is not None:
-            due = min(due, self._started + self.call.timeout + clock.thought)
+            due = min(due, self._started + self.call.timeout + clock.answer_seconds)
         return due
 
     def _expire_in(self, seconds: float) -> None:
-        """Move the deadline, though not beyond what any call may take: what is due already stays so."""
+        """Move the deadline, but not beyond `hard_seconds`; a deadline that has passed stays."""
         left = self._left_in_all()
         if self._bucket is not None and self._deadlines is not None and self.outcome is None and left:
             self._bucket.pop(self, None)
@@ -283,7 +275,7 @@ class InFlight:
         return max(0.0, self._started + whole - self._loop.time())
 
     def finish(self, outcome: Outcome) -> bool:
-        """End the call; False if it had ended already, in which case the outcome is counted and dropped."""
+        """End the call; False if it had ended already: then the outcome is counted and dropped."""
         route, recorder = self.route, self._recorder
         if self.outcome is not None or self.is_sealed:
             if route is not None:
@@ -295,50 +287,50 @@ class InFlight:
         if self.counted_by is not None:
             self.counted_by.leave(self.call.caller.tenant)
         if self.server_queue is not None:
-            self.server_queue.released(self, outcome)
+            self.server_queue.call_ended(self, outcome)
         server = None if route is None else route.feature.server
         seconds = self._loop.time() - self._started
         recorder.ended(self.call, server, outcome, seconds, self.link)
         if recorder.audit_gate is None:
-            self._tell(outcome)
+            self._deliver(outcome)
         else:
             self.outcome, self.is_sealed = None, True
-            self._bucket = None  # what is answered while it is being written must not set the clock again
+            self._bucket = None  # an answer that arrives while it is being written must not start the clock
             recorder.audit_gate.ended(self, server, outcome, seconds)
         return True
 
-    def tell(self, outcome: Outcome) -> None:
-        """Its end is written down, or cannot be: tell this to the caller. Once, by the recorder's witness."""
+    def deliver(self, outcome: Outcome) -> None:
+        """Send the outcome to the caller once the audit log has it, or cannot have it. Called once, by the audit gate."""
         self.outcome = outcome
-        self._tell(outcome)
+        self._deliver(outcome)
 
-    def _tell(self, outcome: Outcome) -> None:
+    def _deliver(self, outcome: Outcome) -> None:
         if self.keep is not None:
             self.keep(self, outcome)
         if self.questions:
             self._end_questions(outcome)
         try:
             self.exchange.end(outcome)
-        except Exception:  # one caller's broken exchange must not reach the link, which serves others
-            log.exception("exchange failed while taking an outcome", tool=self.call.name)
+        except Exception:  # one caller's broken exchange must not affect the link, which serves others
+            log.exception("exchange failed to handle an outcome", tool=self.call.name)
 
     def _end_questions(self, outcome: Outcome) -> None:
-        """Before the caller's side hears the end: after it, there may be no stream on which to take them back."""
+        """Close the questions before the caller receives the end: afterwards it may have no stream to retract them."""
         questions, self.questions = self.questions, ()
         if self.server_queue is not None:
-            self.server_queue.goes_on(self)
+            self.server_queue.question_closed(self)
         for asked in questions:
             asked.ended(self, outcome)
 
     def is_cleared(self, send: Callable[[InFlight], None]) -> bool:
-        """Whether the call may be sent now; else `send` is called once its exchange has written that it may be."""
+        """Whether the call may be sent now; otherwise `send` is called once its exchange has stored that."""
         if not isinstance(self.exchange, DurableExchange) or self.exchange.may_send(self, send):
             return True
         self.carriage = UNWRITTEN
         return False
 
     def abandon(self) -> None:
-        """Drop a call that was not sent: it leaves its queue or its slot, and nobody is told."""
+        """Drop a call that was not sent: it leaves its queue or slot, without an end."""
         if self.is_over:
             return
         self.outcome = Cancelled("it is not to be sent", executed="no")
@@ -348,18 +340,18 @@ class InFlight:
             self.counted_by.leave(self.call.caller.tenant)
         if self.server_queue is not None:
             if self.carriage is UNWRITTEN:
-                self.server_queue.take_back(self)
-            self.server_queue.released(self, self.outcome)
+                self.server_queue.return_slot(self)
+            self.server_queue.call_ended(self, self.outcome)
 
     def put_back(self) -> bool:
-        """Give a call that was not sent back to who started it, if they would rather wait themselves for its server."""
+        """Return an unsent call to its exchange, if that waits for the server itself."""
         if (
             self.server_queue is None
             or not isinstance(self.exchange, DurableExchange)
             or not self.exchange.put_back(self)
         ):
             return False
-        self.outcome = self.server_queue.absence()
+        self.outcome = self.server_queue.not_connected()
         if self._bucket is not None:
             self._bucket.pop(self, None)
         if self.counted_by is not None:
@@ -367,20 +359,20 @@ class InFlight:
         return True
 
     def fail(self, fault: Fault) -> None:
-        """End the call without an answer: what was sent once and asked something may have run, whatever came after."""
+        """End the call with a fault; a call that was sent and asked something may have run, whatever came after."""
         if self.rounds and fault.executed == "no":
             detail = fault.why if isinstance(fault, Lost | NotConnected) else fault.message
             fault = Lost(self.target.feature.server, detail, executed="unknown")
         self.finish(fault)
 
     def cancel(self, why: str) -> None:
-        """Withdraw the call: end it here and tell the server to stop."""
+        """Cancel the call: end it here and tell the server to stop."""
         if self.outcome is None:
             server = None if self.route is None else self.route.feature.server
             self._give_up(Cancelled(why, executed=self._executed(), server=server), why)
 
     def expire(self) -> None:
-        """The deadline has passed: end the call and tell the server to stop, unless it gave a sign of life since."""
+        """The deadline has passed: end the call and tell the server to stop, unless there was a sign of life."""
         if self.is_over:
             return
         if self._clock is not None and not self.questions and self._left_in_all():
@@ -392,26 +384,24 @@ class InFlight:
         if self.questions:
             self.go_unanswered(f"nobody answered within {seconds:g} s")
         else:
-            self._give_up(self._lateness(seconds), f"no answer within {seconds:g} s")
-
-    def _lateness(self, seconds: float) -> Fault:
-        """Why it is too late: the server did not answer, or was too busy to be asked."""
-        server_queue = self.server_queue if self.link is None and not self.rounds else None
-        busy = None if server_queue is None else server_queue.busyness()
-        return busy or TimedOut(self.target.feature.server, seconds, executed=self._executed())
+            # A call that was never sent did not time out at its server: that was busy.
+            server_queue = self.server_queue if self.link is None and not self.rounds else None
+            busy = None if server_queue is None else server_queue.overload()
+            fault = busy or TimedOut(self.target.feature.server, seconds, executed=self._executed())
+            self._give_up(fault, f"no answer within {seconds:g} s")
 
     def _allowed(self) -> float:
-        """How long was waited for what did not come: as long as any call may take, or for what was due next."""
+        """How long the hub waited in vain: `hard_seconds`, for an answer, or for the server."""
         clock, wanted = self._clock, self.call.timeout
         if self.server_queue is not None and clock is not None and not self._left_in_all():
             return self.server_queue.hard_seconds
         if self.questions:
             return QUESTION_SECONDS
-        is_silent = clock is None or clock.heard_at + self.timeout <= self._loop.time()
+        is_silent = clock is None or clock.alive_at + self.timeout <= self._loop.time()
         return self.timeout if is_silent or wanted is None else wanted
 
     def go_unanswered(self, why: str) -> None:
-        """End a call that was asked something: an answer is not waited for any more."""
+        """End a call whose question will not be answered in time."""
         if self.outcome is None:
             self._give_up(Unanswered(self.target.feature.server, why), why)
 
@@ -419,7 +409,7 @@ class InFlight:
         if self.is_sealed:
             return
         if self.carriage is UNWRITTEN and self.server_queue is not None:
-            self.server_queue.take_back(self)
+            self.server_queue.return_slot(self)
         elif self.link is not None:
             self.link.withdraw(self, reason)
             self.carriage = None
@@ -430,39 +420,39 @@ class InFlight:
 
     @property
     def may_have_run(self) -> bool:
-        """Whether some of it may have left for its server."""
+        """Whether a part of the request may have left for its server."""
         if self.link is None or self.carriage is UNWRITTEN:
             return False
         return bool(self.rounds) or self.link.may_have_run(self)
 
 
 class _Clock:
-    """What a call's deadline depends on: the last sign of life, and how long its caller thought about questions."""
+    """What a call's deadline depends on: the last sign of life, and the time its caller took for questions."""
 
-    __slots__ = ("asked", "asked_at", "heard_at", "thought")
+    __slots__ = ("alive_at", "answer_seconds", "asked", "asked_at")
 
     def __init__(self, started: float) -> None:
-        self.heard_at = started
+        self.alive_at = started
         """When the last sign of life came."""
         self.asked = 0
-        """How many questions there were."""
+        """The number of questions."""
         self.asked_at = 0.0
-        """Since when a question is open."""
-        self.thought = 0.0
-        """How long questions were open in all."""
+        """When the first open question was asked."""
+        self.answer_seconds = 0.0
+        """How long questions were open, in all."""
 
 
 class OpenQuestion:
-    """A question until it is answered, once; or taken back, by its server or with the last call it may be about.
+    """A question until it is answered, once, or retracted: by its server, or with the last call it may concern.
 
-    One that `lasts` is still open when the server has answered these calls: it may be about none of them.
+    One that `lasts` stays open when the server has answered these calls: it may concern none of them.
     """
 
     __slots__ = ("_lasts", "_reply", "_retract_later", "_waiting", "asked_of")
 
     def __init__(self, asked_of: InFlight, others: Sequence[InFlight], reply: OnReply, *, lasts: bool) -> None:
         self.asked_of: InFlight | None = asked_of
-        """Until that has ended: a question may stay open for hours, and must not keep a result of megabytes."""
+        """None once that call has ended: a question may stay open for hours, and must not keep a large result alive."""
         self._retract_later: Callable[[], None] | None = None
         self._reply: OnReply | None = reply
         self._lasts = lasts
@@ -472,37 +462,34 @@ class OpenQuestion:
 
     @property
     def is_open(self) -> bool:
-        """Whether an answer is still wanted."""
+        """Whether it still waits for an answer."""
         return self._reply is not None
 
     def __call__(self, answer: Reply) -> None:
-        """Take the answer, for the server."""
+        """Pass the answer to the server."""
         reply = self._close()
         if reply is not None:
             reply(answer)
 
-    def take_back(self) -> None:
-        """The server does not want to know any more: nobody answers it, and the caller need not."""
+    def retract(self) -> None:
+        """Retract the question for the server: it gets no answer, and the caller need not give one."""
         if self._close() is not None:
             self._retract()
 
     def ended(self, inflight: InFlight, outcome: Outcome) -> None:
-        """A call that it may be about has ended."""
+        """A call that it may concern has ended."""
         if inflight in self._waiting:
             self._waiting.remove(inflight)
         is_answered = isinstance(outcome, Result | ServerError)
         if self._waiting or (self._lasts and is_answered):
-            self._outlive(inflight)
+            if inflight is self.asked_of:
+                self._retract_later = inflight.retract_later(self)
+                self.asked_of = None
             return
         reply = self._close()
         if reply is not None:
             self._retract()
             reply(TOO_LATE if is_answered else GIVEN_UP)
-
-    def _outlive(self, inflight: InFlight) -> None:
-        if inflight is self.asked_of:
-            self._retract_later = inflight.retract_later(self)
-            self.asked_of = None
 
     def _retract(self) -> None:
         if self.asked_of is not None:
@@ -511,7 +498,7 @@ class OpenQuestion:
             try:
                 self._retract_later()
             except Exception:  # as in `InFlight.finish`
-                log.exception("exchange failed while a question was taken back after its call")
+                log.exception("exchange failed to retract a question after its call")
 
     def _close(self) -> OnReply | None:
         reply, self._reply = self._reply, None

@@ -1,7 +1,7 @@
-"""Results that may be given again: of tools that the operator named, and of resources whose server allows it.
+"""Cached results: of tools that the operator named, and of resources whose server allows it.
 
-A result belongs to one caller, exact arguments and exact headers, unless a server that the operator trusts says that it
-is the same for everybody. What was an error is never kept.
+A result belongs to one caller, exact arguments and exact headers, unless a server that the operator trusts marks it as
+public. Errors are never cached.
 """
 
 from __future__ import annotations
@@ -17,76 +17,76 @@ from isthmus.model.calls import Call, Outcome, Result
 from isthmus.model.names import ServerName
 
 KEPT_BYTES_MAX = 64 * 1024 * 1024
-"""All kept results together; the one unused for longest goes first."""
+"""All cached results together; the least recently used is dropped first."""
 
 RESULT_BYTES_MAX = 4 * 1024 * 1024
-"""A larger one is not kept: it would push out too many others."""
+"""A larger result is not cached: it would replace too many others."""
 
 ENTRY_BYTES = 1024
-"""What keeping a result costs beside the result: millions of tiny ones are not small."""
+"""The overhead of an entry: millions of tiny results are not small."""
 
 SECONDS_MAX = 86_400.0
 
 CACHED_KEY = "isthmus/cached"
-"""Where a result says in `_meta` that it was given before, and how long ago."""
+"""The member of `_meta` that says that a result comes from the cache, and how old it is."""
 
 Key: TypeAlias = tuple[ServerName, str, bytes]
 
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-class _Kept(msgspec.Struct):
+class _CachedResult(msgspec.Struct):
     result: Result
     kept_at: float
     until: float
 
 
 class ResultCache:
-    """What may be given again. Time comes in."""
+    """Results that may be returned again. Time is an argument."""
 
     def __init__(self, limit_bytes: int = KEPT_BYTES_MAX) -> None:
         self._limit_bytes = limit_bytes
         self._size_bytes = 0
-        self._kept: OrderedDict[Key, _Kept] = OrderedDict()
+        self._kept: OrderedDict[Key, _CachedResult] = OrderedDict()
         self._under: dict[tuple[ServerName, str], set[Key]] = {}
-        """By server and name: a server that tells of updates all the time must not have all of them looked at."""
+        """Keys by server and name: a server that sends many updates must not have all entries compared."""
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def find(self, inflight: InFlight, now: float) -> Result | None:
-        """What this call was answered before, if that still holds."""
+        """The cached result of this call, if it is still valid."""
         for owner in (_owner(inflight.call), ""):
             key = _key(inflight, owner)
             kept = self._kept.get(key)
-            if kept is not None and _holds(kept, inflight.target.keep_seconds, now):
+            if kept is not None and _is_valid(kept, inflight.target.keep_seconds, now):
                 self._kept.move_to_end(key)
-                return _marked(kept.result, now - kept.kept_at)
+                return _with_age(kept.result, now - kept.kept_at)
             if kept is not None:
                 self._forget(key)
         return None
 
     def keep(self, inflight: InFlight, outcome: Outcome, seconds: float, now: float) -> None:
-        """Keep how a call ended, if it may be kept: as long as the operator says, else as the server does."""
+        """Cache how a call ended, if allowed: for the operator's time, else the server's."""
         if not isinstance(outcome, Result) or outcome.is_error or outcome.asked_by or outcome.task_of is not None:
             return
         seconds = min(seconds or outcome.ttl_seconds, SECONDS_MAX)
         size_bytes = len(memoryview(outcome.payload))
         if seconds <= 0 or size_bytes > RESULT_BYTES_MAX:
             return
-        is_everybodys = outcome.is_public and inflight.target.is_trusted
-        key = _key(inflight, "" if is_everybodys else _owner(inflight.call))
+        is_shared = outcome.is_public and inflight.target.is_trusted
+        key = _key(inflight, "" if is_shared else _owner(inflight.call))
         self._forget(key)
         # A copy: the payload may be a part of a much larger body.
         result = msgspec.structs.replace(outcome, payload=outcome.payload.copy())
-        self._kept[key] = _Kept(result, now, now + seconds)
+        self._kept[key] = _CachedResult(result, now, now + seconds)
         self._under.setdefault(key[:2], set()).add(key)
         self._size_bytes += _cost(key, result)
         while self._size_bytes > self._limit_bytes:
             self._forget(next(iter(self._kept)))
 
     def forget(self, server: ServerName, name: str | None = None) -> None:
-        """Forget what a server answered, or what it answered under one of its names."""
+        """Drop what a server returned, or what it returned for one of its names."""
         names = [under for under in self._under if under[0] == server] if name is None else [(server, name)]
         for key in [key for under in names for key in self._under.get(under, ())]:
             self._forget(key)
@@ -102,7 +102,7 @@ class ResultCache:
             del self._under[key[:2]]
 
 
-def _holds(kept: _Kept, seconds: float, now: float) -> bool:
+def _is_valid(kept: _CachedResult, seconds: float, now: float) -> bool:
     """Whether a result is young enough: for when it was kept, and for what the operator says by now."""
     return kept.until > now and (not seconds or now - kept.kept_at < seconds)
 
@@ -112,7 +112,7 @@ def _cost(key: Key, result: Result) -> int:
 
 
 def _owner(call: Call) -> str:
-    """Whose a result is. A caller may speak for several users, whom only headers tell from each other."""
+    """The owner of a result. A caller may speak for several users that only headers distinguish."""
     owner = f"{call.caller.tenant}\0{call.caller.name}\0{call.caller.rights}"
     if not call.headers:
         return owner
@@ -132,10 +132,10 @@ def _key(inflight: InFlight, owner: str) -> Key:
 
 
 TTL = "ttlMs"
-"""Where a server says for how long a result holds, in milliseconds; told again, it holds for less."""
+"""A server's `ttlMs`; a cached result gets what is left of it."""
 
 
-def _marked(result: Result, age: float) -> Result:
+def _with_age(result: Result, age: float) -> Result:
     """The result with the mark that it is not fresh, beside whatever its server put into `_meta`.
 
     What a plain server returned has no place for a mark.

@@ -1,18 +1,23 @@
-"""One server's share of the hub: its link, its slots, its queue and its breaker.
+"""One server's share of the hub: its link, its slots, its queue and its circuit breaker.
 
-A lane is the bulkhead between servers: whatever happens on one, the others have their own. It is driven by the hub
-(calls come in), by the supervisor (links come and go) and by in-flight calls (slots come back).
+It is the bulkhead between servers: whatever happens to one, the others have their own. The hub submits calls, the
+supervisor attaches and detaches links, and ended calls return their slots.
+
+Calls are sent first in, first out. Three rules keep one kind of call from taking every slot, each a cap on the running
+calls of a group: a tenant (three quarters, once several tenants call), a relay device (a quarter), and long calls such
+as tasks (half, and one caller three quarters of these). A call whose group is full keeps its place in the queue while
+later calls pass it. Two more rules break standstills: a call made by a running call of the same server is refused if no
+slot could ever come free, and a caller whose unanswered questions hold over half of the slots loses the oldest while
+others wait.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from bisect import insort
 from collections import Counter, deque
 from collections.abc import Callable, Sequence, Set
-from operator import attrgetter
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import msgspec
 import structlog
@@ -42,29 +47,32 @@ from isthmus.model.names import FeatureName, ServerName
 log = structlog.get_logger(__name__)
 
 _FAILURES = (TimedOut, Lost, BadReply)
-_SILENT = (BadArguments, Cancelled, NotConnected, Overloaded)
+_NEUTRAL = (BadArguments, Cancelled, NotConnected, Overloaded)
 """Outcomes that say nothing about whether the server works."""
 
-CROWDED = "its caller keeps most of the server waiting for answers, and others wait for the server"
+CROWDED = "its caller has too many unanswered questions at this server while other callers wait for it"
 
 ENTANGLED = (
-    "all that run wait for calls that they have made themselves, of which this is one: have tools call each other less "
-    "deeply, or raise max_calls"
+    "all running calls wait for calls that they made themselves, including this one: nest tool calls less deeply, or "
+    "raise max_calls"
 )
 
-HEARD_MAX = 100
-"""Lines that a server logged, as many as the operator is shown."""
-
+LOG_LINES_MAX = 100
+"""Log lines of the server that the operator can read."""
 
 Owner: TypeAlias = tuple[str, str]
-OnLink: TypeAlias = "Callable[[ServerQueue], None]"
-K = TypeVar("K")
+"""A caller: tenant and name."""
 
-_arrival = attrgetter("arrival")
+Group: TypeAlias = tuple[str, str, str]
+"""Calls that share a cap: the kind of group, and whose."""
+
+OnLink: TypeAlias = "Callable[[ServerQueue], None]"
+
+LONG_CALLS: Group = ("long", "", "")
 
 
 class ServerLogLine(msgspec.Struct, frozen=True):
-    """A line that a server logged and that is no caller's: when (since the epoch), how grave, and what."""
+    """A line that a server logged outside of any call: its time since the epoch, level and text."""
 
     at: float
     level: LogLevel
@@ -72,29 +80,24 @@ class ServerLogLine(msgspec.Struct, frozen=True):
 
 
 class ServerQueue:
-    """At most `max_calls` running and `max_queued` waiting; integers count, nothing locks."""
+    """At most `max_calls` running and `max_queued` waiting calls; integers count, nothing locks."""
 
     __slots__ = (
-        "_arrivals",
         "_breaker",
         "_gone_at",
         "_grace",
-        "_heard",
-        "_held",
-        "_is_held_due",
+        "_grace_timer",
         "_is_sending",
-        "_lasting",
-        "_lasting_of",
         "_limits",
         "_link",
+        "_link_watchers",
+        "_log_lines",
         "_login",
+        "_long_calls",
         "_loop",
-        "_outside",
-        "_patience",
         "_queue",
-        "_shares",
-        "_tenants",
-        "_waiting",
+        "_running_in",
+        "_unanswered",
         "_why_not",
         "answered",
         "hard_seconds",
@@ -123,89 +126,84 @@ class ServerQueue:
     ) -> None:
         self.server = server
         self.hard_seconds = limits.hard_seconds
-        """How long any call may take, the time included in which its caller thinks."""
+        """How long any call may take, including the time its caller takes to answer questions."""
         self._limits = limits
         self._link: Link | None = None
         self._queue: list[InFlight] = []
-        """Not a deque: an empty one has half a kilobyte, and there may be ten thousand lanes."""
-        self._held: list[InFlight] = []
-        """Calls that wait while enough like them run: that last, of one tenant, or of one that shares the server.
-
-        Both lists are in the order of arrival. A free slot goes to the call that has waited longest of all that may
-        have it; so what is held back lets others by, and never those that are like it."""
-        self._arrivals = 0
-        self._is_held_due = False
-        """A call ended that others may have been held back for."""
+        """In the order of arrival. Not a deque: an empty one takes half a kilobyte, and there may be ten thousand
+        servers."""
         self._is_sending = False
+        self.running = 0
+        self._running_in: dict[Group, int] = {}
+        """Running calls per group."""
+        self._long_calls: dict[InFlight, tuple[Group, Group]] = {}
+        """Calls that count as long, with their groups."""
+        self._unanswered: dict[InFlight, None] = {}
+        """Running calls that wait for an answer of their caller, the oldest first."""
         self.adjust(
             limits.max_calls if max_calls is None else max_calls,
             limits.max_queued if max_queued is None else max_queued,
             limits.call_seconds if timeout is None else timeout,
         )
-        self.running = 0
-        self._heard: deque[ServerLogLine] | None = None
+        self._log_lines: deque[ServerLogLine] | None = None
         self.pool: LinkPool | None = None
-        """The links that not everybody shares. It hears of the end of every call that was sent on one."""
+        """The links that not all callers share; it is notified when a call that it carried ends."""
         self.uses_pool = False
-        """The pool carries the calls of those who can be asked something, or every call."""
+        """Whether the pool carries the calls of clients with capabilities, or all calls."""
         self.tasks: ServerTasks | None = None
-        """Where the hub remembers which tasks its callers were given."""
+        """Where the hub remembers the tasks of its callers."""
         self.tenants: TenantCalls | None = None
-        """Where the hub counts the calls of its tenants, and knows whether there are several."""
+        """Where the hub counts the calls of each tenant."""
         self.on_idle: Callable[[], None] | None = None
-        """Hears when the last call has ended, for who waits to take the lane away."""
+        """Called when the last call has ended."""
         self.on_wanted: Callable[[], None] | None = None
-        """Hears of calls while there is no link, for who could have one made."""
+        """Called for each call that finds no link."""
         self.answered = 0
-        """Calls that the present link has answered; the supervisor takes them for a sign of health."""
-        self._waiting: dict[InFlight, None] = {}
-        """Calls that keep their slot until their caller has answered what it was asked, the oldest first."""
-        self._lasting: dict[InFlight, Owner] = {}
-        """Calls that may take as long as any, which hold half of the slots at most."""
-        self._lasting_of: dict[Owner, int] = {}
-        self._shares: dict[str, int] = {}
-        """How many calls run, of each that shares the server with others."""
-        self._tenants: dict[str, int] = {}
-        """How many calls run, of each tenant."""
+        """Calls that the present link has answered: a sign of health for the supervisor."""
         self._breaker = CircuitBreaker(limits)
         self._why_not = "it has not been started"
         self._login: str | None = None
         self._loop = asyncio.get_running_loop()
         self.opened_at = self._gone_at = self._loop.time()
         self._grace = 0.0
-        self._patience: asyncio.TimerHandle | None = None
-        """Runs while calls wait for a link that is not there."""
-        self._outside: list[OnLink] = []
-        """Those who wait for a link with a call of which the lane knows nothing yet."""
+        self._grace_timer: asyncio.TimerHandle | None = None
+        """Runs while calls wait for a link."""
+        self._link_watchers: list[OnLink] = []
+        """Tasks whose unsent calls wait outside of this queue for a link."""
 
     def adjust(self, max_calls: int, max_queued: int, timeout: float) -> None:
-        """Allow more or less from now on; what runs already is not touched, and what waits takes free slots first."""
+        """Change the limits; running calls are not affected, and queued calls take free slots first."""
         self.max_calls = max_calls
         self.max_queued = max_queued
         self.timeout = min(timeout, self._limits.hard_seconds)
-        self._is_held_due = True
         self._send_waiting()
 
     @property
     def queued(self) -> int:
-        """Calls waiting for a slot."""
-        return len(self._queue) + len(self._held)
+        """Calls waiting for a slot or a link."""
+        return len(self._queue)
+
+    # -- the link ------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_link(self) -> bool:
+        """Whether the server is connected."""
+        return self._link is not None
 
     def attach(self, link: Link) -> None:
-        """Calls go to `link` from now on; that it came up wipes the breaker clean."""
+        """Send calls on `link` from now on; a new link resets the breaker."""
         self._link = link
         self.answered = 0
         self._breaker.reset()
-        self._stop_patience()
-        if self._queue or self._outside:
+        self._stop_grace_timer()
+        if self._queue or self._link_watchers:
             self._send_waiting()
-            self._tell_outside()
+            self._notify_link_watchers()
 
     def detach(self, why: str, *, is_failure: bool, login: str | None = None) -> None:
-        """There is no link any more: what waits is told so. A lost link counts as one failure, not as many.
+        """The link is gone: queued calls wait for another within `grace`, or fail. A lost link counts as one failure.
 
-        Within the lane's `grace` it goes on to wait. `login` is where the server says how to prove who one is, if that
-        is what it wants.
+        `login` is the URL of the server's protected resource metadata, if it requires a login.
         """
         if self._link is not None:
             if is_failure:
@@ -214,444 +212,397 @@ class ServerQueue:
         self._link = None
         self._why_not = why
         self._login = login
-        # No call runs that could give its place to those that are held back: the next link decides about them anew.
-        waiting, self._held, self._queue = self._in_order(), [], []
+        waiting, self._queue = self._queue, []
         if self._grace_left() > 0:
             waiting = [inflight for inflight in waiting if not inflight.put_back()]
         self._queue = waiting
         self._wait_or_refuse(why)
 
-    # -- waiting for a link ----------------------------------------------------------------------------------------
-
     @property
     def grace(self) -> float:
-        """How long calls wait for a link, in seconds since there was one; without any, they are refused at once."""
+        """How many seconds after the last link calls wait for a new one; 0 refuses them at once."""
         return self._grace
 
     @grace.setter
     def grace(self, seconds: float) -> None:
         self._grace = seconds
-        self._stop_patience()
+        self._stop_grace_timer()
         if self._link is None:
             self._wait_or_refuse(self._why_not)
 
     def end_grace(self) -> None:
-        """Let no further call wait for a link. What waits already is sent or refused by `attach` or `detach`, next."""
+        """Let no further call wait for a link. The next `attach` or `detach` sends or refuses those that wait."""
         self._grace = 0.0
-        self._stop_patience()
+        self._stop_grace_timer()
 
-    def wait_no_more(self, why: str) -> None:
-        """Let calls wait for no link from now on; those that do so are told why."""
+    def stop_waiting(self, why: str) -> None:
+        """Refuse calls that wait for a link, now and later."""
         if self._link is None:
             self._why_not = f"{self._why_not}; {why}"
         self.grace = 0.0
 
     def inherit(self, before: ServerQueue) -> None:
-        """Be the lane of a server that is called otherwise from now on: what waits there waits here.
+        """Take over the waiting calls of a server that is renamed to this one.
 
-        If it has a link, that is to be attached here next.
+        If it has a link, attach that here next.
         """
         self._grace, self._gone_at, self._why_not = before._grace, before._gone_at, before._why_not
-        before._stop_patience()
-        inherited = before._in_order()
-        before._held, before._queue = [], []
-        self._outside, before._outside = before._outside, []
-        self._tell_outside()
+        before._stop_grace_timer()
+        inherited, before._queue = before._queue, []
+        self._link_watchers, before._link_watchers = before._link_watchers, []
+        self._notify_link_watchers()
         for inflight in inherited:
             inflight.server_queue = self
-            self._enqueue(inflight)
+        self._queue += inherited
         if before._link is None:
             self._wait_or_refuse(self._why_not)
 
     def refuse_tools(self, names: Set[FeatureName]) -> None:
-        """Refuse calls that wait for tools that the server does not have any more."""
+        """Refuse waiting calls of tools that the server no longer has."""
         for inflight in self.waiting_for(names):
             inflight.finish(UnknownTool(inflight.call.name))
 
     def waiting_for(self, names: Set[FeatureName]) -> list[InFlight]:
-        """Calls of these tools that wait, for a slot or for a link."""
-        waiting = self._in_order()
-        return [inflight for inflight in waiting if inflight.call.kind == "tool" and inflight.name in names]
+        """Waiting calls of these tools."""
+        return [inflight for inflight in self._queue if inflight.call.kind == "tool" and inflight.name in names]
 
     def _grace_left(self) -> float:
         return self._gone_at + self._grace - self._loop.time() if self._grace else 0.0
 
     def _wait_or_refuse(self, why: str) -> None:
-        """Without a link: let what waits do so until the grace is over, or tell it why not."""
-        if not self._queue and not self._outside:
+        """Without a link: let calls wait until the grace is over, or refuse them."""
+        if not self._queue and not self._link_watchers:
             return
         if (left := self._grace_left()) > 0:
-            if self._patience is None:
-                self._patience = self._loop.call_later(left, self._lose_patience)
+            if self._grace_timer is None:
+                self._grace_timer = self._loop.call_later(left, self._on_grace_over)
             return
-        self._stop_patience()
+        self._stop_grace_timer()
         waiting, self._queue = self._queue, []
         for inflight in waiting:
             inflight.finish(NotConnected(self.server, why, login=self._login))
-        self._tell_outside()
+        self._notify_link_watchers()
 
-    def _lose_patience(self) -> None:
-        self._patience = None
+    def _on_grace_over(self) -> None:
+        self._grace_timer = None
         self._wait_or_refuse(f"{self._why_not}; it did not come back within {self._grace:g} s")
 
-    def _stop_patience(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+    def _stop_grace_timer(self) -> None:
+        if self._grace_timer is not None:
+            self._grace_timer.cancel()
+            self._grace_timer = None
 
-    def _expect(self, inflight: InFlight) -> Fault | None:
-        """Without a link: let a call wait for one, or say why not."""
-        if self._grace_left() <= 0:
-            return self.absence()
-        is_shared = self.tenants is not None and self.tenants.are_several
-        if not self._has_room() or (is_shared and self._waits_enough(inflight.call.caller.tenant)):
-            return Overloaded(self.server, self.running, self.queued + len(self._outside))
-        if inflight.put_back():
-            return None
-        self._enqueue(inflight)
-        self._wait_or_refuse(self._why_not)
-        return None
+    def watch_link(self, on_link: OnLink) -> Callable[[], None]:
+        """Call `on_link` once there is a link, or the grace is over; the returned function cancels that.
 
-    def _has_room(self) -> bool:
-        return self.queued + len(self._outside) < self.max_queued
-
-    @property
-    def has_link(self) -> bool:
-        """Whether a call could be sent."""
-        return self._link is not None
-
-    def watch_link(self, waiter: OnLink) -> Callable[[], None]:
-        """Call `waiter` once, as soon as there is a link or the grace is over; what is returned takes that back.
-
-        It is given the lane that its server has by then: this one, or an heir if that is called otherwise now.
+        It receives the queue that the server has by then: this one, or its heir if the server was renamed.
         """
-        self._outside.append(waiter)
+        self._link_watchers.append(on_link)
         if self._link is not None:
-            self._tell_outside()
+            self._notify_link_watchers()
         elif self._grace:
             self._wait_or_refuse(self._why_not)
-        return lambda: self._forget_outside(waiter)
 
-    def _forget_outside(self, waiter: OnLink) -> None:
-        if waiter in self._outside:
-            self._outside.remove(waiter)
+        def unwatch() -> None:
+            if on_link in self._link_watchers:
+                self._link_watchers.remove(on_link)
 
-    def _tell_outside(self) -> None:
-        waiters, self._outside = self._outside, []
-        for waiter in waiters:
-            self._loop.call_soon(waiter, self)
+        return unwatch
 
-    # -- what the operator reads -----------------------------------------------------------------------------------
-
-    @property
-    def heard(self) -> Sequence[ServerLogLine]:
-        """The last lines that the server logged and that are no caller's."""
-        return self._heard or ()
-
-    def hear(self, line: ServerLogLine) -> None:
-        """Keep a line for the operator."""
-        if self._heard is None:
-            self._heard = deque(maxlen=HEARD_MAX)
-        self._heard.append(line)
-
-    # -- calls -----------------------------------------------------------------------------------------------------
+    def _notify_link_watchers(self) -> None:
+        watchers, self._link_watchers = self._link_watchers, []
+        for on_link in watchers:
+            self._loop.call_soon(on_link, self)
 
     def explain(self, why: str) -> None:
-        """Say why there is no link, for those who call meanwhile."""
+        """Set the reason why there is no link."""
         self._why_not = why
 
-    def absence(self) -> NotConnected:
-        """Why there is no link, as those are told who call meanwhile."""
+    def not_connected(self) -> NotConnected:
+        """The fault of a call that finds no link."""
         if self.on_wanted is not None:
             self.on_wanted()
         return NotConnected(self.server, self._why_not, login=self._login)
 
     @property
     def takes_methods(self) -> bool:
-        """Whether any method can be asked for; False only if it is known that none can."""
+        """Whether any method can be called; False only if it is known that none can."""
         return self._link is None or (isinstance(self._link, AnyMethodLink) and self._link.takes_methods)
 
+    # -- the server's own log ------------------------------------------------------------------------------------------
+
+    @property
+    def log_lines(self) -> Sequence[ServerLogLine]:
+        """The last lines that the server logged outside of any call."""
+        return self._log_lines or ()
+
+    def add_log_line(self, line: ServerLogLine) -> None:
+        """Store a line for the operator."""
+        if self._log_lines is None:
+            self._log_lines = deque(maxlen=LOG_LINES_MAX)
+        self._log_lines.append(line)
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
+
     def submit(self, inflight: InFlight) -> Fault | None:
-        """Send the call, or queue it, or say why not."""
+        """Send the call, or queue it, or return why neither is possible."""
         if self._link is None:
-            return self._expect(inflight) if self._grace else self.absence()
+            return self._wait_for_link(inflight) if self._grace else self.not_connected()
         call = inflight.call
         if self._breaker.open_until and call.kind != "method" and (seconds := self._breaker.wait(self._loop.time())):
             return BreakerOpen(self.server, seconds)
+        # While a slot is free, every queued call is held back by a cap, unless the queue is just being sent.
+        may_be_next = self.running < self.max_calls and not (self._queue and self._is_sending)
         is_shared = self.tenants is not None and self.tenants.are_several
-        if (
-            self.running < self.max_calls
-            and not self._queue
-            and not ((is_shared or call.lasts or call.sharer) and self._is_held_back(inflight))
-        ):
+        if may_be_next and not ((is_shared or call.lasts or call.sharer) and self._is_held_back(inflight)):
             self._send(inflight, self._link)
-        elif inflight.within is not None and self._is_kept_by_those_who_wait(inflight):
-            self._left_unsent(inflight)
+            return None
+        if inflight.within is not None and self._is_standstill(inflight):
+            self._return_probe(inflight)
             return Overloaded(self.server, self.running, self.queued, ENTANGLED)
-        elif self.queued < self.max_queued and not (is_shared and self._waits_enough(call.caller.tenant)):
-            self._enqueue(inflight, is_held=self._is_held_back(inflight))
-            if self._waiting:
-                self._loop.call_soon(self._relieve)
-        else:
-            self._left_unsent(inflight)
+        if self.queued >= self.max_queued or (is_shared and self._queues_enough(call.caller.tenant)):
+            self._return_probe(inflight)
             return Overloaded(self.server, self.running, self.queued)
+        self._queue.append(inflight)
+        if self._unanswered:
+            self._loop.call_soon(self._end_unanswered)
         return None
 
-    def _is_kept_by_those_who_wait(self, inflight: InFlight) -> bool:
-        """Whether no slot would come free any more: each is kept by a call that made one that waits, or this one.
+    def _wait_for_link(self, inflight: InFlight) -> Fault | None:
+        if self._grace_left() <= 0:
+            return self.not_connected()
+        waiting = self.queued + len(self._link_watchers)
+        is_shared = self.tenants is not None and self.tenants.are_several
+        if waiting >= self.max_queued or (is_shared and self._queues_enough(inflight.call.caller.tenant)):
+            return Overloaded(self.server, self.running, waiting)
+        if not inflight.put_back():
+            self._queue.append(inflight)
+            self._wait_or_refuse(self._why_not)
+        return None
 
-        Most likely they wait for what they made; and where they do not, one call was refused that had to wait.
+    def _is_standstill(self, inflight: InFlight) -> bool:
+        """Whether no slot would ever come free: every running call made a call that waits here, or this one.
+
+        Most likely they wait for the calls that they made. If not, one call was refused that could have waited.
         """
-        waiting = (inflight, *self._held, *self._queue)
-        reconnectors = {outer for each in waiting for outer in each.outer() if outer.server_queue is self}
-        if len(reconnectors) >= self.running:
+        waiting = (inflight, *self._queue)
+        holders = {outer for each in waiting for outer in each.outer() if outer.server_queue is self}
+        if len(holders) >= self.running:
             return True
         tenant = inflight.call.caller.tenant
-        if inflight.counted_by is None or not inflight.counted_by.are_several or not self._has_its_slots(tenant):
+        group = ("tenant", tenant, "")
+        if inflight.counted_by is None or not inflight.counted_by.are_several or not self._is_full(group):
             return False
-        # Only its own tenant's slots count: what others give back is not for it.
-        return sum(reconnector.call.caller.tenant == tenant for reconnector in reconnectors) >= self._tenants[tenant]
+        # Only slots of its own tenant count: it does not get those of others.
+        return sum(holder.call.caller.tenant == tenant for holder in holders) >= self._running_in[group]
 
-    def _left_unsent(self, inflight: InFlight) -> None:
-        """If it was to be the breaker's probe, the next one may be."""
+    def _return_probe(self, inflight: InFlight) -> None:
+        """A call that was not sent cannot be the breaker's probe: let the next one be."""
         if self._breaker.open_until and inflight.call.kind != "method":
             self._breaker.gave_up()
 
-    def released(self, inflight: InFlight, outcome: Outcome) -> None:
-        """A call of this lane has ended: take its slot back and let the next one go."""
-        if self._lasting:
-            self._forget_lasting(inflight)
+    def call_ended(self, inflight: InFlight, outcome: Outcome) -> None:
+        """Return the slot or the queue place of a call that has ended, and send the next one."""
         link = inflight.link
         if link is None:
-            self._leave_queue(inflight)
-            self._left_unsent(inflight)
+            if self._long_calls:
+                self._uncount_long(inflight)
+            # At most `max_queued` entries are compared.
+            if inflight in self._queue:
+                self._queue.remove(inflight)
+            if self._grace_timer is not None and not self._queue and not self._link_watchers:
+                self._stop_grace_timer()
+            self._return_probe(inflight)
         else:
-            self.running -= 1
-            if inflight.call.sharer:
-                _count_down(self._shares, inflight.call.sharer)
-                self._is_held_due = True
-            if inflight.counted_by is not None:
-                counts, tenant = self._tenants, inflight.call.caller.tenant  # not `_count_down`: nearly all come by
-                if left := counts[tenant] - 1:
-                    counts[tenant] = left
-                else:
-                    del counts[tenant]
-                self._is_held_due = True
+            self._free_slot(inflight)
             if link is self.pool and self.pool is not None:
                 self.pool.ended(inflight)
                 self._judge(inflight, outcome)
-            elif link is self._link:  # what a lost link's calls say was counted when it was lost
+            elif link is self._link:  # the calls of a lost link were counted as one failure by `detach`
                 self._judge(inflight, outcome)
-        if self._queue or self._held:
+        if self._queue:
             self._send_waiting()
-        if self.on_idle is not None and not self.running and not self.queued:
+        if self.on_idle is not None and not self.running and not self._queue:
             self.on_idle()
 
-    def take_back(self, inflight: InFlight) -> None:
-        """A call that has a slot was not sent: somebody else may have that."""
-        self._forget_lasting(inflight)
-        self.running -= 1
-        if inflight.call.sharer:
-            _count_down(self._shares, inflight.call.sharer)
-        if inflight.counted_by is not None:
-            _count_down(self._tenants, inflight.call.caller.tenant)
-        self._is_held_due = True
+    def return_slot(self, inflight: InFlight) -> None:
+        """A call that has a slot was not sent after all."""
+        self._free_slot(inflight)
         if inflight.link is self.pool and self.pool is not None:
             self.pool.ended(inflight)
         inflight.link = inflight.carriage = None
         self._send_waiting()
 
-    def _leave_queue(self, inflight: InFlight) -> None:
-        # A call that was refused, or ended while waiting; at most `max_queued` entries are looked at.
-        for queue in (self._queue, self._held):
-            if inflight in queue:
-                queue.remove(inflight)
-        if self._patience is not None and not self._queue and not self._outside:
-            self._stop_patience()
-
     def _send_waiting(self) -> None:
-        # A link that has just broken ends each call within `send`, which leads back here: the loop that is
-        # already running goes on instead, or a full queue would be as deep a stack.
-        if self._is_sending:
+        # A link that has just broken ends each call within `send`, which leads back here: the outer loop continues
+        # instead, because recursion would be as deep as the queue is long.
+        if self._is_sending or not self._queue:
             return
         self._is_sending = True
         try:
             while self._link is not None and self.running < self.max_calls:
-                inflight = self._next_waiting()
-                if inflight is None:
+                place = next((place for place, each in enumerate(self._queue) if not self._is_held_back(each)), None)
+                if place is None:
                     break
-                inflight.heartbeat()  # its server could not be silent about what it did not have
+                inflight = self._queue.pop(place)
+                inflight.heartbeat()  # its timeout starts now: the server could not answer what it did not have
                 self._send(inflight, self._link)
         finally:
             self._is_sending = False
 
-    def _next_waiting(self) -> InFlight | None:
-        """Take the call that has waited longest of those that may be sent now; None if there is no such call."""
-        while self._queue and self._is_held_back(self._queue[0]):
-            insort(self._held, self._queue.pop(0), key=_arrival)
-        held = None
-        if self._is_held_due:
-            held = next((each for each in self._held if not self._is_held_back(each)), None)
-            self._is_held_due = held is not None
-        if held is not None and (not self._queue or held.arrival < self._queue[0].arrival):
-            self._held.remove(held)
-            return held
-        return self._queue.pop(0) if self._queue else None
-
-    def _enqueue(self, inflight: InFlight, *, is_held: bool = False) -> None:
-        self._arrivals += 1
-        inflight.arrival = self._arrivals
-        (self._held if is_held else self._queue).append(inflight)
-        if not is_held:
-            self._send_waiting()
-
-    def _in_order(self) -> list[InFlight]:
-        """All that waits, what came first at the beginning."""
-        return sorted(self._held + self._queue, key=_arrival)
-
     def _send(self, inflight: InFlight, link: Link) -> None:
-        if self.uses_pool and inflight.call.client_caps and self.pool is not None:
+        call = inflight.call
+        if self.uses_pool and call.client_caps and self.pool is not None:
             link = self.pool
         inflight.link = link
         self.running += 1
-        if sharer := inflight.call.sharer:
-            self._shares[sharer] = self._shares.get(sharer, 0) + 1
+        if call.sharer:
+            self._count(("device", call.sharer, ""))
         if inflight.counted_by is not None:
-            tenant = inflight.call.caller.tenant
-            self._tenants[tenant] = self._tenants.get(tenant, 0) + 1
-        if inflight.call.lasts and not self._may_send_task(inflight, link):
-            return
-        try:
-            link.send(inflight)
-        except Exception:  # a defect in a link must cost this call, and neither its neighbour nor a slot
-            incident = secrets.token_hex(6)
-            log.exception("a link failed to send a call", server=self.server, incident=incident)
-            inflight.finish(Bug(incident))
-
-    def _may_send_task(self, inflight: InFlight, link: Link) -> bool:
-        """Whether a task's call may be sent at once; a pool asks itself, when there is a link for it."""
-        self._note_lasting(inflight)
-        return link is self.pool or inflight.is_cleared(self._send_cleared)
+            self._count(("tenant", call.caller.tenant, ""))
+        if call.lasts:
+            self._count_long(inflight)
+            # A pool asks itself, once it has a link.
+            if link is not self.pool and not inflight.is_cleared(self._send_cleared):
+                return
+        self._send_on(link, inflight)
 
     def _send_cleared(self, inflight: InFlight) -> None:
-        """It is written that a call may be sent: send it, unless it has ended or its link is gone meanwhile."""
+        """The journal has stored that a call may be sent: send it, unless it has ended or its link is gone."""
         if inflight.is_over:
             return
         if inflight.link is not self._link or self._link is None:
-            self.take_back(inflight)
+            self.return_slot(inflight)
             if (fault := self.submit(inflight)) is not None:
                 inflight.finish(fault)
             return
         inflight.carriage = None
+        self._send_on(self._link, inflight)
+
+    def _send_on(self, link: Link, inflight: InFlight) -> None:
         try:
-            self._link.send(inflight)
-        except Exception:  # as in `_send`
+            link.send(inflight)
+        except Exception:  # a defect of a link must cost this call only, and no slot
             incident = secrets.token_hex(6)
             log.exception("a link failed to send a call", server=self.server, incident=incident)
             inflight.finish(Bug(incident))
 
-    # -- calls that last -------------------------------------------------------------------------------------------
-
-    def let_last(self, inflight: InFlight) -> bool:
-        """Count a call among those that last from now on, if there are not enough of them."""
-        may_last = len(self._lasting) < self._half() and self._lasting_of.get(_owner(inflight), 0) < self._share()
-        if may_last:
-            self._note_lasting(inflight)
-        return may_last
-
-    def lasts_no_more(self, inflight: InFlight) -> None:
-        """It goes on as any other."""
-        self._forget_lasting(inflight)
-        self._send_waiting()
-
-    def _half(self) -> int:
-        """Nobody stands and waits for those, so that who does must find slots that they do not hold."""
-        return max(1, self.max_calls // 2)
-
-    def _share(self) -> int:
-        """How many of them one caller's may be: a quarter is left to others, where there are four or more."""
-        half = self._half()
-        return half - half // 4
-
-    def _is_held_back(self, inflight: InFlight) -> bool:
-        """Whether enough calls run that are like this one."""
-        sharer = inflight.call.sharer
-        if sharer and self._shares.get(sharer, 0) >= max(1, self.max_calls // 4):
-            return True
-        counting = inflight.counted_by  # one that is not counted would give no slot back to those that are held for it
-        if counting is not None and counting.are_several and self._has_its_slots(inflight.call.caller.tenant):
-            return True
-        return inflight.call.lasts and self._is_enough(inflight)
-
-    def _is_enough(self, inflight: InFlight) -> bool:
-        """Whether enough calls last, of everybody or of its caller, before this one does."""
-        return len(self._lasting) >= self._half() or self._lasting_of.get(_owner(inflight), 0) >= self._share()
-
-    def _note_lasting(self, inflight: InFlight) -> None:
-        owner = self._lasting[inflight] = _owner(inflight)
-        self._lasting_of[owner] = self._lasting_of.get(owner, 0) + 1
-
-    def _forget_lasting(self, inflight: InFlight) -> None:
-        """If it was one of them, another may take its place."""
-        owner = self._lasting.pop(inflight, None)
-        if owner is not None:
-            _count_down(self._lasting_of, owner)
-            self._is_held_due = True
-
-    # -- calls of several tenants ----------------------------------------------------------------------------------
-
-    def _has_its_slots(self, tenant: str) -> bool:
-        """Whether it has three quarters of the slots: where several tenants call, some are left to the others."""
-        return self._tenants.get(tenant, 0) >= self.max_calls - self.max_calls // 4
-
-    def _waits_enough(self, tenant: str) -> bool:
-        """The same of those that wait; at most `max_queued` entries are looked at, and only when some wait."""
-        if not (self._queue or self._held):
-            return False
-        theirs = sum(each.call.caller.tenant == tenant for queue in (self._queue, self._held) for each in queue)
-        return theirs >= self.max_queued - self.max_queued // 4
-
-    def busyness(self) -> Overloaded | None:
-        """What is told to a call that was not sent in time; None if that was for want of a link."""
+    def overload(self) -> Overloaded | None:
+        """The fault of a call that was not sent in time; None if that was for want of a link."""
         return None if self._link is None else Overloaded(self.server, self.running, self.queued)
 
-    # -- calls that wait for their caller --------------------------------------------------------------------------
-
-    def waits(self, inflight: InFlight) -> None:
-        """A running call was asked something, and keeps its slot until that is answered."""
-        self._waiting[inflight] = None
-        if self._queue:
-            self._loop.call_soon(self._relieve)
-
-    def goes_on(self, inflight: InFlight) -> None:
-        """It was answered, or has ended."""
-        self._waiting.pop(inflight, None)
-
-    def _relieve(self) -> None:
-        """One caller's unanswered calls hold half of the slots at most while somebody else waits for one.
-
-        The oldest end until that is so: where nobody else waits, a caller may think about as much as it likes.
-        """
-        counts = Counter(_owner(inflight) for inflight in self._waiting)
-        for owner, held in counts.most_common(1):
-            if held > max(1, self.max_calls // 2) and any(_owner(inflight) != owner for inflight in self._queue):
-                oldest = next(inflight for inflight in self._waiting if _owner(inflight) == owner)
-                oldest.go_unanswered(CROWDED)
-                self._loop.call_soon(self._relieve)
-
     def _judge(self, inflight: InFlight, outcome: Outcome) -> None:
-        if inflight.call.kind == "method":  # it may be made up, and its failure says nothing of what the server has
+        """Count the outcome of a call for the breaker."""
+        if inflight.call.kind == "method":  # its caller may have made it up, so its failure says nothing
             return
         if isinstance(outcome, _FAILURES):
             if isinstance(outcome, Lost) and outcome.is_behind:
-                self._breaker.gave_up()  # who lost it has a breaker of its own, and starts the server again
+                self._breaker.gave_up()  # the hub that lost it has its own breaker, and restarts the server
             else:
                 self._breaker.failed(self._loop.time())
-        elif isinstance(outcome, _SILENT):
+        elif isinstance(outcome, _NEUTRAL):
             self._breaker.gave_up()
         else:
             self.answered += 1
             self._breaker.succeeded(self._loop.time())
+
+    # -- caps ----------------------------------------------------------------------------------------------------------
+
+    def _cap(self, kind: str) -> int:
+        """How many calls of one group may run."""
+        slots = self.max_calls
+        if kind == "tenant":
+            return slots - slots // 4
+        if kind == "device":
+            return max(1, slots // 4)
+        half = max(1, slots // 2)
+        return half if kind == "long" else half - half // 4
+
+    def _is_full(self, group: Group) -> bool:
+        return self._running_in.get(group, 0) >= self._cap(group[0])
+
+    def _is_held_back(self, inflight: InFlight) -> bool:
+        """Whether a group of this call is full."""
+        call = inflight.call
+        if call.sharer and self._is_full(("device", call.sharer, "")):
+            return True
+        counting = inflight.counted_by  # uncounted calls of a tenant return no slot to those held back
+        if counting is not None and counting.are_several and self._is_full(("tenant", call.caller.tenant, "")):
+            return True
+        return call.lasts and self._are_long_calls_full(inflight)
+
+    def _are_long_calls_full(self, inflight: InFlight) -> bool:
+        return self._is_full(LONG_CALLS) or self._is_full(_long_calls_of(inflight))
+
+    def _queues_enough(self, tenant: str) -> bool:
+        """Whether a tenant has three quarters of the queue; at most `max_queued` entries are looked at."""
+        if not self._queue:
+            return False
+        theirs = sum(each.call.caller.tenant == tenant for each in self._queue)
+        return theirs >= self.max_queued - self.max_queued // 4
+
+    def _count(self, group: Group) -> None:
+        self._running_in[group] = self._running_in.get(group, 0) + 1
+
+    def _uncount(self, group: Group) -> None:
+        if left := self._running_in[group] - 1:
+            self._running_in[group] = left
+        else:
+            del self._running_in[group]
+
+    def _free_slot(self, inflight: InFlight) -> None:
+        self.running -= 1
+        if inflight.call.sharer:
+            self._uncount(("device", inflight.call.sharer, ""))
+        if inflight.counted_by is not None:
+            self._uncount(("tenant", inflight.call.caller.tenant, ""))
+        if self._long_calls:
+            self._uncount_long(inflight)
+
+    def admit_long_call(self, inflight: InFlight) -> bool:
+        """Count a call as long from now on; False if there are too many."""
+        if self._are_long_calls_full(inflight):
+            return False
+        self._count_long(inflight)
+        return True
+
+    def end_long_call(self, inflight: InFlight) -> None:
+        """Count a call as an ordinary one again."""
+        self._uncount_long(inflight)
+        self._send_waiting()
+
+    def _count_long(self, inflight: InFlight) -> None:
+        if inflight not in self._long_calls:
+            groups = self._long_calls[inflight] = (LONG_CALLS, _long_calls_of(inflight))
+            for group in groups:
+                self._count(group)
+
+    def _uncount_long(self, inflight: InFlight) -> None:
+        for group in self._long_calls.pop(inflight, ()):
+            self._uncount(group)
+
+    # -- calls that wait for their caller ------------------------------------------------------------------------------
+
+    def question_opened(self, inflight: InFlight) -> None:
+        """A running call waits for an answer of its caller, and keeps its slot."""
+        self._unanswered[inflight] = None
+        if self._queue:
+            self._loop.call_soon(self._end_unanswered)
+
+    def question_closed(self, inflight: InFlight) -> None:
+        """Its questions are answered, or it has ended."""
+        self._unanswered.pop(inflight, None)
+
+    def _end_unanswered(self) -> None:
+        """End the oldest unanswered call of a caller that holds over half of the slots while another caller waits."""
+        counts = Counter(_owner(inflight) for inflight in self._unanswered)
+        for owner, held in counts.most_common(1):
+            if held > max(1, self.max_calls // 2) and any(
+                _owner(inflight) != owner and not self._is_held_back(inflight) for inflight in self._queue
+            ):
+                oldest = next(inflight for inflight in self._unanswered if _owner(inflight) == owner)
+                oldest.go_unanswered(CROWDED)
+                self._loop.call_soon(self._end_unanswered)
 
 
 def _owner(inflight: InFlight) -> Owner:
@@ -659,8 +610,5 @@ def _owner(inflight: InFlight) -> Owner:
     return caller.tenant, caller.name
 
 
-def _count_down(counts: dict[K, int], key: K) -> None:
-    """Count one less, and forget what there is none of."""
-    counts[key] -= 1
-    if not counts[key]:
-        del counts[key]
+def _long_calls_of(inflight: InFlight) -> Group:
+    return ("long of", *_owner(inflight))

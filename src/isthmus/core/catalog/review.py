@@ -13,9 +13,8 @@ from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
-from isthmus.core.catalog.definition_lint import flags_of, with_flags
+from isthmus.core.catalog.definition_lint import flags_of, outside_reference, with_flags
 from isthmus.core.catalog.pins import Pins
-from isthmus.core.catalog.schema_refs import outside_reference
 from isthmus.core.catalog.snapshot import FeatureLists, ServerStatus
 from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities
 from isthmus.model.features import Feature, Tool
@@ -65,7 +64,7 @@ class Review:
         self._seen: dict[ServerName, _Seen] = {}
         self._told: dict[ServerName, LeftOut] = {}
 
-    def of(self, server_status: ServerStatus) -> ServerStatus:
+    def reviewed(self, server_status: ServerStatus) -> ServerStatus:
         """The standing as callers are to see it."""
         if not server_status.has_lists and not server_status.variants:
             return server_status
@@ -96,7 +95,7 @@ class Review:
             self.pins is None or self.pins.passes_apart(tool, client_caps)
         )
 
-    def again(self, server: ServerName) -> ServerStatus | None:
+    def last_published(self, server: ServerName) -> ServerStatus | None:
         """What a server published last, to be published anew since other tools may be seen now."""
         seen = self._seen.pop(server, None)
         return None if seen is None else seen.raw

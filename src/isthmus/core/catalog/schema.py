@@ -8,12 +8,14 @@ hold the event loop for long is not checked here: the answer is `EXPENSIVE`, and
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final, NoReturn, Protocol
 
 import jsonschema_rs
 import msgspec
 
 from isthmus.core.catalog.schema_cost import Cost, measure
+from isthmus.model.features import Tool
 
 DETAIL_LENGTH_MAX = 300
 """An explanation may quote the value; a caller needs its beginning, not a megabyte of it."""
@@ -134,3 +136,44 @@ def _surplus(error: jsonschema_rs.ValidationError, value: Any) -> str | None:
         return None
     names = ", ".join(f"'{name}'" for name in value)
     return f"Additional properties are not allowed ({names} {'was' if len(value) == 1 else 'were'} unexpected)"
+
+
+class CheckCache:
+    """Compiled argument checks by the description they belong to; one is compiled once, on the first call of its tool.
+
+    Thousands of agents may have the same program dial in: all of these share one check.
+    """
+
+    def __init__(self, *, limit_bytes: int, capacity: int = 20_000) -> None:
+        self._limit_bytes = limit_bytes
+        self._capacity = capacity
+        self._checks: dict[bytes, ArgumentCheck | None] = {}
+
+    def of(self, tool: Tool) -> Callable[[msgspec.Raw], str | None]:
+        """The check for this tool; compiling is put off until somebody calls it."""
+        return lambda arguments: self._run(tool, arguments)
+
+    def _run(self, tool: Tool, arguments: msgspec.Raw) -> str | None:
+        key = tool.digest
+        try:
+            check = self._checks[key]
+        except KeyError:
+            check = self._compile(tool)
+            if len(self._checks) >= self._capacity:
+                self._checks.clear()
+            self._checks[key] = check
+        return None if check is None else check(arguments)
+
+    def _compile(self, tool: Tool) -> ArgumentCheck | None:
+        schema = tool.definition.get("inputSchema")
+        if schema is None:
+            return None
+        try:
+            return compile_check(schema, limit_bytes=self._limit_bytes)
+        except UnusableSchema:
+            return None  # the server makes its own check; see `catalog.schema`
+
+
+def no_check(_: msgspec.Raw) -> str | None:
+    """The check of whatever has no schema here: its server makes its own."""
+    return None

@@ -13,15 +13,22 @@ from typing import Literal, TypeAlias, get_args
 
 import msgspec
 
-from isthmus.core.access.policy import TAG, UNLABELLED, CustomPolicy, Labels, Policy
-from isthmus.core.catalog.checks import CheckCache
-from isthmus.core.catalog.labels import labels_of
-from isthmus.core.catalog.names import CanonicalNames, Pair, llm_aliases, llm_form, llm_forms, llm_table
-from isthmus.core.catalog.rules import NO_TOOL_RULES, ToolRules
-from isthmus.core.catalog.uris import TemplateClaims, uri_table
+from isthmus.core.access.policy import TAG, UNLABELLED, CustomPolicy, Labels, Policy, Why
+from isthmus.core.catalog.names import (
+    CanonicalNames,
+    Pair,
+    TemplateClaims,
+    llm_aliases,
+    llm_form,
+    llm_forms,
+    llm_table,
+    uri_table,
+)
+from isthmus.core.catalog.rules import NO_TOOL_RULES, ToolRules, labels_of
+from isthmus.core.catalog.schema import CheckCache
 from isthmus.core.catalog.view import MissingServer, Route, ServerState, View, ruled_route
 from isthmus.model.callers import Grants
-from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities, Surface
+from isthmus.model.calls import EVERYTHING, NO_CAPABILITIES, ClientCapabilities, Surface
 from isthmus.model.features import Ability, Feature, Prompt, Resource, Template, Tool
 from isthmus.model.names import FeatureName, ServerName
 
@@ -124,7 +131,7 @@ class Snapshot:
         self._names: dict[tuple[str, ListName], dict[Pair, str]] = {}
         self._aliases: dict[str, str] | None = None
 
-    def as_patterns_have_it(self) -> Snapshot:
+    def without_custom_policy(self) -> Snapshot:
         """The same with nobody else asked of what callers may use."""
         return self if self._narrowing is None else Snapshot(self.version, self.server_statuses, self._checks)
 
@@ -406,3 +413,38 @@ def _add(
         if _is_allowed(policy, feature, rules):
             exposed = feature.name if names is None else names[feature.server, feature.name]
             table[exposed] = Route(feature, exposed, is_trusted=rules.is_trusted)
+
+
+ALL = Grants(("*",))
+
+
+class AccessReason(msgspec.Struct, frozen=True):
+    """One thing that servers offer, whether it is reached, and what decided."""
+
+    listed: ListName
+    exposed: str
+    """What it is called where all servers meet."""
+    route: Route
+    is_reached: bool
+    why: tuple[Why, ...]
+    labels: Labels = UNLABELLED
+
+
+def explain_access(snapshot: Snapshot, grants: Grants) -> list[AccessReason]:
+    """Everything that is offered, in the order of its names, with whether and why these permissions reach it."""
+    policy, own = snapshot.policy(grants), snapshot.view(grants, EVERYTHING)
+    everything = snapshot.without_custom_policy().view(ALL, EVERYTHING)
+    found: list[AccessReason] = []
+    for listed in LISTS:
+        reached = _table(own, listed)
+        for exposed, route in sorted(_table(everything, listed).items()):
+            feature = route.feature
+            labels = labels_of(feature, snapshot.server_statuses[feature.server].rules)
+            why = policy.why(feature.server, FeatureName(feature.name), labels)
+            found.append(AccessReason(listed, exposed, route, exposed in reached, why, labels))
+    return found
+
+
+def _table(view: View, listed: ListName) -> Mapping[str, Route]:
+    tables = {"tools": view.routes, "prompts": view.prompts, "resources": view.resources, "templates": view.templates}
+    return tables[listed]

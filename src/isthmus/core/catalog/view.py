@@ -10,10 +10,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from isthmus.core.access.policy import Policy
-from isthmus.core.catalog.checks import no_check
-from isthmus.core.catalog.defaults import Defaults, compile_defaults, without_required
-from isthmus.core.catalog.rules import ToolRules
-from isthmus.core.catalog.uris import (
+from isthmus.core.catalog.names import (
     TemplateShape,
     is_qualified,
     normalized,
@@ -21,6 +18,8 @@ from isthmus.core.catalog.uris import (
     qualified,
     without_query,
 )
+from isthmus.core.catalog.rules import Defaults, ToolRules, compile_defaults, without_required
+from isthmus.core.catalog.schema import no_check
 from isthmus.model.calls import Kind
 from isthmus.model.features import TASK_ABILITIES, Ability, Feature, Resource, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
@@ -192,7 +191,7 @@ class View:
         """Whether some resource of a server is denied: then others that it does not list are not read either."""
         return any(server == whose for whose, _ in (*self._withheld, *self._withheld_shapes))
 
-    def may_hear_of(self, server: ServerName, name: str, uri: str) -> bool:
+    def may_receive_updates(self, server: ServerName, name: str, uri: str) -> bool:
         """Whether updates may be told of a resource that was found here once, though it may not be listed any more.
 
         `name` is what its server calls it, `uri` what the caller does.

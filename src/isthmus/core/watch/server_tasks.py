@@ -237,7 +237,7 @@ class ServerTasks:
         if task in self._named.get(task.name, ()):
             self._drop(task)
 
-    def is_anothers(self, caller: Caller, server: ServerName, id: str) -> bool:
+    def belongs_to_other(self, caller: Caller, server: ServerName, id: str) -> bool:
         """Whether an id that a caller was given stands by now for a task of somebody else alone."""
         owner = _owner(caller)
         named = self._named.get((server, id), ())

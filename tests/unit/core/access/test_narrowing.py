@@ -8,9 +8,8 @@ import pytest
 
 from isthmus.core.access.policy import BY_NARROWING, CustomPolicy, Policy
 from isthmus.core.access.tenants import Tenants, TenantSettings
-from isthmus.core.catalog.checks import CheckCache
-from isthmus.core.catalog.reasons import explain_access
-from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
+from isthmus.core.catalog.schema import CheckCache
+from isthmus.core.catalog.snapshot import ServerStatus, Snapshot, explain_access
 from isthmus.model.callers import Caller, CallerId, Grants
 from isthmus.model.calls import EVERYTHING, Surface
 from isthmus.model.names import FeatureName, ServerName
@@ -110,9 +109,9 @@ def test_why_something_is_refused_is_told() -> None:
 def test_who_is_bound_can_be_loosed(tenants: Tenants) -> None:
     bound = tenants.bound(PLANNER)
     assert bound.grants != PLANNER.grants
-    assert tenants.loosed(bound) == PLANNER
-    assert tenants.loosed(tenants.bound(bound)) == bound
-    assert not tenants.hold_nobody
+    assert tenants.unbound(bound) == PLANNER
+    assert tenants.unbound(tenants.bound(bound)) == bound
+    assert not tenants.are_unrestricted
 
 
 def test_who_is_asked_about_counts_as_no_permission_set_of_its_own() -> None:

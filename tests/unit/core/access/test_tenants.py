@@ -22,22 +22,22 @@ def test_a_tenant_of_which_nothing_is_said_holds_nobody_to_anything(tenant: str)
     caller = Caller("a", tenant, OWN)
     assert TENANTS.bound(caller) is caller
     assert NO_TENANTS.bound(caller) is caller
-    assert TENANTS.loosed(caller) is caller
+    assert TENANTS.unbound(caller) is caller
 
 
 def test_where_tenants_are_listed_whoever_is_of_another_may_do_nothing() -> None:
     stranger = Caller("a", "acne", OWN)
     assert TENANTS.bound(stranger).grants == OWN.bounded_by(Grants(()))
-    assert TENANTS.loosed(TENANTS.bound(stranger)) == stranger
+    assert TENANTS.unbound(TENANTS.bound(stranger)) == stranger
     assert NO_TENANTS.bound(stranger) is stranger
 
 
 def test_whoever_was_bound_can_be_told_from_who_is_bound_otherwise() -> None:
     caller = Caller("a", "acme", OWN)
-    assert TENANTS.loosed(TENANTS.bound(caller)) == caller
+    assert TENANTS.unbound(TENANTS.bound(caller)) == caller
     other = Tenants({"acme": TenantSettings(Grants(("web",)))})
-    assert other.loosed(TENANTS.bound(caller)) != caller
-    assert TENANTS.loosed(caller) == caller
+    assert other.unbound(TENANTS.bound(caller)) != caller
+    assert TENANTS.unbound(caller) == caller
 
 
 def test_the_number_of_calls_is_at_least_one() -> None:

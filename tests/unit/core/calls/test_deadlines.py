@@ -91,4 +91,4 @@ async def test_everything_with_a_deadline_can_be_found() -> None:
     deadlines.add(soon, 1.0)
     deadlines.add(late, 60.0)
     del deadlines.add(over, 60.0)[over]
-    assert set(deadlines.everything()) == {soon, late}
+    assert set(deadlines.pending()) == {soon, late}

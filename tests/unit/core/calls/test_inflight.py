@@ -377,7 +377,7 @@ async def test_whatever_comes_first_wins_while_a_question_is_open_too() -> None:
         way(inflight)
         listener.asked[0][1](ANSWER)
         assert (len(listener.ends), answers, stage.server_queue.running) == (1, [told], 0)
-        assert stage.hub.deadlines.everything() == []
+        assert stage.hub.deadlines.pending() == []
 
 
 # -- questions that are not asked any more -----------------------------------------------------------------------------
@@ -413,8 +413,8 @@ async def test_a_question_that_is_taken_back_is_answered_by_nobody_and_the_clock
     answers: list[Reply] = []
     question = inflight.ask(QUESTION, answers.append)
     assert question is not None
-    question.take_back()
-    question.take_back()
+    question.retract()
+    question.retract()
     listener.asked[0][1](ANSWER)
     assert (listener.told, answers, question.is_open) == ([question], [], False)
     async with asyncio.timeout(30):
@@ -428,7 +428,7 @@ async def test_a_question_that_was_answered_cannot_be_taken_back() -> None:
     question = inflight.ask(QUESTION, answers.append)
     listener.asked[0][1](ANSWER)
     assert question is not None
-    question.take_back()
+    question.retract()
     assert (listener.told, answers) == ([], [ANSWER])
 
 
@@ -468,7 +468,7 @@ async def test_a_call_that_was_answered_takes_along_only_the_questions_that_are_
     listener.asked[1][1](ANSWER)
     assert answers == [TOO_LATE, ANSWER]
     assert other is not None
-    other.take_back()
+    other.retract()
     assert listener.told == [own, DONE]
 
 
@@ -478,7 +478,7 @@ async def test_a_question_that_outlived_its_call_can_still_be_taken_back() -> No
     question = inflight.ask(QUESTION, answers.append, lasts=True)
     inflight.finish(DONE)
     assert question is not None
-    question.take_back()
+    question.retract()
     assert (listener.told, answers) == ([DONE, question], [])
 
 
@@ -519,7 +519,7 @@ async def test_questions_that_end_one_another_end_once() -> None:
     def break_off(answer: Reply) -> None:  # as a link that is lost while it is told of the first
         answers.append(answer)
         assert questions[1] is not None
-        questions[1].take_back()
+        questions[1].retract()
 
     questions += inflight.ask(QUESTION, break_off), inflight.ask(QUESTION, answers.append)
     inflight.finish(DONE)
@@ -542,7 +542,7 @@ async def test_an_exchange_that_breaks_when_a_question_is_taken_back_costs_nobod
     inflight.finish(DONE)
     assert (listener.ends, answers) == ([DONE], [TOO_LATE])
     assert lasting is not None
-    lasting.take_back()
+    lasting.retract()
     assert not lasting.is_open
 
 
@@ -568,7 +568,7 @@ async def test_of_a_caller_that_cannot_be_told_a_question_is_taken_back_in_silen
     question = inflight.ask(QUESTION, (answers := list[Reply]()).append, lasts=True)
     inflight.finish(DONE)
     assert question is not None
-    question.take_back()
+    question.retract()
     assert (listener.ends, answers) == ([DONE], [])
 
 

@@ -218,8 +218,8 @@ async def test_an_update_makes_the_hub_forget_that_resource_and_no_other() -> No
     stage = Stage.of(KEPT)
     for uri in (NOTES, "file:///other"):
         answer(stage, read(uri), Result(raw({}), ttl_seconds=60.0))
-    stage.hub.recall.forget(SERVER, NOTES)
-    stage.hub.recall.forget(SERVER, "file:///never-read")
+    stage.hub.result_cache.forget(SERVER, NOTES)
+    stage.hub.result_cache.forget(SERVER, "file:///never-read")
     assert fresh(stage, read())
     assert not fresh(stage, read("file:///other"))
 
@@ -237,7 +237,7 @@ async def test_what_a_removed_server_said_is_forgotten() -> None:
     stage = Stage.of(KEPT)
     answer(stage, call(), DONE)
     stage.hub.close_server_queue(SERVER)
-    assert len(stage.hub.recall) == 0
+    assert len(stage.hub.result_cache) == 0
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
@@ -251,7 +251,7 @@ async def test_what_a_replaced_server_says_late_is_not_taken_for_the_new_ones(*,
     else:
         stage.hub.close_server_queue(SERVER)
     late.finish(DONE)
-    assert len(stage.hub.recall) == 0
+    assert len(stage.hub.result_cache) == 0
 
 
 # -- time and room, with the test's own clock ----------------------------------------------------------------------
@@ -352,14 +352,14 @@ async def test_a_shorter_time_holds_for_what_is_kept_already() -> None:
 )
 def test_what_is_given_again_holds_for_what_is_left_of_its_time(said_ms: float, age: float, left: int) -> None:
     result = Result(raw({"contents": [], "ttlMs": said_ms, "cacheScope": "private"}), ttl_seconds=said_ms / 1000)
-    told = json.loads(bytes(recall_module._marked(result, age).payload))
+    told = json.loads(bytes(recall_module._with_age(result, age).payload))
     assert (told["ttlMs"], told["cacheScope"]) == (left, "private")
 
 
 def test_of_what_says_nothing_usable_of_its_time_nothing_is_said() -> None:
-    odd = json.loads(bytes(recall_module._marked(Result(raw({"ttlMs": "soon"})), 1.0).payload))
+    odd = json.loads(bytes(recall_module._with_age(Result(raw({"ttlMs": "soon"})), 1.0).payload))
     assert odd["ttlMs"] == "soon"
-    assert "ttlMs" not in json.loads(bytes(recall_module._marked(Result(raw({}), ttl_seconds=5.0), 1.0).payload))
+    assert "ttlMs" not in json.loads(bytes(recall_module._with_age(Result(raw({}), ttl_seconds=5.0), 1.0).payload))
 
 
 async def test_what_names_a_task_is_not_given_again() -> None:

@@ -66,7 +66,7 @@ async def test_a_call_that_waits_for_its_own_makers_is_refused_at_once() -> None
     inner, _ = made_by(stage, outer)
     _, innermost = made_by(stage, inner)
     assert isinstance(innermost.fault, Overloaded)
-    assert "of which this is one" in innermost.fault.message
+    assert "including this one" in innermost.fault.message
     assert (innermost.fault.executed, stage.server_queue.queued) == ("no", 0)
 
 
@@ -670,20 +670,20 @@ async def test_those_that_are_held_back_are_queued_as_others_are() -> None:
 async def test_running_calls_come_to_last_as_long_as_there_are_few_of_them() -> None:
     stage = Stage(limits=FOUR)
     running = [stage.start(call(caller=ANN))[0] for _ in range(3)]
-    assert [stage.server_queue.let_last(inflight) for inflight in running] == [True, True, False]
+    assert [stage.server_queue.admit_long_call(inflight) for inflight in running] == [True, True, False]
     held = stage.start(lasting(BEN))[0]
     assert held.link is None
-    stage.server_queue.lasts_no_more(running[0])
-    assert (stage.link.sent[-1], stage.server_queue.let_last(running[2])) == (held, False)
+    stage.server_queue.end_long_call(running[0])
+    assert (stage.link.sent[-1], stage.server_queue.admit_long_call(running[2])) == (held, False)
     running[1].finish(DONE)
-    assert stage.server_queue.let_last(running[2])
+    assert stage.server_queue.admit_long_call(running[2])
 
 
 async def test_a_call_that_ends_while_it_waits_gives_up_its_place_among_those_that_last() -> None:
     stage = Stage(limits=SMALL)
     running, _ = [stage.start()[0] for _ in range(2)]
     waiting, held = stage.start()[0], stage.start(lasting(BEN))[0]
-    assert stage.server_queue.let_last(waiting)
+    assert stage.server_queue.admit_long_call(waiting)
     waiting.cancel("enough")
     running.finish(DONE)
     assert stage.link.sent[-1] is held
@@ -922,13 +922,13 @@ async def test_a_hub_that_goes_has_nobody_wait_for_who_is_away_and_touches_nothi
     stage = Stage(limits=SMALL)
     stage.server_queue.grace = 60.0
     started = [stage.start() for _ in range(3)]
-    stage.hub.wait_no_more("the hub is shutting down")
+    stage.hub.stop_waiting("the hub is shutting down")
     assert not any(listener.ends for _, listener in started)
     stage.server_queue.detach("its socket was closed", is_failure=True)
     assert started[2][1].fault.message.endswith("its socket was closed")
     waiting = patient()
     _, listener = waiting.start()
-    waiting.hub.wait_no_more("the hub is shutting down")
+    waiting.hub.stop_waiting("the hub is shutting down")
     assert listener.fault.message.endswith("its socket was closed; the hub is shutting down")
     assert listener.fault.executed == "no"
 

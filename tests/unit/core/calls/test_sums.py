@@ -16,7 +16,7 @@ import msgspec
 from isthmus.core.access.tenants import NO_TENANTS, Tenants, TenantSettings
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.calls.server_queue import ServerQueue
+from isthmus.core.calls.server_queue import LONG_CALLS, ServerQueue
 from isthmus.core.settings import Limits
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Call, Outcome, Result
@@ -64,7 +64,7 @@ class SlowWitness:
         self.unwritten.append(lambda: send(inflight))
 
     def ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
-        self.unwritten.append(lambda: inflight.tell(outcome))
+        self.unwritten.append(lambda: inflight.deliver(outcome))
 
     def begun(self, call: Call, id: str) -> msgspec.Raw:
         raise AssertionError("nobody keeps tasks here")
@@ -126,7 +126,7 @@ class Program:
             case 1:
                 inflight.expire()
             case 2 if inflight.link is not None and inflight.server_queue is not None:
-                if not inflight.server_queue.let_last(inflight) or self.chance.random() < 0.5:
+                if not inflight.server_queue.admit_long_call(inflight) or self.chance.random() < 0.5:
                     inflight.finish(DONE)
             case _:
                 if inflight.link is not None:
@@ -172,17 +172,20 @@ class Program:
     def check_lane(self, server_queue: ServerQueue, calls: list[InFlight]) -> None:
         sent = [each for each in calls if each.link is not None]
         assert server_queue.running == len(sent)
-        assert server_queue._tenants == Counter(each.call.caller.tenant for each in sent if each.counted_by is not None)
-        assert server_queue._shares == Counter(each.call.sharer for each in sent if each.call.sharer)
-        assert set(server_queue._lasting) <= set(sent)
-        waiting = [*server_queue._queue, *server_queue._held]
+        counted = server_queue._running_in
+        tenants = Counter(each.call.caller.tenant for each in sent if each.counted_by is not None)
+        assert {group[1]: count for group, count in counted.items() if group[0] == "tenant"} == tenants
+        devices = Counter(each.call.sharer for each in sent if each.call.sharer)
+        assert {group[1]: count for group, count in counted.items() if group[0] == "device"} == devices
+        assert counted.get(LONG_CALLS, 0) == len(server_queue._long_calls)
+        assert set(server_queue._long_calls) <= set(sent)
+        waiting = server_queue._queue
         assert len(set(waiting)) == len(waiting)
         assert set(waiting) <= {each for each in calls if each.link is None}
         if self.audit_gate is None:
             assert len(waiting) == sum(each.link is None for each in calls), "a call waits nowhere"
         if server_queue.has_link and server_queue.running < server_queue.max_calls:
-            assert not server_queue._queue, "a call waits beside a free slot"
-            assert all(map(server_queue._is_held_back, server_queue._held)), "a call is held back for nothing"
+            assert all(map(server_queue._is_held_back, waiting)), "a call is held back for nothing"
 
 
 async def test_the_books_of_lanes_and_tenants_are_right_after_every_step() -> None:

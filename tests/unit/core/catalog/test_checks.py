@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isthmus.core.catalog.checks import CheckCache, no_check
+from isthmus.core.catalog.schema import CheckCache, no_check
 from tests.unit.core.doubles import raw, tool
 
 TEXT = {"type": "object", "required": ["text"]}

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.core.catalog.defaults import compile_defaults, fill_defaults, without_required
+from isthmus.core.catalog.rules import compile_defaults, fill_defaults, without_required
 from isthmus.model.features import Tool
 from tests.unit.core.doubles import tool
 

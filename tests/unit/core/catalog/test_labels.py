@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from isthmus.core.access.policy import HINT, TAG
-from isthmus.core.catalog.labels import HINT_MEMBERS, labels_of
-from isthmus.core.catalog.rules import NO_TOOL_RULES, ToolRules
+from isthmus.core.catalog.rules import HINT_MEMBERS, NO_TOOL_RULES, ToolRules, labels_of
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
 from tests.unit.core.doubles import prompt, resource, tool

@@ -5,10 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.core.catalog.checks import CheckCache
-from isthmus.core.catalog.reasons import explain_access
 from isthmus.core.catalog.rules import ToolRules
-from isthmus.core.catalog.snapshot import Snapshot
+from isthmus.core.catalog.schema import CheckCache
+from isthmus.core.catalog.snapshot import Snapshot, explain_access
 from isthmus.model.callers import Grants
 from isthmus.model.calls import EVERYTHING
 from isthmus.model.names import ServerName

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.core.catalog.schema_refs import outside_reference
+from isthmus.core.catalog.definition_lint import outside_reference
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
 

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from isthmus.core.catalog import snapshot as snapshots
-from isthmus.core.catalog.checks import CheckCache
 from isthmus.core.catalog.rules import ToolRules
+from isthmus.core.catalog.schema import CheckCache
 from isthmus.core.catalog.snapshot import FeatureLists, ServerStatus, Snapshot
 from isthmus.core.catalog.view import ServerState, View
 from isthmus.model.callers import Grants

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.core.catalog.names import Pair
-from isthmus.core.catalog.uris import (
+from isthmus.core.catalog.names import (
     PRECISE_MAX,
+    Pair,
     TemplateClaims,
     TemplateShape,
     is_qualified,

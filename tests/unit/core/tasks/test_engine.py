@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from isthmus.core.ports import Document
 from isthmus.core.tasks import engine as engines
-from isthmus.core.tasks import store as rested
+from isthmus.core.tasks import store
 from isthmus.core.tasks.delivery import DELIVERY, delivery_of
 from isthmus.core.tasks.engine import TOO_LARGE, TaskEngine, TaskExchange
 from isthmus.core.tasks.live_task import LiveTask, Report, TaskExists, TaskNotStored
@@ -410,11 +410,11 @@ def test_however_badly_the_journal_writes_it_ends_up_with_the_newest_record(
         versions = [record.version for record in ears.heard]
         assert versions == sorted(set(versions))
 
-    retry, engines.RETRY_SECONDS = engines.RETRY_SECONDS, 0.0
+    retry, store.RETRY_SECONDS = engines.RETRY_SECONDS, 0.0
     try:
         asyncio.run(run())
     finally:
-        engines.RETRY_SECONDS = retry
+        store.RETRY_SECONDS = retry
 
 
 async def test_a_task_that_has_ended_does_not_change() -> None:
@@ -561,13 +561,13 @@ async def test_a_question_that_is_taken_back_is_not_asked_any_more() -> None:
     replies: list[Reply] = []
     asked = [shop.sent[0].ask(QUESTION, replies.append) for _ in range(3)]
     assert asked[1] is not None
-    asked[1].take_back()
+    asked[1].retract()
     assert live.record.asked == StoredQuestion(QUESTION.method, QUESTION.params, 1)
     assert asked[0] is not None
-    asked[0].take_back()
+    asked[0].retract()
     assert live.record.asked == StoredQuestion(QUESTION.method, QUESTION.params, 3)
     assert asked[2] is not None
-    asked[2].take_back()
+    asked[2].retract()
     assert_working(live)
     assert replies == []
 
@@ -650,7 +650,7 @@ async def test_a_later_call_that_is_given_up_before_that_is_kept_is_never_sent()
 
 
 async def test_a_task_is_found_whether_it_is_in_mind_or_only_in_the_journal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rested, "CACHED_TASKS_MAX", 2)
+    monkeypatch.setattr(store, "CACHED_TASKS_MAX", 2)
     shop = Workshop()
     tasks = [await shop.engine.begin(draft(None, state="input_required", id=f"t{at}")) for at in range(4)]
     assert await shop.engine.find(OWNER, "t3") is tasks[3]
@@ -663,7 +663,7 @@ async def test_a_task_is_found_whether_it_is_in_mind_or_only_in_the_journal(monk
 
 
 async def test_what_is_in_mind_is_bounded_by_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rested, "CACHED_BYTES_MAX", 10_000)
+    monkeypatch.setattr(store, "CACHED_BYTES_MAX", 10_000)
     shop = Workshop()
     large = draft(None, state="input_required", metadata=raw("x" * 6_000))
     first, second = await shop.engine.begin(large), await shop.engine.begin(large)
@@ -673,7 +673,7 @@ async def test_what_is_in_mind_is_bounded_by_its_size(monkeypatch: pytest.Monkey
 
 
 async def test_a_running_task_is_never_out_of_mind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rested, "CACHED_TASKS_MAX", 1)
+    monkeypatch.setattr(store, "CACHED_TASKS_MAX", 1)
     shop = Workshop()
     running = [await shop.begin() for _ in range(5)]
     assert [await shop.engine.find(OWNER, live.record.id) for live in running] == running

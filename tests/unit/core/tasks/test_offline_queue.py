@@ -345,7 +345,7 @@ async def test_a_hub_that_ends_leaves_what_waits_to_the_next_one() -> None:
     shop.engine.release_offline()
     async with asyncio.timeout(SECONDS):
         await shop.engine.wait_idle()
-    shop.stage.server_queue.wait_no_more("the hub is shutting down")
+    shop.stage.server_queue.stop_waiting("the hub is shutting down")
     come_back(shop)
     await turns()
     assert (waits.is_left, hears.heard, shop.sent) == (True, [], [])

@@ -244,15 +244,15 @@ def test_an_id_that_is_given_anew_is_of_whom_it_was_given_to_last() -> None:
 def test_an_id_that_a_new_link_gives_anew_is_not_the_earlier_callers_any_more() -> None:
     place, later = LinkSession(), LinkSession()
     tasks = registered("1", "2", place=place)
-    assert not tasks.is_anothers(ANYONE, A, "1")
+    assert not tasks.belongs_to_other(ANYONE, A, "1")
     place.is_lost = True
     tasks.made(OTHER, A, later, state("1"))
     assert listed(tasks) == [("2", "working")]
-    assert tasks.is_anothers(ANYONE, A, "1")
-    assert not tasks.is_anothers(ANYONE, A, "2")
-    assert not tasks.is_anothers(OTHER, A, "1")
+    assert tasks.belongs_to_other(ANYONE, A, "1")
+    assert not tasks.belongs_to_other(ANYONE, A, "2")
+    assert not tasks.belongs_to_other(OTHER, A, "1")
     later.is_lost = True
-    assert not tasks.is_anothers(ANYONE, A, "1")
+    assert not tasks.belongs_to_other(ANYONE, A, "1")
 
 
 def test_links_that_count_alike_are_not_confused() -> None:
@@ -263,7 +263,7 @@ def test_links_that_count_alike_are_not_confused() -> None:
     (mine, _), (others, _) = listening(tasks), listening(tasks, OTHER)
     tasks.told(A, places[OTHER], state("1", "failed"))
     assert (mine, others) == ([], [("1", "failed", True)])
-    assert not any(tasks.is_anothers(caller, A, "1") for caller in places)
+    assert not any(tasks.belongs_to_other(caller, A, "1") for caller in places)
 
 
 def test_the_conversation_that_asked_is_told_while_it_listens_and_then_the_callers_others() -> None:

@@ -118,7 +118,7 @@ async def test_what_is_said_to_a_task_that_is_forgotten_meanwhile_is_not_lost(mo
     live = await begun(office, saying("hello", "m2"))
     await turns()
     # So much that the journal is asked before more is said; by then there is less.
-    (count,) = office.engine.storage_quota._counts.values()
+    (count,) = office.engine.storage_quota._usages.values()
     most = count.open_bytes * 4
     monkeypatch.setattr(office.engine.storage_quota, "most", lambda _: most)
     await journal.trim("task", live.record.owner.key, [live.record.state], bytes=1, limit=1)
