@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 
 from isthmus.app.hub import RunningHub
-from isthmus.library.owner import Owner
+from isthmus.library.loop_thread import LoopThread
 from tests.conftest import children, descriptors
 from tests.library.services import POLL_SECONDS, SETTLE_SECONDS
 
@@ -27,7 +27,7 @@ class Possessions:
 
 def possessions() -> Possessions:
     """Count, with the owner's thread running as it does from the first service on."""
-    owner = Owner.shared()
+    owner = LoopThread.shared()
     gc.collect()
     return Possessions(
         threads=frozenset(f"{thread.name} {thread.ident}" for thread in threading.enumerate()),

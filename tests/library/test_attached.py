@@ -75,8 +75,8 @@ async def test_a_service_has_the_tools_of_a_running_hub(tmp_path: Path, deaf_por
             await service.shutdown()
 
         unusable = [
-            ({"hub": address, "key": "wrong"}, "it does not take the key"),
-            ({"hub": address}, "it wants a key, which is given as key="),
+            ({"hub": address, "key": "wrong"}, "it rejected the key"),
+            ({"hub": address}, "it needs a key: give key="),
             ({"hub": f"http://127.0.0.1:{deaf_port}"}, "refused"),
         ]
         for given, why in unusable:

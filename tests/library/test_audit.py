@@ -20,9 +20,9 @@ from isthmus.library import (
     UserContext,
     UserPermissions,
 )
-from isthmus.library.toolbox import Toolbox, not_approved
-from isthmus.storage import log_sqlite
-from isthmus.storage.seats import file_of
+from isthmus.library.integration_base import AgentTools, not_approved
+from isthmus.storage import audit_sqlite
+from isthmus.storage.audit_slots import slot_file
 
 ASKED = ToolRequest("builtin.echo", parameters={"text": "hi"})
 EVE = UserContext("eve", permissions=UserPermissions(["builtin"]))
@@ -45,7 +45,7 @@ async def called(config: Any) -> None:
 
 
 async def told(state: Path) -> list[dict[str, Any]]:
-    async with log_sqlite.reading(file_of(state, 1)) as log:
+    async with audit_sqlite.open_reader(slot_file(state, 1)) as log:
         return [msgspec.json.decode(row.content) async for row in log.rows()]
 
 
@@ -161,9 +161,9 @@ async def test_a_tool_that_has_gone_is_in_the_log_once_though_it_is_looked_up_ag
     service, gone = ToolService(), UniversalTool("builtin.gone", metadata={"llm_name": "mcp_builtin_gone"})
     await service.initialize({"audit": "batched", "state": tmp_path})
     async with service:
-        box = Toolbox(service)
+        box = AgentTools(service)
         result = await box.execute(ToolRequest("builtin.gone", user_context=EVE))
-        assert (await box.told(gone, result, EVE)).tool_name == "mcp_builtin_gone"
+        assert (await box.explain(gone, result, EVE)).tool_name == "mcp_builtin_gone"
     assert asked_of(await told(tmp_path)) == [("eve", "builtin.gone", "unknown_tool", None, "no")]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from isthmus.library import ToolContext, ToolRequest, ToolService, tool
-from isthmus.library.owner import Owner
+from isthmus.library.loop_thread import LoopThread
 from tests.library.services import POLL_SECONDS, pay, raw_server, wait_for_line, with_servers
 
 CASES = 500
@@ -34,7 +34,7 @@ def ledger(tmp_path: Path) -> Path:
 def complaints() -> Iterator[list[dict[str, Any]]]:
     """What nobody was there to hear: of the owner's loop, and of whichever loop takes it."""
     heard: list[dict[str, Any]] = []
-    owner = Owner.shared()
+    owner = LoopThread.shared()
     owner.call(owner.loop.set_exception_handler, lambda _, context: heard.append(context))
     yield heard
     owner.call(owner.loop.set_exception_handler, None)

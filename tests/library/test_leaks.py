@@ -12,9 +12,9 @@ import pytest
 
 from isthmus.core.calls.inflight import InFlight
 from isthmus.library import BlockingToolService, ToolRequest, ToolService
-from isthmus.library.owner import Owner
-from isthmus.storage import log_sqlite
-from isthmus.storage.seats import file_of
+from isthmus.library.loop_thread import LoopThread
+from isthmus.storage import audit_sqlite
+from isthmus.storage.audit_slots import slot_file
 from tests.library.possessions import Possessions, left_behind, possessions
 from tests.library.services import pay, raw_server, with_servers
 
@@ -39,7 +39,7 @@ def before(warm: None) -> Possessions:
 
 async def last_event(state: Path) -> str:
     """What the audit log in a folder says last."""
-    async with log_sqlite.reading(file_of(state, 1)) as log:
+    async with audit_sqlite.open_reader(slot_file(state, 1)) as log:
         return str([msgspec.json.decode(row.content)["event"] async for row in log.rows()][-1])
 
 
@@ -130,7 +130,7 @@ def test_a_shutdown_that_is_cancelled_goes_on_to_its_end(tmp_path: Path, warm: N
         service = ToolService()
         await service.initialize(config)
         whole = service.shutdown()
-        work = asyncio.create_task(Owner.shared().run(whole) if place == "the hub's loop" else whole)
+        work = asyncio.create_task(LoopThread.shared().run(whole) if place == "the hub's loop" else whole)
         await asyncio.sleep(0)  # it has been asked for, and not more
         work.cancel()
         await asyncio.wait([work])

@@ -12,7 +12,7 @@ import pytest
 
 from isthmus.library import Questions, ToolContext, ToolRequest, ToolService, WrongThreadError, run, tool
 from isthmus.library.contracts import ChunkType
-from isthmus.library.owner import Owner
+from isthmus.library.loop_thread import LoopThread
 
 
 async def where() -> str:
@@ -23,13 +23,13 @@ async def where() -> str:
 def posted(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """What crosses over to the hub's loop."""
     crossed: list[object] = []
-    post = Owner.post
+    post = LoopThread.post
 
-    def noted(self: Owner, function: Any, *args: Any) -> None:
+    def noted(self: LoopThread, function: Any, *args: Any) -> None:
         crossed.append(function)
         post(self, function, *args)
 
-    monkeypatch.setattr(Owner, "post", noted)
+    monkeypatch.setattr(LoopThread, "post", noted)
     return crossed
 
 

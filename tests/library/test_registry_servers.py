@@ -24,7 +24,7 @@ from isthmus.library import (
     ToolRegistry,
     WrongThreadError,
 )
-from isthmus.library.owner import Owner
+from isthmus.library.loop_thread import LoopThread
 from tests.conftest import Spawn, children
 from tests.library.registry_server import LONG
 
@@ -59,7 +59,7 @@ class Agent:
                 is_so.set()
 
         unwatch = service.watch(look)
-        await Owner.shared().fetch(look)
+        await LoopThread.shared().call_async(look)
         assert await asyncio.to_thread(is_so.wait, PATIENCE)
         unwatch()
 
@@ -170,9 +170,9 @@ async def test_a_built_in_keeps_its_name(agent: Agent, caplog: pytest.LogCapture
 
 async def test_from_the_loop_that_answers_the_blocking_form_is_refused_at_once(agent: Agent) -> None:
     await agent.begin(a=stdio())
-    owner = Owner.shared()
+    owner = LoopThread.shared()
     with pytest.raises(WrongThreadError, match="async_func"):
-        await owner.fetch(agent.registry.call_tool, "mcp_a_say", {"text": "x"})
+        await owner.call_async(agent.registry.call_tool, "mcp_a_say", {"text": "x"})
     assert await owner.run(agent.registry.acall_tool("mcp_a_say", {"text": "x"})) == "x"
 
 

@@ -39,9 +39,9 @@ from isthmus.library import (
     tool,
 )
 from isthmus.library.results import CODES, STATUSES, result_from
+from isthmus.model.calls import Result
 from isthmus.model.faults import Bug, Fault, ServerError, leaves
 from isthmus.model.names import ServerName
-from isthmus.model.outcomes import Result
 from tests.conftest import children
 from tests.library.services import pay, raw_server, wait_for_line, with_servers
 from tests.peers import content
@@ -69,7 +69,7 @@ async def test_a_copy_of_what_has_a_service_has_the_same(service: ToolService) -
     holder = copy.deepcopy({"agent": [service, copy.copy(service)]})
     assert holder["agent"] == [service, service]
     assert (await holder["agent"][0].execute_tool(pay("copied"))).is_success
-    with pytest.raises(TypeError, match=r"cannot be pickled, nor what has one.*one in each process"):
+    with pytest.raises(TypeError, match=r"or an object that has one, cannot be pickled.*one in each process"):
         pickle.dumps(holder)
 
 
@@ -117,8 +117,8 @@ async def test_every_failure_has_its_own_status_and_says_whether_the_tool_ran(se
     ("value", "said"),
     [
         (object(), "Encoding objects of type object is unsupported"),
-        (float("nan"), "nan is a number that JSON does not have"),
-        ([{"deep": float("-inf")}], "-inf is a number that JSON does not have"),
+        (float("nan"), "nan cannot be written as JSON"),
+        ([{"deep": float("-inf")}], "-inf cannot be written as JSON"),
     ],
 )
 async def test_arguments_that_are_no_json_are_told_and_nothing_is_sent(
@@ -136,7 +136,7 @@ async def test_arguments_in_the_place_of_a_namespace_are_told_where_they_belong(
     async with ToolService() as service:
         result = await service.execute_tool(ToolRequest("echo", {"text": "hello"}))  # type: ignore[arg-type]
     assert result.status is ToolStatus.INVALID_PARAMETERS
-    assert result.error_message == "tool_namespace must be text, not dict; arguments are given as parameters={...}"
+    assert result.error_message == "tool_namespace must be text, not dict; give arguments as parameters={...}"
 
 
 @pytest.mark.parametrize(
@@ -171,20 +171,20 @@ async def test_who_and_what_is_asked_for_is_told_by_its_type_where_it_is_none() 
         for user in ("ada", {"permissions": ["*"]}):
             with pytest.raises(TypeError, match="user_context must be a UserContext"):
                 await service.list_tools(user)  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="the name of a tool must be a text, not int"):
+        with pytest.raises(TypeError, match="the name of a tool must be a string, not int"):
             service.get_tool(odd)
-        with pytest.raises(TypeError, match="the name of a tool must be a text, not int"):
+        with pytest.raises(TypeError, match="the name of a tool must be a string, not int"):
             await service.resolve(odd)
 
 
 @pytest.mark.parametrize("odd", ["echo", None, {"tool_name": "echo"}])
 async def test_what_is_no_request_is_told_what_to_be(odd: Any) -> None:
     async with ToolService() as service:
-        with pytest.raises(TypeError, match=r'executed by a ToolRequest\("name", parameters=\{\.\.\.\}\), not by'):
+        with pytest.raises(TypeError, match=r'expected a ToolRequest\("name", parameters=\{\.\.\.\}\), not'):
             await service.execute_tool(odd)
-        with pytest.raises(TypeError, match="not by"):
+        with pytest.raises(TypeError, match="expected a ToolRequest"):
             await asyncio.to_thread(service.blocking.execute_tool, odd)
-        with pytest.raises(TypeError, match="not by"):
+        with pytest.raises(TypeError, match="expected a ToolRequest"):
             await anext(service.execute_tool_stream(odd))
 
 
@@ -450,9 +450,9 @@ async def test_resources_and_prompts_are_named_by_texts() -> None:
     odd: list[Any] = [None, 7, b"memo://x"]
     async with ToolService() as service:
         for name in odd:
-            with pytest.raises(TypeError, match="a resource is named by a text, not"):
+            with pytest.raises(TypeError, match="a resource must be a string, not"):
                 await service.read_resource(name)
-            with pytest.raises(TypeError, match="a prompt is named by a text, not"):
+            with pytest.raises(TypeError, match="a prompt must be a string, not"):
                 await service.get_prompt(name)
         for arguments in (["x"], "x"):
             with pytest.raises(TypeError, match="the arguments of a prompt must be a dictionary, not"):
@@ -507,11 +507,11 @@ async def test_a_prompt_that_several_servers_have_is_named_in_full() -> None:
         ({"mcpServers": "x"}, "mcpServers must be a dictionary of servers by name, not str"),
         ({"servers": [raw_server()]}, "servers must be a dictionary of servers by name, not list"),
         ({"enable_mcp": "yes"}, "enable_mcp"),
-        ({"mcp_server": []}, "mcp_server is unknown"),
+        ({"mcp_server": []}, "unknown keys: mcp_server"),
         ({"tool_service": 3}, "tool_service"),
         ("/no/such/isthmus.toml", "isthmus.toml"),
         (7, "a dictionary or the path of a file, not 7"),
-        ([raw_server()], "under mcp_servers"),
+        ([raw_server()], "must be in a dictionary"),
     ],
 )
 async def test_what_cannot_be_used_is_told_by_name(given: Any, said: str) -> None:
@@ -530,11 +530,11 @@ UNUSABLE: list[tuple[dict[str, Any], str]] = [
     ({"endpoint": "http://h/mcp", "colour": 1}, "colour"),
     ({"command": "x", "user_headers": ["X-User"]}, "headers need an HTTP address"),
     ({"url": "ws://h/mcp", "user_headers": ["X-User"]}, "headers need an HTTP"),
-    ({"endpoint": "http://h", "url": "http://i"}, "endpoint and url are the same"),
-    ({"endpoint": "http://h", "command": "x"}, "a command or an address, not both"),
+    ({"endpoint": "http://h", "url": "http://i"}, "endpoint and url are aliases"),
+    ({"endpoint": "http://h", "command": "x"}, "a command or an address"),
     ({"transport": "auto", "command": "x", "url": "http://h"}, "not both"),
     ({"endpoint": "http://h", "headers": [1]}, "headers must be a dictionary"),
-    ({"command": "x", "args": 7}, "args must be a list of texts"),
+    ({"command": "x", "args": 7}, "args must be a list of strings"),
     ({"command": "x", "base": {}}, "has base, which is unknown; known: name,"),
     ({"command": "x", "cache": ["say"]}, "cache must be a table"),
     ({"command": "x", "cache": {"seconds": 9}}, "cache must have only tools and ttl, not 'seconds'"),
@@ -558,9 +558,9 @@ async def test_servers_without_a_name_of_their_own_are_told_by_their_place() -> 
     async with ToolService({"mcp_servers": [raw_server(), *nameless]}) as service:
         assert service.failures == {
             "mcp_servers[1]": "a server must be a dictionary or an MCPServerConfig, not int",
-            "mcp_servers[2]": "a server must have a name",
-            "mcp_servers[3]": "server 7: name must be text, not 7",
-            "mcp_servers[4]": "another server is called 'raw', too: give it another name",
+            "mcp_servers[2]": "a server needs a name",
+            "mcp_servers[3]": "server 7: name must be a string, not 7",
+            "mcp_servers[4]": "another server has the name 'raw': give this one another name",
         }
         assert "raw.pay" in await service.list_tools()
 
@@ -616,7 +616,7 @@ async def test_a_relative_command_begins_at_the_programs_folder_whatever_the_ser
 
 async def test_what_a_service_is_made_with_need_not_be_said_again() -> None:
     service = ToolService({"mcp_servers": [raw_server()]})
-    with pytest.raises(ConfigurationError, match="was given already"):
+    with pytest.raises(ConfigurationError, match="was already passed"):
         await service.initialize({"mcp_servers": []})
     for _ in range(2):
         await service.initialize()
@@ -634,7 +634,7 @@ async def test_results_are_given_again_where_the_server_says_so(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("given", "said"), [({"hub": 7}, "hub must be"), ({"hub": "http://h", "key": 7}, "key must be a text")]
+    ("given", "said"), [({"hub": 7}, "hub must be"), ({"hub": "http://h", "key": 7}, "key must be a string")]
 )
 async def test_a_hub_is_named_by_texts(given: Any, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
@@ -810,7 +810,7 @@ async def test_one_reader_reads_a_stream(service: ToolService, tmp_path: Path) -
     stream = service.execute_tool_stream(pay("shared", f"until:{gate}"))
     reading = asyncio.create_task(anext(stream))
     await asyncio.to_thread(wait_for_line, tmp_path / "ledger.jsonl", "shared")
-    with pytest.raises(RuntimeError, match="read already"):
+    with pytest.raises(RuntimeError, match="already has a reader"):
         await anext(stream)
     gate.touch()
     assert (await reading).content == "shared"

@@ -25,7 +25,7 @@ from isthmus.library import (
     UserContext,
     UserPermissions,
     create_task_request,
-    running,
+    resolver,
 )
 from tests.peers.launch import CHECKOUT, listening_peer
 
@@ -49,7 +49,7 @@ def endpoint() -> Iterator[str]:
 @pytest.fixture
 async def tool_service(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ToolService]:
     """One that is initialised as a whole system's configuration says, and the only one of its process."""
-    monkeypatch.setattr(running, "_services", {})
+    monkeypatch.setattr(resolver, "_services", {})
     server = {
         "name": "mcp_server",
         "endpoint": endpoint,

@@ -1,9 +1,8 @@
-"""A service's tools in pydantic-ai: `HubToolset` for `Agent(toolsets=[...])`, live at every step of a run.
+"""The tools of a service in pydantic-ai: `HubToolset` for `Agent(toolsets=[...])`, current at every step of a run.
 
-A tool has the raw JSON Schema of its server, and the hub checks arguments against it: bad ones are `ModelRetry`, every
-other failure is `ToolFailed`. The model is given structured content where the tool gave some. How a call ended is the
-`metadata` of its return and a `HubResultEvent`; progress and logs are `HubProgressEvent` and `HubLogEvent` of the
-run's stream while the tool runs.
+A tool has the JSON Schema of its server, and the hub checks arguments against it: invalid ones are `ModelRetry`, every
+other failure is `ToolFailed`. The model gets structured content if there is any. The result of a call is the `metadata`
+of its return and a `HubResultEvent`; progress and logs are `HubProgressEvent` and `HubLogEvent` of the run's stream.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from functools import partial
 from typing import Any, Generic, TypeAlias, TypeGuard, TypeVar
 
 try:
-    import pydantic_ai as _pydantic_ai  # noqa: F401 - to say what is missing, if it is
+    import pydantic_ai as _pydantic_ai  # noqa: F401 - to name the missing package
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "pydantic-ai is not installed here: pip install 'isthmus[pydantic-ai]'", name=error.name, path=error.path
@@ -31,31 +30,39 @@ from pydantic_core import SchemaValidator, ValidationError, core_schema
 
 from isthmus.library.contracts import ToolRequest, ToolResult, ToolStatus, ToolStreamChunk, UniversalTool, UserContext
 from isthmus.library.errors import ToolDeniedError, ToolNotFoundError, ToolUnreachableError
-from isthmus.library.forms import for_model
-from isthmus.library.parts import Image, Part, parts_of, record_of, said_by, value_of
-from isthmus.library.results import refused
+from isthmus.library.function_schemas import provider_schema
+from isthmus.library.integration_base import (
+    AgentTools,
+    Approval,
+    CallOptions,
+    Selection,
+    llm_name_of,
+    not_approved,
+    unreadable_arguments,
+)
+from isthmus.library.model_content import ModelImage, model_parts, result_record, result_text, result_value
+from isthmus.library.results import refused_result
 from isthmus.library.service import ToolService
-from isthmus.library.toolbox import Approval, Selection, Terms, Toolbox, llm_name_of, not_approved, unreadable
 
 DepsT = TypeVar("DepsT")
 
 UserOf: TypeAlias = UserContext | Callable[[RunContext[Any]], UserContext | None] | None
-"""On whose behalf: one user, or a function that reads the user from a run's context (`ctx.deps`)."""
+"""The user, or a function that reads the user from a run's context (`ctx.deps`)."""
 
 SessionOf: TypeAlias = str | Callable[[RunContext[Any]], str | None] | None
-"""What servers are told as the conversation; without, the run's `conversation_id`."""
+"""The conversation, sent to servers; by default the run's `conversation_id`."""
 
 HeadersOf: TypeAlias = Mapping[str, str] | Callable[[RunContext[Any]], Mapping[str, str] | None] | None
-"""Sent to those servers that are configured to receive them."""
+"""Sent to servers that are configured to receive them."""
 
-_Answer: TypeAlias = ToolReturnPart | RetryPromptPart
+_CallAnswer: TypeAlias = ToolReturnPart | RetryPromptPart
 
 _ANY_OBJECT = SchemaValidator(core_schema.dict_schema(core_schema.str_schema(), core_schema.any_schema()))
 
 
 @dataclass(kw_only=True)
 class HubProgressEvent(CustomEvent):
-    """How far a tool is."""
+    """Progress of a tool."""
 
     tool: str
     progress: float
@@ -66,7 +73,7 @@ class HubProgressEvent(CustomEvent):
 
 @dataclass(kw_only=True)
 class HubLogEvent(CustomEvent):
-    """What a tool's server logs meanwhile."""
+    """A log line of a tool's server."""
 
     tool: str
     level: str
@@ -76,7 +83,7 @@ class HubLogEvent(CustomEvent):
 
 @dataclass(kw_only=True)
 class HubResultEvent(CustomEvent):
-    """How a call ended, as `record_of` says it; `status` tells the ways to fail apart."""
+    """The result of a call, as `result_record` returns it."""
 
     tool: str
     status: str
@@ -84,7 +91,7 @@ class HubResultEvent(CustomEvent):
 
 
 class HubToolFailed(ToolFailed):
-    """A tool failed, or was not executed; `result` says how, by its `status`."""
+    """A tool failed or was not executed; `result.status` says how."""
 
     def __init__(self, message: str, result: ToolResult) -> None:
         super().__init__(message)
@@ -92,9 +99,9 @@ class HubToolFailed(ToolFailed):
 
 
 class HubToolset(AbstractToolset[DepsT], Generic[DepsT]):
-    """Tools of a hub. The service stays its owner's: leaving the toolset does not shut it down."""
+    """Tools of a hub. Leaving the toolset does not shut the service down."""
 
-    def __init__(  # noqa: PLR0913 - each is a choice of its own
+    def __init__(  # noqa: PLR0913 - independent options
         self,
         service: ToolService,
         names: Selection | None = None,
@@ -107,21 +114,21 @@ class HubToolset(AbstractToolset[DepsT], Generic[DepsT]):
         max_retries: int = 1,
         id: str | None = None,
     ) -> None:
-        """What an agent has.
+        """Select the tools and the user of the calls.
 
         Args:
-            service: an initialised service.
-            names: in any form, or the tools of a task request; without, everything that the user may use.
-            user_context: on whose behalf. Where it is a function, a run has those tools that its user may use.
-            session_id: what servers are told as the conversation.
-            headers: sent to those servers that are configured to receive them.
-            needs_approval: which calls wait for approval (`DeferredToolRequests`).
-            timeout: seconds that a call may take.
-            max_retries: how often a model may try again after bad arguments.
-            id: what durable execution knows it by.
+            service: an initialized service.
+            names: names in any form, or the tools of a task request; by default all that the user may use.
+            user_context: the user of the calls. With a function, a run has the tools that its user may use.
+            session_id: the conversation, sent to servers.
+            headers: sent to servers that are configured to receive them.
+            needs_approval: calls that need approval (`DeferredToolRequests`).
+            timeout: seconds for a call.
+            max_retries: how often a model may retry after invalid arguments.
+            id: the id for durable execution.
         """
-        self._box = Toolbox(service, names, needs_approval=needs_approval)
-        self._terms: Terms[RunContext[Any]] = Terms(user_context, session_id, headers, timeout)
+        self._tools = AgentTools(service, names, needs_approval=needs_approval)
+        self._options: CallOptions[RunContext[Any]] = CallOptions(user_context, session_id, headers, timeout)
         self._max_retries = max_retries
         self._id = id
 
@@ -131,49 +138,53 @@ class HubToolset(AbstractToolset[DepsT], Generic[DepsT]):
         return self._id
 
     async def get_tools(self, ctx: RunContext[DepsT]) -> dict[str, ToolsetTool[DepsT]]:
-        """See `AbstractToolset`; nothing is asked of a server.
+        """See `AbstractToolset`; no request to a server is needed.
 
         Raises:
-            ToolError, UnresolvedToolsError: at first, for names that are no tool's or not this user's to use.
+            ToolError, UnresolvedToolsError: the first time, for names that are unknown or denied.
         """
-        user = self._terms.user(ctx)
-        tools = await self._box.tools(user, is_shared=self._terms.is_shared)
+        user = self._options.user(ctx)
+        tools = await self._tools.tools(user, is_shared=self._options.is_shared)
         for part in _last_parts(ctx):
-            if _is_miss(part):
+            if _is_unknown_tool(part):
                 await self._explain(part, user, ctx)
-            elif isinstance(words := getattr(part, "content", None), _Words):
-                await _record(part, words, ctx)
-            elif _is_denied(part) and (denied := await self._box.find(part.tool_name, user)) is not None:
-                # The model is told by pydantic-ai, in words of its own or of whoever said no.
-                result = self._noted(ctx, not_approved(denied), _given(part, ctx))
-                part.metadata = record_of(result)
-                await _emit(ctx, _ended(result))
+            elif isinstance(text := getattr(part, "content", None), _FailureText):
+                await _store_result(part, text, ctx)
+            elif _is_denied(part) and (denied := await self._tools.find(part.tool_name, user)) is not None:
+                # pydantic-ai tells the model, in its own words or in those of the person who rejected the call.
+                result = self._noted(ctx, not_approved(denied), _arguments_of(part, ctx))
+                part.metadata = result_record(result)
+                await _emit(ctx, _result_event(result))
         return {llm_name_of(tool): self._toolset_tool(tool, partial(self._noted, ctx)) for tool in tools}
 
     def _noted(self, ctx: RunContext[DepsT], refusal: ToolResult, arguments: object) -> ToolResult:
-        user, session = self._terms.user(ctx), self._terms.session(ctx, ctx.conversation_id)
-        return self._box.service.noted(refusal, arguments, user, session)
+        user, session = self._options.user(ctx), self._options.session(ctx, ctx.conversation_id)
+        return self._tools.service.noted(refusal, arguments, user, session)
 
-    async def _explain(self, part: _Answer, user: UserContext | None, ctx: RunContext[DepsT]) -> None:
-        """Put how the call ended into what the model is about to be told of it."""
-        result = await self._miss(str(part.tool_name), str(part.content), user)
-        if _is_news(part, result):
-            part.content = said_by(self._noted(ctx, result, _given(part, ctx)))
+    async def _explain(self, part: _CallAnswer, user: UserContext | None, ctx: RunContext[DepsT]) -> None:
+        """Replace pydantic-ai's reply to an unknown tool by the hub's."""
+        result = await self._unknown_tool_result(str(part.tool_name), str(part.content), user)
+        stored = part.metadata if isinstance(part, ToolReturnPart) else None
+        # Another toolset may have stored a result, but one that knows the tool overrules it.
+        if stored is None or (
+            stored.get("status") == ToolStatus.NOT_FOUND and result.status is not ToolStatus.NOT_FOUND
+        ):
+            part.content = result_text(self._noted(ctx, result, _arguments_of(part, ctx)))
             if isinstance(part, ToolReturnPart):
-                part.metadata = record_of(result)
-            await _emit(ctx, _ended(result))
+                part.metadata = result_record(result)
+            await _emit(ctx, _result_event(result))
 
-    async def _miss(self, name: str, told: str, user: UserContext | None) -> ToolResult:
-        """How the call ended; there may be such a tool, which came since, or which a wrapped toolset left out."""
+    async def _unknown_tool_result(self, name: str, reply: str, user: UserContext | None) -> ToolResult:
+        """The result of a call to a tool that the model does not have: unknown, new, or filtered by a wrapper."""
         try:
-            await self._box.called(name, user)
+            await self._tools.resolve(name, user)
         except (ToolDeniedError, ToolUnreachableError) as error:
-            return refused(ToolRequest(name), error)
+            return refused_result(ToolRequest(name), error)
         except ToolNotFoundError as error:
-            # What pydantic-ai said names all that the model has, as wrapped toolsets have renamed or filtered it.
-            known = [each for each in error.suggestions if repr(each) in told]
-            return refused(ToolRequest(name), ToolNotFoundError(name, known))
-        return refused(ToolRequest(name), ToolNotFoundError(name))
+            # pydantic-ai's reply lists the model's tools, as wrapping toolsets have renamed or filtered them.
+            known = [each for each in error.suggestions if repr(each) in reply]
+            return refused_result(ToolRequest(name), ToolNotFoundError(name, known))
+        return refused_result(ToolRequest(name), ToolNotFoundError(name))
 
     def _toolset_tool(
         self, tool: UniversalTool, noted: Callable[[ToolResult, object], ToolResult]
@@ -182,7 +193,7 @@ class HubToolset(AbstractToolset[DepsT], Generic[DepsT]):
             toolset=self,
             tool_def=_definition(tool),
             max_retries=self._max_retries,
-            args_validator=_Arguments(tool, noted),
+            args_validator=_ObjectValidator(tool, noted),
             universal=tool,
         )
 
@@ -192,31 +203,44 @@ class HubToolset(AbstractToolset[DepsT], Generic[DepsT]):
         """See `AbstractToolset`.
 
         Raises:
-            ApprovalRequired: somebody has to agree first.
-            ModelRetry: the arguments do not fit the tool.
-            ToolFailed: the call failed in any other way.
+            ApprovalRequired: the call needs approval.
+            ModelRetry: the arguments are invalid.
+            ToolFailed: the call failed in another way.
         """
         assert isinstance(tool, HubToolsetTool)
         universal = tool.universal
-        if not ctx.tool_call_approved and self._box.is_approval_needed(universal, tool_args):
+        if not ctx.tool_call_approved and self._tools.is_approval_needed(universal, tool_args):
             raise ApprovalRequired(metadata={"tool": universal.name, "server": universal.namespace})
-        request = self._terms.request(universal, tool_args, ctx, ctx.conversation_id)
-        result = await self._box.execute(request, lambda chunk: _tell(ctx, chunk))
-        result = await self._box.told(universal, result, request.user_context)
-        await _emit(ctx, _ended(result))
-        return _returned(result)
+        request = self._options.request(universal, tool_args, ctx, ctx.conversation_id)
+        result = await self._tools.execute(request, lambda chunk: _emit_chunk(ctx, chunk))
+        result = await self._tools.explain(universal, result, request.user_context)
+        await _emit(ctx, _result_event(result))
+        if result.status is ToolStatus.INVALID_PARAMETERS:
+            raise ModelRetry(_failure_text(result))
+        if not result.is_success:
+            raise HubToolFailed(_failure_text(result), result)
+        parts = model_parts(result)
+        value = result_value(result)
+        if any(isinstance(part, ModelImage) for part in parts):
+            value = [
+                BinaryContent(data=base64.b64decode(part.data), media_type=part.mime)
+                if isinstance(part, ModelImage)
+                else part.text
+                for part in parts
+            ]
+        return ToolReturn(return_value=value, metadata=result_record(result))
 
 
 @dataclass(kw_only=True)
 class HubToolsetTool(ToolsetTool[DepsT], Generic[DepsT]):
-    """A tool that knows which one of the hub it is."""
+    """A tool with its definition in the hub."""
 
     universal: UniversalTool
 
 
 @dataclass(frozen=True, slots=True)
-class _Arguments:
-    """The hub checks arguments; here they only have to be an object."""
+class _ObjectValidator:
+    """Checks only that arguments are an object; the hub checks the rest."""
 
     tool: UniversalTool
     noted: Callable[[ToolResult, object], ToolResult]
@@ -233,34 +257,34 @@ class _Arguments:
         try:
             return validate(given, **options)
         except ValidationError as error:
-            result = self.noted(unreadable(self.tool.name), given)
-            raise ModelRetry(_words_of(result, is_told=False)) from error
+            result = self.noted(unreadable_arguments(self.tool.name), given)
+            raise ModelRetry(_failure_text(result, is_emitted=False)) from error
 
 
 def _definition(tool: UniversalTool) -> ToolDefinition:
     return ToolDefinition(
         name=llm_name_of(tool),
         description=tool.description or None,
-        parameters_json_schema=for_model(tool.parameters_schema),
+        parameters_json_schema=provider_schema(tool.parameters_schema),
         strict=False,  # a strict schema requires every argument
         metadata={"tool": tool.name, "server": tool.namespace, "annotations": tool.metadata.get("annotations") or {}},
     )
 
 
-# -- names that the agent does not have --------------------------------------------------------------------------------
+# -- unknown and denied tools ------------------------------------------------------------------------------------------
 
 
 def _last_parts(ctx: RunContext[Any]) -> Sequence[Any]:
-    """What the model is about to be told.
+    """The parts of the message that the model gets next.
 
-    The list of tools is made just before, and a run's history may be changed until then.
+    Tools are listed just before that, and until then the history may be changed.
     """
     last = ctx.messages[-1] if ctx.messages else None
     return last.parts if isinstance(last, ModelRequest) else ()
 
 
-def _given(part: _Answer, ctx: RunContext[Any]) -> object:
-    """The arguments of the call that is answered; if they are no object, as they were written."""
+def _arguments_of(part: _CallAnswer, ctx: RunContext[Any]) -> object:
+    """The arguments of the answered call; unparsed if they are not an object."""
     parts = (each for message in reversed(ctx.messages) for each in message.parts)
     calls = (each for each in parts if isinstance(each, ToolCallPart) and each.tool_call_id == part.tool_call_id)
     args = next((call.args for call in calls), None)
@@ -270,106 +294,75 @@ def _given(part: _Answer, ctx: RunContext[Any]) -> object:
         return args
 
 
-def _is_miss(part: Any) -> TypeGuard[_Answer]:
-    """Whether pydantic-ai itself said that a name is no tool's; it asks no toolset about those."""
+def _is_unknown_tool(part: Any) -> TypeGuard[_CallAnswer]:
+    """Whether it is pydantic-ai's own reply to an unknown tool; toolsets are not asked about those."""
     if isinstance(part, ToolReturnPart):
         retry = getattr(part, "retry", None)
         return retry is not None and retry.cause == "unknown_tool"
-    # Releases that give no cause have a part without metadata: there only `HubResultEvent` has the status.
+    # In releases without a cause, the part has no metadata: there only `HubResultEvent` has the status.
     return isinstance(part, RetryPromptPart) and str(part.content).startswith(f"Unknown tool name: {part.tool_name!r}.")
 
 
 def _is_denied(part: Any) -> TypeGuard[ToolReturnPart]:
-    """Whether somebody said no to a call, and nobody has noted it yet."""
+    """Whether a person rejected the call, and no result is stored yet."""
     return isinstance(part, ToolReturnPart) and getattr(part, "outcome", None) == "denied" and part.metadata is None
 
 
-def _is_news(part: _Answer, result: ToolResult) -> bool:
-    """Whether nobody has said how the call ended: another toolset may have, but one that knows the tool is heard."""
-    said = part.metadata if isinstance(part, ToolReturnPart) else None
-    return said is None or (said.get("status") == ToolStatus.NOT_FOUND and result.status is not ToolStatus.NOT_FOUND)
+# -- events ------------------------------------------------------------------------------------------------------------
 
 
-# -- while it runs -----------------------------------------------------------------------------------------------------
-
-
-async def _tell(ctx: RunContext[Any], chunk: ToolStreamChunk) -> None:
-    said = chunk.content if isinstance(chunk.content, dict) else {}
+async def _emit_chunk(ctx: RunContext[Any], chunk: ToolStreamChunk) -> None:
+    content = chunk.content if isinstance(chunk.content, dict) else {}
+    event: CustomEvent
     if chunk.chunk_type == "progress":
-        await _emit(ctx, _progress(chunk, said))
-    else:
-        level = str(said.get("level", "info"))
-        await _emit(
-            ctx, HubLogEvent(tool=chunk.tool_name, level=level, timestamp=chunk.timestamp, content=said.get("data"))
+        # Values of the wrong type are dropped: servers may send anything.
+        progress, total, message = content.get("progress"), content.get("total"), content.get("message")
+        event = HubProgressEvent(
+            tool=chunk.tool_name,
+            progress=progress if isinstance(progress, int | float) else 0.0,
+            timestamp=chunk.timestamp,
+            total=total if isinstance(total, int | float) else None,
+            message=message if isinstance(message, str) else None,
         )
-
-
-def _progress(chunk: ToolStreamChunk, said: dict[str, Any]) -> HubProgressEvent:
-    """What a server said of its progress, as far as it is what it must be."""
-    progress, total, message = said.get("progress"), said.get("total"), said.get("message")
-    return HubProgressEvent(
-        tool=chunk.tool_name,
-        progress=progress if isinstance(progress, int | float) else 0.0,
-        timestamp=chunk.timestamp,
-        total=total if isinstance(total, int | float) else None,
-        message=message if isinstance(message, str) else None,
-    )
+    else:
+        level = str(content.get("level", "info"))
+        event = HubLogEvent(tool=chunk.tool_name, level=level, timestamp=chunk.timestamp, content=content.get("data"))
+    await _emit(ctx, event)
 
 
 async def _emit(ctx: RunContext[Any], event: CustomEvent) -> None:
-    with suppress(UserError):  # outside a run there is nobody to tell
+    with suppress(UserError):  # outside a run there is no stream
         await ctx.emit(event)
 
 
-# -- how it ended ------------------------------------------------------------------------------------------------------
+# -- results -----------------------------------------------------------------------------------------------------------
 
 
-def _ended(result: ToolResult) -> HubResultEvent:
-    return HubResultEvent(tool=result.tool_name, status=str(result.status), record=record_of(result))
+def _result_event(result: ToolResult) -> HubResultEvent:
+    return HubResultEvent(tool=result.tool_name, status=str(result.status), record=result_record(result))
 
 
-class _Words(str):
-    """What the model is told of a failure, which remembers how the call ended.
+class _FailureText(str):
+    """The text of a failure for the model, with the result of the call.
 
-    On the way from an exception to a part of the messages pydantic-ai keeps nothing but these words.
+    pydantic-ai copies only the text of an exception into the messages.
     """
 
     result: ToolResult
-    is_told: bool
-    """Whether the run's stream has had how it ended."""
+    is_emitted: bool
+    """Whether the run's stream already has the result."""
 
 
-def _words_of(result: ToolResult, *, is_told: bool = True) -> _Words:
-    words = _Words(said_by(result))
-    words.result, words.is_told = result, is_told
-    return words
+def _failure_text(result: ToolResult, *, is_emitted: bool = True) -> _FailureText:
+    text = _FailureText(result_text(result))
+    text.result, text.is_emitted = result, is_emitted
+    return text
 
 
-async def _record(part: _Answer, words: _Words, ctx: RunContext[Any]) -> None:
-    """Keep how a call failed where a success has it, and of the words only the text."""
-    part.content = str(words)
+async def _store_result(part: _CallAnswer, text: _FailureText, ctx: RunContext[Any]) -> None:
+    """Store the result of a failed call where a successful one has it, and the plain text."""
+    part.content = str(text)
     if isinstance(part, ToolReturnPart):
-        part.metadata = record_of(words.result)
-    if not words.is_told:
-        await _emit(ctx, _ended(words.result))
-
-
-def _returned(result: ToolResult) -> ToolReturn[Any]:
-    if result.status is ToolStatus.INVALID_PARAMETERS:
-        raise ModelRetry(_words_of(result))
-    if not result.is_success:
-        raise HubToolFailed(_words_of(result), result)
-    return ToolReturn(return_value=_value(result), metadata=record_of(result))
-
-
-def _value(result: ToolResult) -> Any:
-    parts = parts_of(result)
-    if any(isinstance(part, Image) for part in parts):
-        return [_content(part) for part in parts]
-    return value_of(result)
-
-
-def _content(part: Part) -> str | BinaryContent:
-    if not isinstance(part, Image):
-        return part.text
-    return BinaryContent(data=base64.b64decode(part.data), media_type=part.mime)
+        part.metadata = result_record(text.result)
+    if not text.is_emitted:
+        await _emit(ctx, _result_event(text.result))

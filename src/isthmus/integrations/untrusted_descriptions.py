@@ -32,10 +32,10 @@ _VALUES = frozenset({"default", "enum", "examples", "example", "const"})
 
 def fence(description: str) -> str:
     """A description between its markers; an empty one stays empty."""
-    return f"{BEGIN}\n{without_markers(description)}\n{END}" if description else description
+    return f"{BEGIN}\n{strip_markers(description)}\n{END}" if description else description
 
 
-def without_markers(text: str) -> str:
+def strip_markers(text: str) -> str:
     """Text that cannot pretend that its fence ends here."""
     return _MARKER.sub(ELIDED, text)
 
@@ -48,13 +48,13 @@ def fence_schema(schema: Any, position: Position = "schema") -> Any:
         case list():
             return [fence_schema(each, position) for each in schema]
         case str():
-            return without_markers(schema)
+            return strip_markers(schema)
         case _:
             return schema
 
 
 def _fenced_key(key: object) -> object:
-    return without_markers(key) if isinstance(key, str) else key
+    return strip_markers(key) if isinstance(key, str) else key
 
 
 def _fence_member(key: object, value: Any, position: Position) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from isthmus.library.client import MCPClient
+from isthmus.library.client import MCPClient, MCPClientWrapper
 from isthmus.library.contracts import (
     AgentConfig,
     AgentRequest,
@@ -28,7 +28,7 @@ from isthmus.library.contracts import (
     UserContext,
     UserPermissions,
 )
-from isthmus.library.dispatch import Dispatcher
+from isthmus.library.dispatcher import Dispatcher
 from isthmus.library.errors import (
     AmbiguousToolError,
     ConfigurationError,
@@ -44,21 +44,18 @@ from isthmus.library.errors import (
     UnresolvedToolsError,
     WrongThreadError,
 )
-from isthmus.library.executions import BlockingChunks, ChunkStream
-from isthmus.library.forms import ToolDef
+from isthmus.library.function_schemas import ToolDef
 from isthmus.library.functions import NoAnswerError, ToolContext, tool
-from isthmus.library.loader import MCPConfigLoader
-from isthmus.library.manager import MCPManager
-from isthmus.library.program import run
+from isthmus.library.integration_base import is_destructive
+from isthmus.library.loop_thread import run
+from isthmus.library.manager import MCPConfigLoader, MCPManager
 from isthmus.library.questions import Questions
 from isthmus.library.registry import ToolRegistry
-from isthmus.library.resolver import ToolResolver
-from isthmus.library.servers import MCPServerConfig
+from isthmus.library.resolver import TaskEngine, ToolResolver, create_task_request
+from isthmus.library.server_config import MCPServerConfig
 from isthmus.library.service import BlockingToolService, ToolService
-from isthmus.library.tasks import TaskEngine, create_task_request
-from isthmus.library.toolbox import is_destructive
+from isthmus.library.streaming import BlockingChunks, ChunkStream
 from isthmus.library.tools import MCPTool, Tool
-from isthmus.library.wrapper import MCPClientWrapper
 
 _ELSEWHERE = {"AdkDomainAgent": "isthmus.integrations.adk"}
 """What needs an agent framework, and is only looked for when it is wanted."""

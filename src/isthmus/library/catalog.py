@@ -1,14 +1,13 @@
-"""The tools of a service at one moment, by every name that people give them.
+"""The tools of a service at one moment, by every form of their names.
 
-A catalog is made on the owner loop from the tables that listing and calling read, and never changes: any thread may
-read it. Making one is cheap, whatever the tools are like: a tool's own description is decoded when it is asked for.
-Called by the service and the resolver.
+A catalog is made on the loop thread from the hub's own tables and never changes, so any thread may read it. Making one
+is cheap: a tool's definition is decoded on access. Called by the service and the resolver.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -20,7 +19,6 @@ from isthmus.core.catalog.names import (
     BUILTIN,
     LLM_LENGTH_MAX,
     AmbiguousName,
-    Pair,
     canonical,
     llm_aliases,
     llm_form,
@@ -45,10 +43,10 @@ from isthmus.model.names import FeatureName, ServerName, without_accents
 from isthmus.upstream.python.signatures import PERMISSIONS
 
 ANY_SERVER = "mcp"
-"""The namespace of every tool that is not built in."""
+"""The namespace that stands for every server, but not for built-in tools."""
 
-NOWHERE = ServerName("")
-"""The server of a tool whose hub names it in another style than `server.tool`."""
+NO_SERVER = ServerName("")
+"""The server of a remote hub's tool whose name is not `server.tool`."""
 
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_]+")
 _LLM_NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{LLM_LENGTH_MAX}}}")
@@ -57,7 +55,7 @@ T = TypeVar("T")
 
 
 class ToolEntry:
-    """A tool: its full name, the pair behind it, and how a `Call` names it."""
+    """One tool: its full name, its server and own name, and the name that a `Call` uses."""
 
     __slots__ = (
         "_feature",
@@ -75,93 +73,91 @@ class ToolEntry:
         self, route: Route, surface: Surface, llm_name_of: Callable[[str], str], *, is_unlisted: bool = False
     ) -> None:
         self.is_unlisted = is_unlisted
-        """It is a method of a server without a list: for those who may use all of that server."""
+        """A method of a server that lists none; for users who may use all of that server."""
         self._feature: Feature = route.feature
         self._is_trusted = route.is_trusted
         self._llm_name_of = llm_name_of
         self.surface = surface
         self.exposed = route.exposed
-        self.server, self.name = self._pair()
+        self.server, self.name = self._feature.server, self._feature.name
+        if surface.style == "own":  # a remote hub's tool, under the name that the remote hub gave it
+            server, dot, name = self.exposed.partition(".")
+            self.server = ServerName(server) if dot else NO_SERVER
+            self.name = FeatureName(name if dot else self.exposed)
         self.full_name = canonical((self.server, self.name)) if self.server else self.exposed
-
-    def _pair(self) -> Pair:
-        if self.surface.style != "own":
-            return self._feature.server, self._feature.name
-        server, dot, name = self.exposed.partition(".")  # of another hub, which has said what they are called
-        return (ServerName(server), FeatureName(name)) if dot else (NOWHERE, FeatureName(self.exposed))
 
     @property
     def namespace(self) -> str | None:
-        """Its server; None if that is not known."""
+        """Its server; None if unknown."""
         return self.server or None
 
     @property
     def llm_name(self) -> str:
-        """What language models are told that it is called."""
+        """Its name for language models."""
         return self._llm_name_of(self.full_name)
 
     @property
     def names(self) -> set[str]:
-        """All names by which it may be denied or held back, also those that others have too."""
+        """All its names, including ambiguous ones: a restriction by any of them applies."""
         return all_names(self.server, self.name, self.full_name, self.llm_name)
 
     @property
     def digest(self) -> bytes:
-        """Changes exactly when what its server says of it does."""
+        """Changes exactly when the definition does."""
         return self._feature.digest
 
     @property
     def description(self) -> str:
-        """What its server says that it does."""
+        """The description by its server."""
         return self._read("description", str) or ""
 
     @property
     def parameters_schema(self) -> dict[str, Any]:
-        """The JSON Schema of its arguments, as its server gave it; a new object each time."""
+        """The JSON Schema of its arguments, unchanged; a new object each time."""
         return self._read("inputSchema", dict[str, Any]) or {}
 
     @property
-    def demanded(self) -> list[str]:
-        """What a user must have been given beside the tool itself, as its author says."""
+    def required_permissions(self) -> list[str]:
+        """Permissions that its author requires, besides the tool itself."""
         members = self._read("_meta", dict[str, Any]) or {}
         found = members.get(PERMISSIONS, [])
         return [str(each) for each in found] if isinstance(found, list) else []
 
     @property
     def tool(self) -> UniversalTool:
-        """The tool as frameworks are shown it; a new object each time, since who has it may change it."""
-        return UniversalTool(
-            name=self.full_name,
-            description=self.description,
-            parameters_schema=self.parameters_schema,
-            namespace=self.namespace,
-            required_permissions=[self.full_name, *self.demanded],
-            supports_streaming=True,
-            metadata=self._metadata(),
-        )
-
-    def _metadata(self) -> dict[str, Any]:
+        """The tool for frameworks; a new object each time, since its holder may change it."""
         known = {
             "title": self._read("title", str),
             "annotations": self._read("annotations", dict[str, Any]),
             "output_schema": self._read("outputSchema", dict[str, Any]),
         }
-        said = {key: value for key, value in known.items() if value is not None}
-        return {**said, **({"trusted": True} if self._is_trusted else {}), "llm_name": self.llm_name}
+        return UniversalTool(
+            name=self.full_name,
+            description=self.description,
+            parameters_schema=self.parameters_schema,
+            namespace=self.namespace,
+            required_permissions=[self.full_name, *self.required_permissions],
+            supports_streaming=True,
+            metadata={
+                **{key: value for key, value in known.items() if value is not None},
+                **({"trusted": True} if self._is_trusted else {}),
+                "llm_name": self.llm_name,
+            },
+        )
 
     def _read(self, member: str, kind: type[T]) -> T | None:
-        """A member of its description; None if it is not there, or is something else than it must be."""
+        """A member of its definition; None if it is missing or has the wrong type."""
         raw = self._feature.definition.get(member)
         if raw is None:
             return None
         try:
             return msgspec.json.decode(raw, type=kind)
-        except (ValueError, RecursionError):  # what a server says is not to be trusted
+        except (ValueError, RecursionError):  # servers may send anything
             return None
 
 
 class Catalog:
-    """All tools of a service; `missing` are servers that did not come, and why."""
+    """All tools of a service; `missing` has the servers that are not connected, and why."""
 
     def __init__(
         self,
@@ -169,9 +165,9 @@ class Catalog:
         missing: Mapping[str, str] | None = None,
         find_unlisted: Callable[[str], Route | None] | None = None,
     ) -> None:
-        """`tables` are routes by the surface on which a call finds them; of the same full name the first holds.
+        """`tables` has the routes of each surface; if two have the same full name, the first wins.
 
-        `find_unlisted` finds methods of servers without a list, by their full names.
+        `find_unlisted` finds methods of servers that list none, by their full names.
         """
         self._find_unlisted = find_unlisted
         entries: dict[str, ToolEntry] = {}
@@ -186,14 +182,14 @@ class Catalog:
     # -- names -----------------------------------------------------------------------------------------------------
 
     def resolve(self, name: str, namespace: str | None = None) -> ToolEntry:
-        """The one tool that is meant.
+        """Find one tool by its full name, `mcp.tool`, its short name or its name for language models.
 
-        A name may be full, `mcp.tool`, short, or what language models are told; `namespace` is the tool's server.
+        `namespace` is the tool's server.
 
         Raises:
-            ToolNotFoundError: no tool has this name; tools that look like it are suggested, never taken.
-            ToolUnreachableError: the same, since its server did not come.
-            AmbiguousToolError: several have it.
+            ToolNotFoundError: no tool has this name. Similar names are suggested, never used.
+            ToolUnreachableError: its server is not connected.
+            AmbiguousToolError: several tools have it.
         """
         if namespace:
             return self._resolve_in(namespace, name)
@@ -208,18 +204,18 @@ class Catalog:
         return entry
 
     def _unlisted(self, full_name: str) -> ToolEntry | None:
-        """A method of a server without a list; not kept, since a program may name any number of them."""
+        """A method of a server that lists none; not cached, since a program may name any number of them."""
         route = None if self._find_unlisted is None else self._find_unlisted(full_name)
         return None if route is None else ToolEntry(route, EVERYTHING, self._llm_name_of, is_unlisted=True)
 
     def resolve_for(self, user: UserContext | None, name: str, namespace: str | None = None) -> ToolEntry:
-        """The same for a user, who is told of nothing that is not this user's to use.
+        """`resolve` for a user; errors reveal nothing that the user may not use.
 
-        Of several that have the name, the one is meant that the user may use.
+        If several tools have the name, only those that the user may use count.
 
         Raises:
             ToolNotFoundError, ToolUnreachableError, AmbiguousToolError: as `resolve`.
-            ToolDeniedError: the user may not use it, or could not if its server were there.
+            ToolDeniedError: the user may not use it, or could not if its server were connected.
         """
         try:
             entry = self.resolve(name, namespace)
@@ -227,105 +223,94 @@ class Catalog:
             check_user(user)
             raise self._unknown(error.name, user) from None
         except AmbiguousToolError as several:
-            return self._usable_of(several, user)
+            if user is None:
+                raise
+            usable = [entry for each in several.candidates if self.may_use(user, entry := self.entries[each])]
+            if not usable:
+                raise ToolDeniedError(several.name, user.user_id) from None
+            if len(usable) > 1:
+                raise AmbiguousToolError(several.name, [entry.full_name for entry in usable]) from None
+            return usable[0]
         if user is not None and not self.may_use(user, entry):
             raise ToolDeniedError(entry.full_name, user.user_id)
         return entry
 
-    def _usable_of(self, several: AmbiguousToolError, user: UserContext | None) -> ToolEntry:
-        if user is None:
-            raise several
-        usable = [entry for name in several.candidates if self.may_use(user, entry := self.entries[name])]
-        if not usable:
-            raise ToolDeniedError(several.name, user.user_id) from None
-        if len(usable) > 1:
-            raise AmbiguousToolError(several.name, [entry.full_name for entry in usable]) from None
-        return usable[0]
-
     def _resolve_in(self, namespace: str, name: str) -> ToolEntry:
-        for entry in self._named(name, f"{namespace}.{name}"):
-            if entry is not None and _is_in(namespace, entry):
-                return entry
+        # The full name comes first: a server may have a tool whose own name is another tool's full name.
+        for found in (
+            self.entries.get(name),
+            self.entries.get(f"{namespace}.{name}"),
+            self._by_llm_name.get(name),
+        ):
+            if found is not None and (
+                found.server == namespace or (namespace == ANY_SERVER and found.server != BUILTIN)
+            ):
+                return found
         if namespace == ANY_SERVER:
             return self.resolve(f"{ANY_SERVER}.{name}")
         if (unlisted := self._unlisted(f"{namespace}.{name}")) is not None:
             return unlisted
         raise self._unknown(name if name.startswith(f"{namespace}.") else f"{namespace}.{name}")
 
-    def _named(self, name: str, within: str) -> Iterator[ToolEntry | None]:
-        """What a name stands for where its server is said too, the surest first.
-
-        That is the full name: a server may have one tool whose own name is another's in full.
-        """
-        yield self.entries.get(name)
-        yield self.entries.get(within)
-        yield self._by_llm_name.get(name)
-
     def _search(self, name: str) -> ToolEntry:
         check_name(name)
-        meant = self._having(name)
-        if len(meant) > 1:
-            raise AmbiguousToolError(name, sorted(meant))
-        if not meant:
-            raise self._unknown(name)
-        return self.entries[meant.pop()]
-
-    def _having(self, name: str) -> set[str]:
-        """The full names of all that a name could be meant for, as people say it or as language models do."""
         by_llm_name = self._by_llm_name.get(name)
-        told = set() if by_llm_name is None else {by_llm_name.full_name}
+        found = set() if by_llm_name is None else {by_llm_name.full_name}
         try:
-            pair = resolve(name, (_pair_of(entry) for entry in self.entries.values() if entry.server))
+            pair = resolve(name, ((entry.server, entry.name) for entry in self.entries.values() if entry.server))
         except AmbiguousName as several:
-            return told.union(several.candidates)
-        return told if pair is None else told | {canonical(pair)}
+            found.update(several.candidates)
+        else:
+            if pair is not None:
+                found.add(canonical(pair))
+        if len(found) > 1:
+            raise AmbiguousToolError(name, sorted(found))
+        if not found:
+            raise self._unknown(name)
+        return self.entries[found.pop()]
 
     def _unknown(self, name: str, user: UserContext | None = None) -> ToolError:
         if (unreachable := self.unreachable(name, user)) is not None:
             return unreachable
         policy = policy_of(grants_of(user))
         silent = sorted(server for server in self.silent if policy.may_see_server(ServerName(server)))
-        hint = f"Not connected, so not listed: {', '.join(silent)}." if silent else ""
+        hint = f"These servers are not connected, so their tools are unknown: {', '.join(silent)}." if silent else ""
         known = self.entries if user is None else [entry.full_name for entry in self.reachable(user)]
         return ToolNotFoundError(name, suggestions(name, known), hint)
 
     def unreachable(self, name: str, user: UserContext | None = None) -> ToolUnreachableError | ToolDeniedError | None:
-        """Why nothing has this name, full or for language models, if that is because its server did not come.
+        """The error for a full name or a name for language models whose server is not connected; else None.
 
-        Who could not use it is told what would be told if the server were there, and nothing of that server.
+        A user who could not use the tool anyway learns nothing about the server.
         """
         server, dot, tool = name.partition(".")
-        meant = ServerName(server if dot else self._server_told(name))
-        if meant not in self.silent:
+        if not dot:  # a name for language models begins with its server's
+            servers = [*self.silent, *(str(entry.server) for entry in self.entries.values())]
+            prefixes = {llm_form((ServerName(each), FeatureName(""))): each for each in servers}
+            server = prefixes.get(max((each for each in prefixes if name.startswith(each)), key=len, default=""), "")
+        if server not in self.silent:
             return None
-        if user is not None and not _could_use(user, meant, FeatureName(tool) if dot else None, name):
+        if user is not None and not _could_use(user, ServerName(server), FeatureName(tool) if dot else None, name):
             return ToolDeniedError(name, user.user_id)
-        return ToolUnreachableError(name, meant, self.missing[meant])
-
-    def _server_told(self, llm_name: str) -> str:
-        """The server whose tools have names for language models that begin like this one, if there is any."""
-        servers = [*self.silent, *(entry.server for entry in self.entries.values())]
-        beginnings = {llm_form((ServerName(server), FeatureName(""))): str(server) for server in servers}
-        longest = max((each for each in beginnings if llm_name.startswith(each)), key=len, default="")
-        return beginnings.get(longest, "")
+        return ToolUnreachableError(name, server, self.missing[server])
 
     @cached_property
     def silent(self) -> frozenset[str]:
-        """Servers that are not connected and have not said what they have; of others the last list is known."""
+        """Servers that are not connected and never listed their tools."""
         return frozenset(self.missing).difference(str(entry.server) for entry in self.entries.values())
 
     # -- names for language models ---------------------------------------------------------------------------------
 
     @cached_property
     def _llm_names(self) -> dict[str, str]:
-        table = llm_table(_pair_of(entry) for entry in self.entries.values())
-        names = {entry.full_name: table[_pair_of(entry)] for entry in self.entries.values()}
-        # A hub that names its tools for language models has already said what these are called.
-        said = {name for name, entry in self.entries.items() if not entry.server and _LLM_NAME.fullmatch(name)}
-        return {**names, **{name: name for name in said.difference(names.values())}}
+        table = llm_table((entry.server, entry.name) for entry in self.entries.values())
+        names = {entry.full_name: table[(entry.server, entry.name)] for entry in self.entries.values()}
+        # A remote hub that already uses names for language models keeps them.
+        own = {name for name, entry in self.entries.items() if not entry.server and _LLM_NAME.fullmatch(name)}
+        return {**names, **{name: name for name in own.difference(names.values())}}
 
     def _llm_name_of(self, full_name: str) -> str:
-        # A method that nobody lists has none, and a program that called it by one would not find it.
+        # An unlisted method has no such name, and could not be called by one.
         return self._llm_names.get(full_name, full_name)
 
     @cached_property
@@ -334,7 +319,7 @@ class Catalog:
         return {**by_name, **{alias: by_name[name] for alias, name in llm_aliases(by_name).items()}}
 
     def by_llm_name(self, llm_name: str) -> ToolEntry | None:
-        """The tool that a language model was told has this name, or a model wrote with underscores for its hyphens."""
+        """The tool with this name for language models; underscores may replace hyphens."""
         return self._by_llm_name.get(llm_name)
 
     # -- permissions -----------------------------------------------------------------------------------------------
@@ -342,64 +327,60 @@ class Catalog:
     def may_use(self, user: UserContext | None, entry: ToolEntry) -> bool:
         """Whether this user's permissions cover a tool."""
         check_user(user)
-        is_covered = _covers(policy_of(grants_of(user)), entry) and has_permissions(user, entry.demanded)
+        is_covered = _covers(policy_of(grants_of(user)), entry) and has_permissions(user, entry.required_permissions)
         return is_covered and not _is_restricted(entry, restricted_names(user))
 
     def reachable(self, user: UserContext | None) -> list[ToolEntry]:
-        """What this user may use, in the order of the list."""
+        """The tools that this user may use, in list order."""
         check_user(user)
         policy = policy_of(grants_of(user))
-        words = restricted_names(user)
+        restricted = restricted_names(user)
         return [
             entry
             for entry in self.entries.values()
-            if _covers(policy, entry) and has_permissions(user, entry.demanded) and not _is_restricted(entry, words)
+            if _covers(policy, entry)
+            and has_permissions(user, entry.required_permissions)
+            and not _is_restricted(entry, restricted)
         ]
 
 
 def check_name(name: object) -> None:
-    """Refuse what cannot be the name of a tool.
-
-    Raises:
-        TypeError: it is no text.
-    """
+    """Raise `TypeError` if the name of a tool is not a string."""
     if not isinstance(name, str):
-        raise TypeError(f"the name of a tool must be a text, not {type(name).__name__}")
+        raise TypeError(f"the name of a tool must be a string, not {type(name).__name__}")
 
 
 def _covers(policy: Policy, entry: ToolEntry) -> bool:
     if entry.is_unlisted:
         return policy.may_use_all_of(entry.server)
-    # A tool of no known server is granted by the whole of its name, which is written as a server's.
+    # A tool without a known server is granted by its whole name, written like a server's.
     return policy.allows(entry.server or ServerName(entry.full_name), entry.name)
 
 
 def _could_use(user: UserContext, server: ServerName, tool: FeatureName | None, name: str) -> bool:
-    """Whether a user's permissions would cover a tool of a server that has not said what it has.
+    """Whether a user's permissions would cover a tool of a server that never listed its tools.
 
-    A name for language models cannot be taken apart, so that there is no `tool`: anything of the server will do.
+    A name for language models cannot be split, so `tool` is None then: any permission on the server is enough.
     """
-    policy, words = policy_of(grants_of(user)), restricted_names(user)
+    policy, restricted = policy_of(grants_of(user)), restricted_names(user)
     if tool is None:
-        return policy.may_see_server(server) and name not in words
+        return policy.may_see_server(server) and name not in restricted
     names = all_names(server, tool, name, llm_form((server, tool)))
-    return policy.allows(server, tool) and words.isdisjoint(names)
+    return policy.allows(server, tool) and restricted.isdisjoint(names)
 
 
-def _is_restricted(entry: ToolEntry, words: frozenset[object]) -> bool:
-    """Whether a tool is denied by any of its names; one that several have denies them all."""
-    if not words:
+def _is_restricted(entry: ToolEntry, restricted: frozenset[object]) -> bool:
+    """Whether a tool is denied by any of its names; an ambiguous name denies all tools that have it."""
+    if not restricted:
         return False
-    return not words.isdisjoint(entry.names) or (not entry.server and _may_be_meant(entry.full_name, words))
-
-
-def _may_be_meant(full_name: str, words: frozenset[object]) -> bool:
-    """Whether a tool may be denied of which only the name for language models is known.
-
-    That cannot be taken apart again: it is denied wherever it could hold what is, which may be more than was meant.
-    """
-    parts = (_as_identifier(str(word)).strip("_").removeprefix("mcp_") for word in words)
-    name = _as_identifier(full_name)
+    if not restricted.isdisjoint(entry.names):
+        return True
+    if entry.server:
+        return False
+    # Only its name for language models is known, and that cannot be split into server and tool. So the tool is denied
+    # if its name could contain a restricted one, which may deny more than was meant, never less.
+    parts = (_as_identifier(str(each)).strip("_").removeprefix("mcp_") for each in restricted)
+    name = _as_identifier(entry.full_name)
     return any(f"_{part}_" in f"_{name}_" if part else True for part in parts)
 
 
@@ -408,16 +389,8 @@ def _as_identifier(name: str) -> str:
 
 
 def all_names(server: str, name: str, full_name: str, llm_name: str) -> set[str]:
-    """All names of a tool, also those that it had, or will have, for language models.
+    """All names of a tool, with all forms that its name for language models can take.
 
-    Such a name changes with the other tools of its server, and what somebody said by it has to hold.
+    That form changes with the other tools of the server, and a restriction by any form must hold.
     """
     return {full_name, name, f"{ANY_SERVER}.{name}", llm_name, *llm_forms((ServerName(server), FeatureName(name)))}
-
-
-def _is_in(namespace: str, entry: ToolEntry) -> bool:
-    return entry.server == namespace or (namespace == ANY_SERVER and entry.server != BUILTIN)
-
-
-def _pair_of(entry: ToolEntry) -> Pair:
-    return entry.server, entry.name

@@ -1,7 +1,6 @@
-"""What goes in and out of the library: tools, requests, results, chunks and tasks, as plain dataclasses.
+"""The public values of the library: tools, requests, results, chunks and tasks, as plain dataclasses.
 
-They are for people who write agents: every field has a default where one makes sense, and nothing here knows how a
-tool is reached. Everybody else in this room, and the integrations, speak in these.
+They are for people who write agents: fields have defaults where possible, and nothing here knows how a tool is reached.
 """
 
 from __future__ import annotations
@@ -14,23 +13,23 @@ from typing import Any, Literal, TypeAlias, get_args
 
 
 class ToolStatus(StrEnum):
-    """How an execution ended: each way of failing has its own."""
+    """How an execution ended."""
 
     SUCCESS = "success"
     ERROR = "error"
-    """The tool ran and said no, or its server answered with an error."""
+    """The tool ran and failed, or its server replied with an error."""
     TIMEOUT = "timeout"
     UNAUTHORIZED = "unauthorized"
     NOT_FOUND = "not_found"
     INVALID_PARAMETERS = "invalid_parameters"
     """The arguments do not fit the tool's schema; nothing ran."""
     UNAVAILABLE = "unavailable"
-    """The server is not connected, too busy or lost; `ErrorPayload.executed` says whether the tool may have run."""
+    """The server is not connected, overloaded or lost; `ErrorPayload.executed` says whether the tool may have run."""
     CANCELLED = "cancelled"
 
 
 class ErrorCode(StrEnum):
-    """What went wrong, for programs."""
+    """Machine-readable error codes."""
 
     INTERNAL = "internal.error"
     VALIDATION = "request.validation"
@@ -55,9 +54,9 @@ class ErrorPayload:
     code: ErrorCode
     message: str
     executed: Literal["no", "yes", "unknown"] = "no"
-    """Whether the tool ran all the same."""
+    """Whether the tool ran."""
     reason: str = ""
-    """The hub's word for it, such as `timed_out`."""
+    """The hub's reason, such as `timed_out`."""
     server: str | None = None
     retry_after: float | None = None
     details: dict[str, Any] = field(default_factory=dict)
@@ -67,8 +66,8 @@ class ErrorPayload:
 class UserPermissions:
     """What a user may do.
 
-    `permissions` are names of tools, `server`, `server.*` or `*`; what is no such name is somebody else's business and
-    ignored. None of them means the built-in tools only. `restrictions["tools"]` lists what is denied all the same.
+    `permissions` are names of tools, `server`, `server.*` or `*`; other entries are ignored. Without any, the user may
+    use the built-in tools only. `restrictions["tools"]` lists tools that are denied nevertheless.
     """
 
     permissions: list[str] | None = field(default_factory=list)
@@ -78,7 +77,7 @@ class UserPermissions:
 
 @dataclass(slots=True)
 class UserContext:
-    """On whose behalf something is asked for. Without one there is no restriction: the program asks for itself."""
+    """The user of a request. Without one there is no restriction: the program acts for itself."""
 
     user_id: str | None = None
     user_name: str | None = None
@@ -89,7 +88,7 @@ class UserContext:
 
 @dataclass(slots=True)
 class SessionContext:
-    """Which conversation something belongs to."""
+    """The conversation of a request."""
 
     session_id: str | None = None
     conversation_history: list[Any] = field(default_factory=list)
@@ -98,7 +97,7 @@ class SessionContext:
 
 @dataclass(slots=True)
 class ExecutionContext:
-    """Around what something is executed; carried, not read."""
+    """Data of the program about an execution; the library does not read it."""
 
     execution_id: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -106,24 +105,24 @@ class ExecutionContext:
 
 @dataclass(slots=True)
 class UniversalTool:
-    """A tool as every framework is shown it."""
+    """A tool for agents and frameworks."""
 
     name: str
     """Its full name, `server.tool`."""
     description: str = ""
     parameters_schema: dict[str, Any] = field(default_factory=dict)
-    """JSON Schema, as its server gave it."""
+    """The JSON Schema of its server."""
     namespace: str | None = None
     """Its server."""
     required_permissions: list[str] = field(default_factory=list)
     supports_streaming: bool = False
     metadata: dict[str, Any] = field(default_factory=dict)
-    """`title`, `annotations` and `output_schema`, if its server gave them; `llm_name`, which language models accept."""
+    """`title`, `annotations` and `output_schema`, if its server has them; `llm_name`, its name for language models."""
 
 
 @dataclass(slots=True)
 class ToolRequest:
-    """A wish to have a tool executed. `tool_name` may have any form that `ToolResolver` knows."""
+    """A request to execute a tool. `tool_name` may have any form that `ToolResolver` accepts."""
 
     tool_name: str
     tool_namespace: str | None = None
@@ -132,10 +131,9 @@ class ToolRequest:
     session_context: SessionContext | None = None
     execution_context: ExecutionContext | None = None
     timeout: float | None = None
-    """Seconds that the whole call may take: progress does not extend it. Silence ends a call earlier, as configured for
-    the server."""
+    """Seconds for the whole call; progress does not extend it. The server's timeout may end a silent call earlier."""
     metadata: dict[str, Any] = field(default_factory=dict, repr=False)
-    """`headers`: of the user's, which may be secrets, so that they are not shown."""
+    """`headers`: headers of the user. They may be secrets, so `repr` omits them."""
     session_id: str | None = None
 
 
@@ -147,31 +145,31 @@ class ToolResult:
     status: ToolStatus
     tool_namespace: str | None = None
     result_data: Any = None
-    """Structured content if the tool gave some, otherwise its text, otherwise the list of its content blocks."""
+    """Structured content if there is any, otherwise text, otherwise the list of content blocks."""
     error_message: str | None = None
     error: ErrorPayload | None = None
     execution_time: float | None = None
     """Seconds."""
     created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     metadata: dict[str, Any] = field(default_factory=dict)
-    """`content`: the blocks as its server gave them; `structured`: whether it gave structured content."""
+    """`content`: the content blocks; `structured`: whether there is structured content."""
     session_id: str | None = None
 
     @property
     def is_success(self) -> bool:
-        """Whether the tool ran and did not say no."""
-        return self.status == ToolStatus.SUCCESS  # also for who writes it as a text
+        """Whether the tool ran and succeeded."""
+        return self.status == ToolStatus.SUCCESS  # not `is`: programs may set a plain string
 
     @property
     def text(self) -> str:
-        """The tool's words: its text blocks, or what went wrong."""
+        """The text blocks, or the error message."""
         if self.status not in (ToolStatus.SUCCESS, ToolStatus.ERROR) or "content" not in self.metadata:
             return self.error_message or ""
         return text_of(self.metadata["content"])
 
 
 def text_of(content: list[dict[str, Any]]) -> str:
-    """The text blocks of a result, one after the other."""
+    """The text blocks, joined by newlines."""
     return "\n".join(str(block["text"]) for block in content if block.get("type") == "text" and "text" in block)
 
 
@@ -181,14 +179,14 @@ CHUNK_TYPES: tuple[str, ...] = get_args(ChunkType)
 
 @dataclass(slots=True)
 class ToolStreamChunk:
-    """Something that happened during an execution, told when it happened.
+    """One event of an execution.
 
-    `progress` has `{"progress", "total", "message"}`, `log` has `{"level", "logger", "data"}`, `data` what the tool
-    returned. The last has `is_final`: `complete` with the same as `ToolResult.result_data`, or `error` with
-    the message; both have the whole `ToolResult` as `metadata["result"]`.
+    `progress` has `{"progress", "total", "message"}`, `log` has `{"level", "logger", "data"}`, `data` has output. The
+    last chunk has `is_final`: `complete` with the content of `ToolResult.result_data`, or `error` with the message;
+    both have the whole `ToolResult` as `metadata["result"]`.
 
     Raises:
-        ValueError: `chunk_type` is none of these.
+        ValueError: `chunk_type` is unknown.
     """
 
     tool_name: str
@@ -208,31 +206,31 @@ class ToolStreamChunk:
 
 
 class FrameworkType(StrEnum):
-    """What runs an agent."""
+    """The framework that runs an agent."""
 
     ADK = "adk"
 
 
 @dataclass(slots=True)
 class AgentConfig:
-    """What an agent is made of."""
+    """The configuration of an agent."""
 
     agent_type: str = "general"
     name: str = "agent"
     description: str = ""
     system_prompt: str = ""
     model: Any = None
-    """What the framework takes for a model: a name, or an object."""
+    """The framework's model: a name or an object."""
     model_config: dict[str, Any] = field(default_factory=dict)
     available_tools: list[str] = field(default_factory=list)
-    """Names of tools that the agent has whatever it is asked to do."""
+    """Names of tools that the agent has for every task."""
     framework_type: FrameworkType = FrameworkType.ADK
     framework_config: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class TaskRequest:
-    """Something to be done by an agent, with the tools that it may use for it."""
+    """A task for an agent, with the tools that it may use."""
 
     task_id: str = field(default_factory=lambda: f"task_{uuid.uuid4().hex[:12]}")
     task_type: str = "chat"
@@ -270,9 +268,9 @@ class AgentResponse:
     task_id: str
     status: Literal["success", "error"]
     text: str = ""
-    """What the agent said at the end."""
+    """The agent's final text."""
     error: ErrorPayload | None = None
     tool_results: list[ToolResult] = field(default_factory=list)
-    """Of every tool that was executed, in order."""
+    """The results of all tool calls, in order."""
     session_id: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)

@@ -1,13 +1,14 @@
-"""The hub of one service, on the owner's loop: what it is made of, what it offers now, and its end.
+"""The hub inside a `ToolService`: its configuration, its current tools, and its logging.
 
-Everything here happens on that loop, except that anybody may read the catalog. Made by the service.
+Runs on the loop thread; only the catalog may be read by other threads. Made by the service.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
@@ -49,19 +50,16 @@ if TYPE_CHECKING:
     from isthmus.app.definitions import DefinitionPins
 
 
-import logging
-from collections.abc import MutableMapping
-
 log = structlog.get_logger(__name__)
 
 REMOTE_HUB = ServerName("hub")
-"""What a running hub is called where a service has it as its only server."""
+"""The server name of the running hub that a service is attached to."""
 
 FRONTEND = "library"
-"""What the audit log calls this hub, and the way in to it."""
+"""The name of this hub, and of its frontend, in the audit log."""
 
 SETTLE_SECONDS = 120.0
-"""How long a service waits for first attempts to connect; each has a shorter limit of its own."""
+"""How long a service waits for all first connection attempts; each attempt has a shorter limit of its own."""
 
 REMOTE_HUB_LIMITS = Limits(
     call_seconds=HARD_SECONDS_MAX,
@@ -69,63 +67,64 @@ REMOTE_HUB_LIMITS = Limits(
     tools_per_server=100_000,
     listing_seconds=SETTLE_SECONDS,
 )
-"""A running hub has its own limits, and lists the tools of all its servers; these only bound a defect."""
+"""The running hub has its own limits, and lists the tools of all its servers. These only contain a defect of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """What a service is to be made of."""
+    """The configuration of an engine."""
 
     configuration: Configuration
     surface: Surface = EVERYTHING
-    """Where its tools are found."""
-    required: bool = False
-    """Whether it is nothing without its one server, a running hub."""
+    """The surface that has its tools."""
+    is_remote: bool = False
+    """Whether its only server is a running hub, without which the service cannot open."""
     failures: Mapping[str, str] = field(default_factory=dict)
-    """Servers that were given and cannot be used, and why."""
+    """Servers of the configuration that are invalid, and why."""
 
 
 def read_plan(given: Mapping[str, Any] | str | os.PathLike[str] | None, hub: str | None, key: str | None) -> EnginePlan:
-    """Read what somebody gave `ToolService.initialize`.
+    """Read the arguments of `ToolService.initialize`.
 
     Raises:
-        ConfigurationError: it cannot be used; the message names what.
+        ConfigurationError: they are invalid.
     """
     if hub is not None:
         if given is not None:
-            raise ConfigurationError("give a configuration or hub=, not both: a running hub has its own")
-        _check_texts(hub, key)
-        return _attached(hub, key)
+            raise ConfigurationError("give a configuration or hub=, not both: a running hub has its own configuration")
+        return _remote_plan(hub, key)
     if key is not None:
         raise ConfigurationError("key= is for a running hub: give its address as hub=")
+    failures: dict[str, str] = {}
     if given is None:
-        return EnginePlan(_patient(Configuration(None, _unaudited(unfiled_settings()))))
-    if isinstance(given, Mapping):
-        table = _table(given)
+        configuration = Configuration(None, _without_audit(unfiled_settings()))
+    elif isinstance(given, Mapping):
+        table = given.get("tool_service", given)
+        if not isinstance(table, Mapping):
+            raise ConfigurationError(f"tool_service must be a dictionary, not {type(table).__name__}")
+        if unknown := [str(key) for key in table if key not in _KNOWN]:
+            raise ConfigurationError(f"unknown keys: {', '.join(unknown)}; known keys: {', '.join(_KNOWN)}")
         servers, failures = _servers(table)
-        return EnginePlan(_patient(Configuration(None, _settings(table), tuple(servers))), failures=failures)
-    return EnginePlan(_patient(_audited_if_said(_loaded(_file(given)))))
+        configuration = Configuration(None, _settings(table), tuple(servers))
+    elif isinstance(given, str | os.PathLike):
+        configuration = _load_file(Path(given))
+    else:
+        wrong: object = given
+        if isinstance(wrong, list | tuple):
+            raise ConfigurationError('a list of servers must be in a dictionary: {"mcp_servers": [...]}')
+        raise ConfigurationError(f"a configuration must be a dictionary or the path of a file, not {wrong!r}")
+    limits = replace(configuration.hub.limits, listing_seconds=SETTLE_SECONDS)
+    return EnginePlan(replace(configuration, hub=replace(configuration.hub, limits=limits)), failures=failures)
 
 
-def _check_texts(hub: object, key: object) -> None:
-    if not isinstance(hub, str):
-        raise ConfigurationError(f"hub must be the address of a running hub, not {hub!r}")
+def _remote_plan(address: object, key: object) -> EnginePlan:
+    if not isinstance(address, str):
+        raise ConfigurationError(f"hub must be the address of a running hub, not {address!r}")
     if not isinstance(key, str | None):
-        raise ConfigurationError(f"key must be a text, not {type(key).__name__}")
-
-
-def _file(given: object) -> Path:
-    if isinstance(given, str | os.PathLike):
-        return Path(given)
-    if isinstance(given, list | tuple):
-        raise ConfigurationError("servers belong into a dictionary, as a list under mcp_servers")
-    raise ConfigurationError(f"a configuration must be a dictionary or the path of a file, not {given!r}")
-
-
-def _attached(address: str, key: str | None) -> EnginePlan:
+        raise ConfigurationError(f"key must be a string, not {type(key).__name__}")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        HttpSettings(address)  # before it is taken apart
+        HttpSettings(address)  # validates it before it is split
         parts = urlsplit(address)
         endpoint = parts._replace(path=parts.path.rstrip("/") or "/mcp").geturl()
         reach = HttpSettings(endpoint, headers)
@@ -134,79 +133,51 @@ def _attached(address: str, key: str | None) -> EnginePlan:
     server = ServerSettings(
         REMOTE_HUB, reach, timeout=REMOTE_HUB_LIMITS.call_seconds, secrets=frozenset([key] if key else [])
     )
-    settings = _unaudited(replace(unfiled_settings(), limits=REMOTE_HUB_LIMITS))
-    return EnginePlan(Configuration(None, settings, (server,)), Surface("own", REMOTE_HUB), required=True)
+    settings = _without_audit(replace(unfiled_settings(), limits=REMOTE_HUB_LIMITS))
+    return EnginePlan(Configuration(None, settings, (server,)), Surface("own", REMOTE_HUB), is_remote=True)
 
 
-def _loaded(file: Path) -> Configuration:
+def _load_file(file: Path) -> Configuration:
     try:
         configuration = load(file, os.environ, Path.cwd(), home_folder())
     except ConfigError as error:
-        told = "; ".join(str(finding) for finding in error.findings)
-        raise ConfigurationError(f"the configuration {file} cannot be used: {told}") from None
+        raise _invalid(error, f"the configuration {file}") from None
     for finding in configuration.warnings:
         log.warning("configuration", finding=str(finding))
+    if {"hub.audit", "hub.state"}.isdisjoint(configuration.origins):
+        return replace(configuration, hub=_without_audit(configuration.hub))
     return configuration
 
 
-def _broken(configuration: Configuration) -> dict[str, str]:
-    """Servers whose entries cannot be used, and why: to whoever looks for their tools they failed like others."""
-    return {str(name): _told_of(str(name), configuration) for name in configuration.broken}
-
-
-def _told_of(name: str, configuration: Configuration) -> str:
-    told = [str(finding) for finding in configuration.warnings if name in finding.path.split(".")[1:2]]
-    return "; ".join(told) or "its entry cannot be used: the log says why"
-
-
-def _patient(configuration: Configuration) -> Configuration:
-    limits = replace(configuration.hub.limits, listing_seconds=SETTLE_SECONDS)
-    return replace(configuration, hub=replace(configuration.hub, limits=limits))
-
-
-def _unaudited(settings: HubSettings) -> HubSettings:
-    """A program that was not told to keep a log writes none into anybody's folder."""
+def _without_audit(settings: HubSettings) -> HubSettings:
+    """An embedded hub writes an audit log only if its configuration asks for one."""
     return replace(settings, audit="off")
-
-
-def _audited_if_said(configuration: Configuration) -> Configuration:
-    if not {"hub.audit", "hub.state"}.isdisjoint(configuration.origins):
-        return configuration
-    return replace(configuration, hub=_unaudited(configuration.hub))
 
 
 _KNOWN = ("enable_mcp", "mcp_servers", "mcpServers", "servers", "inputs", "audit", "state")
 _NAMED = ("mcpServers", "servers", "mcp_servers")
-"""Under which servers may be by their names, as in a file."""
-
-
-def _table(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    table = given.get("tool_service", given)
-    if not isinstance(table, Mapping):
-        raise ConfigurationError(f"tool_service must be a dictionary, not {type(table).__name__}")
-    _check_keys(table)
-    return table
+"""Keys that may hold a table of servers by name, as in a file."""
 
 
 def _settings(table: Mapping[str, Any]) -> HubSettings:
-    """Where the hub keeps an audit log, if the table says that it does: by how, by where, or by both."""
-    usual = unfiled_settings()
+    """The hub's settings: it has an audit log if the table has `audit`, `state` or both."""
+    defaults = unfiled_settings()
     audit, state = table.get("audit"), table.get("state")
     if audit is None and state is None:
-        return _unaudited(usual)
+        return _without_audit(defaults)
     if state is not None and (not isinstance(state, str | Path) or not str(state)):
         raise ConfigurationError(f"state must be the path of a folder, not {state!r}")
-    folder = usual.state if state is None else str(resolve_path(str(state), Path.cwd(), home_folder()))
+    folder = defaults.state if state is None else str(resolve_path(str(state), Path.cwd(), home_folder()))
     if audit is not None and audit not in get_args(AuditMode):
         raise ConfigurationError(f"audit must be one of {', '.join(get_args(AuditMode))}, not {audit!r}")
-    return replace(usual, audit=audit or usual.audit, state=folder)
+    return replace(defaults, audit=audit or defaults.audit, state=folder)
 
 
 def _servers(table: Mapping[str, Any]) -> tuple[list[ServerSettings], dict[str, str]]:
-    """The servers of a dictionary, and why some of them cannot be used: each of these costs only itself.
+    """The servers of a dictionary, and the reasons why others are skipped.
 
     Raises:
-        ConfigurationError: where servers should be is something else.
+        ConfigurationError: `mcp_servers` or another member has the wrong type.
     """
     is_enabled, listed = table.get("enable_mcp", True), table.get("mcp_servers", ())
     if not isinstance(is_enabled, bool):
@@ -221,34 +192,34 @@ def _servers(table: Mapping[str, Any]) -> tuple[list[ServerSettings], dict[str, 
         if isinstance(server, ServerSettings) and name not in found:
             found[name] = server
             continue
-        why = server if isinstance(server, str) else f"another server is called {name!r}, too: give it another name"
+        why = server if isinstance(server, str) else f"another server has the name {name!r}: give this one another name"
         log.warning("server left out", server=name, reason=why)
         failures[place if name in found or name in failures else name] = why
     return list(found.values()), failures
 
 
-Read: TypeAlias = tuple[str, str, ServerSettings | str]
-"""What a server is called, where it was given, and how it is reached or why it cannot be used."""
+ReadServer: TypeAlias = tuple[str, str, ServerSettings | str]
+"""A server's name, its place in the configuration, and its settings or why it is invalid."""
 
 
-def _listed_servers(listed: Iterable[Any]) -> Iterator[Read]:
-    given = [] if isinstance(listed, Mapping) else list(listed)
-    own = [server.get("name") if isinstance(server, Mapping) else None for server in given]
-    names = server_names(name for name in own if isinstance(name, str))
-    for position, (server, name) in enumerate(zip(given, own, strict=True)):
+def _listed_servers(listed: Iterable[Any]) -> Iterator[ReadServer]:
+    servers = [] if isinstance(listed, Mapping) else list(listed)
+    given = [server.get("name") if isinstance(server, Mapping) else None for server in servers]
+    names = server_names(name for name in given if isinstance(name, str))
+    for position, (server, name) in enumerate(zip(servers, given, strict=True)):
         place = f"mcp_servers[{position}]"
-        called = names[name] if isinstance(name, str) else None
-        if called is not None and called != name:
-            log.warning("server renamed", name=name, server=called)
+        legal_name = names[name] if isinstance(name, str) else None
+        if legal_name is not None and legal_name != name:
+            log.warning("server renamed", name=name, server=legal_name)
         try:
-            settings = MCPServerConfig.of(server if called is None else {**server, "name": called}).settings()
+            settings = MCPServerConfig.of(server if legal_name is None else {**server, "name": legal_name}).settings()
             yield settings.name, place, settings
         except ConfigurationError as error:
-            yield called or place, place, str(error)
+            yield legal_name or place, place, str(error)
 
 
-def _named_servers(table: Mapping[str, Any]) -> Iterator[Read]:
-    """Those that are there by their names, read as those of an `mcp.json` in this program's folder."""
+def _named_servers(table: Mapping[str, Any]) -> Iterator[ReadServer]:
+    """Servers in tables by name, read like those of an `mcp.json` in the current folder."""
     for key in _NAMED:
         servers = table.get(key)
         if servers is None or (key == "mcp_servers" and not isinstance(servers, Mapping)):
@@ -262,18 +233,12 @@ def _named_servers(table: Mapping[str, Any]) -> Iterator[Read]:
             log.warning("configuration", finding=str(replace(finding, file=None)))
         for name, entry in roster.entries.items():
             below = f"{entry.place.path}."
-            told = [str(replace(each, file=None)) for each in roster.findings if f"{each.path}.".startswith(below)]
-            yield name, f"{key}.{entry.name}", roster.servers.get(name, "; ".join(told))
-
-
-def _check_keys(table: Mapping[str, Any]) -> None:
-    odd = [str(key) for key in table if key not in _KNOWN]
-    if odd:
-        raise ConfigurationError(f"{', '.join(odd)} is unknown here; known: {', '.join(_KNOWN)}")
+            problems = [str(replace(each, file=None)) for each in roster.findings if f"{each.path}.".startswith(below)]
+            yield name, f"{key}.{entry.name}", roster.servers.get(name, "; ".join(problems))
 
 
 def _pins_of(configuration: Configuration) -> DefinitionPins | None:
-    """What withholds changed tools, where that is wanted; elsewhere a program needs no memory of them, and no SQL."""
+    """Tool pins, if the configuration withholds changed tools. Otherwise SQLite is not even imported."""
     if not WITHHOLDING & {configuration.hub.pin, *(server.pin for server in configuration.servers)}:
         return None
     from isthmus.app.definitions import DefinitionPins  # noqa: PLC0415
@@ -281,89 +246,91 @@ def _pins_of(configuration: Configuration) -> DefinitionPins | None:
     try:
         return DefinitionPins(configuration, is_lasting=False)
     except ConfigError as error:
-        raise _unusable(error) from None
+        raise _invalid(error, "the configuration") from None
 
 
-def _unusable(error: ConfigError) -> ConfigurationError:
-    told = "; ".join(str(finding) for finding in error.findings)
-    return ConfigurationError(f"the configuration cannot be used: {told}")
+def _invalid(error: ConfigError, subject: str) -> ConfigurationError:
+    findings = "; ".join(str(finding) for finding in error.findings)
+    return ConfigurationError(f"{subject} is invalid: {findings}")
 
 
 async def open_engine(plan: EnginePlan, questions: Questions | None) -> HubEngine:
-    """A hub, with the audit log that its configuration asks for.
+    """Start a hub, with an audit log if its configuration asks for one.
 
     Raises:
-        ConfigurationError: every call is to be in the log, and there can be none; or tools cannot be withheld.
+        ConfigurationError: the audit log cannot be opened although it is strict, or tools cannot be withheld.
     """
     if plan.configuration.hub.audit == "off":
         return HubEngine(plan, questions)
-    # Only who wants it pays for what it takes.
+    # Imported only if it is used: it is large.
     from isthmus.app.audit import close_audit, open_audit  # noqa: PLC0415
 
     journal = MemoryJournal()
     try:
-        books = await open_audit(plan.configuration, journal, FRONTEND)
+        audit_log = await open_audit(plan.configuration, journal, FRONTEND)
     except ConfigError as error:
-        raise _unusable(error) from None
+        raise _invalid(error, "the configuration") from None
     try:
-        return HubEngine(plan, questions, journal, books)
+        return HubEngine(plan, questions, journal, audit_log)
     except BaseException:
-        await close_audit(books, journal)
+        await close_audit(audit_log, journal)
         raise
 
 
 class HubEngine:
-    """A hub that runs, and what it offers now."""
+    """A running hub and its current tools."""
 
     def __init__(
         self,
         plan: EnginePlan,
         questions: Questions | None,
         journal: MemoryJournal | None = None,
-        books: AuditLog | None = None,
+        audit_log: AuditLog | None = None,
     ) -> None:
-        """Start every server in the background. Needs the owner's loop. `books` is closed with it."""
+        """Start every server in the background. On the loop thread only. Closing the engine closes `audit_log`."""
         client_caps = questions.client_caps if questions is not None else None
         self._plan = plan
         self._catalog: Catalog | None = None
         self._registered = REGISTRY.version
         self._watchers: dict[object, Callable[[], object]] = {}
         self._pins = _pins_of(plan.configuration)
-        self._books = books
-        audit = None if books is None else books.audit
+        self._audit_log = audit_log
+        audit = None if audit_log is None else audit_log.audit
         self.running = RunningHub(
             plan.configuration, os.environ, journal, client_caps=client_caps, pins=self._pins, audit=audit
         )
-        if books is not None:
-            books.follow(self.running, self._pins)
+        if audit_log is not None:
+            audit_log.follow(self.running, self._pins)
         self.running.hub.watch(self._changed)
 
     @property
     def is_attached(self) -> bool:
-        """Whether its tools are those of a hub elsewhere, which has its own idea of who may use them."""
-        return self._plan.required
+        """Whether its tools are those of a remote hub, which has its own permissions."""
+        return self._plan.is_remote
 
     @property
     def is_audited(self) -> bool:
-        """Whether what is asked of it is in an audit log."""
-        return self._books is not None
+        """Whether calls are written to an audit log."""
+        return self._audit_log is not None
 
     def record_refusal(self, call: Call, refusal: ToolResult, user: UserContext | None) -> None:
-        """What was refused before the hub heard of it is in the log as the hub would have it."""
-        if self._books is None:
+        """Write a call that was refused outside the hub to the audit log."""
+        if self._audit_log is None:
             return
-        why = fault_of(refusal)
-        entry = None if isinstance(why, UnknownTool) else self._meant(refusal, user)
+        fault = fault_of(refusal)
+        entry = None if isinstance(fault, UnknownTool) else self._refused_tool(refusal, user)
         if entry is not None:
             call = msgspec.structs.replace(call, name=entry.exposed)
-        self._books.audit.add((time.time(), call, None if entry is None else entry.server, why, 0.0, False, ""))
+        self._audit_log.audit.add((time.time(), call, None if entry is None else entry.server, fault, 0.0, False, ""))
 
-    def _meant(self, refusal: ToolResult, user: UserContext | None) -> ToolEntry | None:
-        """The tool of which more was wrong than its name; None if that was, too."""
-        space: object = refusal.tool_namespace
+    def _refused_tool(self, refusal: ToolResult, user: UserContext | None) -> ToolEntry | None:
+        """The tool that a refused call named; None if its name is wrong too."""
+        namespace: object = refusal.tool_namespace
         try:
-            return self.catalog().resolve_for(user, refusal.tool_name, space if isinstance(space, str) else None)
-        except (ToolError, TypeError):  # also a user that is none
+            return self.catalog().resolve_for(
+                user, refusal.tool_name, namespace if isinstance(namespace, str) else None
+            )
+        except (ToolError, TypeError):  # TypeError: the user is not a UserContext
             return None
 
     async def settle(self) -> None:
@@ -371,87 +338,85 @@ class HubEngine:
         await self.running.hub.settle(EVERYTHING)
 
     async def aclose(self) -> None:
-        """Cancel what runs, and close every connection."""
+        """Cancel running calls and close every connection."""
         self.running.refuse_new_calls()
         self.running.cancel_all("the service was shut down")
         await self.running.aclose()
         if self._pins is not None:
             await self._pins.aclose()
-        books, self._books = self._books, None  # whoever refuses a call from now on tells nobody
-        if books is not None:
-            await books.stop()
-            await books.close()
+        audit_log, self._audit_log = self._audit_log, None  # refusals are not recorded from now on
+        if audit_log is not None:
+            await audit_log.stop()
+            await audit_log.close()
 
     def failures(self) -> dict[str, str]:
-        """Servers that are not there, and why; of a hub elsewhere also those behind it."""
-        return {**self._own_failures(), **self._failures_behind()}
+        """Servers that are not connected, and why, including those of a remote hub."""
+        return {**self._own_failures(), **self._remote_failures()}
 
-    def _failures_behind(self) -> Mapping[str, str]:
+    def _remote_failures(self) -> Mapping[str, str]:
         hub = self.running.hub.snapshot.server_statuses.get(REMOTE_HUB)
         return {} if hub is None or not self.is_attached else hub.missing
 
     def _own_failures(self) -> dict[str, str]:
-        server_statuses = self.running.hub.snapshot.server_statuses.values()
-        missing = [
-            server_status for server_status in server_statuses if server_status.state not in ("ready", "disabled")
-        ]
-        told = {
-            str(server_status.server): server_status.reason or f"it is {server_status.state}"
-            for server_status in missing
-        }
-        return {**_broken(self._plan.configuration), **self._plan.failures, **told}
+        configuration = self._plan.configuration
+        failures: dict[str, str] = {}
+        for name in configuration.broken:
+            problems = [str(each) for each in configuration.warnings if str(name) in each.path.split(".")[1:2]]
+            failures[str(name)] = "; ".join(problems) or "its entry is invalid: see the log"
+        failures |= self._plan.failures
+        for status in self.running.hub.snapshot.server_statuses.values():
+            if status.state not in ("ready", "disabled"):
+                failures[str(status.server)] = status.reason or f"it is {status.state}"
+        return failures
 
-    def unreached(self) -> str | None:
-        """Why the hub elsewhere is not there, without which this one is nothing; None if it is, or there is none."""
+    def remote_hub_problem(self) -> str | None:
+        """Why the remote hub is not connected; None if it is, or if there is none."""
         why = "; ".join(self._own_failures().values()) if self.is_attached else ""
         if "HTTP 401" not in why:
             return why or None
         (server,) = self._plan.configuration.servers
-        return f"{why}: {'it does not take the key' if server.secrets else 'it wants a key, which is given as key='}"
+        return f"{why}: {'it rejected the key' if server.secrets else 'it needs a key: give key='}"
 
     def notes(self) -> dict[str, tuple[str, ...]]:
         """What was left out of the servers' lists, and why."""
-        server_statuses = self.running.hub.snapshot.server_statuses.values()
-        return {
-            str(server_status.server): server_status.notes for server_status in server_statuses if server_status.notes
-        }
+        statuses = self.running.hub.snapshot.server_statuses.values()
+        return {str(status.server): status.notes for status in statuses if status.notes}
 
-    # -- what it offers ------------------------------------------------------------------------------------------------
+    # -- tools and prompts ---------------------------------------------------------------------------------------------
 
     @property
     def known(self) -> Catalog | None:
-        """The catalog, unless something has changed since; anybody may look."""
-        # A function that was made a tool a moment ago is on its way to the hub, and to be found by who asks there.
+        """The catalog, or None if it is outdated. Any thread may read it."""
+        # A function registered a moment ago reaches the hub on its loop; `catalog` there includes it.
         return self._catalog if self._registered == REGISTRY.version else None
 
     def catalog(self) -> Catalog:
-        """What it offers now."""
+        """The current tools."""
         if self.known is None:
             self._registered = self.running.functions.version
             tables: dict[Surface, Mapping[str, Route]] = {}
             view = self.running.hub.snapshot.view(UNRESTRICTED, self._plan.surface)
             tables[self._plan.surface] = view.routes
             if self.is_attached:
-                tables[EVERYTHING] = self._own_functions()
-            # A hub elsewhere has said what it has before anybody asked, and is no server of any tool.
-            missing = self._failures_behind() if self.is_attached else self._own_failures()
-            # Of another hub's unlisted servers nothing is known here.
+                # The program's own functions; where both have a name, the remote hub's tool wins.
+                routes = self.running.hub.snapshot.view(UNRESTRICTED, EVERYTHING).routes
+                tables[EVERYTHING] = {
+                    name: route for name, route in routes.items() if route.feature.server != REMOTE_HUB
+                }
+            # The remote hub itself is not the server of any tool.
+            missing = self._remote_failures() if self.is_attached else self._own_failures()
+            # Unlisted servers of a remote hub are not known here.
             self._catalog = Catalog(tables, missing, None if self.is_attached else view.find_unlisted)
         assert self._catalog is not None
         return self._catalog
 
-    def _own_functions(self) -> dict[str, Route]:
-        """Functions of this program, beside the tools of a hub elsewhere, which come first where both have the name."""
-        routes = self.running.hub.snapshot.view(UNRESTRICTED, EVERYTHING).routes
-        return {name: route for name, route in routes.items() if route.feature.server != REMOTE_HUB}
-
     def features(self, kind: Literal["prompts", "resources"]) -> list[Route]:
-        """Prompts or resources, by the names that they go by here."""
+        """The prompts or resources of all servers."""
         view = self.running.hub.snapshot.view(UNRESTRICTED, self._plan.surface)
         return list((view.prompts if kind == "prompts" else view.resources).values())
 
-    def prompt_named(self, name: str) -> str:
-        """What a prompt goes by here that is meant by a name of any form; the name itself if no prompt has it.
+    def resolve_prompt(self, name: str) -> str:
+        """The full name of a prompt, found by any form of its name; an unknown name is returned as it is.
 
         Raises:
             AmbiguousToolError: several prompts have it.
@@ -474,17 +439,17 @@ class HubEngine:
 
     @property
     def surface(self) -> Surface:
-        """Where its tools are found."""
+        """The surface that has its tools."""
         return self._plan.surface
 
-    # -- news ----------------------------------------------------------------------------------------------------------
+    # -- changes -------------------------------------------------------------------------------------------------------
 
     def watch(self, key: object, callback: Callable[[], object]) -> None:
-        """Have a function called whenever something has changed."""
+        """Call a function after every change of the tools."""
         self._watchers[key] = callback
 
     def unwatch(self, key: object) -> None:
-        """Call it no more."""
+        """Undo `watch`."""
         self._watchers.pop(key, None)
 
     def _changed(self) -> None:
@@ -492,25 +457,31 @@ class HubEngine:
         for callback in list(self._watchers.values()):
             try:
                 callback()
-            except Exception:  # one that fails must not keep the others from the news
-                log.exception("somebody who watches the tools failed")
+            except Exception:  # one callback's failure must not stop the others
+                log.exception("a callback for changed tools failed")
 
+
+# -- log lines of the hub ----------------------------------------------------------------------------------------------
+#
+# The hub logs with structlog, which prints to standard output until it is configured. If the program has not configured
+# structlog, the hub's lines become records of `logging`, under the name of the module that wrote them. The program's
+# own structlog lines stay as they were.
 
 VALUE_LENGTH_MAX = 2000
-"""What a server or caller said may be in a line, and needs not all be there."""
+"""Longer values are cut: they may come from servers or callers."""
 
 _LEVELS = {"exception": logging.ERROR, "warn": logging.WARNING, "fatal": logging.CRITICAL}
 
 
-class _Named:
-    """Stands for a logger of `logging`, which is looked up when there is something to say."""
+class _LoggerName:
+    """Names the `logging` logger, which is looked up for each line."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
 
 def use_standard_logging() -> None:
-    """Have the hub's lines become records of `logging`, unless the program has configured structlog."""
+    """Send the hub's log lines to `logging`, unless the program has configured structlog."""
     if structlog.is_configured():
         return
     known = structlog.get_config()
@@ -518,27 +489,23 @@ def use_standard_logging() -> None:
 
     def factory(*args: Any) -> Any:
         is_own = bool(args) and isinstance(args[0], str) and args[0].startswith("isthmus.")
-        return _Named(args[0]) if is_own else others(*args)
+        return _LoggerName(args[0]) if is_own else others(*args)
 
     structlog.configure(processors=[_as_record, *known["processors"]], logger_factory=factory)
 
 
 def _as_record(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    if not isinstance(logger, _Named):
+    if not isinstance(logger, _LoggerName):
         return event
     level = _LEVELS.get(method) or logging.getLevelNamesMapping().get(method.upper(), logging.INFO)
     target = logging.getLogger(logger.name)
     if target.isEnabledFor(level):
         error = event.pop("exc_info", method == "exception")
-        target.log(level, "%s", _line(event), exc_info=error)
+        # `repr` escapes control characters: a value can neither forge a line nor drive a terminal.
+        values = (
+            f"{key}={repr(value[:VALUE_LENGTH_MAX] if isinstance(value, str) else value)[: VALUE_LENGTH_MAX + 2]}"
+            for key, value in event.items()
+            if key != "event"
+        )
+        target.log(level, "%s", f"{event.get('event', '')} {' '.join(values)}".rstrip(), exc_info=error)
     raise structlog.DropEvent
-
-
-def _line(event: MutableMapping[str, Any]) -> str:
-    values = " ".join(f"{key}={_bounded(value)}" for key, value in event.items() if key != "event")
-    return f"{event.get('event', '')} {values}".rstrip()
-
-
-def _bounded(value: Any) -> str:
-    # In quotes nothing can forge a line or drive a terminal.
-    return repr(value[:VALUE_LENGTH_MAX] if isinstance(value, str) else value)[: VALUE_LENGTH_MAX + 2]

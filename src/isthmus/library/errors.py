@@ -1,45 +1,45 @@
-"""What the library raises. Every message names the value and says what to do next."""
+"""The exceptions of the library. Every message names the value and says what to do next."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from isthmus.model.places import without_places
+from isthmus.model.locations import without_locations
 
 if TYPE_CHECKING:
     from isthmus.library.contracts import ToolResult
 
 
 class LibraryError(Exception):
-    """Base of all of them."""
+    """Base class of the library's exceptions."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Python would make it anew of its message alone. A pool of processes breaks over one that cannot be.
-        return _made_again, (type(self), self.args, self.__dict__)
+        # By default Python calls the class with the message alone. That raises, and breaks a process pool.
+        return _unpickle, (type(self), self.args, self.__dict__)
 
 
-def _made_again(kind: type[LibraryError], args: tuple[object, ...], fields: dict[str, object]) -> LibraryError:
+def _unpickle(kind: type[LibraryError], args: tuple[object, ...], fields: dict[str, object]) -> LibraryError:
     error = kind.__new__(kind, *args)
-    Exception.__init__(error, *args)  # an OSError has them from there only
+    Exception.__init__(error, *args)  # an OSError gets its args only here
     error.__dict__.update(fields)
     return error
 
 
 class ConfigurationError(LibraryError, ValueError):
-    """Something that a service is to be made of cannot be used."""
+    """A configuration or argument is invalid."""
 
 
 class ServiceClosedError(LibraryError, RuntimeError):
-    """A service that was not initialised, was shut down, or is another process's."""
+    """A service is not initialized, was shut down, or belongs to another process."""
 
 
 class WrongThreadError(LibraryError, RuntimeError):
-    """A synchronous call on the loop that would have to answer it: it would wait for itself for ever."""
+    """A blocking call on the hub's own loop, which would wait for itself for ever."""
 
 
 class ServerConnectionError(LibraryError, ConnectionError):
-    """A server that is needed cannot be reached."""
+    """A required server cannot be reached."""
 
     def __init__(self, server: str, why: str) -> None:
         super().__init__(f"Server {server!r} cannot be reached: {why}")
@@ -47,11 +47,11 @@ class ServerConnectionError(LibraryError, ConnectionError):
 
 
 class ToolRegistryError(LibraryError, ValueError):
-    """A tool cannot be registered, since its name is taken."""
+    """A tool cannot be registered: its name is taken."""
 
 
 class ToolError(LibraryError):
-    """Base of what is wrong with one tool, or with its name."""
+    """Base class of errors about one tool or its name."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(message)
@@ -59,16 +59,16 @@ class ToolError(LibraryError):
 
 
 class ToolNotFoundError(ToolError, LookupError):
-    """No tool has this name. `suggestions` are full names that look like it; none is ever taken for it."""
+    """No tool has this name. `suggestions` are similar full names; they are never used automatically."""
 
     def __init__(self, name: str, suggestions: Sequence[str] = (), hint: str = "") -> None:
-        meant = f" Did you mean {' or '.join(suggestions)}?" if suggestions else ""
-        super().__init__(name, f"There is no tool {name!r}.{meant}{f' {hint}' if hint else ''}")
+        hints = f" Did you mean {' or '.join(suggestions)}?" if suggestions else ""
+        super().__init__(name, f"There is no tool {name!r}.{hints}{f' {hint}' if hint else ''}")
         self.suggestions = tuple(suggestions)
 
 
 class ToolUnreachableError(ToolNotFoundError):
-    """The tool's server is not connected and has never said what it has, so that it may well have this tool."""
+    """The tool's server is not connected and never listed its tools, so it may have this one."""
 
     def __init__(self, name: str, server: str, why: str) -> None:
         super().__init__(name, hint=f"Server {server} is not connected: {why}")
@@ -76,12 +76,12 @@ class ToolUnreachableError(ToolNotFoundError):
         self.why = why
 
     def without_places(self) -> ToolUnreachableError:
-        """The same for users and models, who are not told where the program keeps its servers."""
-        return ToolUnreachableError(self.name, self.server, without_places(self.why))
+        """The same without addresses and paths, for users and models."""
+        return ToolUnreachableError(self.name, self.server, without_locations(self.why))
 
 
 class AmbiguousToolError(ToolError, LookupError):
-    """Several tools have this short name; `candidates` are their full names."""
+    """Several tools have this name; `candidates` are their full names."""
 
     def __init__(self, name: str, candidates: Sequence[str]) -> None:
         super().__init__(name, f"{name!r} could be {', '.join(candidates)}: use one of these full names.")
@@ -92,12 +92,12 @@ class ToolDeniedError(ToolError, PermissionError):
     """The user may not use this tool."""
 
     def __init__(self, name: str, user: str | None = None) -> None:
-        who = f"user {user!r}" if user else "this user"
-        super().__init__(name, f"{who} may not use {name}: its permissions do not cover it.")
+        subject = f"user {user!r}" if user else "this user"
+        super().__init__(name, f"{subject} may not use {name}: its permissions do not cover it.")
 
 
 class UnresolvedToolsError(LibraryError, LookupError):
-    """Several names at once that are no tool's; `problems` has each with its own error."""
+    """Several names have no tool; `problems` has the error of each name."""
 
     def __init__(self, problems: Mapping[str, ToolError]) -> None:
         super().__init__("\n".join(str(problem) for problem in problems.values()))
@@ -105,7 +105,7 @@ class UnresolvedToolsError(LibraryError, LookupError):
 
 
 class ToolExecutionError(ToolError):
-    """A tool was executed, or should have been, and failed; `result` says how."""
+    """A call failed; `result` says how."""
 
     def __init__(self, name: str, message: str, result: ToolResult | None = None) -> None:
         super().__init__(name, message)

@@ -1,7 +1,6 @@
-"""A tool as a registry keeps it, and the forms in which language models and their programs take it.
+"""Tool definitions for language models: `ToolDef`, and function schemas for OpenAI, Anthropic and Gemini.
 
-Plain values and functions: a definition, its schema for each provider, a text cut to size. Nothing here reaches a
-server. Called by the registry and by those who fill it.
+Plain values and functions: nothing here reaches a server. Called by the registry, the dispatcher and the integrations.
 """
 
 from __future__ import annotations
@@ -12,13 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import jsonschema_rs
-import msgspec
 
 MCP_RESULT_CHARS = 5_000
-"""How much of an MCP tool's result a language model is shown; others' tools say more than one's own."""
+"""The length at which results of MCP tools are cut for language models; they tend to be longer than one's own."""
 
 WriteEffect: TypeAlias = Literal["none", "workspace_write", "external_write", "dynamic", "unknown"]
-"""What a tool changes: nothing, files of the workspace, something elsewhere, what its arguments say, or who knows."""
+"""What a tool changes: nothing, files of the workspace, other things, depending on its arguments, or unknown."""
 
 OpenAIMode: TypeAlias = Literal["responses", "chat_completions"]
 
@@ -31,45 +29,45 @@ class ToolDef:
     description: str
     input_schema: dict[str, Any]
     func: Callable[..., Any]
-    """Takes the arguments by name, and blocks until there is a result."""
+    """Takes the arguments by name and blocks until there is a result."""
     async_func: Callable[..., Awaitable[Any]] | None = None
-    """The same to be awaited; without it, `func` is called there too."""
+    """The async version; without it, `func` is called in its place."""
     sensitive_fields: Collection[str] = ()
-    """Arguments whose values nobody should be shown; nothing here shows any."""
+    """Arguments whose values must not be displayed; the library displays none."""
     max_result_chars: int = 3000
-    """How much of a result that is text is kept; 0 for all."""
+    """Longer text results are cut; 0 for no limit."""
     truncate_head_chars: int | None = None
-    """How much of that is from the beginning; all that `truncate_tail_chars` leaves, unless said."""
+    """Characters kept from the beginning; by default all but `truncate_tail_chars`."""
     truncate_tail_chars: int = 0
     write_effect: WriteEffect = "unknown"
     origin: tuple[str, str] | None = None
-    """The server, and what that calls the tool; None for a tool of one's own."""
+    """The server, and its name for the tool; None for a tool of the program."""
 
     def truncate_result(self, text: str) -> str:
-        """The text if it is short enough, otherwise its beginning and end and how much was left out."""
-        return cut(text, self.max_result_chars, self.truncate_head_chars, self.truncate_tail_chars)
+        """The text, cut to its beginning and end if it is too long, with a note of the omitted length."""
+        return truncate(text, self.max_result_chars, self.truncate_head_chars, self.truncate_tail_chars)
 
     def to_openai_schema(self, mode: OpenAIMode = "responses") -> dict[str, Any]:
-        """What OpenAI's Responses or Chat Completions take for a tool."""
-        return openai_form(self.name, self.description, self.input_schema, mode)
+        """The tool for OpenAI's Responses or Chat Completions API."""
+        return openai_schema(self.name, self.description, self.input_schema, mode)
 
     def to_anthropic_schema(self) -> dict[str, Any]:
-        """What Anthropic's Messages take for a tool."""
-        return anthropic_form(self.name, self.description, self.input_schema)
+        """The tool for Anthropic's Messages API."""
+        return anthropic_schema(self.name, self.description, self.input_schema)
 
     def to_gemini_schema(self) -> dict[str, Any]:
-        """What Gemini takes for a function's declaration."""
-        return gemini_form(self.name, self.description, self.input_schema)
+        """The function declaration for Gemini."""
+        return gemini_schema(self.name, self.description, self.input_schema)
 
 
-def openai_form(
+def openai_schema(
     name: str, description: str, schema: Mapping[str, Any], mode: OpenAIMode = "responses"
 ) -> dict[str, Any]:
-    """A tool for OpenAI's Responses or Chat Completions."""
-    function = {"name": name, "description": description, "parameters": for_model(schema)}
+    """A tool for OpenAI's Responses or Chat Completions API."""
+    function = {"name": name, "description": description, "parameters": provider_schema(schema)}
     match mode:
         case "responses":
-            # Left out it would mean true there, and make every argument a required one.
+            # The default is true, which would make every argument required.
             return {"type": "function", **function, "strict": False}
         case "chat_completions":
             return {"type": "function", "function": function}
@@ -77,14 +75,14 @@ def openai_form(
             raise ValueError(f"mode must be responses or chat_completions, not {mode!r}")
 
 
-def anthropic_form(name: str, description: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool for Anthropic's Messages."""
-    return {"name": name, "description": description, "input_schema": for_model(schema)}
+def anthropic_schema(name: str, description: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool for Anthropic's Messages API."""
+    return {"name": name, "description": description, "input_schema": provider_schema(schema)}
 
 
-def gemini_form(name: str, description: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A function's declaration for Gemini."""
-    return {"name": name, "description": description, "parametersJsonSchema": for_model(schema)}
+def gemini_schema(name: str, description: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A function declaration for Gemini."""
+    return {"name": name, "description": description, "parametersJsonSchema": provider_schema(schema)}
 
 
 NOTE_LENGTH_MAX = 60
@@ -92,10 +90,10 @@ NOTE_LENGTH_MAX = 60
 _NOTE = re.compile(r"\[[\d,]+ of [\d,]+ characters left out\]")
 
 
-def cut(text: str, limit: int, head: int | None = None, tail: int = 0) -> str:
-    """At most `limit` characters of a text, and between them how many were left out."""
+def truncate(text: str, limit: int, head: int | None = None, tail: int = 0) -> str:
+    """Cut a text to `limit` characters from its beginning and end, with a note between them."""
     if limit <= 0 or len(text) <= limit or (len(text) <= limit + NOTE_LENGTH_MAX and _NOTE.search(text)):
-        return text  # short enough, or cut already by somebody with the same limit
+        return text  # short enough, or already cut to this limit
     tail = max(0, min(tail, limit))
     head = limit - tail if head is None else max(0, min(head, limit - tail))
     note = f"[{len(text) - head - tail:,} of {len(text):,} characters left out]"
@@ -111,31 +109,31 @@ _DRAFTS = (
     "http://json-schema.org/draft-07/schema#",
     "http://json-schema.org/draft-04/schema#",
 )
-"""What servers write their schemas by, few of which say so."""
+"""The drafts that servers use; few schemas name theirs."""
 
 _NOT_OUTERMOST = ("anyOf", "oneOf", "allOf", "not", "enum", "if", "then", "else")
-"""What no provider takes in the outermost schema of a function's arguments."""
+"""Keywords that no provider accepts at the top level of a function's schema."""
 
 ALTERNATIVES_DEPTH_MAX = 16
-"""How far alternatives within alternatives are looked into; people write two or three."""
+"""Nesting depth of alternatives; real schemas have two or three."""
 
 REFERENCES_MAX = 16
-"""How many references are followed one after the other; people write one or two."""
+"""Length of a chain of references; real schemas have one or two."""
 
 MEMBERS_MAX = 10_000
-"""How many members alternatives may have together, each as often as it is referred to; people write tens."""
+"""Total members of all alternatives, counted per reference; real schemas have tens."""
 
-MENDED_MAX = 10_000
-"""How many values may be written out in the places of references: each could mean as much as the schema has."""
+INLINED_MAX = 10_000
+"""Total values inlined for references: each reference could stand for the whole schema."""
 
 
-def problem_of(schema: object) -> str | None:
-    """Why something is not the schema of a tool's arguments; None if it is one."""
+def schema_problem(schema: object) -> str | None:
+    """Why a value is not a valid schema of a tool's arguments; None if it is."""
     if not isinstance(schema, dict):
-        return f"it is not an object but {type(schema).__name__}"
+        return f"it must be an object, not {type(schema).__name__}"
     if schema.get("type", "object") != "object":
-        return f"it is for {str(schema['type'])[:40]!r} and not for an object"
-    # Its own word for its draft is not asked: it may be an address, and would be fetched.
+        return f"its type must be 'object', not {str(schema['type'])[:40]!r}"
+    # `$schema` is ignored: it may be an address that the validator would fetch.
     newest = _problem_under(_DRAFTS[0], schema)
     return newest if newest and all(_problem_under(draft, schema) for draft in _DRAFTS[1:]) else None
 
@@ -151,34 +149,36 @@ def _problem_under(draft: str, schema: dict[str, Any]) -> str | None:
     return None
 
 
-def for_model(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema that every provider takes: for an object, with properties, and without alternatives outermost.
+def provider_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema that every provider accepts: an object with properties, without top-level alternatives.
 
-    Of alternatives it has the properties of all of them, and requires what all of them do. That allows more than the
-    tool does; its own schema is what arguments are checked against.
+    Alternatives are merged: all their properties, and the required members that all of them share. That accepts more
+    than the tool does; the hub checks arguments against the tool's own schema.
     """
-    outer = _followed(schema, schema)
+    outer = _dereference(schema, schema)
     shown = {key: value for key, value in outer.items() if key not in _NOT_OUTERMOST}
-    properties, required = _Members(schema).of(outer)
+    properties, required = _MemberCollector(schema).collect(outer)
     shown |= {"type": "object", "properties": properties}
     if required:
         shown["required"] = required
-    return mended(shown, schema)
+    return without_dangling_refs(shown, schema)
 
 
-def mended(shown: dict[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """What is shown of a schema, without references that lead nowhere.
+def without_dangling_refs(shown: dict[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    """`shown`, a part of `schema`, without references to missing targets.
 
-    Frameworks, and providers, fail over one, with all other tools.
+    Frameworks and providers fail on one, and with it on all other tools.
     """
-    whole: dict[str, Any] = _Mending(shown, schema).of(shown) if _refers(shown) else shown
-    return whole
+    if not _has_refs(shown):
+        return shown
+    inlined: dict[str, Any] = _RefInliner(shown, schema).inline(shown)
+    return inlined
 
 
-class _Members:
-    """What an object may have and must have by a schema, alternatives included.
+class _MemberCollector:
+    """Collects the properties and required members of a schema, including its alternatives.
 
-    The schema comes from a server: what is referred to is looked at once, and what is found is bounded.
+    The schema comes from a server: each reference is read once, and the result is bounded.
     """
 
     def __init__(self, root: Mapping[str, Any]) -> None:
@@ -186,42 +186,46 @@ class _Members:
         self._known: dict[str, tuple[dict[str, Any], list[str]]] = {}
         self._left = MEMBERS_MAX
 
-    def of(self, schema: Mapping[str, Any], depth: int = 0) -> tuple[dict[str, Any], list[str]]:
+    def collect(self, schema: Mapping[str, Any], depth: int = 0) -> tuple[dict[str, Any], list[str]]:
         if depth > ALTERNATIVES_DEPTH_MAX or self._left <= 0:
             return {}, []
         reference = str(schema.get("$ref", ""))
         found = self._known.get(reference)
         if found is None:
             if reference:
-                self._known[reference] = ({}, [])  # for who refers to itself
-            found = self._found(_followed(schema, self._root), depth)
+                self._known[reference] = ({}, [])  # ends a recursive reference
+            found = self._read(_dereference(schema, self._root), depth)
             if reference:
                 self._known[reference] = found
         self._left -= 1 + len(found[0]) + len(found[1])
         return found
 
-    def _found(self, schema: Mapping[str, Any], depth: int) -> tuple[dict[str, Any], list[str]]:
+    def _read(self, schema: Mapping[str, Any], depth: int) -> tuple[dict[str, Any], list[str]]:
         tables = [_table(schema.get("properties"))]
-        required = dict.fromkeys(_names(schema.get("required")))
+        required = {name: None for name in _list(schema.get("required")) if isinstance(name, str)}
         for key in ("allOf", "anyOf", "oneOf"):
-            branches = [self.of(each, depth + 1) for each in _list(schema.get(key)) if isinstance(each, dict)]
-            tables += [theirs for theirs, _ in branches]
-            required.update(dict.fromkeys(_required_by([names for _, names in branches], is_each=key == "allOf")))
+            branches = [self.collect(each, depth + 1) for each in _list(schema.get(key)) if isinstance(each, dict)]
+            tables += [table for table, _ in branches]
+            lists = [names for _, names in branches]
+            common = set(lists[0]).intersection(*lists[1:]) if lists else set()
+            # All of `allOf` apply. Of other alternatives one applies, so only shared names are required.
+            names = [name for each in lists for name in each] if key == "allOf" else lists[0] if lists else []
+            required.update({name: None for name in names if key == "allOf" or name in common})
         properties: dict[str, Any] = {}
-        for table in reversed(tables):  # what comes first counts
+        for table in reversed(tables):  # the first table wins
             properties.update(table)
         return properties, list(required)
 
 
-def _followed(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema itself, or the one of the same document that it merely refers to."""
+def _dereference(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema, with a top-level reference within the document replaced by its target."""
     seen: set[str] = set()
-    while len(seen) < REFERENCES_MAX and (found := _referred(schema, root, seen)) is not None:
+    while len(seen) < REFERENCES_MAX and (found := _local_target(schema, root, seen)) is not None:
         schema = {**{key: value for key, value in schema.items() if key != "$ref"}, **found}
     return schema
 
 
-def _referred(schema: Mapping[str, Any], root: Mapping[str, Any], seen: set[str]) -> dict[str, Any] | None:
+def _local_target(schema: Mapping[str, Any], root: Mapping[str, Any], seen: set[str]) -> dict[str, Any] | None:
     reference = schema.get("$ref")
     steps = reference.split("/") if isinstance(reference, str) and reference not in seen else []
     if len(steps) != 3 or steps[0] != "#" or steps[1] not in ("$defs", "definitions"):
@@ -231,15 +235,8 @@ def _referred(schema: Mapping[str, Any], root: Mapping[str, Any], seen: set[str]
     return found if isinstance(found, dict) else None
 
 
-def _required_by(wanted: list[list[str]], *, is_each: bool) -> list[str]:
-    if is_each:
-        return [name for names in wanted for name in names]
-    common = set(wanted[0]).intersection(*wanted[1:]) if wanted else set()
-    return [name for name in wanted[0] if name in common] if common else []
-
-
-def _parts(value: object) -> Iterator[object]:
-    """A value, and all that is in it."""
+def _walk(value: object) -> Iterator[object]:
+    """Yield a value and everything inside it."""
     left = [value]
     while left:
         yield (part := left.pop())
@@ -249,60 +246,61 @@ def _parts(value: object) -> Iterator[object]:
             left += part
 
 
-def _refers(value: object) -> bool:
-    return any(isinstance(part, dict) and isinstance(part.get("$ref"), str) for part in _parts(value))
+def _has_refs(value: object) -> bool:
+    return any(isinstance(part, dict) and isinstance(part.get("$ref"), str) for part in _walk(value))
 
 
-class _Mending:
-    """Has what leads nowhere in what is shown be what it meant in the whole schema, or anything."""
+class _RefInliner:
+    """Replaces references without a target in `shown` by their target in the whole schema, or by `{}`."""
 
     def __init__(self, shown: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
         self._shown = shown
         self._schema = schema
         self._known: dict[str, tuple[dict[str, Any], int]] = {}
-        self._left = MENDED_MAX
+        self._left = INLINED_MAX
 
-    def of(self, value: Any) -> Any:
-        """A part of what is shown."""
+    def inline(self, value: Any) -> Any:
+        """Return a copy of a part of `shown`."""
         match value:
             case {"$ref": str(reference), **others} if _at(reference, self._shown) is None:
-                return {**self._meant_by(reference), **self.of(others)}
+                return {**self._target(reference), **self.inline(others)}
             case dict():
-                return {key: self.of(each) for key, each in value.items()}
+                return {key: self.inline(each) for key, each in value.items()}
             case list():
-                return [self.of(each) for each in value]
+                return [self.inline(each) for each in value]
             case _:
                 return value
 
-    def _meant_by(self, reference: str) -> dict[str, Any]:
+    def _target(self, reference: str) -> dict[str, Any]:
         if reference not in self._known:
-            meant = _at(reference, self._schema)
-            meant = {} if meant is None or _refers(meant) else meant
-            self._known[reference] = meant, sum(1 for _ in _parts(meant))
-        meant, size = self._known[reference]
+            target = _at(reference, self._schema)
+            target = {} if target is None or _has_refs(target) else target
+            self._known[reference] = target, sum(1 for _ in _walk(target))
+        target, size = self._known[reference]
         if size > self._left:
             return {}
         self._left -= size
-        return meant
+        return target
 
 
 def _at(reference: str, schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a pointer points to, read as LangChain does, which knows no escapes."""
+    """The target of a JSON pointer, read like LangChain, which ignores escapes."""
     start, *steps = reference.split("/")
     found: Any = schema if start == "#" else None
     for step in steps:
         if isinstance(found, dict):
             found = found.get(step)
-        elif isinstance(found, list) and _is_index(step, len(found)):
+        elif (
+            isinstance(found, list)
+            and step.isascii()
+            and step.isdecimal()
+            and len(step) <= len(str(len(found)))  # `int` rejects very long numbers
+            and int(step) < len(found)
+        ):
             found = found[int(step)]
         else:
             return None
     return found if isinstance(found, dict) else None
-
-
-def _is_index(step: str, length: int) -> bool:
-    is_number = step.isascii() and step.isdecimal() and len(step) <= len(str(length))  # `int` refuses very long ones
-    return is_number and int(step) < length
 
 
 def _table(value: object) -> Mapping[str, Any]:
@@ -311,29 +309,3 @@ def _table(value: object) -> Mapping[str, Any]:
 
 def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
-
-
-def _names(value: object) -> list[str]:
-    return [name for name in _list(value) if isinstance(name, str)]
-
-
-# -- content -----------------------------------------------------------------------------------------------------------
-
-
-def block_text(block: Mapping[str, Any]) -> str:
-    """One block of a tool's answer in words: what is no text is named, with its size."""
-    match block:
-        case {"type": "text", "text": str(text)} | {"type": "resource", "resource": {"text": str(text)}}:
-            return text
-        case {"type": "resource_link", "uri": str(uri)}:
-            return f"[resource {uri}]"
-        case {"type": "resource", "resource": {"uri": str(uri), "blob": str(data)}}:
-            return f"[resource {uri}, {_bytes_in(data)} bytes]"
-        case {"type": "image" | "audio" as kind, "data": str(data)}:
-            return f"[{kind} {block.get('mimeType', 'of unknown kind')}, {_bytes_in(data)} bytes]"
-        case _:
-            return msgspec.json.encode(block, enc_hook=str).decode()
-
-
-def _bytes_in(base64: str) -> str:
-    return f"{len(base64.rstrip('=')) * 3 // 4:,}"

@@ -1,7 +1,7 @@
-"""The tools that one agent has: which of a service's, which of them only after somebody agreed, and their execution.
+"""What all framework integrations share: the tools of one agent, their approval, and their execution.
 
-`dispatch` and the integrations are made of it, so that in every framework the same tools are there for the same user,
-the same ones wait for approval, and whoever stops waiting stops the tool.
+`dispatcher` and the integrations use it, so in every framework a user has the same tools, the same calls need approval,
+and cancelling a run cancels its tools.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from isthmus.core.catalog.names import suggestions
-from isthmus.library.catalog import Catalog, Entry, names_of
+from isthmus.library.catalog import Catalog, ToolEntry, all_names
 from isthmus.library.contracts import (
     ErrorCode,
     ErrorPayload,
@@ -30,85 +30,85 @@ from isthmus.library.errors import (
     ToolError,
     ToolNotFoundError,
 )
-from isthmus.library.owner import Owner
+from isthmus.library.loop_thread import LoopThread
 from isthmus.library.permissions import check_user
 from isthmus.library.resolver import Resolution, resolve_all
-from isthmus.library.results import refused, trouble_with_timeout, unusable
+from isthmus.library.results import invalid_request, refused_result, timeout_problem
 from isthmus.library.service import ToolService
 
 Selection: TypeAlias = Iterable[str | UniversalTool]
-"""Tools by any form of their names, or as a task request has them."""
+"""Tools by name, in any form, or the tools of a task request."""
 
 Approval: TypeAlias = bool | Iterable[str] | Callable[[UniversalTool, Mapping[str, Any]], bool]
-"""Which calls wait until somebody agrees: all or none, tools by name, or those of which a function says so."""
+"""Which calls need approval: all or none, tools by name, or those for which a function returns True."""
 
 Listener: TypeAlias = Callable[[ToolStreamChunk], Awaitable[None] | None]
-"""Told of `progress` and `log` chunks while a tool runs."""
+"""Called with `progress` and `log` chunks while a tool runs."""
 
 
-NOT_AWAITED = "is an async function, and nothing awaits it here: give a plain one."
+NOT_AWAITED = "is an async function, which is not awaited here: use a plain function."
 
 C_contra = TypeVar("C_contra", contravariant=True)
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Terms(Generic[C_contra]):
-    """On whose behalf tools are executed: fixed, or read by a function from the framework's own context of a call."""
+class CallOptions(Generic[C_contra]):
+    """User, conversation, headers and timeout of calls: fixed, or functions of the framework's context of a call."""
 
     user_context: UserContext | Callable[[C_contra], UserContext | None] | None = None
     session_id: str | Callable[[C_contra], str | None] | None = None
-    """What servers are told as the conversation."""
+    """The conversation, sent to servers."""
     headers: Mapping[str, str] | Callable[[C_contra], Mapping[str, str] | None] | None = field(default=None, repr=False)
-    """What servers that are configured to receive them (`user_headers`) are sent."""
+    """Sent to servers that are configured to receive them (`user_headers`)."""
     timeout: float | None = None
-    """Seconds that a call may take."""
+    """Seconds for a call."""
 
     def __post_init__(self) -> None:
-        """Refuse what no call could be made with: it is the program's mistake, and not for a model to hear of.
+        """Check the options now: mistakes of the program must not become errors for the model.
 
         Raises:
-            TypeError: a function is one that would have to be awaited.
-            ConfigurationError: the timeout is none.
+            TypeError: a function is async.
+            ConfigurationError: the timeout is invalid.
         """
         for name in ("user_context", "session_id", "headers"):
-            check_plain(name, getattr(self, name))
+            check_not_async(name, getattr(self, name))
         check_timeout(self.timeout)
 
     @property
-    def lister(self) -> UserContext | None:
-        """Whose list it is before there is a call; a function knows nobody yet, and restricts nothing."""
+    def list_user(self) -> UserContext | None:
+        """The user for lists, before there is a call. A function cannot be called yet: then nothing is restricted."""
         return None if callable(self.user_context) else self.user_context
 
     @property
     def is_shared(self) -> bool:
-        """Whether calls are of several users."""
+        """Whether the calls have several users."""
         return callable(self.user_context)
 
     def user(self, context: C_contra) -> UserContext | None:
-        """Whose call it is."""
+        """The user of a call."""
         if not callable(self.user_context):
             return self.user_context
-        user = _checked("user_context", self.user_context(context))
+        user = _not_awaitable("user_context", self.user_context(context))
         check_user(user)
         return user
 
-    def session(self, context: C_contra, otherwise: str | None = None) -> str | None:
-        """Which conversation it belongs to; unless something is said, the framework's own."""
+    def session(self, context: C_contra, default: str | None = None) -> str | None:
+        """The conversation of a call; by default the framework's own."""
         if callable(self.session_id):
-            session = _checked("session_id", self.session_id(context))
+            session = _not_awaitable("session_id", self.session_id(context))
             if not isinstance(session, str | None):
-                raise TypeError(f"session_id must be text, not {type(session).__name__}")
+                raise TypeError(f"session_id must be a string, not {type(session).__name__}")
             return session
-        return self.session_id or otherwise
+        return self.session_id or default
 
     def request(
         self, tool: UniversalTool, parameters: Mapping[str, Any], context: C_contra, session: str | None = None
     ) -> ToolRequest:
-        """A call as the service takes it; `session` is the framework's own conversation."""
-        headers = _checked("headers", self.headers(context)) if callable(self.headers) else self.headers
+        """The request for a call; `session` is the framework's own conversation."""
+        headers = _not_awaitable("headers", self.headers(context)) if callable(self.headers) else self.headers
         if not isinstance(headers, Mapping | None):
-            raise TypeError(f"headers must be a dictionary of names and texts, not {type(headers).__name__}")
+            raise TypeError(f"headers must be a dictionary of strings, not {type(headers).__name__}")
         return ToolRequest(
             tool.name,
             parameters=dict(parameters),
@@ -119,8 +119,8 @@ class Terms(Generic[C_contra]):
         )
 
 
-class Toolbox:
-    """Tools of a service, selected by name, or all that a user may use."""
+class AgentTools:
+    """Tools of a service: those selected by name, or all that a user may use."""
 
     def __init__(
         self,
@@ -130,56 +130,59 @@ class Toolbox:
         needs_approval: Approval = False,
     ) -> None:
         self.service = service
-        self._names = None if names is None else [_name_of(name) for name in _listed(names)]
-        self._needs_approval = _kept(needs_approval)
+        if isinstance(names, str):
+            names = [names]
+        self._names = (
+            None if names is None else [each.name if isinstance(each, UniversalTool) else each for each in names]
+        )
+        check_not_async("needs_approval", needs_approval)
+        self._needs_approval: bool | frozenset[str] | Callable[[UniversalTool, Mapping[str, Any]], bool]
+        if isinstance(needs_approval, bool) or callable(needs_approval):
+            self._needs_approval = needs_approval
+        else:
+            self._needs_approval = frozenset([needs_approval] if isinstance(needs_approval, str) else needs_approval)
         self._has_listed = False
         self._known: tuple[Catalog, Resolution] | None = None
 
-    # -- which ---------------------------------------------------------------------------------------------------------
+    # -- selection -----------------------------------------------------------------------------------------------------
 
     async def tools(self, user: UserContext | None = None, *, is_shared: bool = False) -> list[UniversalTool]:
-        """What there is now for this user; of names that several users share, those that this one may use.
+        """The current tools of this user. `is_shared`: the names were selected for several users.
 
-        The first time every name has to be a tool's. Later on one that its server has taken back, or which the user may
-        not use any more, is left out until it is there again: an agent goes on with what there is.
+        The first time, every name must have a tool. Later, a tool that its server removed, or that the user may not use
+        any more, is left out until it is back: an agent goes on with the others.
 
         Raises:
-            ToolError, UnresolvedToolsError: the first time, for names that are no tool's or not the user's to use, also
-                among those that need approval.
+            ToolError, UnresolvedToolsError: the first time, for names that are unknown or denied, including those that
+                need approval.
         """
         catalog = await self.service.catalog()
         if not self._has_listed:
-            self._check(catalog, None if is_shared else user)
+            if isinstance(self._needs_approval, frozenset):
+                check_approval_names(self._needs_approval, catalog)
+            if self._names is not None:
+                resolve_all(catalog, self._names, None if is_shared else user).check()
+            self._has_listed = True
         if self._names is None:
             return [entry.tool for entry in catalog.reachable(user)]
         return resolve_all(catalog, self._names, user).tools
 
-    def _check(self, catalog: Catalog, user: UserContext | None) -> None:
-        self._check_approval(catalog)
-        if self._names is not None:
-            resolve_all(catalog, self._names, user).check()
-        self._has_listed = True
-
-    def _check_approval(self, catalog: Catalog) -> None:
-        if isinstance(self._needs_approval, frozenset):
-            check_held_back(self._needs_approval, catalog)
-
     def tools_blocking(self, user: UserContext | None = None, *, is_shared: bool = False) -> list[UniversalTool]:
-        """The same, standing still meanwhile."""
-        return Owner.shared().wait(self.tools(user, is_shared=is_shared))
+        """`tools`, blocking."""
+        return LoopThread.shared().run_blocking(self.tools(user, is_shared=is_shared))
 
-    async def called(self, llm_name: str, user: UserContext | None = None) -> UniversalTool:
-        """The one of them that a language model was told has this name; no other form counts.
+    async def resolve(self, llm_name: str, user: UserContext | None = None) -> UniversalTool:
+        """Find a tool by its name for language models; no other form counts.
 
         Raises:
-            ToolNotFoundError: it was told of no such tool, or the tool has gone.
-            ToolUnreachableError: the same, since the tool's server did not come.
+            ToolNotFoundError: no selected tool has this name.
+            ToolUnreachableError: the tool's server is not connected.
             ToolDeniedError: the user may not use it.
         """
         catalog = await self.service.catalog()
         entry = catalog.by_llm_name(llm_name)
         if entry is not None and not catalog.may_use(user, entry):
-            # Whether it was selected or not: a task has none of those that its user may not use.
+            # Even if it was not selected: a task's tools never include those that its user may not use.
             raise ToolDeniedError(entry.full_name, user.user_id if user else None)
         if entry is None and (unreachable := catalog.unreachable(llm_name, user)) is not None:
             raise unreachable
@@ -190,39 +193,39 @@ class Toolbox:
         return entry.tool
 
     async def look_up(self, llm_name: str, user: UserContext | None = None) -> UniversalTool | ToolResult:
-        """The same, or how the call ends of what is no tool, or not the user's to use."""
+        """Find a tool, or return the result of a call to it if it is unknown, unreachable or denied."""
         try:
-            return await self.called(llm_name, user)
+            return await self.resolve(llm_name, user)
         except ToolError as error:
-            return refused(ToolRequest(llm_name), error)
+            return refused_result(ToolRequest(llm_name), error)
 
     def look_up_blocking(self, llm_name: str, user: UserContext | None = None) -> UniversalTool | ToolResult:
-        """The same, standing still meanwhile."""
-        return Owner.shared().wait(self.look_up(llm_name, user))
+        """`look_up`, blocking."""
+        return LoopThread.shared().run_blocking(self.look_up(llm_name, user))
 
-    async def told(self, tool: UniversalTool, result: ToolResult, user: UserContext | None) -> ToolResult:
-        """How a call ended, in names that the model was told: a tool that has gone is found by no other any more."""
+    async def explain(self, tool: UniversalTool, result: ToolResult, user: UserContext | None) -> ToolResult:
+        """The result of a call; if the tool is gone, with names for language models."""
         if result.status is not ToolStatus.NOT_FOUND:
             return result
         found = await self.look_up(llm_name_of(tool), user)
         return found if isinstance(found, ToolResult) else result
 
-    def told_blocking(self, tool: UniversalTool, result: ToolResult, user: UserContext | None) -> ToolResult:
-        """The same, standing still meanwhile."""
+    def explain_blocking(self, tool: UniversalTool, result: ToolResult, user: UserContext | None) -> ToolResult:
+        """`explain`, blocking."""
         is_gone = result.status is ToolStatus.NOT_FOUND
-        return Owner.shared().wait(self.told(tool, result, user)) if is_gone else result
+        return LoopThread.shared().run_blocking(self.explain(tool, result, user)) if is_gone else result
 
     async def find(self, llm_name: str, user: UserContext | None = None) -> UniversalTool | None:
-        """The tool, or None."""
+        """Find a tool; None if it is unknown, unreachable or denied."""
         try:
-            return await self.called(llm_name, user)
+            return await self.resolve(llm_name, user)
         except ToolError:
             return None
 
-    def _selected(self, catalog: Catalog, user: UserContext | None) -> Mapping[str, Entry]:
-        """By full names; kept for as long as nothing changes, since models call more often than that.
+    def _selected(self, catalog: Catalog, user: UserContext | None) -> Mapping[str, ToolEntry]:
+        """The selected tools by full name. Cached until the catalog changes.
 
-        What is meant by a name that several have depends on the user, and is not kept.
+        Ambiguous names depend on the user and are not cached.
         """
         if self._names is None:
             return catalog.entries
@@ -236,8 +239,8 @@ class Toolbox:
 
     # -- execution -----------------------------------------------------------------------------------------------------
 
-    def standing_approval(self, tool: UniversalTool) -> bool | None:
-        """Whether somebody has to agree to every call of a tool; None if that depends on the arguments."""
+    def fixed_approval(self, tool: UniversalTool) -> bool | None:
+        """Whether every call of a tool needs approval; None if that depends on the arguments."""
         match self._needs_approval:
             case bool(always):
                 return always
@@ -247,45 +250,45 @@ class Toolbox:
                 return is_named(tool, names)
 
     def is_approval_needed(self, tool: UniversalTool, parameters: Mapping[str, Any]) -> bool:
-        """Whether somebody has to agree to this call first."""
-        server_status = self.standing_approval(tool)
-        if server_status is not None:
-            return server_status
+        """Whether this call needs approval."""
+        is_needed = self.fixed_approval(tool)
+        if is_needed is not None:
+            return is_needed
         assert callable(self._needs_approval)
-        return _checked("needs_approval", self._needs_approval(tool, parameters))
+        return _not_awaitable("needs_approval", self._needs_approval(tool, parameters))
 
-    async def execute(self, request: ToolRequest, tell: Listener | None = None) -> ToolResult:
-        """Execute it; whoever is cancelled meanwhile, or whose listener raises, cancels it at its server."""
-        if tell is None:
+    async def execute(self, request: ToolRequest, on_event: Listener | None = None) -> ToolResult:
+        """Execute a call; cancelling the caller, or an error in `on_event`, cancels it at its server."""
+        if on_event is None:
             return await self.service.execute_tool(request)
         async with self.service.execute_tool_stream(request) as chunks:
             chunk = await anext(chunks)
             while not chunk.is_final:
-                if chunk.chunk_type != "data" and inspect.isawaitable(told := tell(chunk)):
-                    await told
+                if chunk.chunk_type != "data" and inspect.isawaitable(pending := on_event(chunk)):
+                    await pending
                 chunk = await anext(chunks)
-            return _result_of(chunk)
+            return chunk.metadata["result"]  # type: ignore[no-any-return]
 
     def execute_blocking(
-        self, request: ToolRequest, tell: Callable[[ToolStreamChunk], Any] | None = None
+        self, request: ToolRequest, on_event: Callable[[ToolStreamChunk], Any] | None = None
     ) -> ToolResult:
-        """The same, standing still meanwhile; `tell` has to be a plain function."""
-        if tell is None:
+        """`execute`, blocking; `on_event` must be a plain function."""
+        if on_event is None:
             return self.service.blocking.execute_tool(request)
         with self.service.blocking.execute_tool_stream(request) as chunks:
             chunk = next(chunks)
             while not chunk.is_final:
-                if chunk.chunk_type != "data" and inspect.isawaitable(told := tell(chunk)):
-                    _drop(told)
+                if chunk.chunk_type != "data" and inspect.isawaitable(pending := on_event(chunk)):
+                    _close(pending)
                     raise TypeError(f"on_event {NOT_AWAITED}")
                 chunk = next(chunks)
-            return _result_of(chunk)
+            return chunk.metadata["result"]  # type: ignore[no-any-return]
 
 
 def is_destructive(tool: UniversalTool, parameters: Mapping[str, Any]) -> bool:
-    """Whether a tool may destroy something, by the word of a server that is trusted; everything else may.
+    """Whether a tool may destroy something. Only trusted servers are believed if they say it does not.
 
-    For `needs_approval`: a server that could talk itself out of it would.
+    For `needs_approval`.
     """
     if tool.metadata.get("trusted") is not True:
         return True
@@ -294,38 +297,34 @@ def is_destructive(tool: UniversalTool, parameters: Mapping[str, Any]) -> bool:
 
 
 def llm_name_of(tool: UniversalTool) -> str:
-    """What language models are told that it is called."""
+    """The tool's name for language models."""
     name: str = tool.metadata.get("llm_name") or tool.name
     return name
 
 
 def not_approved(tool: UniversalTool, why: str = "") -> ToolResult:
-    """What becomes of a call to which somebody said no."""
+    """The result of a call that was not approved."""
     message = f"{tool.name} was not executed: it was not approved{f' ({why})' if why else ''}."
     error = ErrorPayload(ErrorCode.TOOL_UNAUTHORIZED, message, "no", "not_approved", tool.namespace)
     return ToolResult(tool.name, ToolStatus.UNAUTHORIZED, tool.namespace, error_message=message, error=error)
 
 
-def unreadable(name: str) -> ToolResult:
-    """What becomes of a call whose arguments are no object: a model wrote them, and may write anything."""
-    return unusable(ToolRequest(name), f"Invalid arguments for {name}: they are not a JSON object.")
-
-
-def _name_of(given: str | UniversalTool) -> str:
-    return given.name if isinstance(given, UniversalTool) else given
+def unreadable_arguments(name: str) -> ToolResult:
+    """The result of a call whose arguments are not a JSON object."""
+    return invalid_request(ToolRequest(name), f"Invalid arguments for {name}: they are not a JSON object.")
 
 
 def is_named(tool: UniversalTool, names: frozenset[str]) -> bool:
-    """Whether a tool is one of those that are held back; a name that several have is every one's."""
+    """Whether a tool has one of these names; an ambiguous name means every tool that has it."""
     server, dot, short = tool.name.partition(".")
-    return not names_of(server if dot else "", short or tool.name, tool.name, llm_name_of(tool)).isdisjoint(names)
+    return not all_names(server if dot else "", short or tool.name, tool.name, llm_name_of(tool)).isdisjoint(names)
 
 
-def check_held_back(names: Iterable[str], catalog: Catalog) -> None:
-    """Refuse a name to be asked about that is no tool's: a slip of the pen must not let a call through.
+def check_approval_names(names: Iterable[str], catalog: Catalog) -> None:
+    """Check the names of tools that need approval: a typing mistake must not let a call through.
 
     Raises:
-        ToolNotFoundError: no tool has it, and its server is there.
+        ToolNotFoundError: no tool has a name, and its server is connected.
     """
     known: set[str] = set().union(*(entry.names for entry in catalog.entries.values()))
     for name in names:
@@ -335,63 +334,35 @@ def check_held_back(names: Iterable[str], catalog: Catalog) -> None:
 
 
 def check_timeout(timeout: object) -> None:
-    """Refuse what is no number of seconds.
-
-    Raises:
-        ConfigurationError: it is none.
-    """
-    if (trouble := trouble_with_timeout(timeout)) is not None:
-        raise ConfigurationError(trouble)
+    """Raise `ConfigurationError` for an invalid number of seconds."""
+    if (problem := timeout_problem(timeout)) is not None:
+        raise ConfigurationError(problem)
 
 
-def check_plain(name: str, given: object) -> None:
-    """Refuse a function that would have to be awaited, where nothing awaits it.
-
-    Raises:
-        TypeError: it is one.
-    """
-    is_awaited = inspect.iscoroutinefunction(given)
-    if is_awaited or (callable(given) and inspect.iscoroutinefunction(type(given).__call__)):
+def check_not_async(name: str, given: object) -> None:
+    """Raise `TypeError` for an async function."""
+    is_async = inspect.iscoroutinefunction(given)
+    if is_async or (callable(given) and inspect.iscoroutinefunction(type(given).__call__)):
         raise TypeError(f"{name} {NOT_AWAITED}")
 
 
-def check_values(who: str, **given: object) -> None:
-    """Refuse functions, as other integrations take them, where there is no context of a call to ask them with.
-
-    Raises:
-        TypeError: there is one; asked with nothing, it could only guess whose call it is.
-    """
+def check_values(subject: str, **given: object) -> None:
+    """Raise `TypeError` for functions, which need a context of the call; `subject` has none."""
     for name, value in given.items():
         if callable(value):
-            raise TypeError(f"{name} must be a value, not a function: {who} knows nothing of a call to ask it with.")
+            raise TypeError(
+                f"{name} must be a value, not a function: {subject} has no context of a call to pass to it."
+            )
 
 
-def _checked(name: str, answer: T) -> T:
-    """What a function answered, unless that would have to be awaited: a lambda does not tell before."""
+def _not_awaitable(name: str, answer: T) -> T:
+    """The value that a function returned; a lambda may turn out to be async only now."""
     if inspect.isawaitable(answer):
-        _drop(answer)
+        _close(answer)
         raise TypeError(f"{name} {NOT_AWAITED}")
     return answer
 
 
-def _kept(approval: Approval) -> bool | frozenset[str] | Callable[[UniversalTool, Mapping[str, Any]], bool]:
-    """What is asked at every call; names that can be read only once are read now."""
-    check_plain("needs_approval", approval)
-    if isinstance(approval, bool) or callable(approval):
-        return approval
-    return frozenset([approval] if isinstance(approval, str) else approval)
-
-
-def _drop(told: Any) -> None:
-    if inspect.iscoroutine(told):
-        told.close()
-
-
-def _listed(names: Selection) -> Selection:
-    """One name is one name, not its letters."""
-    return [names] if isinstance(names, str) else names
-
-
-def _result_of(chunk: ToolStreamChunk) -> ToolResult:
-    result: ToolResult = chunk.metadata["result"]
-    return result
+def _close(awaitable: Any) -> None:
+    if inspect.iscoroutine(awaitable):
+        awaitable.close()  # else Python warns that it was never awaited

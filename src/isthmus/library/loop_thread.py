@@ -1,9 +1,12 @@
-"""The one thread whose loop owns every hub of this process.
+"""The thread whose event loop runs every hub of this process, and `run`, which runs a whole program on it.
 
-Connections belong to the loop that opened them, and break when another one cancels, closes or blocks it. So all of
-them live here, on a loop that nobody else can cancel, close or block, and everybody else crosses over: coroutines of
-any asyncio loop or of Trio, threads, notebooks. It is started when it is first needed, and stopped when the program
-ends. A forked child has none of its parent's threads: it starts its own, and what it inherited refuses with advice.
+A connection belongs to the loop that opened it, and breaks if other code cancels, closes or blocks that loop. So all
+connections live on one private loop, and everybody else hands work over: coroutines of any asyncio loop or of Trio,
+threads, notebooks. The thread starts when it is first needed and stops when the program ends. A forked child starts a
+thread of its own; objects that it inherited refuse to work and say what to do.
+
+Handing a call over costs two thread switches. A program started by `run` shares the hub's loop and avoids them; in
+return, code that blocks the program blocks its hub as well.
 """
 
 from __future__ import annotations
@@ -15,252 +18,252 @@ import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
+from contextvars import ContextVar
 from importlib import import_module
 from types import TracebackType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import structlog
 
-from isthmus.library.crossing import Awaited, ToThread, crossing_here
 from isthmus.library.errors import ServiceClosedError, WrongThreadError
+from isthmus.library.thread_bridge import WAKE_SECONDS, AwaitablePromise, ThreadPromise, new_promise
 
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
 STOP_SECONDS = 5.0
-"""How long what still runs may take to close when the program ends."""
-ENDING = "The program is ending, and its hub has been closed."
-CLOSED_MEANWHILE = "The hub was closed meanwhile."
-WITHDRAW_SECONDS = 1.0
-"""How long tasks that nobody closed may take to notice that they are cancelled."""
+"""How long services may take to close when the program ends."""
+CANCEL_SECONDS = 1.0
+"""How long the remaining tasks may take to end after they are cancelled."""
+PROGRAM_ENDING = "The program is ending and its hub is closed."
+CLOSED_MEANWHILE = "The hub was closed during this call."
 
 
-class Owner:
-    """A loop in a thread of its own."""
+class LoopThread:
+    """An event loop in its own thread."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.is_inherited = False
-        self.loop = _new_loop()
+        try:
+            import uvloop  # noqa: PLC0415 - not available on Windows
+
+            self.loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+        except ImportError:
+            self.loop = asyncio.new_event_loop()
         self._closers: dict[object, Callable[[], Coroutine[Any, Any, None]]] = {}
-        self._thread = threading.Thread(target=self._run, name="isthmus", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name="isthmus", daemon=True)
         self._thread.start()
         self._ident = self._thread.ident
 
     @staticmethod
-    def shared() -> Owner:
-        """The one of this process."""
+    def shared() -> LoopThread:
+        """Return the loop thread of this process; start it if necessary."""
         with _Shared.lock:
-            if _Shared.owner is None:
-                _Shared.owner = Owner()
-            return _Shared.owner
+            if _Shared.thread is None:
+                _Shared.thread = LoopThread()
+            return _Shared.thread
 
-    def _run(self) -> None:
+    def _run_loop(self) -> None:
         asyncio.set_event_loop(self.loop)
-        _say_that_this_is_asyncio()
+        with suppress(ImportError):  # without sniffio there is no Trio either
+            # anyio asks sniffio which library runs; a context copied from a Trio task would answer "trio".
+            import_module("sniffio").thread_local.name = "asyncio"
         try:
-            while not self._is_run_to_the_end():
-                pass
-            self._withdraw_all()
+            while True:
+                try:
+                    self.loop.run_forever()
+                    break
+                except (SystemExit, KeyboardInterrupt):  # a callback or task on the loop called `sys.exit`
+                    log.exception("a task on the hub's loop tried to end the program; the loop goes on")
+            self._cancel_remaining()
         finally:
-            # Whoever still crosses over is refused from now on, and does not wait for ever.
+            # From now on, callers get an error instead of waiting for ever.
             self.loop.close()
 
-    def _is_run_to_the_end(self) -> bool:
-        """Run the loop; False if somebody's callback or task on it ended it, as `sys.exit` does with any loop."""
-        try:
-            self.loop.run_forever()
-        except (SystemExit, KeyboardInterrupt):
-            log.exception("something tried to end the program from the hub's loop, which goes on")
-            return False
-        return True
-
-    def _withdraw_all(self) -> None:
+    def _cancel_remaining(self) -> None:
         left = asyncio.all_tasks(self.loop)
         for task in left:
-            if not task.cancelling():  # what is already on its way out may be closing a connection in good order
+            if not task.cancelling():  # a task that is already ending may be closing a connection
                 task.cancel()
         if left:
-            self.loop.run_until_complete(asyncio.wait(left, timeout=WITHDRAW_SECONDS))
+            self.loop.run_until_complete(asyncio.wait(left, timeout=CANCEL_SECONDS))
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
 
-    def is_here(self) -> bool:
-        """Whether this is its thread."""
+    def is_current(self) -> bool:
+        """Whether the caller runs on this thread."""
         return threading.get_ident() == self._ident
 
-    def inherit(self) -> None:
-        """In a forked child: no thread is this one's, even if a new one has got its number."""
+    def mark_inherited(self) -> None:
+        """In a forked child: no thread of the child is this one, even if a new thread gets the same ident."""
         self.is_inherited = True
         self._ident = None
 
-    # -- crossing over -------------------------------------------------------------------------------------------------
+    # -- handing work over ---------------------------------------------------------------------------------------------
 
     def post(self, function: Callable[..., Any], *args: Any) -> None:
-        """Have a function called on the loop soon, whatever comes of it.
+        """Call a function on the loop soon; its result is discarded.
 
         Raises:
-            ServiceClosedError: there is no loop any more, or it is another process's.
+            ServiceClosedError: the loop is closed, or belongs to another process.
         """
-        self.check()
+        self.check_process()
         try:
             self.loop.call_soon_threadsafe(function, *args)
         except RuntimeError as error:
-            raise ServiceClosedError(ENDING) from error
+            raise ServiceClosedError(PROGRAM_ENDING) from error
 
-    def enter(self, function: Callable[[], object]) -> None:
-        """Have a function called on the loop: at once where this is it, else soon.
-
-        Raises:
-            ServiceClosedError: as `post`.
-        """
-        if self.is_here():
+    def call_or_post(self, function: Callable[[], object]) -> None:
+        """Call a function now if the caller is on the loop, otherwise `post` it."""
+        if self.is_current():
             function()
         else:
             self.post(function)
 
-    def check(self) -> None:
-        """Refuse what was inherited by a fork.
+    def check_process(self) -> None:
+        """Refuse to work in a forked child.
 
         Raises:
-            ServiceClosedError: it is another process's.
+            ServiceClosedError: the loop belongs to the parent process.
         """
         if self.is_inherited:
             raise ServiceClosedError(
-                f"This service was made by process {self.pid}, from which process {os.getpid()} was forked, and its "
-                "connections cannot be shared: make and initialize a new ToolService in each worker, after the fork."
+                f"This service was made by process {self.pid}, from which process {os.getpid()} was forked. "
+                "Connections cannot be shared: make and initialize a new ToolService in each worker, after the fork."
             )
 
-    async def fetch(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a function on the loop and return what it returns."""
-        if self.is_here():
+    async def call_async(self, function: Callable[..., T], *args: Any) -> T:
+        """Call a function on the loop and return its result."""
+        if self.is_current():
             return function(*args)
-        crossing = crossing_here()
-        self.post(_answer, crossing, function, args)
-        value: T = await crossing.wait()
+        promise = new_promise()
+        self.post(_fulfil, promise, function, args)
+        value: T = await promise.wait()
         return value
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
-        """The same, standing still meanwhile."""
-        if self.is_here():
+        """Call a function on the loop, block, and return its result."""
+        if self.is_current():
             return function(*args)
-        crossing: ToThread[T] = ToThread()
-        self.post(_answer, crossing, function, args)
-        return crossing.wait()
+        promise: ThreadPromise[T] = ThreadPromise()
+        self.post(_fulfil, promise, function, args)
+        return promise.wait()
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop; who is cancelled meanwhile cancels it."""
-        if self.is_here():
+        """Run a coroutine on the loop; cancelling the caller cancels it."""
+        if self.is_current():
             return await work
-        crossing, future = self._begun(work)
+        promise, future = self._start_awaited(work)
         try:
-            value: T = await crossing.wait()
+            value: T = await promise.wait()
         except BaseException:
             future.cancel()
             raise
         return value
 
-    async def finish(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine to its end on the loop; who is cancelled meanwhile only stops waiting for it."""
-        crossing, _ = self._begun(work)
-        value: T = await crossing.wait()
+    async def run_shielded(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop; cancelling the caller only stops the wait."""
+        promise, _ = self._start_awaited(work)
+        value: T = await promise.wait()
         return value
 
-    def _begun(self, work: Coroutine[Any, Any, T]) -> tuple[Awaited[T], Future[T]]:
+    def _start_awaited(self, work: Coroutine[Any, Any, T]) -> tuple[AwaitablePromise[T], Future[T]]:
         try:
-            crossing: Awaited[T] = crossing_here()
+            promise: AwaitablePromise[T] = new_promise()
         except RuntimeError:
             work.close()
             raise
         future = self.submit(work)
-        future.add_done_callback(lambda done: _pass_on(done, crossing))
-        return crossing, future
+        future.add_done_callback(lambda done: _copy_result(done, promise))
+        return promise, future
 
-    def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """The same, standing still meanwhile.
+    def run_blocking(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop and block until it has ended.
 
         Raises:
-            WrongThreadError: this is the loop that would have to answer.
+            WrongThreadError: the caller is on the loop.
         """
         try:
-            self.refuse_here()
+            self.check_may_block()
         except WrongThreadError:
             work.close()
             raise
         future = self.submit(work)
-        crossing: ToThread[T] = ToThread()
-        future.add_done_callback(lambda done: _pass_on(done, crossing))
+        promise: ThreadPromise[T] = ThreadPromise()
+        future.add_done_callback(lambda done: _copy_result(done, promise))
         try:
-            return crossing.wait()
+            return promise.wait()
         except BaseException:
             future.cancel()
             raise
 
     def start(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Run a coroutine on the loop, whatever comes of it; once there is no loop any more, do not."""
+        """Run a coroutine on the loop and discard its result; does nothing after the loop is closed."""
         with suppress(ServiceClosedError):
             self.submit(work)
 
-    def refuse_here(self) -> None:
-        """Refuse to stand still on the loop itself.
+    def check_may_block(self) -> None:
+        """Refuse to block the loop itself.
 
         Raises:
-            WrongThreadError: this is its thread.
+            WrongThreadError: the caller is on the loop.
         """
-        if self.is_here():
+        if self.is_current():
             raise WrongThreadError(
-                "A blocking call was made on the loop that has to answer it, and would wait for itself for ever. In a "
-                "program that `run` runs, and in an `async def` tool, await the service's own methods (or "
-                "`async_func`); blocking ones are for `def` tools and other threads."
+                "A blocking call on the hub's own loop would wait for itself for ever. In an `async def` tool, and in "
+                "a program started by `run`, await the methods of the service (or `async_func`). Blocking calls are "
+                "for `def` tools and other threads."
             )
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine on the loop by itself; what is returned has its result, and cancels it.
+        """Run a coroutine on the loop; the future has its result and can cancel it.
 
         Raises:
-            ServiceClosedError: there is no loop any more, or it is another process's.
+            ServiceClosedError: the loop is closed, or belongs to another process.
         """
         try:
-            self.check()
+            self.check_process()
             return asyncio.run_coroutine_threadsafe(work, self.loop)
         except RuntimeError as error:
             work.close()
             if isinstance(error, ServiceClosedError):
                 raise
-            raise ServiceClosedError(ENDING) from error
+            raise ServiceClosedError(PROGRAM_ENDING) from error
 
-    # -- the end -------------------------------------------------------------------------------------------------------
+    # -- at exit -------------------------------------------------------------------------------------------------------
 
     def close_at_exit(self, key: object, closer: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Have something closed when the program ends, unless it was before. On the loop only."""
+        """Call `closer` when the program ends, unless `remove_closer` is called first. On the loop only."""
         self._closers[key] = closer
 
-    def closed(self, key: object) -> None:
-        """It is closed. On the loop only."""
+    def remove_closer(self, key: object) -> None:
+        """Undo `close_at_exit`. On the loop only."""
         self._closers.pop(key, None)
 
     def stop(self) -> None:
-        """Close what is still open, and end the thread; at the end of the program."""
-        if self.pid != os.getpid() or not self._thread.is_alive() or self.is_here():
+        """Close everything and end the thread, at the end of the program."""
+        if self.pid != os.getpid() or not self._thread.is_alive() or self.is_current():
             return
+
+        async def close_all() -> None:
+            await asyncio.gather(*(closer() for closer in list(self._closers.values())), return_exceptions=True)
+
         with suppress(Exception):
-            asyncio.run_coroutine_threadsafe(self._close_all(), self.loop).result(STOP_SECONDS)
+            asyncio.run_coroutine_threadsafe(close_all(), self.loop).result(STOP_SECONDS)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(STOP_SECONDS)
 
-    async def _close_all(self) -> None:
-        await asyncio.gather(*(closer() for closer in list(self._closers.values())), return_exceptions=True)
 
-
-class OwnersLock:
-    """A lock that is held on the owner's loop only; free in a forked child, where nobody is who could hold it."""
+class LoopThreadLock:
+    """A lock for code on the loop thread. In a forked child it is free: its holder did not survive the fork."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._lock = asyncio.Lock()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> OwnersLock:
-        return OwnersLock()  # who holds this one will not let go of another
+    def __deepcopy__(self, memo: dict[int, Any]) -> LoopThreadLock:
+        return LoopThreadLock()  # the holder of this lock would never release the copy
 
     async def __aenter__(self) -> None:
         if self._pid != os.getpid():
@@ -275,57 +278,133 @@ class OwnersLock:
 
 class _Shared:
     lock = threading.Lock()
-    owner: Owner | None = None
-    inherited: ClassVar[list[Owner]] = []
-    """Owners of parent processes: their loops are neither used nor closed here, since the kernel's part is shared."""
+    thread: LoopThread | None = None
+    inherited: ClassVar[list[LoopThread]] = []
+    """Loop threads of parent processes. Their loops are neither used nor closed: parent and child share the kernel's
+    objects behind them."""
 
 
-def _new_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop  # noqa: PLC0415 - there is none on Windows
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
-
-
-def _say_that_this_is_asyncio() -> None:
-    """To whoever asks here which library runs, as anyio does: what comes from Trio brings along that it does."""
-    with suppress(ImportError):  # who does not have it has no Trio
-        import_module("sniffio").thread_local.name = "asyncio"
-
-
-def _answer(crossing: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _fulfil(promise: Any, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     try:
         value = function(*args)
-    except BaseException as error:  # noqa: BLE001 - whoever asked hears it
-        crossing.fail(error)
+    except BaseException as error:  # noqa: BLE001 - the caller gets it
+        promise.set_exception(error)
     else:
-        crossing.give(value)
+        promise.set_result(value)
 
 
-def _pass_on(future: Future[Any], crossing: Any) -> None:
+def _copy_result(future: Future[Any], promise: Any) -> None:
     if future.cancelled():
-        crossing.fail(ServiceClosedError(CLOSED_MEANWHILE))
+        promise.set_exception(ServiceClosedError(CLOSED_MEANWHILE))
     elif (error := future.exception()) is not None:
-        crossing.fail(error)
+        promise.set_exception(error)
     else:
-        crossing.give(future.result())
+        promise.set_result(future.result())
 
 
-def _forget() -> None:
-    """In a forked child: the thread did not come along, and the lock may be held by one that did not either."""
-    if _Shared.owner is not None:
-        _Shared.owner.inherit()
-        _Shared.inherited.append(_Shared.owner)
-        _Shared.owner = None
+def _after_fork() -> None:
+    """In a forked child: the thread does not exist there, and a lost thread may hold the lock."""
+    if _Shared.thread is not None:
+        _Shared.thread.mark_inherited()
+        _Shared.inherited.append(_Shared.thread)
+        _Shared.thread = None
     _Shared.lock = threading.Lock()
 
 
 def _stop() -> None:
-    if _Shared.owner is not None:
-        _Shared.owner.stop()
+    if _Shared.thread is not None:
+        _Shared.thread.stop()
 
 
 atexit.register(_stop)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+# -- a program on the hub's loop ---------------------------------------------------------------------------------------
+
+_on_hub_loop: ContextVar[bool] = ContextVar("on_hub_loop", default=False)
+
+
+def runs_on_hub_loop() -> bool:
+    """Whether the caller is part of a program started by `run`."""
+    return _on_hub_loop.get()
+
+
+def run(program: Coroutine[Any, Any, T]) -> T:
+    """Run a program on the hub's loop and return its result: `run(main())` instead of `asyncio.run(main())`.
+
+    Ctrl-C cancels the program and is raised after the program has ended; a second Ctrl-C is raised at once. Tasks that
+    the program leaves behind go on until the process ends.
+
+    Raises:
+        WrongThreadError: an event loop already runs in this thread.
+    """
+    running = _Program(program, LoopThread.shared())
+    try:
+        try:
+            new_promise()
+        except RuntimeError:
+            pass  # as it should be: no loop runs here
+        else:
+            raise WrongThreadError(
+                "An event loop already runs in this thread, and `run` would block it: await the coroutine instead."
+            )
+        running.start()
+    except BaseException:
+        program.close()
+        raise
+    return running.wait()
+
+
+class _Program(Generic[T]):
+    """A coroutine on the hub's loop, and the thread that waits for it."""
+
+    def __init__(self, work: Coroutine[Any, Any, T], loop_thread: LoopThread) -> None:
+        self._work = work
+        self._loop_thread = loop_thread
+        self._task: asyncio.Task[Any] | None = None
+        self._is_cancelled = False
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._is_finished = threading.Event()
+
+    def start(self) -> None:
+        """Start it in the caller's context."""
+        self._loop_thread.submit(self._run())
+
+    async def _run(self) -> None:
+        self._task = asyncio.current_task()
+        _on_hub_loop.set(True)
+        try:
+            if self._is_cancelled:
+                raise asyncio.CancelledError
+            self._value = await self._work
+        except BaseException as error:  # noqa: BLE001 - even `SystemExit`, which would end the shared loop
+            self._error = error
+        finally:
+            self._work.close()  # it was never awaited if Ctrl-C came before the start
+            self._is_finished.set()
+
+    def wait(self) -> T:
+        """Block until it has ended; an interruption cancels it and is raised after the end."""
+        try:
+            self._wait_finished()
+        except BaseException:
+            with suppress(ServiceClosedError):
+                self._loop_thread.post(self._cancel)
+            self._wait_finished()
+            raise
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]  # it was returned, and may be None itself
+
+    def _cancel(self) -> None:
+        self._is_cancelled = True
+        if self._task is not None:
+            self._task.cancel()
+
+    def _wait_finished(self) -> None:
+        while not self._is_finished.wait(WAKE_SECONDS):
+            if self._loop_thread.loop.is_closed():
+                raise ServiceClosedError(PROGRAM_ENDING)

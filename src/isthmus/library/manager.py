@@ -1,7 +1,8 @@
-"""The MCP servers of one agent: connected all at once, and their tools kept in the agent's registry.
+"""The MCP servers of one agent: `MCPConfigLoader` finds and reads an `mcp.json`, `MCPManager` connects its servers.
 
-All servers are in one hub. Tools that come later are registered when they come, and those that go are taken out, so
-that nobody lists anything again at each turn. A server that fails costs its own tools and a line in the log.
+All servers are in one hub. The manager keeps their tools in the agent's registry and follows changes, so nobody has to
+list tools again at each turn. A server that fails costs its own tools and a log line. The loader reads every form of
+`mcp.json` that the hub understands; it logs problems instead of raising, since an agent should start without them too.
 """
 
 from __future__ import annotations
@@ -37,12 +38,14 @@ from isthmus.library.service import ToolService
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.upstream.settings import HttpSettings, ServerSettings, StdioSettings, WebSocketSettings
 
+log = logging.getLogger(__name__)
+
 FILE_VARIABLE = "EXCELMANUS_MCP_CONFIG"
 FILE_NAME = "mcp.json"
 HOME_FILE = ".excelmanus/mcp.json"
 ROOT = "mcpServers"
 LIMITS = Limits(call_seconds=TIMEOUT_SECONDS)
-"""What holds for entries that say nothing: those of an agent have another default than those of a hub."""
+"""Defaults of entries: an agent's timeout differs from a hub's."""
 
 
 class MCPConfigLoader:
@@ -50,10 +53,11 @@ class MCPConfigLoader:
 
     @staticmethod
     def load(config_path: str | Path | None = None, workspace_root: str | Path = ".") -> list[MCPServerConfig]:
-        """The servers of the first file that there is; none if there is no file, or none that can be read.
+        """Read the servers of the first file that exists.
 
-        Looked for are what `EXCELMANUS_MCP_CONFIG` names, `config_path`, `mcp.json` in the workspace, and
-        `~/.excelmanus/mcp.json`. What had to be left out is a WARNING in the log, a file that cannot be read an ERROR.
+        The places are `EXCELMANUS_MCP_CONFIG`, `config_path`, `mcp.json` in the workspace, and
+        `~/.excelmanus/mcp.json`. Returns an empty list without a readable file. Skipped entries are logged as WARNING,
+        an unreadable file as ERROR.
         """
         workspace = Path(workspace_root).absolute()
         file = next(_existing(config_path, workspace), None)
@@ -62,52 +66,52 @@ class MCPConfigLoader:
         try:
             return _configs_of(read_document(file), _around(workspace))
         except ConfigError as error:
-            log.error("%s cannot be used, so that there are no MCP servers: %s", file, error)
+            log.error("%s is invalid, so there are no MCP servers: %s", file, error)
             return []
 
     @staticmethod
     def _parse_config(data: Any) -> list[MCPServerConfig]:
-        """The servers of a file's contents; those that cannot be used are left out, with a WARNING."""
+        """The servers of a parsed file; invalid ones are skipped with a WARNING."""
         if not isinstance(data, Mapping):
-            log.error("MCP servers must be in a table under %s, not in %s.", ROOT, type(data).__name__)
+            log.error("MCP servers must be in an object under %s, not in %s.", ROOT, type(data).__name__)
             return []
         try:
             return _configs_of(Document(Path.cwd() / FILE_NAME, dict(data), STANDARD), _around(Path.cwd()))
         except ConfigError as error:
-            log.error("There are no MCP servers: %s", error)
+            log.error("The MCP servers are invalid: %s", error)
             return []
 
     @staticmethod
     def _validate_server_config(entry: Any) -> MCPServerConfig | None:
-        """One server, its `name` among its fields; None, with a WARNING, if it cannot be used."""
+        """One server with its `name` among its fields; None, with a WARNING, if it is invalid."""
         name = entry.get("name") if isinstance(entry, Mapping) else None
         if not isinstance(name, str):
-            log.warning("An MCP server must have a name, and is left out.")
+            log.warning("An MCP server without a name was skipped.")
             return None
         rest = {key: value for key, value in entry.items() if key != "name"}
         return next(iter(MCPConfigLoader._parse_config({ROOT: {name: rest}})), None)
 
 
 def _existing(named: str | Path | None, workspace: Path) -> Iterator[Path]:
-    """The files that there are, the first choice first; of one that was named and is not there, or is none, tell."""
+    """The existing files, the first choice first; log those that were named but are not files."""
     for source, path in ((FILE_VARIABLE, os.environ.get(FILE_VARIABLE)), ("config_path", named)):
         if path:
             file = resolve_path(str(path), Path.cwd(), home_folder())
             if _is_file(file):
                 yield file
             else:
-                log.warning("%s names %s, which is not a file: looking elsewhere for MCP servers.", source, file)
+                log.warning("%s is %s, which is not a file: trying the next place for MCP servers.", source, file)
     for file in (workspace / FILE_NAME, home_folder() / HOME_FILE):
         if _is_file(file):
             yield file
-        elif os.path.lexists(file):  # a folder, or a link that leads nowhere: somebody meant it to be one
-            log.warning("%s is not a file: looking elsewhere for MCP servers.", file)
+        elif os.path.lexists(file):  # a folder or a broken link: probably a mistake
+            log.warning("%s is not a file: trying the next place for MCP servers.", file)
 
 
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # a path that is too long, or leads through a folder that is not ours to enter
+    except OSError:  # the path is too long, or a folder of it is not accessible
         return False
 
 
@@ -125,12 +129,12 @@ def _configs_of(document: Document, around: HostContext) -> list[MCPServerConfig
 
 
 def _with_servers_only(document: Document) -> Document:
-    """The same without what stands where servers should be and holds none; of that, tell."""
+    """Remove a `mcpServers` member that cannot hold servers, and log it."""
     held = document.table.get(ROOT, {})
     if isinstance(held, dict) or (isinstance(held, list) and held):
         return document
     found = "an empty list" if held == [] else values.quoted(held)
-    log.warning("%s: %s must be a table of servers, not %s.", document.file, ROOT, found)
+    log.warning("%s: %s must be an object of servers, not %s.", document.file, ROOT, found)
     return replace(document, table={key: value for key, value in document.table.items() if key != ROOT})
 
 
@@ -143,7 +147,7 @@ def _in_seconds(document: Document) -> Document:
 
 def _config(name: ServerName, settings: ServerSettings, roster: LoadedServers, folder: str) -> MCPServerConfig | None:
     if settings.disabled:
-        log.info("MCP server %s is disabled, and is left out.", name)
+        log.info("MCP server %s is disabled and was skipped.", name)
         return None
     written = roster.entries[name].fields
     timeout = _timeout(name, settings)
@@ -155,7 +159,7 @@ def _config(name: ServerName, settings: ServerSettings, roster: LoadedServers, f
                 command=command,
                 args=list(args) if "args" in written else None,
                 env=dict(env) if "env" in written or env else None,
-                cwd=cwd or folder,  # where relative paths among its arguments begin, too
+                cwd=cwd or folder,  # relative paths among its arguments start there too
                 url=_idle(written, "url"),
                 timeout=timeout,
                 base=settings,
@@ -174,17 +178,16 @@ def _config(name: ServerName, settings: ServerSettings, roster: LoadedServers, f
             )
         case _:
             log.warning(
-                "MCP server %s is neither started nor dialled as one, and is left out: ToolService.initialize(path) "
-                "takes it.",
+                "MCP server %s has a transport that only ToolService.initialize(path) supports, and was skipped.",
                 name,
             )
             return None
 
 
 def _idle(written: Mapping[str, object], key: str) -> str | None:
-    """What a file says of the way that its word for the transport does not mean: kept as it is written."""
-    said = written.get(key)
-    return said if isinstance(said, str) else None
+    """A member for another transport than the chosen one, as written."""
+    value = written.get(key)
+    return value if isinstance(value, str) else None
 
 
 def _carried(reach: HttpSettings | WebSocketSettings) -> tuple[str, tuple[str, ...]]:
@@ -194,41 +197,38 @@ def _carried(reach: HttpSettings | WebSocketSettings) -> tuple[str, tuple[str, .
 def _timeout(name: ServerName, settings: ServerSettings) -> float:
     seconds = float(max(settings.timeout, TIMEOUT_SECONDS_MIN))
     if seconds != settings.timeout:
-        log.warning("MCP server %s has a timeout of %g seconds: %g are used.", name, settings.timeout, seconds)
+        log.warning("MCP server %s has a timeout of %g seconds; %g is used instead.", name, settings.timeout, seconds)
     return int(seconds) if seconds.is_integer() else seconds
 
 
-log = logging.getLogger(__name__)
-
-
 class MCPManager:
-    """Connects the servers of an `mcp.json`, and keeps their tools in a registry."""
+    """Connects the servers of an `mcp.json` and keeps their tools in a registry."""
 
     def __init__(self, workspace_root: str | Path = ".", *, config_path: str | Path | None = None) -> None:
-        """Nothing is read before `initialize`."""
+        """Reads nothing before `initialize`."""
         self._workspace_root = workspace_root
         self._config_path = config_path
         self._clients: dict[str, MCPClientWrapper] = {}
         self._service: ToolService | None = None
-        self._stock: _Stock | None = None
+        self._tools: _RegisteredTools | None = None
         self._changing = LoopThreadLock()
 
     @property
     def connected_servers(self) -> list[str]:
-        """The servers that are there now."""
+        """The servers that are connected now."""
         return [name for name, client in self._clients.items() if client.is_connected]
 
     @property
     def failures(self) -> dict[str, str]:
-        """The servers that are not there, and why; they are tried again in the background."""
-        with suppress(ServiceClosedError):  # it is just beginning, or the program is ending
+        """Servers that are not connected, and why. The hub reconnects in the background."""
+        with suppress(ServiceClosedError):  # it is just opening, or the program is ending
             return self._service.failures if self._service is not None else {}
         return {}
 
     async def initialize(self, registry: ToolRegistry) -> None:
-        """Read the configuration, connect every server and register its tools; return when each has come or failed.
+        """Read the configuration, connect all servers and register their tools.
 
-        A server that fails stops nobody: see `failures`. Once more, it begins anew.
+        Returns when each server has connected or failed; see `failures`. A second call starts over.
         """
         configs = MCPConfigLoader.load(self._config_path, self._workspace_root)
         if not configs:
@@ -237,11 +237,16 @@ class MCPManager:
             await LoopThread.shared().run(self._begin(registry, configs))
 
     async def shutdown(self) -> None:
-        """Take the tools out of the registry and close every connection; nothing happens if that is done."""
+        """Remove the tools from the registry and close every connection, unless that is done."""
         if self._service is not None:
-            await LoopThread.shared().run(self._finish())
 
-    # Both on the owner's loop: whoever cancels or leaves the one that waits leaves nothing half done there.
+            async def finish() -> None:
+                async with self._changing:
+                    await self._end()
+
+            await LoopThread.shared().run(finish())
+
+    # On the loop thread: cancelling the caller leaves nothing half done there.
 
     async def _begin(self, registry: ToolRegistry, configs: list[MCPServerConfig]) -> None:
         async with self._changing:
@@ -250,24 +255,20 @@ class MCPManager:
                 return
             self._service = service = ToolService()
             self._clients = {config.name: MCPClientWrapper(config, service=service) for config in configs}
-            self._stock = _Stock(registry, service, self._clients, self._make_tool_def)
+            self._tools = _RegisteredTools(registry, service, self._clients, self._make_tool_def)
             try:
                 await service.initialize({"mcp_servers": configs})
-                unregister_service(service)  # nobody is to find it who looks for the service of the process
-                self._stock.open()
+                unregister_service(service)  # private to this manager: not the default service of the process
+                self._tools.open()
             except BaseException:
                 await self._end()
                 raise
 
-    async def _finish(self) -> None:
-        async with self._changing:
-            await self._end()
-
     async def _end(self) -> None:
-        service, stock = self._service, self._stock
-        self._service, self._stock, self._clients = None, None, {}
-        if stock is not None:
-            stock.close()
+        service, tools = self._service, self._tools
+        self._service, self._tools, self._clients = None, None, {}
+        if tools is not None:
+            tools.close()
         if service is not None:
             with suppress(ServiceClosedError):
                 await service.shutdown()
@@ -283,30 +284,33 @@ class MCPManager:
     def _make_tool_def(
         self, server_name: str, client: MCPClientWrapper, tool: Mapping[str, Any], name: str | None = None
     ) -> ToolDef | None:
-        """A tool as the protocol describes it, for a registry; None, with a WARNING, if it cannot be used.
+        """Make a registry entry of an MCP definition; None, with a WARNING, if the definition is invalid.
 
-        `name` is what it is called there; by itself it is `mcp_{server}_{tool}`, made legal.
+        `name` defaults to `mcp_{server}_{tool}`, made legal.
         """
         original, schema = tool.get("name"), tool.get("inputSchema")
         if not isinstance(original, str) or not original:
-            log.warning("A tool of MCP server %s has no name, and is left out.", server_name)
+            log.warning("A tool of MCP server %s has no name and was skipped.", server_name)
             return None
         schema = {"type": "object", "properties": {}} if schema is None else schema
         problem = schema_problem(schema)
         if problem is not None:
-            log.warning("Tool %r of MCP server %s is left out: its schema is wrong: %s", original, server_name, problem)
+            log.warning("Tool %r of MCP server %s was skipped: invalid schema: %s", original, server_name, problem)
             return None
 
-        # Cut here already: whoever calls these without the registry shows a language model the result all the same.
+        # Cut here and not only in the registry: programs also call these directly for language models.
         def func(**arguments: Any) -> str:
             return made.truncate_result(client.call_tool_blocking(original, arguments))
 
         async def async_func(**arguments: Any) -> str:
             return made.truncate_result(await client.call_tool(original, arguments))
 
+        pair: Pair = (ServerName(server_name), FeatureName(original))
+        text = tool.get("description")
+        prefix = f"[MCP:{server_name}]"
         made = ToolDef(
-            name=name or _name_alone(server_name, original),
-            description=_described(server_name, tool.get("description")),
+            name=name or llm_table([pair])[pair],
+            description=f"{prefix} {text}" if isinstance(text, str) else prefix,
             input_schema=dict(schema),
             func=func,
             async_func=async_func,
@@ -316,29 +320,20 @@ class MCPManager:
         return made
 
 
-def _name_alone(server: str, tool: str) -> str:
-    pair: Pair = (ServerName(server), FeatureName(tool))
-    return llm_table([pair])[pair]
-
-
-def _described(server: str, description: object) -> str:
-    return f"[MCP:{server}] {description}" if isinstance(description, str) else f"[MCP:{server}]"
-
-
 MakeToolDef = Callable[[str, MCPClientWrapper, Mapping[str, Any], str | None], ToolDef | None]
 
 
 class _Held(NamedTuple):
-    """A tool of a server, as it was last described."""
+    """A tool of a server, with its last definition."""
 
     pair: tuple[str, str]
     digest: bytes
     tool: ToolDef | None
-    """None if it cannot be used."""
+    """None if the definition is invalid."""
 
 
-class _Stock:
-    """The tools that a manager has in a registry; everything happens on the owner's loop."""
+class _RegisteredTools:
+    """The tools of a manager in a registry. On the loop thread only."""
 
     def __init__(
         self, registry: ToolRegistry, service: ToolService, clients: Mapping[str, MCPClientWrapper], make: MakeToolDef
@@ -348,36 +343,36 @@ class _Stock:
         self._clients = clients
         self._make = make
         self._held: dict[str, _Held] = {}
-        """By the name in the registry."""
+        """By name in the registry."""
         self._refused: set[str] = set()
-        """Names that somebody else has, who was there first."""
+        """Names that other tools of the registry already have."""
         self._counts: dict[str, int | None] = {}
-        """By server: how many tools it was last said to have; None if it is not there."""
+        """The last logged number of tools of each server; None if it is not connected."""
         self._notes: dict[str, tuple[str, ...]] = {}
         self._unwatch: Callable[[], None] | None = None
 
     def open(self) -> None:
-        """Put in what there is, and from now on whatever comes."""
-        self._unwatch = self._service.watch(self.follow)
-        self.follow()
+        """Register the current tools and follow changes."""
+        self._unwatch = self._service.watch(self.update)
+        self.update()
 
     def close(self) -> None:
-        """Take all of them out."""
+        """Remove all tools."""
         if self._unwatch is not None:
-            with suppress(ServiceClosedError):  # in a forked worker, nobody is watched
+            with suppress(ServiceClosedError):  # in a forked worker there is nothing to unwatch
                 self._unwatch()
         self._registry.exchange([held.tool for held in self._held.values() if held.tool is not None], ())
         self._held = {}
 
-    def follow(self) -> None:
-        """Make the registry hold what the servers offer now."""
+    def update(self) -> None:
+        """Make the registry match the current tools of the servers."""
         try:
             catalog = self._service._catalog_now()
-            self._tell_notes(self._service.notes)
+            self._log_notes(self._service.notes)
         except ServiceClosedError:
-            return  # its servers go one after the other, and nobody is to be told
+            return  # closing: its servers disconnect one after the other
         self._exchange(dict(self._wanted(catalog)))
-        self._tell(catalog)
+        self._log_counts(catalog)
 
     def _wanted(self, catalog: Catalog) -> Iterator[tuple[str, _Held]]:
         for entry in catalog.entries.values():
@@ -392,40 +387,38 @@ class _Stock:
 
     def _exchange(self, wanted: dict[str, _Held]) -> None:
         gone = [held.tool for name, held in self._held.items() if held.tool and wanted.get(name) is not held]
-        # What somebody has taken out of the registry stays out; a name that was taken may be free by now.
+        # Tools that the program has removed stay out; a taken name may be free by now.
         new = {name: held for name, held in wanted.items() if self._held.get(name) is not held or name in self._refused}
         come = [held.tool for held in new.values() if held.tool is not None]
         self._held = wanted
         refused = self._registry.exchange(gone, come) if gone or come else []
         for name in {tool.name for tool in refused} - self._refused:
             server, tool = wanted[name].pair
-            log.warning("Tool %r of MCP server %s is left out: the name %s is taken.", tool, server, name)
+            log.warning("Tool %r of MCP server %s was skipped: the name %s is taken.", tool, server, name)
         self._refused = {tool.name for tool in refused}
 
-    # -- telling -------------------------------------------------------------------------------------------------------
+    # -- logging -------------------------------------------------------------------------------------------------------
 
-    def _tell_notes(self, notes: Mapping[str, tuple[str, ...]]) -> None:
+    def _log_notes(self, notes: Mapping[str, tuple[str, ...]]) -> None:
         for server in self._clients:
             for note in notes.get(server, ()):
                 if note not in self._notes.get(server, ()):
                     log.warning("MCP server %s: %s", server, note)
         self._notes = dict(notes)
 
-    def _tell(self, catalog: Catalog) -> None:
+    def _log_counts(self, catalog: Catalog) -> None:
         registered = Counter(
             held.pair[0] for name, held in self._held.items() if held.tool and name not in self._refused
         )
         for server in self._clients:
             count = None if server in catalog.missing else registered[server]
             if server not in self._counts or self._counts[server] != count:
-                self._say(server, count, catalog.missing.get(server, ""))
+                why = catalog.missing.get(server, "")
+                if count is not None:
+                    event = "connected" if self._counts.get(server) is None else "changed its list"
+                    log.info("MCP server %s %s; tools: %d", server, event, count)
+                elif server in self._counts:
+                    log.warning("MCP server %s was lost; reconnecting: %s", server, why)
+                else:
+                    log.error("MCP server %s cannot be reached, so its tools are missing: %s", server, why)
             self._counts[server] = count
-
-    def _say(self, server: str, count: int | None, why: str) -> None:
-        known = self._counts.get(server)
-        if count is not None:
-            log.info("MCP server %s %s; tools: %d", server, "connected" if known is None else "changed its list", count)
-        elif server in self._counts:
-            log.warning("MCP server %s was lost, and is tried again: %s", server, why)
-        else:
-            log.error("MCP server %s cannot be reached, so that its tools are missing: %s", server, why)

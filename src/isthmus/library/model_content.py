@@ -1,67 +1,72 @@
-"""What a language model is shown of a result: pieces of text and images, whatever the tool returned.
+"""A tool result as content for a language model: text and images.
 
-Every framework has its own words for the two; `dispatch` and the integrations put them into these. Servers are not
-trusted here: a block that is not what it says is shown as text.
+`dispatcher` and the integrations convert these to their framework's form. Servers are not trusted: a content block with
+invalid data becomes text.
 """
 
 from __future__ import annotations
 
 import binascii
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 import msgspec
 
 from isthmus.library.contracts import ToolResult, ToolStatus
-from isthmus.library.forms import block_text
 
-SHOWN = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
-"""What providers take for a picture. Of another kind, such as SVG, they refuse the conversation from then on."""
+IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
+"""Image types that providers accept. With any other, such as SVG, they reject the whole conversation."""
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """Words."""
+class ModelText:
+    """Text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
-    """A picture, in base64."""
+class ModelImage:
+    """An image, in base64."""
 
     data: str
     mime: str
 
     @property
     def url(self) -> str:
-        """The same as an address that holds all of it."""
+        """The image as a data URL."""
         return f"data:{self.mime};base64,{self.data}"
 
 
-Part: TypeAlias = Text | Image
+ModelPart: TypeAlias = ModelText | ModelImage
 
 
-def parts_of(result: ToolResult) -> list[Part]:
-    """What a model is shown, in the order of the tool's answer; of a failure, why. Never empty.
+def model_parts(result: ToolResult) -> list[ModelPart]:
+    """The content of a result in order, or the error message of a failure; never an empty list.
 
-    Words that are none are left out, which providers refuse; where nothing was said, there is one part without any.
+    Blank texts are left out, since providers reject them; a result without content is one empty text.
     """
-    return [part for part in _told(result) if not _is_blank(part)] or [Text("")]
+    return [part for part in _all_parts(result) if not _is_blank(part)] or [ModelText("")]
 
 
-def said_by(result: ToolResult) -> str:
-    """The same in words only: an image is named, not shown."""
-    return "\n".join(_in_words(part) for part in _told(result))
+def result_text(result: ToolResult) -> str:
+    """The content of a result as text; an image is only named."""
+    return "\n".join(
+        part.text
+        if isinstance(part, ModelText)
+        else block_text({"type": "image", "data": part.data, "mimeType": part.mime})
+        for part in _all_parts(result)
+    )
 
 
-def value_of(result: ToolResult) -> Any:
-    """What a tool returned, as a value where it gave one, and in words otherwise.
+def result_value(result: ToolResult) -> Any:
+    """The structured content of a result if there is any, otherwise its text.
 
-    Servers put what is no object into one of a single member `result`; it is taken out again.
+    Servers wrap values that are not objects as `{"result": value}`; they are unwrapped.
     """
-    if not _has_structure(result):
-        return said_by(result)
+    if not _is_structured(result):
+        return result_text(result)
     match result.result_data:
         case {"result": value, **others} if not others:
             return value
@@ -69,8 +74,8 @@ def value_of(result: ToolResult) -> Any:
             return value
 
 
-def record_of(result: ToolResult) -> dict[str, Any]:
-    """A result as plain JSON, for programs: how it ended, its structured content, and what went wrong."""
+def result_record(result: ToolResult) -> dict[str, Any]:
+    """A result as plain JSON for programs: status, structured content and error."""
     record: dict[str, Any] = {
         "status": str(result.status),
         "tool": result.tool_name,
@@ -78,68 +83,69 @@ def record_of(result: ToolResult) -> dict[str, Any]:
         "execution_time": result.execution_time,
         "session_id": result.session_id,
     }
-    if _has_structure(result):
+    if _is_structured(result):
         record["structured_content"] = result.result_data
     if result.error is not None:
         record["error"] = {**asdict(result.error), "code": str(result.error.code)}
     return record
 
 
-def json_of(value: Any) -> str:
-    """A value as JSON; of what JSON has no word for, its text."""
+def to_json(value: Any) -> str:
+    """A value as JSON; other types as their `str`."""
     return msgspec.json.encode(value, enc_hook=str).decode()
 
 
-def _told(result: ToolResult) -> list[Part]:
-    if parts := [_part_of(block) for block in _content_of(result)]:
+def _all_parts(result: ToolResult) -> list[ModelPart]:
+    content: list[dict[str, Any]] = result.metadata.get("content") or []
+    parts = [image_from_block(block) or ModelText(block_text(block)) for block in content]
+    has_content = bool(parts) and (
+        result.status is ToolStatus.SUCCESS
+        or (result.status is ToolStatus.ERROR and not all(_is_blank(part) for part in parts))
+    )
+    if has_content:
         return parts
     if result.status is not ToolStatus.SUCCESS:
-        return [Text(result.error_message or f"{result.tool_name} failed: {result.status}")]
-    return [Text(json_of(result.result_data) if _has_structure(result) else "")]
+        return [ModelText(result.error_message or f"{result.tool_name} failed: {result.status}")]
+    return [ModelText(to_json(result.result_data) if _is_structured(result) else "")]
 
 
-def _content_of(result: ToolResult) -> list[dict[str, Any]]:
-    content: list[dict[str, Any]] = result.metadata.get("content") or []
-    match result.status:
-        case ToolStatus.SUCCESS:
-            return content
-        case ToolStatus.ERROR if not all(_is_blank(_part_of(block)) for block in content):
-            return content
-        case _:
-            return []
-
-
-def _has_structure(result: ToolResult) -> bool:
+def _is_structured(result: ToolResult) -> bool:
     return bool(result.metadata.get("structured"))
 
 
-def image_of(block: dict[str, Any]) -> Image | None:
-    """A block as a picture that a model can be shown; None if it is none."""
+def image_from_block(block: dict[str, Any]) -> ModelImage | None:
+    """A content block as an image that models accept; None if it is not one."""
     match block:
         case {"type": "image", "data": str(data), "mimeType": str(mime)}:
             kind = mime.partition(";")[0].strip().lower().replace("image/jpg", "image/jpeg")
-            whole = "".join(data.split())  # mail has lines, and so has what Python's `encodebytes` writes
-            return Image(whole, kind) if kind in SHOWN and _is_base64(whole) else None
+            joined = "".join(data.split())  # e-mail and Python's `encodebytes` split base64 into lines
+            try:
+                is_valid = kind in IMAGE_TYPES and bool(binascii.a2b_base64(joined, strict_mode=True))
+            except ValueError:
+                is_valid = False
+            return ModelImage(joined, kind) if is_valid else None
         case _:
             return None
 
 
-def _is_base64(data: str) -> bool:
-    try:
-        return bool(binascii.a2b_base64(data, strict_mode=True))
-    except ValueError:  # also what is no ASCII
-        return False
+def _is_blank(part: ModelPart) -> bool:
+    return isinstance(part, ModelText) and not part.text.strip()
 
 
-def _part_of(block: dict[str, Any]) -> Part:
-    return image_of(block) or Text(block_text(block))
+def block_text(block: Mapping[str, Any]) -> str:
+    """A content block as text; other content is named, with its size."""
+    match block:
+        case {"type": "text", "text": str(text)} | {"type": "resource", "resource": {"text": str(text)}}:
+            return text
+        case {"type": "resource_link", "uri": str(uri)}:
+            return f"[resource {uri}]"
+        case {"type": "resource", "resource": {"uri": str(uri), "blob": str(data)}}:
+            return f"[resource {uri}, {_bytes_in(data)} bytes]"
+        case {"type": "image" | "audio" as kind, "data": str(data)}:
+            return f"[{kind} {block.get('mimeType', 'of unknown type')}, {_bytes_in(data)} bytes]"
+        case _:
+            return to_json(block)
 
 
-def _is_blank(part: Part) -> bool:
-    return isinstance(part, Text) and not part.text.strip()
-
-
-def _in_words(part: Part) -> str:
-    if isinstance(part, Text):
-        return part.text
-    return block_text({"type": "image", "data": part.data, "mimeType": part.mime})
+def _bytes_in(base64: str) -> str:
+    return f"{len(base64.rstrip('=')) * 3 // 4:,}"

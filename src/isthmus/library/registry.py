@@ -1,7 +1,7 @@
-"""The tools of one agent under the names that its language model knows: its own functions, and those of MCP servers.
+"""`ToolRegistry`: the tools of one agent under their names for language models, own functions and MCP tools alike.
 
-Any thread may read it while another one changes it: MCP tools come and go by themselves (`library.manager`). What is
-called is looked up by name; no name is ever taken apart. A tool whose name has hyphens is found by underscores, too.
+Any thread may read it while another one changes it: MCP tools come and go (`library.manager`). Tools are looked up by
+whole names. Underscores may replace the hyphens of a name.
 """
 
 from __future__ import annotations
@@ -16,45 +16,45 @@ from weakref import WeakSet
 
 from isthmus.core.catalog.names import llm_aliases
 from isthmus.library.errors import LibraryError, ToolExecutionError, ToolNotFoundError, ToolRegistryError
-from isthmus.library.forms import OpenAIMode, ToolDef
+from isthmus.library.function_schemas import OpenAIMode, ToolDef
 
 SUGGESTIONS_MAX = 3
 
 _registries: WeakSet[ToolRegistry] = WeakSet()
-"""All of this process, for the day on which it forks."""
+"""All registries of the process, to reset their locks after a fork."""
 
 
 class ToolRegistry:
-    """Tools by name, in the order in which they were registered."""
+    """Tools by name, in order of registration."""
 
     def __init__(self, tools: Iterable[ToolDef] = ()) -> None:
         self._lock = threading.Lock()
         _registries.add(self)
-        # Never changed, only replaced: who reads needs no lock, and no list changes under a loop over it.
+        # Replaced and never changed, so readers need no lock and can iterate safely.
         self._tools: Mapping[str, ToolDef] = {}
         self.register_many(tools)
 
-    def forked(self) -> None:
-        """In a forked child: the lock may be held by a thread that did not come along."""
+    def reset_lock(self) -> None:
+        """In a forked child: a lost thread may hold the lock."""
         self._lock = threading.Lock()
 
-    # -- what there is -------------------------------------------------------------------------------------------------
+    # -- reading -------------------------------------------------------------------------------------------------------
 
     @property
     def names(self) -> list[str]:
-        """Of all tools."""
+        """The names of all tools."""
         return list(self._tools)
 
     def get(self, name: str) -> ToolDef | None:
-        """The tool of this name, if there is one; underscores may stand for the hyphens of its name."""
+        """The tool with this name, or None; underscores may replace hyphens."""
         tools = self._tools
         return tools.get(name) or tools.get(llm_aliases(tools).get(name, ""))
 
     def original_of(self, name: str) -> tuple[str, str]:
-        """The server of a tool, and what that calls it.
+        """The server of a tool, and the server's name for it.
 
         Raises:
-            ToolNotFoundError: there is no such tool, or it is of no server.
+            ToolNotFoundError: there is no such tool, or it has no server.
         """
         origin = self._find(name).origin
         if origin is None:
@@ -81,10 +81,10 @@ class ToolRegistry:
         self.register_many([tool])
 
     def register_many(self, tools: Iterable[ToolDef]) -> None:
-        """Add all of them, or none.
+        """Add all tools, or none of them.
 
         Raises:
-            ToolRegistryError: a name is taken, or two of them have the same.
+            ToolRegistryError: a name is taken, or two tools have the same.
         """
         added = list(tools)
         with self._lock:
@@ -96,48 +96,53 @@ class ToolRegistry:
             self._tools = known
 
     def unregister(self, name: str) -> None:
-        """Take a tool out.
+        """Remove a tool.
 
         Raises:
-            ToolNotFoundError: there is none of this name.
+            ToolNotFoundError: no tool has this name.
         """
         with self._lock:
             gone = self._find(name)
             self._tools = {known: tool for known, tool in self._tools.items() if tool is not gone}
 
-    def exchange(self, gone: Iterable[ToolDef], come: Iterable[ToolDef]) -> list[ToolDef]:
-        """Take tools out and put others in, at once for whoever reads; return those whose names others have."""
+    def exchange(self, removed: Iterable[ToolDef], added: Iterable[ToolDef]) -> list[ToolDef]:
+        """Remove and add tools in one step; return the added ones whose names are taken."""
         with self._lock:
-            leaving = {id(tool) for tool in gone}
-            known = {name: tool for name, tool in self._tools.items() if id(tool) not in leaving}
-            refused = [tool for tool in come if known.setdefault(tool.name, tool) is not tool]
+            ids = {id(tool) for tool in removed}
+            known = {name: tool for name, tool in self._tools.items() if id(tool) not in ids}
+            refused = [tool for tool in added if known.setdefault(tool.name, tool) is not tool]
             self._tools = known
         return refused
 
     # -- calling -------------------------------------------------------------------------------------------------------
 
     def call_tool(self, name: str, arguments: Mapping[str, Any] | None = None) -> Any:
-        """Call a tool and wait for its result; a text is cut to the tool's `max_result_chars`.
+        """Call a tool and block; a text result is cut to the tool's `max_result_chars`.
 
         Raises:
             ToolNotFoundError: there is no such tool.
             ToolExecutionError: it failed.
-            WrongThreadError: this is the loop that would have to answer; `acall_tool` can be awaited there.
+            WrongThreadError: the caller is on the hub's own loop; await `acall_tool` there.
         """
         tool = self._find(name)
         try:
-            return _finished(tool, _not_awaitable(tool, tool.func(**_given(tool, arguments))))
+            value = tool.func(**_arguments(tool, arguments))
+            if inspect.isawaitable(value):
+                if inspect.iscoroutine(value):
+                    value.close()  # else Python warns that it was never awaited
+                raise ToolExecutionError(tool.name, f"{tool.name} is an async function: await `acall_tool` instead.")
+            return _cut(tool, value)
         except LibraryError:
             raise
         except Exception as error:
             raise _failure(tool, error) from error
 
     async def acall_tool(self, name: str, arguments: Mapping[str, Any] | None = None) -> Any:
-        """The same without standing still, if the tool has an `async_func`; one without is called where this is."""
+        """Await a tool's `async_func`; a tool without one blocks."""
         tool = self._find(name)
         try:
-            value = (tool.async_func or tool.func)(**_given(tool, arguments))
-            return _finished(tool, await value if inspect.isawaitable(value) else value)
+            value = (tool.async_func or tool.func)(**_arguments(tool, arguments))
+            return _cut(tool, await value if inspect.isawaitable(value) else value)
         except LibraryError:
             raise
         except Exception as error:
@@ -152,35 +157,27 @@ class ToolRegistry:
     # -- for language models -------------------------------------------------------------------------------------------
 
     def to_openai_schema(self, mode: OpenAIMode = "responses") -> list[dict[str, Any]]:
-        """All tools, as the `tools` of OpenAI's Responses or, with `mode="chat_completions"`, Chat Completions."""
+        """All tools for OpenAI's Responses API, or, with `mode="chat_completions"`, for Chat Completions."""
         return [tool.to_openai_schema(mode) for tool in self]
 
     def to_anthropic_schema(self) -> list[dict[str, Any]]:
-        """All tools, as the `tools` of Anthropic's Messages."""
+        """All tools for Anthropic's Messages API."""
         return [tool.to_anthropic_schema() for tool in self]
 
     def to_gemini_schema(self) -> list[dict[str, Any]]:
-        """All tools, as the `tools` of Gemini."""
+        """All tools for Gemini."""
         declarations = [tool.to_gemini_schema() for tool in self]
         return [{"functionDeclarations": declarations}] if declarations else []
 
 
-def _given(tool: ToolDef, arguments: object) -> dict[str, Any]:
+def _arguments(tool: ToolDef, arguments: object) -> dict[str, Any]:
     given = arguments or {}
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
-        raise ToolExecutionError(tool.name, f"{tool.name} takes its arguments as a dictionary by their names.")
+        raise ToolExecutionError(tool.name, f"The arguments of {tool.name} must be a dictionary with string keys.")
     return dict(given)
 
 
-def _not_awaitable(tool: ToolDef, value: Any) -> Any:
-    if not inspect.isawaitable(value):
-        return value
-    if inspect.iscoroutine(value):
-        value.close()  # nobody will await it, and Python would complain about that
-    raise ToolExecutionError(tool.name, f"{tool.name} is an async function: await `acall_tool` instead.")
-
-
-def _finished(tool: ToolDef, value: Any) -> Any:
+def _cut(tool: ToolDef, value: Any) -> Any:
     return tool.truncate_result(value) if isinstance(value, str) else value
 
 
@@ -188,10 +185,10 @@ def _failure(tool: ToolDef, error: Exception) -> ToolExecutionError:
     return ToolExecutionError(tool.name, f"{tool.name} failed: {type(error).__name__}: {error}")
 
 
-def _forked() -> None:
+def _after_fork() -> None:
     for registry in _registries:
-        registry.forked()
+        registry.reset_lock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,6 +1,6 @@
-"""What the hub's outcomes are in the library's words: one table of statuses, for every fault.
+"""Hub outcomes as `ToolResult`s: one table of statuses for every fault, and checks of requests.
 
-Called by the service and its streams. What a server answered is read here for the first time, and trusted in nothing.
+Servers' replies are parsed here for the first time; nothing in them is trusted. Called by the service and its streams.
 """
 
 from __future__ import annotations
@@ -30,13 +30,12 @@ from isthmus.library.errors import (
     ToolNotFoundError,
     ToolUnreachableError,
 )
-from isthmus.model.calls import Kind
+from isthmus.model.calls import Kind, Outcome, Result
 from isthmus.model.faults import FAULTS, BadArguments, CallerFault, Fault, ServerError, UnknownTool
-from isthmus.model.outcomes import Outcome, Result
-from isthmus.wire.mcp.results import as_tool_result
+from isthmus.wire.mcp.calls import wrap_bare_result
 
 INVALID_PARAMS = -32602
-"""What a server answers to arguments that it does not want."""
+"""The JSON-RPC code for invalid arguments."""
 
 STATUSES = {reason: ToolStatus(row.library) for reason, row in FAULTS.items()}
 """The status of an execution, by the reason of its fault."""
@@ -52,34 +51,27 @@ CODES: dict[ToolStatus, ErrorCode] = {
 }
 
 
-class NotDone(Result, frozen=True):
-    """What a `Tool` of the program's own gave that failed: it says itself in which of the ways.
+class ToolFailure(Result, frozen=True):
+    """The failed result of a program's own `Tool`, with the status that the tool chose.
 
-    It is no fault, which would count against everything that is served beside it. A server cannot say this: what it
-    answers is text, and of that a failure is but an error.
+    A fault would count against all other tools of the program. Servers cannot choose a status: their failures are
+    always `error`.
     """
 
     status: ToolStatus = ToolStatus.ERROR
     error: ErrorPayload | None = None
 
 
-class _Answer(msgspec.Struct):
+class _ToolResultBody(msgspec.Struct):
     content: list[dict[str, Any]] = []
     structuredContent: Any = msgspec.UNSET  # noqa: N815 - as the protocol spells it
     meta: dict[str, Any] | None = msgspec.field(default=None, name="_meta")
 
 
-_ANSWER = msgspec.json.Decoder(_Answer)
+_decode_body = msgspec.json.Decoder(_ToolResultBody).decode
 
 _MEMBERS = frozenset({"content", "structuredContent", "isError", "resultType", "ttlMs", "cacheScope", "_meta"})
-"""What a tool's result may have in MCP."""
-
-
-def _has_other_members(answer: _Answer, outcome: Result) -> bool:
-    """Whether a server of MCP returned an object of its own in the place of content."""
-    if answer.structuredContent is not msgspec.UNSET:
-        return False
-    return not _MEMBERS.issuperset(msgspec.json.decode(outcome.payload, type=dict[str, msgspec.Raw]))
+"""The members of a tool result in MCP."""
 
 
 def result_from(
@@ -91,28 +83,38 @@ def result_from(
     *,
     is_of_hub: bool = False,
 ) -> ToolResult:
-    """How an execution ended, whatever the outcome; `is_of_hub` if it is that of a hub elsewhere."""
+    """The result of an execution. `is_of_hub`: the outcome comes from a remote hub."""
     if isinstance(outcome, Fault):
         return _failed(request, payload_of(outcome, is_of_hub=is_of_hub), name, namespace, seconds)
     try:
-        is_bare = outcome.is_bare
-        answer = _ANSWER.decode((as_tool_result(outcome) if is_bare else outcome).payload)
-        if is_bare or (not answer.content and _has_other_members(answer, outcome)):  # the value itself, whatever it is
-            answer.structuredContent = msgspec.json.decode(outcome.payload)
+        body = _decode_body((wrap_bare_result(outcome) if outcome.is_bare else outcome).payload)
+        is_value = outcome.is_bare
+        if not is_value and not body.content and body.structuredContent is msgspec.UNSET:
+            # Some servers return an object of their own instead of content.
+            is_value = not _MEMBERS.issuperset(msgspec.json.decode(outcome.payload, type=dict[str, msgspec.Raw]))
+        if is_value:
+            body.structuredContent = msgspec.json.decode(outcome.payload)
     except (msgspec.MsgspecError, RecursionError) as error:
-        why = ErrorPayload(ErrorCode.TOOL_EXECUTION, f"{name} gave an unusable answer: {error}", "yes", "bad_reply")
+        why = ErrorPayload(ErrorCode.TOOL_EXECUTION, f"{name} returned an invalid result: {error}", "yes", "bad_reply")
         return _failed(request, why, name, namespace, seconds)
-    return _answered(request, outcome, answer, name, namespace, seconds)
+    return _completed(request, outcome, body, name, namespace, seconds)
 
 
-def _answered(
-    request: ToolRequest, outcome: Result, answer: _Answer, name: str, namespace: str | None, seconds: float
+def _completed(
+    request: ToolRequest, outcome: Result, body: _ToolResultBody, name: str, namespace: str | None, seconds: float
 ) -> ToolResult:
-    is_structured = answer.structuredContent is not msgspec.UNSET
-    metadata: dict[str, Any] = {"content": answer.content, "structured": is_structured}
-    if answer.meta:
-        metadata["meta"] = answer.meta
-    data = answer.structuredContent if is_structured else _plainest(answer.content)
+    content = body.content
+    is_structured = body.structuredContent is not msgspec.UNSET
+    metadata: dict[str, Any] = {"content": content, "structured": is_structured}
+    if body.meta:
+        metadata["meta"] = body.meta
+    if is_structured:
+        data = body.structuredContent
+    elif len(content) == 1 and content[0].get("type") == "text":  # nearly every result
+        data = str(content[0].get("text", ""))
+    else:
+        is_text = all(block.get("type") == "text" for block in content)
+        data = text_of(content) if is_text else content
     result = ToolResult(
         name,
         ToolStatus.SUCCESS,
@@ -123,23 +125,17 @@ def _answered(
         session_id=session_of(request),
     )
     if outcome.is_error:
-        status, error = (outcome.status, outcome.error) if isinstance(outcome, NotDone) else (ToolStatus.ERROR, None)
+        status, error = (
+            (outcome.status, outcome.error) if isinstance(outcome, ToolFailure) else (ToolStatus.ERROR, None)
+        )
         result.status = status
-        result.error_message = text_of(answer.content) or f"{name} failed without saying why"
+        result.error_message = text_of(content) or f"{name} failed without a message"
         result.error = error or ErrorPayload(CODES[status], result.error_message, "yes", "tool_error", namespace)
     return result
 
 
-def _plainest(content: list[dict[str, Any]]) -> Any:
-    """Text, if there is nothing else; otherwise the blocks."""
-    if len(content) == 1 and content[0].get("type") == "text":  # as nearly every answer is
-        return str(content[0].get("text", ""))
-    is_text = all(block.get("type") == "text" for block in content)
-    return text_of(content) if is_text else content
-
-
-def refused(request: ToolRequest, error: ToolError) -> ToolResult:
-    """A request whose tool cannot be found or reached, or is not the user's to use: nothing was sent."""
+def refused_result(request: ToolRequest, error: ToolError) -> ToolResult:
+    """The result for a tool that is unknown, unreachable or denied: nothing was sent."""
     server = None
     if isinstance(error, ToolDeniedError):
         status, reason = ToolStatus.UNAUTHORIZED, "denied"
@@ -153,27 +149,27 @@ def refused(request: ToolRequest, error: ToolError) -> ToolResult:
     return _failed(request, payload, request.tool_name, request.tool_namespace, 0.0, status)
 
 
-def unusable(request: ToolRequest, message: str) -> ToolResult:
-    """A request that has something in it of the wrong type, or arguments that cannot even be written down."""
+def invalid_request(request: ToolRequest, message: str) -> ToolResult:
+    """The result for a request with a wrong type, or with arguments that cannot be encoded."""
     payload = ErrorPayload(ErrorCode.TOOL_INVALID_PARAMETERS, message, "no", "bad_arguments")
     name: object = request.tool_name
     return _failed(request, payload, name if isinstance(name, str) else "", request.tool_namespace, 0.0)
 
 
-def unavailable(request: ToolRequest, message: str) -> ToolResult:
-    """A request of what cannot be reached, since nobody can tell what there is: nothing was sent."""
+def unavailable_result(request: ToolRequest, message: str) -> ToolResult:
+    """The result for a call while tools cannot be listed: nothing was sent."""
     payload = ErrorPayload(ErrorCode.TOOL_UNAVAILABLE, message, "no", "not_connected")
     return _failed(request, payload, request.tool_name, request.tool_namespace, 0.0)
 
 
 UNKNOWN = frozenset({"unknown_tool", "ambiguous", "denied", "not_connected"})
-"""Reasons of `refused`: on a hub, a tool that a caller may not see is one that there is not."""
+"""Reasons of `refused_result`. For a hub, a tool that the caller may not see does not exist."""
 
 
 def fault_of(refusal: ToolResult) -> Fault:
-    """What the hub itself would have said to a call that was refused here, as its audit log is to have it.
+    """The fault that the hub would have used for a call refused here, for the audit log.
 
-    A person's no is nothing that a hub hears of, and keeps its own word.
+    A call that a person did not approve has no such fault, and keeps its own reason.
     """
     reason = refusal.error.reason if refusal.error is not None else ""
     message = refusal.error_message or ""
@@ -187,41 +183,32 @@ def fault_of(refusal: ToolResult) -> Fault:
 
 
 def payload_of(fault: Fault, *, is_of_hub: bool = False) -> ErrorPayload:
-    """A fault for programs; what a hub that this one is attached to said of it counts as if said here.
-
-    No other server can speak for the hub, whatever words it uses.
-    """
-    said = _said_behind(fault) if is_of_hub else _Said()
-    reason = said.reason or fault.reason
-    if isinstance(fault, ServerError) and said.reason is None and fault.code == INVALID_PARAMS:
+    """The error payload of a fault. A remote hub's own reason is used; other servers cannot set one."""
+    remote = _HubErrorData()
+    if is_of_hub and isinstance(fault, ServerError) and fault.data is not None:
+        with suppress(msgspec.MsgspecError):
+            data = msgspec.json.decode(fault.data, type=_HubErrorData)
+            if data.reason in STATUSES and data.executed in ("no", "yes", "unknown"):
+                remote = data
+    reason = remote.reason or fault.reason
+    if isinstance(fault, ServerError) and remote.reason is None and fault.code == INVALID_PARAMS:
         reason = "bad_arguments"
     details = {"code": fault.code} if isinstance(fault, ServerError) else {}
     return ErrorPayload(
         CODES[STATUSES[reason]],
         str(fault),
-        said.executed or fault.executed,
+        remote.executed or fault.executed,
         reason,
-        said.server or fault.server,
+        remote.server or fault.server,
         fault.retry_after,
         details,
     )
 
 
-class _Said(msgspec.Struct):
+class _HubErrorData(msgspec.Struct):
     reason: str | None = None
     executed: Any = None
     server: str | None = None
-
-
-def _said_behind(fault: Fault) -> _Said:
-    if not isinstance(fault, ServerError) or fault.data is None:
-        return _Said()
-    try:
-        said = msgspec.json.decode(fault.data, type=_Said)
-    except msgspec.MsgspecError:
-        return _Said()
-    is_known = said.reason in STATUSES and said.executed in ("no", "yes", "unknown")
-    return said if is_known else _Said()
 
 
 def _failed(
@@ -243,34 +230,37 @@ def _failed(
     )
 
 
-def trouble_with(request: ToolRequest) -> str | None:
-    """Why a request cannot be made, whatever tool it is for; None if it can.
+def request_problem(request: ToolRequest) -> str | None:
+    """Why a request is invalid, for any tool; None if it is valid.
 
     Raises:
-        TypeError: it is no request.
+        TypeError: it is not a ToolRequest.
     """
     try:
-        trouble = _wrong_type_in(request)
-    except AttributeError:  # which costs nothing as long as nobody is wrong
+        problem = _type_problem(request)
+    except AttributeError:  # cheaper than a check of every request
         kind = type(request).__name__
-        raise TypeError(f'a tool is executed by a ToolRequest("name", parameters={{...}}), not by {kind}') from None
-    if trouble is not None:
-        return trouble
+        raise TypeError(f'expected a ToolRequest("name", parameters={{...}}), not {kind}') from None
+    if problem is None:
+        problem = timeout_problem(request.timeout)
+    if problem is not None:
+        return problem
     session: object = session_of(request)
-    if (trouble := trouble_with_timeout(request.timeout)) is not None:
-        return trouble
     if session is not None and not (isinstance(session, str) and session.isprintable()):
         return f"session_id must be printable text, not {session!r}"
-    if (headers := (request.metadata or {}).get("headers")) is not None and not _are_texts(headers):
-        return "metadata['headers'] must be a dictionary of names and texts, not another value"
+    headers: object = (request.metadata or {}).get("headers")
+    if headers is not None and not (
+        isinstance(headers, Mapping) and all(isinstance(each, str) for pair in headers.items() for each in pair)
+    ):
+        return "metadata['headers'] must be a dictionary of strings"
     return None
 
 
-def trouble_with_timeout(timeout: object) -> str | None:
-    """Why nothing can take so long; None if it can."""
+def timeout_problem(timeout: object) -> str | None:
+    """Why a timeout is invalid; None if it is valid."""
     if timeout is None or (isinstance(timeout, int | float) and not isinstance(timeout, bool) and timeout >= 0):
         return None
-    return f"timeout must be a number of seconds from 0 on, not {timeout!r}"
+    return f"timeout must be a number of seconds, 0 or more, not {timeout!r}"
 
 
 _TYPES: tuple[tuple[str, type | tuple[type, ...], str], ...] = (
@@ -280,39 +270,34 @@ _TYPES: tuple[tuple[str, type | tuple[type, ...], str], ...] = (
     ("session_context", (SessionContext, NoneType), "a SessionContext"),
     ("metadata", (Mapping, NoneType), "a dictionary"),
 )
-"""What the fields of a request must be: a program that nobody checked for types may have put anything there."""
+"""The types of a request's fields, for programs without a type checker."""
 
 
-def _wrong_type_in(request: ToolRequest) -> str | None:
-    if _is_bare(request):
-        return None
-    for name, wanted, word in _TYPES:
-        if not isinstance(held := getattr(request, name), wanted):
-            # Many give arguments next after the name.
-            are_arguments = name == "tool_namespace" and isinstance(held, Mapping)
-            advice = "; arguments are given as parameters={...}" if are_arguments else ""
-            return f"{name} must be {word}, not {type(held).__name__}{advice}"
-    user_id: object = request.user_context.user_id if request.user_context is not None else None
-    if not isinstance(user_id, str | None):
-        return f"user_context.user_id must be text, not {type(user_id).__name__}"
-    if user_id is not None and not _is_writable(user_id):
-        return f"user_context.user_id must be whole characters, not {user_id!r}"
-    return None
-
-
-def _is_bare(request: ToolRequest) -> bool:
-    """Whether it says but what is wanted, as most do: then there is nobody in it to look at more closely."""
-    return (
+def _type_problem(request: ToolRequest) -> str | None:
+    if (  # most requests have only these
         type(request.tool_name) is str
         and type(request.metadata) is dict
         and request.tool_namespace is None
         and request.user_context is None
         and request.session_context is None
-    )
+    ):
+        return None
+    for name, wanted, word in _TYPES:
+        if not isinstance(held := getattr(request, name), wanted):
+            # A common mistake is to pass the arguments right after the name.
+            are_arguments = name == "tool_namespace" and isinstance(held, Mapping)
+            advice = "; give arguments as parameters={...}" if are_arguments else ""
+            return f"{name} must be {word}, not {type(held).__name__}{advice}"
+    user_id: object = request.user_context.user_id if request.user_context is not None else None
+    if not isinstance(user_id, str | None):
+        return f"user_context.user_id must be text, not {type(user_id).__name__}"
+    if user_id is not None and not _is_valid_utf8(user_id):
+        return f"user_context.user_id must be valid Unicode, not {user_id!r}"
+    return None
 
 
-def _is_writable(text: str) -> bool:
-    """Whether it can be put down in UTF-8: who has half a character in their name would be in no audit log."""
+def _is_valid_utf8(text: str) -> bool:
+    """Whether a text can be encoded: the audit log could not write a name with a lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -320,22 +305,18 @@ def _is_writable(text: str) -> bool:
     return True
 
 
-def whole(text: str) -> str:
-    """A text as it can be written: a model, or a program, may have put half a character into it."""
-    return text if _is_writable(text) else text.encode(errors="replace").decode()
+def valid_utf8(text: str) -> str:
+    """The text with lone surrogates replaced, so that it can be encoded."""
+    return text if _is_valid_utf8(text) else text.encode(errors="replace").decode()
 
 
 def check_numbers(written: bytes, given: object) -> None:
-    """Refuse numbers that JSON has not: they are written as null, and nobody meant that.
-
-    Raises:
-        ValueError: there is one.
-    """
-    if b"null" in written and (odd := _odd_number_in(given)) is not None:
-        raise ValueError(f"{odd} is a number that JSON does not have")
+    """Raise `ValueError` for NaN and infinity, which the encoder writes as null."""
+    if b"null" in written and (number := _find_non_finite(given)) is not None:
+        raise ValueError(f"{number} cannot be written as JSON")
 
 
-def _odd_number_in(given: object) -> float | None:
+def _find_non_finite(given: object) -> float | None:
     match given:
         case float():
             return None if math.isfinite(given) else given
@@ -345,24 +326,22 @@ def _odd_number_in(given: object) -> float | None:
             held = given
         case _:
             return None
-    return next((odd for each in held if (odd := _odd_number_in(each)) is not None), None)
-
-
-def _are_texts(headers: object) -> bool:
-    return isinstance(headers, Mapping) and all(isinstance(text, str) for pair in headers.items() for text in pair)
+    return next((found for each in held if (found := _find_non_finite(each)) is not None), None)
 
 
 def session_of(request: ToolRequest) -> str | None:
-    """The conversation that a request belongs to, by whichever of its two fields."""
+    """The conversation of a request, from either of its two fields."""
     context = request.session_context
     return request.session_id or (None if context is None else getattr(context, "session_id", None))
 
 
+# -- resources and prompts ---------------------------------------------------------------------------------------------
+
 _encode = msgspec.json.Encoder().encode
 
 
-def described(definition: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
-    """A description, without what cannot be read: one server's must not cost the list of all."""
+def decode_definition(definition: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
+    """A definition without its unreadable members: one server's mistake must not fail the whole list."""
     found: dict[str, Any] = {}
     for name, raw in definition.items():
         with suppress(msgspec.MsgspecError, RecursionError):
@@ -370,15 +349,15 @@ def described(definition: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
     return found
 
 
-def written_for(kind: Kind, name: object, arguments: object) -> msgspec.Raw:
-    """The arguments of a prompt or resource.
+def encode_arguments(kind: Kind, name: object, arguments: object) -> msgspec.Raw:
+    """Encode the arguments of a prompt or resource.
 
     Raises:
-        TypeError: it is named by no text, or they are no dictionary.
-        ToolExecutionError: they are not JSON.
+        TypeError: the name is not a string, or the arguments are not a dictionary.
+        ToolExecutionError: the arguments cannot be written as JSON.
     """
     if not isinstance(name, str):
-        raise TypeError(f"a {kind} is named by a text, not {type(name).__name__}")
+        raise TypeError(f"the name of a {kind} must be a string, not {type(name).__name__}")
     if not isinstance(arguments, Mapping):
         raise TypeError(f"the arguments of a {kind} must be a dictionary, not {type(arguments).__name__}")
     try:
@@ -389,11 +368,11 @@ def written_for(kind: Kind, name: object, arguments: object) -> msgspec.Raw:
         raise ToolExecutionError(name, f"Invalid arguments for {name}: {error}") from error
 
 
-def contents_of(name: str, outcome: Outcome, *, is_attached: bool) -> dict[str, Any]:
-    """What was answered.
+def decode_contents(name: str, outcome: Outcome, *, is_attached: bool) -> dict[str, Any]:
+    """Decode the reply for a prompt or resource.
 
     Raises:
-        ToolExecutionError: there is no answer, or it cannot be read.
+        ToolExecutionError: the request failed, or the reply is invalid.
     """
     if isinstance(outcome, Fault):
         payload = payload_of(outcome, is_of_hub=is_attached)
@@ -402,4 +381,4 @@ def contents_of(name: str, outcome: Outcome, *, is_attached: bool) -> dict[str, 
     try:
         return msgspec.json.decode(outcome.payload, type=dict[str, Any])
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise ToolExecutionError(name, f"{name} was answered with what cannot be read: {error}") from error
+        raise ToolExecutionError(name, f"The reply for {name} is invalid: {error}") from error

@@ -1,7 +1,7 @@
-"""One MCP server as a program describes it: by an address, or by a command.
+"""`MCPServerConfig`: one MCP server of a program, reached by an address or started by a command.
 
-One class takes the words of both worlds, `endpoint` and `url`, with or without `transport`. Read by the service, the
-clients and the registry; what comes out is the hub's own `ServerSettings`, whose checks hold here too.
+It accepts the common spellings (`endpoint` or `url`, with or without `transport`) and converts to the hub's own
+`ServerSettings`, whose checks apply as well. Used by the service, the clients and the registry.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from isthmus.upstream.settings import (
 TIMEOUT_SECONDS = 30.0
 TIMEOUT_SECONDS_MIN = 1.0
 TIMEOUT_SECONDS_MAX = Limits().hard_seconds
-"""A longer one would be in vain: no call of a hub takes longer."""
+"""The hub ends every call after this time."""
 
 TRANSPORTS: dict[str, str] = {
     "stdio": "stdio",
@@ -47,7 +47,7 @@ TRANSPORTS: dict[str, str] = {
     "ws": "ws",
     "websocket": "ws",
 }
-"""What people call the ways to reach a server, and what they are."""
+"""Common names of transports, and the transport that each means."""
 
 
 @dataclass(slots=True)
@@ -55,67 +55,64 @@ class MCPServerConfig:
     """How one server is reached.
 
     Raises:
-        ConfigurationError: (a ValueError) a field cannot be used; the message begins with its name.
+        ConfigurationError: (a ValueError) a field is invalid; the message begins with its name.
     """
 
     name: str
     endpoint: str | None = None
-    """Its address; `url` is the same."""
+    """The address; `url` is an alias."""
     headers: dict[str, str] = field(default_factory=dict, repr=False)
     timeout: float = 30
-    """Seconds that a call may take: at least 1, at most what a hub lets any call take."""
+    """Seconds for a call: at least 1, at most the hub's limit for any call."""
     transport: str | None = None
-    """`stdio`, `http` or `sse`; without it, what the other fields say, and of an address whichever it speaks."""
+    """`stdio`, `http` or `sse`. By default derived from the other fields; for an address it is detected."""
     command: str | None = None
     args: list[str] | None = None
     env: dict[str, str] | None = field(default=None, repr=False)
     url: str | None = None
     cwd: str | None = None
     max_connect_retries: int = 3
-    """Taken for the sake of configurations that have it. A hub tries again by itself, as long as it runs."""
+    """Accepted for compatibility and ignored: the hub always reconnects."""
     retry_backoff_seconds: float = 5.0
-    """The same."""
+    """Accepted for compatibility and ignored."""
     user_headers: Sequence[str] = ()
-    """Names of headers that may be sent on for a user, if a request has them; without a name none is."""
+    """Names of headers that requests may forward for a user; by default none."""
     cache: dict[str, Any] | None = None
-    """`{"tools": [...], "ttl": seconds}`: tools whose results are given again, for 60 seconds unless it says otherwise;
-    `*` means all of them."""
+    """`{"tools": [...], "ttl": seconds}`: tools whose results are cached, by default for 60 seconds; `*` means all."""
     trusted: bool = False
-    """Whether what the server says of its own tools is believed, such as that one destroys nothing."""
+    """Whether the server's annotations are trusted, such as that a tool is not destructive."""
     base: ServerSettings | None = field(default=None, repr=False, compare=False)
-    """What a file says of the server besides all this, such as which of its tools to leave out."""
+    """Settings of a file that have no field here, such as tools to leave out."""
 
     def __post_init__(self) -> None:
         self.settings()
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | MCPServerConfig) -> MCPServerConfig:
-        """One of a dictionary with the same keys. A `name` that no server can have is made legal, as in a file.
+        """Make one from a dictionary with the same keys. An illegal `name` is made legal, as in a file.
 
         Raises:
-            ConfigurationError: a key is missing, unknown or has a value that cannot be used.
+            ConfigurationError: a key is missing or unknown, or its value is invalid.
         """
         if isinstance(given, cls):
             return given
         if not isinstance(given, Mapping):
             raise ConfigurationError(f"a server must be a dictionary or an MCPServerConfig, not {type(given).__name__}")
-        known = [name for name in cls.__dataclass_fields__ if name != "base"]  # which is for whoever read a file
-        odd = [str(key) for key in given if key not in known]
-        if odd:
-            name = given.get("name", "?")
+        known = [name for name in cls.__dataclass_fields__ if name != "base"]  # set by the loader only
+        if unknown := [str(key) for key in given if key not in known]:
             raise ConfigurationError(
-                f"server {name!r} has {', '.join(odd)}, which is unknown; known: {', '.join(known)}"
+                f"server {given.get('name', '?')!r} has unknown keys: {', '.join(unknown)}; known: {', '.join(known)}"
             )
         if "name" not in given:
-            raise ConfigurationError("a server must have a name")
+            raise ConfigurationError("a server needs a name")
         name = given["name"]
         return cls(**{**given, "name": server_names([name])[name] if isinstance(name, str) else name})
 
     def settings(self) -> ServerSettings:
-        """The same for a hub.
+        """The hub's settings for this server.
 
         Raises:
-            ConfigurationError: something cannot be used.
+            ConfigurationError: a field is invalid.
         """
         try:
             _check_types(self)
@@ -123,7 +120,7 @@ class MCPServerConfig:
                 parse_server_name(self.name),
                 self._reach(),
                 timeout=float(self.timeout),
-                secrets=self._secrets(),
+                secrets=frozenset([*(self.headers or {}).values(), *(self.env or {}).values()]),
                 rules=self._rules(),
             )
             return settings if self.base is None else _completed(settings, self.base)
@@ -145,21 +142,19 @@ class MCPServerConfig:
         )
 
     def _reach(self) -> Reach:
-        way = self._way()
-        if self.command and self._address() and (self.transport is None or way == "auto"):
+        transport = self._resolved_transport()
+        if self.command and self._address() and (self.transport is None or transport == "auto"):
             raise ConfigurationError(
-                f"server {self.name!r}: it must have a command or an address, not both, unless transport says which"
+                f"server {self.name!r}: give a command or an address, or set transport to say which to use"
             )
-        if self.user_headers and way in ("stdio", "ws"):
-            how = "started by a command" if way == "stdio" else "reached by WebSocket"
-            raise ConfigurationError(
-                f"server {self.name!r}: user_headers cannot be used: headers need an HTTP address, and it is {how}"
-            )
-        if way == "stdio":
+        if self.user_headers and transport in ("stdio", "ws"):
+            how = "started by a command" if transport == "stdio" else "reached by WebSocket"
+            raise ConfigurationError(f"server {self.name!r}: user_headers need an HTTP address, but it is {how}")
+        if transport == "stdio":
             if not self.command:
-                raise ConfigurationError(f"server {self.name!r}: command is missing, which stdio needs")
-            # Seen from this program's folder, whatever the server's own is: as in a file, from the file's folder.
-            here = Path.cwd() if self.cwd or "/" in self.command else Path()  # there may be none
+                raise ConfigurationError(f"server {self.name!r}: stdio needs a command")
+            # Relative to this program's folder, not to the server's `cwd`; in a file, to the file's folder.
+            here = Path.cwd() if self.cwd or "/" in self.command else Path()  # the current folder may not exist
             home = home_folder()
             cwd = str(resolve_path(self.cwd, here, home)) if self.cwd else self.cwd
             return StdioSettings(
@@ -167,19 +162,19 @@ class MCPServerConfig:
             )
         address = self._address()
         if address is None:
-            raise ConfigurationError(f"server {self.name!r}: endpoint (or url) is missing, or else a command")
-        if way == "ws":
+            raise ConfigurationError(f"server {self.name!r}: give an endpoint (or url) or a command")
+        if transport == "ws":
             return WebSocketSettings(address, dict(self.headers or {}))
         carriers: dict[str, Carrier] = {"sse": "sse", "http": "http", "auto": "auto"}
         user_headers = tuple(self.user_headers or ())
-        return HttpSettings(address, dict(self.headers or {}), carrier=carriers[way], user_headers=user_headers)
+        return HttpSettings(address, dict(self.headers or {}), carrier=carriers[transport], user_headers=user_headers)
 
     def _address(self) -> str | None:
         if self.endpoint and self.url and self.url != self.endpoint:
-            raise ConfigurationError(f"server {self.name!r}: endpoint and url are the same thing, and differ: give one")
+            raise ConfigurationError(f"server {self.name!r}: endpoint and url are aliases but differ: give one of them")
         return self.endpoint or self.url or None
 
-    def _way(self) -> str:
+    def _resolved_transport(self) -> str:
         if self.transport is not None:
             if self.transport not in TRANSPORTS:
                 known = ", ".join(dict.fromkeys(TRANSPORTS))
@@ -192,51 +187,42 @@ class MCPServerConfig:
         address = self.endpoint or self.url or ""
         return "ws" if address.startswith(("ws://", "wss://")) else "auto"
 
-    def _secrets(self) -> frozenset[str]:
-        return frozenset([*(self.headers or {}).values(), *(self.env or {}).values()])
-
 
 def _completed(settings: ServerSettings, base: ServerSettings) -> ServerSettings:
-    """What `base` says of the server, except where `settings` says something."""
+    """`base`, overridden by `settings`."""
     reach, known = settings.reach, base.reach
     if type(known) is type(reach):
-        # Of how a server is reached, the era alone has no field here.
+        # Only the era has no field here.
         reach = replace(known, **{each.name: getattr(reach, each.name) for each in fields(reach) if each.name != "era"})
     secrets = settings.secrets | base.secrets
-    said, rules = settings.rules, base.rules
-    if said.is_trusted:
+    own, rules = settings.rules, base.rules
+    if own.is_trusted:
         rules = replace(rules, is_trusted=True)
-    if said.cached:
-        rules = replace(rules, cached=said.cached, cache_seconds=said.cache_seconds)
+    if own.cached:
+        rules = replace(rules, cached=own.cached, cache_seconds=own.cache_seconds)
     return replace(base, name=settings.name, reach=reach, timeout=settings.timeout, secrets=secrets, rules=rules)
 
 
 def _check_types(config: MCPServerConfig) -> None:
     if not isinstance(config.name, str):
-        raise ValueError(f"name must be text, not {config.name!r}")
+        raise ValueError(f"name must be a string, not {config.name!r}")
     for key in ("endpoint", "url", "transport", "command", "cwd"):
         if not isinstance(getattr(config, key), str | None):
-            raise ValueError(f"{key} must be text, not {type(getattr(config, key)).__name__}")
+            raise ValueError(f"{key} must be a string, not {type(getattr(config, key)).__name__}")
     if not isinstance(config.trusted, bool):
         raise ValueError(f"trusted must be True or False, not {config.trusted!r}")
-    _check_timeout(config.timeout)
+    timeout: object = config.timeout
+    is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if not is_number or not TIMEOUT_SECONDS_MIN <= timeout <= TIMEOUT_SECONDS_MAX:  # type: ignore[operator]
+        raise ValueError(f"timeout must be {TIMEOUT_SECONDS_MIN:g} to {TIMEOUT_SECONDS_MAX:g} seconds, not {timeout!r}")
     for key in ("headers", "env"):
-        _check_texts(key, getattr(config, key))
+        table = getattr(config, key)
+        if table is not None and not (
+            isinstance(table, Mapping) and all(isinstance(part, str) for pair in table.items() for part in pair)
+        ):
+            raise ValueError(f"{key} must be a dictionary of strings")
     for key in ("args", "user_headers"):
         given = getattr(config, key)
         is_list = isinstance(given, Iterable) and not isinstance(given, str)
         if given is not None and not (is_list and all(isinstance(each, str) for each in given)):
-            raise ValueError(f"{key} must be a list of texts")
-
-
-def _check_timeout(timeout: object) -> None:
-    is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
-    if not is_number or not TIMEOUT_SECONDS_MIN <= timeout <= TIMEOUT_SECONDS_MAX:  # type: ignore[operator]
-        raise ValueError(f"timeout must be {TIMEOUT_SECONDS_MIN:g} to {TIMEOUT_SECONDS_MAX:g} seconds, not {timeout!r}")
-
-
-def _check_texts(key: str, given: object) -> None:
-    if given is None:
-        return
-    if not isinstance(given, Mapping) or not all(isinstance(part, str) for pair in given.items() for part in pair):
-        raise ValueError(f"{key} must be a dictionary of texts")
+            raise ValueError(f"{key} must be a list of strings")

@@ -1,8 +1,7 @@
-"""`ToolService`: every MCP server as tools, inside a Python program.
+"""`ToolService`: the tools of every MCP server, inside a Python program.
 
-It is the same hub that `isthmus serve` runs, without a door: the same names, permissions, limits and outcomes. Its
-connections live on the owner's loop; the methods here may be awaited on any loop, and `blocking` has the same for
-programs without one.
+It embeds the hub that `isthmus serve` runs, with the same names, permissions, limits and outcomes, and opens no port.
+Connections live on the loop thread. The methods can be awaited on any loop; `blocking` is for programs without one.
 """
 
 from __future__ import annotations
@@ -18,53 +17,57 @@ from typing import Any, Literal, NoReturn
 
 import msgspec
 
-from isthmus.library.catalog import Catalog, Entry
+from isthmus.library.catalog import Catalog, ToolEntry
 from isthmus.library.contracts import ToolRequest, ToolResult, UniversalTool, UserContext
-from isthmus.library.crossing import Awaited, ToAsyncio, ToItself, ToThread, crossing_here
-from isthmus.library.engine import FACE, Engine, Plan, open_engine, plan_of
+from isthmus.library.engine import FRONTEND, EnginePlan, HubEngine, open_engine, read_plan, use_standard_logging
 from isthmus.library.errors import (
     ConfigurationError,
     ServiceClosedError,
     ToolError,
     ToolExecutionError,
 )
-from isthmus.library.executions import BlockingChunks, ChunkStream, Execution, Mailbox, OutcomeOnly, Sink, Telling
-from isthmus.library.features import contents_of, described, written_for
-from isthmus.library.functions import registered_tool
-from isthmus.library.logs import use_standard_logging
-from isthmus.library.owner import Owner, OwnersLock
-from isthmus.library.program import is_on_hub
-from isthmus.library.questions import Asking, Questions
+from isthmus.library.functions import register_tool
+from isthmus.library.loop_thread import LoopThread, LoopThreadLock, runs_on_hub_loop
+from isthmus.library.permissions import PROGRAM, argument_bytes, caller_for, refused_caller
+from isthmus.library.questions import QuestionRunner, Questions
+from isthmus.library.resolver import register_service, unregister_service
 from isthmus.library.results import (
     check_numbers,
-    refused,
+    decode_contents,
+    decode_definition,
+    encode_arguments,
+    invalid_request,
+    refused_result,
+    request_problem,
     result_from,
     session_of,
-    trouble_with,
-    unusable,
-    whole,
+    valid_utf8,
 )
-from isthmus.library.running import begun, ended
-from isthmus.library.tools import MCPTool, Tool, end_of
-from isthmus.library.users import ME, as_given, asker_of, caller_for
-from isthmus.model.calls import EVERYTHING, Call, Kind
-from isthmus.model.events import LogLevel
+from isthmus.library.streaming import (
+    BlockingChunks,
+    ChunkBuffer,
+    ChunkSink,
+    ChunkStream,
+    Execution,
+    OutcomeSink,
+)
+from isthmus.library.thread_bridge import AsyncioPromise, AwaitablePromise, SameLoopPromise, ThreadPromise, new_promise
+from isthmus.library.tools import MCPTool, Tool, final_chunks
+from isthmus.model.calls import EVERYTHING, NO_CAPABILITIES, Call, Kind, LogLevel, Outcome
 from isthmus.model.faults import BadArguments
-from isthmus.model.outcomes import Outcome
-from isthmus.model.questions import NO_CAPABILITIES
 
-HOW_TO_BEGIN = "use it in a `with`, or call `initialize`; of a ToolService, await it"
+HOW_TO_START = "use `async with` (or `with` for a BlockingToolService), or call `initialize` first"
 
 SESSION_KEY = "isthmus/session"
-"""Where a server finds the conversation that a call belongs to, in `_meta`."""
+"""The member of `_meta` that tells servers the conversation of a call."""
 
 LOG_LEVEL: LogLevel = "debug"
-"""A stream tells all that a server logs meanwhile; who reads it chooses."""
+"""A stream has everything that the server logs; its reader filters."""
 
 _encode = msgspec.json.Encoder().encode
 
-NOTHING_SAID = (None, None, None)
-"""Of what to begin with: no configuration, no hub, no key."""
+NO_CONFIG = (None, None, None)
+"""No configuration, no hub, no key."""
 
 
 class ToolService:
@@ -78,20 +81,20 @@ class ToolService:
         key: str | None = None,
         questions: Questions | None = None,
     ) -> None:
-        """Nothing is read or connected before `initialize` or `async with`, which take what is given here.
+        """Reads and connects nothing; `initialize` or `async with` do so, with the arguments given here.
 
-        `questions` says who answers what servers ask back.
+        `questions` has the handlers for requests from servers.
         """
-        self._given = (config, hub, key)
+        self._config = (config, hub, key)
         self._questions = questions
-        self._profile = questions.client_caps if questions is not None else NO_CAPABILITIES
-        self._owner: Owner | None = None
-        self._engine: Engine | None = None
+        self._client_caps = questions.client_caps if questions is not None else NO_CAPABILITIES
+        self._loop_thread: LoopThread | None = None
+        self._engine: HubEngine | None = None
         self._was_open = False
-        self._changing = OwnersLock()
-        """Held while it opens or closes."""
+        self._opening = LoopThreadLock()
+        """Held while the service opens or closes."""
 
-    # -- beginning and end ---------------------------------------------------------------------------------------------
+    # -- opening and closing -------------------------------------------------------------------------------------------
 
     async def initialize(
         self,
@@ -100,95 +103,90 @@ class ToolService:
         hub: str | None = None,
         key: str | None = None,
     ) -> None:
-        """Connect; return when each server has connected or failed. See `failures` for the latter.
+        """Connect; return when each server has connected or failed. `failures` lists those that failed.
 
         Args:
-            config: `{"enable_mcp": True, "mcp_servers": [...]}`, by itself or under `"tool_service"`, or
-                `{"mcpServers": {...}}`; or the path of an `isthmus.toml` or `mcp.json`; or nothing, for the built-in
-                tools and those of `@tool`. Calls are in an audit log if it says `audit` or `state` (in a file, of
-                `[hub]`).
-            hub: instead, the address of a running hub.
-            key: what that hub knows this program by.
+            config: `{"enable_mcp": True, "mcp_servers": [...]}`, directly or under `"tool_service"`, or
+                `{"mcpServers": {...}}`; or the path of an `isthmus.toml` or `mcp.json`; or None, for the built-in
+                tools and those of `@tool`. Calls are written to an audit log if the configuration has `audit` or
+                `state` (in a file: under `[hub]`).
+            hub: the address of a running hub, instead of `config`.
+            key: the key of this program at that hub.
 
-        What the service was made with need not be said again.
+        Arguments that were passed to `ToolService(...)` are not repeated here.
 
         Raises:
-            ConfigurationError: what was given cannot be used, was given already when the service was made, or the
-                running hub cannot be reached. A single server that cannot be used is one of `failures`.
-            ServiceClosedError: it was inherited by a fork, and is open in the process that it is of.
+            ConfigurationError: the configuration is invalid, was already passed to `ToolService(...)`, or the running
+                hub cannot be reached. A single broken server is listed in `failures` instead.
+            ServiceClosedError: the service is open in the parent of this forked process.
         """
-        plan, owner = self._planned(config, hub, key)
-        opened: list[Engine] = []
+        plan, loop_thread = self._read_config(config, hub, key)
+        opened: list[HubEngine] = []
         try:
-            await owner.run(self._open(plan, opened))
+            await loop_thread.run(self._open(plan, opened))
         except BaseException:
-            owner.start(self._close(opened))  # it may have been opened just when its caller was cancelled
+            loop_thread.start(self._close(opened))  # it may have opened just when the caller was cancelled
             raise
 
-    def _planned(self, config: Any, hub: str | None, key: str | None) -> tuple[Plan, Owner]:
+    def _read_config(self, config: Any, hub: str | None, key: str | None) -> tuple[EnginePlan, LoopThread]:
         use_standard_logging()
-        said = (config, hub, key)
-        if NOTHING_SAID not in (said, self._given):
+        given = (config, hub, key)
+        if NO_CONFIG not in (given, self._config):
             raise ConfigurationError(
-                "what to begin with was given already when this was made: leave it out of `initialize`"
+                "The configuration was already passed to ToolService(...): call `initialize` without arguments."
             )
-        plan = plan_of(*(self._given if said == NOTHING_SAID else said))
+        plan = read_plan(*(self._config if given == NO_CONFIG else given))
         if self.is_inherited and self._engine is not None:
-            self._open_engine()  # which says what to do instead
-        self._owner = Owner.shared() if self._engine is None else self._owner
-        return plan, Owner.shared()
+            self._open_engine()  # raises, and says what to do
+        self._loop_thread = LoopThread.shared() if self._engine is None else self._loop_thread
+        return plan, LoopThread.shared()
 
-    async def _open(self, plan: Plan, opened: list[Engine]) -> None:
-        """Open, one after another with whatever else opens or closes; `opened` is told what was."""
-        async with self._changing:
+    async def _open(self, plan: EnginePlan, opened: list[HubEngine]) -> None:
+        """Open the engine and append it to `opened`; waits for other openings and closings of this service."""
+        async with self._opening:
             if self._engine is not None:
                 raise ConfigurationError(
-                    "this service is initialized already, which `async with` does by itself: initialize it before "
-                    "that, shut it down first, or make another"
+                    "This ToolService is already initialized (`async with` does that). Call `initialize` before "
+                    "`async with`, shut the service down first, or make another one."
                 )
-            owner = Owner.shared()
-            owner.close_at_exit(self, partial(_given_up, asyncio.current_task()))
+            loop_thread = LoopThread.shared()
+            loop_thread.close_at_exit(self, partial(_cancel_opening, asyncio.current_task()))
             try:
-                engine = await self._settled(plan)
+                engine = await open_engine(plan, self._questions)
+                try:
+                    await engine.settle()
+                    if (why := engine.remote_hub_problem()) is not None:
+                        raise ConfigurationError(f"The hub cannot be reached: {why}")
+                except BaseException:
+                    await engine.aclose()
+                    raise
             except BaseException:
-                owner.closed(self)
+                loop_thread.remove_closer(self)
                 raise
             self._engine, self._was_open = engine, True
             opened.append(engine)
-            owner.close_at_exit(self, self._close)
-            begun(self)
-
-    async def _settled(self, plan: Plan) -> Engine:
-        engine = await open_engine(plan, self._questions)
-        try:
-            await engine.settle()
-            if (why := engine.unreached()) is not None:
-                raise ConfigurationError(f"the hub cannot be reached: {why}")
-        except BaseException:
-            await engine.aclose()
-            raise
-        return engine
+            loop_thread.close_at_exit(self, self._close)
+            register_service(self)
 
     async def shutdown(self) -> None:
-        """Cancel what runs and close every connection; a service that is closed already stays so.
+        """Cancel running calls and close every connection; does nothing if the service is closed.
 
-        Who is cancelled meanwhile stops waiting; closing goes on. One that was inherited by a fork is its parent's to
-        shut down, and is left alone.
+        Cancelling the caller only stops the wait. In a forked child it does nothing: the parent shuts its service down.
         """
-        if self._owner is not None and not self.is_inherited:
-            await self._owner.finish(self._close())
+        if self._loop_thread is not None and not self.is_inherited:
+            await self._loop_thread.run_shielded(self._close())
 
-    async def _close(self, only: Sequence[Engine] | None = None) -> None:
-        async with self._changing:
+    async def _close(self, only: Sequence[HubEngine] | None = None) -> None:
+        async with self._opening:
             engine = self._engine
             if engine is None or (only is not None and engine not in only):
                 return
             self._engine = None
-            ended(self)
+            unregister_service(self)
             try:
                 await engine.aclose()
             finally:
-                Owner.shared().closed(self)  # not before: the end of the program waits for whoever is being closed
+                LoopThread.shared().remove_closer(self)  # last, so that the end of the program waits for this
 
     async def __aenter__(self) -> ToolService:
         if self._engine is None:
@@ -201,201 +199,205 @@ class ToolService:
         await self.shutdown()
 
     def __copy__(self) -> ToolService:
-        return self  # there is one, whoever copies the agent that has it: connections have no copies
+        return self  # a copied agent shares the service: connections cannot be copied
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ToolService:
         return self
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "A ToolService cannot be pickled, nor what has one: its connections are this process's. Make and "
-            "initialize one in each process."
+            "A ToolService, or an object that has one, cannot be pickled: its connections belong to this process. "
+            "Make and initialize one in each process."
         )
 
     @property
     def is_initialized(self) -> bool:
-        """Whether it is initialized, and was not shut down since."""
+        """Whether it is initialized and not shut down."""
         return self._engine is not None
 
     @property
     def is_inherited(self) -> bool:
-        """Whether it was initialized by a process from which this one was forked."""
-        return self._owner is not None and self._owner.is_inherited
+        """Whether it was initialized by the parent of this forked process."""
+        return self._loop_thread is not None and self._loop_thread.is_inherited
 
-    def _open_engine(self) -> tuple[Owner, Engine]:
-        owner, engine = self._owner, self._engine
-        if owner is None or engine is None:
-            state = "shut down" if self._was_open else f"not initialized: {HOW_TO_BEGIN}"
+    def _open_engine(self) -> tuple[LoopThread, HubEngine]:
+        loop_thread, engine = self._loop_thread, self._engine
+        if loop_thread is None or engine is None:
+            state = "shut down" if self._was_open else f"not initialized: {HOW_TO_START}"
             raise ServiceClosedError(f"This ToolService is {state}.")
-        owner.check()
-        return owner, engine
+        loop_thread.check_process()
+        return loop_thread, engine
 
-    # -- what there is -------------------------------------------------------------------------------------------------
+    # -- tools ---------------------------------------------------------------------------------------------------------
 
     async def catalog(self) -> Catalog:
-        """All tools at this moment, by every name."""
-        owner, engine = self._open_engine()
+        """The current tools, by all their names."""
+        loop_thread, engine = self._open_engine()
         known = engine.known
-        return known if known is not None else await owner.fetch(engine.catalog)
+        return known if known is not None else await loop_thread.call_async(engine.catalog)
 
     def _catalog_now(self) -> Catalog:
-        owner, engine = self._open_engine()
+        loop_thread, engine = self._open_engine()
         known = engine.known
-        return known if known is not None else owner.call(engine.catalog)
+        return known if known is not None else loop_thread.call(engine.catalog)
 
     async def list_tools(self, user_context: UserContext | None = None) -> list[str]:
-        """The full names of all tools, or of those that this user may use."""
+        """The full names of all tools, or of those that `user_context` may use."""
         return [entry.full_name for entry in (await self.catalog()).reachable(user_context)]
 
     async def universal_tools(self, user_context: UserContext | None = None) -> list[UniversalTool]:
-        """The same as frameworks are shown them."""
+        """The same as `UniversalTool` objects, with descriptions and schemas."""
         return [entry.tool for entry in (await self.catalog()).reachable(user_context)]
 
     async def resolve(
         self, name: str, user_context: UserContext | None = None, namespace: str | None = None
     ) -> UniversalTool:
-        """The one tool that is meant by a name of any form.
+        """Find one tool by any form of its name.
 
         Raises:
-            ToolNotFoundError: there is none.
-            AmbiguousToolError: there are several.
-            ToolDeniedError: it is not this user's to use.
+            ToolNotFoundError: no tool has this name.
+            AmbiguousToolError: several tools have it.
+            ToolDeniedError: the user may not use the tool.
         """
         return (await self.catalog()).resolve_for(user_context, name, namespace).tool
 
     def get_tool(self, name: str) -> Tool:
-        """The tool as an object that can be executed.
+        """Return a tool as an executable object.
 
         Raises:
-            ToolNotFoundError: there is none.
-            AmbiguousToolError: there are several.
+            ToolNotFoundError: no tool has this name.
+            AmbiguousToolError: several tools have it.
         """
         return MCPTool(self, self._catalog_now().resolve(name))
 
     @property
     def _tools(self) -> Mapping[str, Tool]:
-        """All of them by their full names, at this moment."""
+        """The current tools by their full names."""
         return _Tools(self, self._catalog_now())
 
     @property
     def failures(self) -> dict[str, str]:
-        """The servers that are not there, and why; they are tried again in the background."""
-        owner, engine = self._open_engine()
-        return owner.call(engine.failures)
+        """Servers that are not connected, and why. The hub reconnects in the background."""
+        loop_thread, engine = self._open_engine()
+        return loop_thread.call(engine.failures)
 
     @property
     def notes(self) -> dict[str, tuple[str, ...]]:
-        """What was left out of the servers' lists, and why, by server."""
-        owner, engine = self._open_engine()
-        return owner.call(engine.notes)
+        """What was left out of each server's lists, and why."""
+        loop_thread, engine = self._open_engine()
+        return loop_thread.call(engine.notes)
 
     def watch(self, callback: Callable[[], object]) -> Callable[[], None]:
-        """Have a function called, on the owner's thread, when tools may have changed; what is returned ends that."""
-        owner, engine = self._open_engine()
+        """Call a function, on the loop thread, when tools may have changed; the returned function stops that."""
+        loop_thread, engine = self._open_engine()
         key = object()
-        owner.call(engine.watch, key, callback)
-        return partial(owner.post, engine.unwatch, key)
+        loop_thread.call(engine.watch, key, callback)
+        return partial(loop_thread.post, engine.unwatch, key)
 
     def register_tool(self, tool: Tool) -> None:
-        """Have a tool of the program's own served like all others, as `namespace.name`, or `builtin.name`.
+        """Serve a tool of the program like all others, as `namespace.name` or `builtin.name`.
 
         Raises:
-            ConfigurationError: its name is taken, or cannot be used.
+            ConfigurationError: its name is taken or invalid.
         """
-        owner, engine = self._open_engine()
-        owner.call(registered_tool, engine.running, tool)
+        loop_thread, engine = self._open_engine()
+        loop_thread.call(register_tool, engine.running, tool)
 
     # -- executing -----------------------------------------------------------------------------------------------------
 
     async def execute_tool(self, request: ToolRequest) -> ToolResult:
-        """Execute a tool; its failure is a status. Who is cancelled meanwhile cancels it at its server."""
-        owner, engine = self._open_engine()
+        """Execute a tool; a failure is a status of the result. Cancelling the caller cancels the call at its server."""
+        loop_thread, engine = self._open_engine()
         began = time.perf_counter()
         catalog = engine.known
         if catalog is None:
             catalog = await self.catalog()
-        prepared = self._prepared(engine, catalog, request, is_watched=False)
+        prepared = self._make_call(engine, catalog, request, is_streamed=False)
         if isinstance(prepared, ToolResult):
             return prepared
         entry, call = prepared
-        outcome = await self._performed(owner, engine, call)
-        return _concluded(request, entry, began, outcome)
+        outcome = await self._execute(loop_thread, engine, call)
+        return _make_result(request, entry, began, outcome)
 
-    async def _performed(self, owner: Owner, engine: Engine, call: Call) -> Outcome:
-        crossing: Awaited[Outcome] = ToItself(owner.loop) if owner.is_here() else crossing_here()
-        execution = Execution(engine.running.hub, call, OutcomeOnly(crossing), owner, self._asking(crossing))
-        crossing.send(owner.post, execution.start)
+    async def _execute(self, loop_thread: LoopThread, engine: HubEngine, call: Call) -> Outcome:
+        promise: AwaitablePromise[Outcome] = (
+            SameLoopPromise(loop_thread.loop) if loop_thread.is_current() else new_promise()
+        )
+        execution = Execution(
+            engine.running.hub, call, OutcomeSink(promise), loop_thread, self._question_runner(promise)
+        )
+        promise.send(loop_thread.post, execution.start)
         try:
-            outcome: Outcome = await crossing.wait()
+            outcome: Outcome = await promise.wait()
         except BaseException:
-            _withdraw(owner, execution)
+            _cancel(loop_thread, execution)
             raise
         return outcome
 
     def execute_tool_stream(self, request: ToolRequest) -> ChunkStream:
-        """Execute a tool and tell what happens as it happens; closing the stream cancels it at its server."""
-        owner, _ = self._open_engine()
-        return ChunkStream(owner, partial(self._begin, request))
+        """Execute a tool and yield its progress, logs and result; closing the stream cancels the call at its server."""
+        loop_thread, _ = self._open_engine()
 
-    async def _begin(self, request: ToolRequest, mailbox: Mailbox) -> Execution | None:
-        return self._started(request, await self.catalog(), mailbox, self._asking(crossing_here()))
+        async def start(buffer: ChunkBuffer) -> Execution | None:
+            return self._start_stream(request, await self.catalog(), buffer, self._question_runner(new_promise()))
 
-    def _begin_here(self, request: ToolRequest, mailbox: Mailbox) -> Execution | None:
-        return self._started(request, self._catalog_now(), mailbox, self._asking())
+        return ChunkStream(loop_thread, start)
 
-    def _asking(self, crossing: Awaited[Any] | None = None) -> Asking | None:
-        """Who is asked what a server asks back; on the loop that waits, if one does that is the program's own."""
+    def _question_runner(self, promise: AwaitablePromise[Any] | None = None) -> QuestionRunner | None:
+        """Runs the handlers for requests from servers: on the loop that waits, if that loop is the program's own."""
         if self._questions is None:
             return None
-        loop = crossing.loop if isinstance(crossing, ToAsyncio) else None
-        is_own = self._owner is None or loop is not self._owner.loop or is_on_hub()
-        return Asking(self._questions, loop if is_own else None)
+        loop = promise.loop if isinstance(promise, AsyncioPromise) else None
+        is_own = self._loop_thread is None or loop is not self._loop_thread.loop or runs_on_hub_loop()
+        return QuestionRunner(self._questions, loop if is_own else None)
 
-    def _started(
-        self, request: ToolRequest, catalog: Catalog, mailbox: Mailbox, asking: Asking | None
+    def _start_stream(
+        self, request: ToolRequest, catalog: Catalog, buffer: ChunkBuffer, questions: QuestionRunner | None
     ) -> Execution | None:
-        owner, engine = self._open_engine()
+        loop_thread, engine = self._open_engine()
         began = time.perf_counter()
-        prepared = self._prepared(engine, catalog, request, is_watched=True)
+        prepared = self._make_call(engine, catalog, request, is_streamed=True)
         if isinstance(prepared, ToolResult):
-            mailbox.put(partial(end_of, prepared))
+            buffer.put(partial(final_chunks, prepared))
             return None
         entry, call = prepared
-        sink: Sink = Telling(entry.full_name, mailbox, partial(_concluded, request, entry, began))
-        execution = Execution(engine.running.hub, call, sink, owner, asking)
-        owner.enter(execution.start)
+        sink = ChunkSink(entry.full_name, buffer, partial(_make_result, request, entry, began))
+        execution = Execution(engine.running.hub, call, sink, loop_thread, questions)
+        loop_thread.call_or_post(execution.start)
         return execution
 
-    def _prepared(
-        self, engine: Engine, catalog: Catalog, request: ToolRequest, *, is_watched: bool
-    ) -> tuple[Entry, Call] | ToolResult:
-        """The tool that is meant and the call for it; or why there will be none."""
-        if (trouble := trouble_with(request)) is not None:
-            return self._noted(request, unusable(request, trouble))
+    def _make_call(
+        self, engine: HubEngine, catalog: Catalog, request: ToolRequest, *, is_streamed: bool
+    ) -> tuple[ToolEntry, Call] | ToolResult:
+        """Find the tool and make the call for it, or return the result that refuses the request."""
+        if (problem := request_problem(request)) is not None:
+            return self._record_refusal(request, invalid_request(request, problem))
         user = request.user_context
         try:
             entry = catalog.resolve_for(user, request.tool_name, request.tool_namespace)
         except ToolError as error:
-            return self._noted(request, refused(request, error))
+            return self._record_refusal(request, refused_result(request, error))
         try:
             arguments = _encode(request.parameters)
             check_numbers(arguments, request.parameters)
         except (TypeError, ValueError, RecursionError, OverflowError) as error:
-            return self._noted(request, unusable(request, BadArguments(entry.full_name, str(error)).message))
+            return self._record_refusal(
+                request, invalid_request(request, BadArguments(entry.full_name, str(error)).message)
+            )
         session = session_of(request)
         return entry, Call(
-            ME if user is None else caller_for(user, session, is_attached=engine.is_attached),
+            PROGRAM if user is None else caller_for(user, session, is_attached=engine.is_attached),
             entry.surface,
             entry.exposed,
             msgspec.Raw(arguments),
             meta={} if session is None else {SESSION_KEY: msgspec.Raw(_encode(session))},
-            wants_progress=is_watched,
-            log_level=LOG_LEVEL if is_watched else None,
-            client_caps=self._profile,
+            wants_progress=is_streamed,
+            log_level=LOG_LEVEL if is_streamed else None,
+            client_caps=self._client_caps,
             session=session or "",
             timeout=request.timeout,
             headers=(request.metadata or {}).get("headers") or {},
-            face=FACE,
+            face=FRONTEND,
         )
 
     def noted(
@@ -405,90 +407,90 @@ class ToolService:
         user_context: UserContext | None = None,
         session_id: str | None = None,
     ) -> ToolResult:
-        """How a call ended that was refused before the hub heard of it, as it is; the audit log has it then, too.
+        """Write a call that was refused outside the hub to the audit log; return `refusal` unchanged.
 
-        For whoever refuses calls of these tools; what `execute_tool` gives is noted already. It may be called from any
-        thread. Without an audit log, and over a service that is not open, nothing is noted.
+        For integrations that refuse calls themselves; `execute_tool` records its own refusals. May be called from any
+        thread. Does nothing without an audit log, or if the service is not open.
 
         Args:
-            refusal: How the call ended, under the name that was asked for.
-            arguments: What was given with it, or the text that was to be read as that; None if nobody knows.
-            user_context: On whose behalf.
-            session_id: Which conversation it belongs to.
+            refusal: The result of the call, under the name that was called.
+            arguments: The arguments, or their unparsed text; None if unknown.
+            user_context: The user of the call.
+            session_id: The conversation of the call.
         """
-        owner, engine = self._owner, self._engine
-        if owner is not None and engine is not None and engine.is_audited:
+        loop_thread, engine = self._loop_thread, self._engine
+        if loop_thread is not None and engine is not None and engine.is_audited:
             session = session_id if isinstance(session_id, str) else ""
             call = Call(
-                asker_of(user_context, session, is_attached=engine.is_attached),
+                refused_caller(user_context, session, is_attached=engine.is_attached),
                 EVERYTHING,
-                whole(refusal.tool_name),
-                msgspec.Raw(as_given(arguments)),
+                valid_utf8(refusal.tool_name),
+                msgspec.Raw(argument_bytes(arguments)),
                 session=session,
-                face=FACE,
+                face=FRONTEND,
             )
             with suppress(ServiceClosedError):
-                owner.post(engine.tell_refused, call, refusal, user_context)
+                loop_thread.post(engine.record_refusal, call, refusal, user_context)
         return refusal
 
-    def _noted(self, request: ToolRequest, refusal: ToolResult) -> ToolResult:
+    def _record_refusal(self, request: ToolRequest, refusal: ToolResult) -> ToolResult:
         return self.noted(refusal, request.parameters, request.user_context, session_of(request))
 
     # -- resources and prompts -----------------------------------------------------------------------------------------
 
     async def list_resources(self) -> list[dict[str, Any]]:
-        """Resources as their servers describe them, by the URIs that `read_resource` takes."""
-        return await self._described("resources", "uri")
+        """Resource definitions, with the URIs that `read_resource` takes."""
+        return await self._list("resources", "uri")
 
     async def list_prompts(self) -> list[dict[str, Any]]:
-        """Prompts as their servers describe them, by the names that `get_prompt` takes."""
-        return await self._described("prompts", "name")
+        """Prompt definitions, with the names that `get_prompt` takes."""
+        return await self._list("prompts", "name")
 
     async def read_resource(self, uri: str) -> list[dict[str, Any]]:
         """The contents of a resource, text or base64.
 
         Raises:
-            ToolExecutionError: it cannot be read; its `result` says why.
+            ToolExecutionError: it cannot be read; `result` says why.
         """
-        contents = (await self._asked("resource", uri, {})).get("contents")
+        contents = (await self._get("resource", uri, {})).get("contents")
         if not isinstance(contents, list):
-            raise ToolExecutionError(uri, f"{uri} was answered without contents")
+            raise ToolExecutionError(uri, f"The server's reply for {uri} has no contents")
         return contents
 
     async def get_prompt(self, name: str, arguments: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """A prompt written out: `description` and `messages`. It is named as tools are, in full or in short.
+        """A prompt's `description` and `messages`. Prompts have full and short names, like tools.
 
         Raises:
             AmbiguousToolError: several prompts have this short name.
-            ToolExecutionError: it cannot be had; its `result` says why.
+            ToolExecutionError: the prompt cannot be read; `result` says why.
         """
-        owner, engine = self._open_engine()
+        loop_thread, engine = self._open_engine()
         if isinstance(name, str):
-            name = await owner.fetch(engine.prompt_named, name)
-        return await self._asked("prompt", name, arguments or {})
+            name = await loop_thread.call_async(engine.resolve_prompt, name)
+        return await self._get("prompt", name, arguments or {})
 
-    async def _described(self, kind: Literal["prompts", "resources"], key: str) -> list[dict[str, Any]]:
-        owner, engine = self._open_engine()
-        routes = await owner.fetch(engine.features, kind)
-        return [{**described(route.feature.definition), key: route.exposed} for route in routes]
+    async def _list(self, kind: Literal["prompts", "resources"], key: str) -> list[dict[str, Any]]:
+        loop_thread, engine = self._open_engine()
+        routes = await loop_thread.call_async(engine.features, kind)
+        return [{**decode_definition(route.feature.definition), key: route.exposed} for route in routes]
 
-    async def _asked(self, kind: Kind, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        owner, engine = self._open_engine()
-        given = written_for(kind, name, arguments)
-        call = Call(ME, engine.surface, name, given, kind=kind, client_caps=self._profile, face=FACE)
-        outcome = await self._performed(owner, engine, call)
-        return contents_of(name, outcome, is_attached=engine.is_attached)
+    async def _get(self, kind: Kind, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        loop_thread, engine = self._open_engine()
+        encoded = encode_arguments(kind, name, arguments)
+        call = Call(PROGRAM, engine.surface, name, encoded, kind=kind, client_caps=self._client_caps, face=FRONTEND)
+        outcome = await self._execute(loop_thread, engine, call)
+        return decode_contents(name, outcome, is_attached=engine.is_attached)
 
     # -- without a loop ------------------------------------------------------------------------------------------------
 
     @property
     def blocking(self) -> BlockingToolService:
-        """The same for programs that have no loop, or stand on one that may wait."""
+        """The same service for code that blocks."""
         return BlockingToolService(service=self)
 
 
 class BlockingToolService:
-    """`ToolService` for threads: every method stands still until it is done."""
+    """`ToolService` for programs without an event loop: every method blocks until it is done."""
 
     def __init__(
         self,
@@ -499,13 +501,13 @@ class BlockingToolService:
         questions: Questions | None = None,
         service: ToolService | None = None,
     ) -> None:
-        """By itself it is initialised by `with`, or by `initialize`; over a `service` it is that one, as it stands.
+        """Makes a service that `with` or `initialize` opens, or wraps `service` in its current state.
 
         Raises:
-            ConfigurationError: there is a `service`, which has all else already.
+            ConfigurationError: `service` is given together with other arguments.
         """
         if service is not None and any(given is not None for given in (config, hub, key, questions)):
-            raise ConfigurationError("give a service or what to make one of, not both: a service has its own")
+            raise ConfigurationError("Give `service` alone: it already has a configuration and questions.")
         self.service = service if service is not None else ToolService(config, hub=hub, key=key, questions=questions)
 
     def initialize(
@@ -516,17 +518,17 @@ class BlockingToolService:
         key: str | None = None,
     ) -> None:
         """See `ToolService`."""
-        plan, owner = self.service._planned(config, hub, key)
-        opened: list[Engine] = []
+        plan, loop_thread = self.service._read_config(config, hub, key)
+        opened: list[HubEngine] = []
         try:
-            owner.wait(self.service._open(plan, opened))
+            loop_thread.run_blocking(self.service._open(plan, opened))
         except BaseException:
-            owner.start(self.service._close(opened))  # as there
+            loop_thread.start(self.service._close(opened))  # as in `ToolService.initialize`
             raise
 
     def shutdown(self) -> None:
         """See `ToolService`."""
-        Owner.shared().wait(self.service.shutdown())
+        LoopThread.shared().run_blocking(self.service.shutdown())
 
     def __enter__(self) -> BlockingToolService:
         if self.service._engine is None:
@@ -565,59 +567,64 @@ class BlockingToolService:
         """See `ToolService`.
 
         Raises:
-            WrongThreadError: this is the loop that would have to answer.
+            WrongThreadError: the caller is on the hub's own loop.
         """
         service = self.service
-        owner, engine = service._open_engine()
-        owner.refuse_here()
+        loop_thread, engine = service._open_engine()
+        loop_thread.check_may_block()
         began = time.perf_counter()
-        prepared = service._prepared(engine, service._catalog_now(), request, is_watched=False)
+        prepared = service._make_call(engine, service._catalog_now(), request, is_streamed=False)
         if isinstance(prepared, ToolResult):
             return prepared
         entry, call = prepared
-        crossing: ToThread[Outcome] = ToThread()
-        execution = Execution(engine.running.hub, call, OutcomeOnly(crossing), owner, service._asking())
+        promise: ThreadPromise[Outcome] = ThreadPromise()
+        execution = Execution(engine.running.hub, call, OutcomeSink(promise), loop_thread, service._question_runner())
         try:
-            owner.post(execution.start)
-            outcome = crossing.wait()
+            loop_thread.post(execution.start)
+            outcome = promise.wait()
         except BaseException:
-            _withdraw(owner, execution)
+            _cancel(loop_thread, execution)
             raise
-        return _concluded(request, entry, began, outcome)
+        return _make_result(request, entry, began, outcome)
 
     def execute_tool_stream(self, request: ToolRequest) -> BlockingChunks:
         """See `ToolService`."""
-        owner, _ = self.service._open_engine()
-        owner.refuse_here()
-        return BlockingChunks(owner, partial(self.service._begin_here, request))
+        loop_thread, _ = self.service._open_engine()
+        loop_thread.check_may_block()
+
+        def start(buffer: ChunkBuffer) -> Execution | None:
+            service = self.service
+            return service._start_stream(request, service._catalog_now(), buffer, service._question_runner())
+
+        return BlockingChunks(loop_thread, start)
 
     def list_resources(self) -> list[dict[str, Any]]:
         """See `ToolService`."""
-        return Owner.shared().wait(self.service.list_resources())
+        return LoopThread.shared().run_blocking(self.service.list_resources())
 
     def list_prompts(self) -> list[dict[str, Any]]:
         """See `ToolService`."""
-        return Owner.shared().wait(self.service.list_prompts())
+        return LoopThread.shared().run_blocking(self.service.list_prompts())
 
     def read_resource(self, uri: str) -> list[dict[str, Any]]:
         """See `ToolService`."""
-        return Owner.shared().wait(self.service.read_resource(uri))
+        return LoopThread.shared().run_blocking(self.service.read_resource(uri))
 
     def get_prompt(self, name: str, arguments: Mapping[str, str] | None = None) -> dict[str, Any]:
         """See `ToolService`."""
-        return Owner.shared().wait(self.service.get_prompt(name, arguments))
+        return LoopThread.shared().run_blocking(self.service.get_prompt(name, arguments))
 
 
-async def _given_up(opening: asyncio.Task[Any] | None) -> None:
-    """End a service that is still opening; its own task closes what it has opened so far."""
+async def _cancel_opening(opening: asyncio.Task[Any] | None) -> None:
+    """Cancel a service that is still opening; its task closes the connections made so far."""
     if opening is not None:
-        if not opening.cancelling():  # who was cancelled before is closing it, and is not to be hurried
+        if not opening.cancelling():  # a cancelled task is already closing; let it finish
             opening.cancel()
         await asyncio.wait([opening])
 
 
 class _Tools(Mapping[str, Tool]):
-    """Tools by their full names, each made when it is asked for."""
+    """Tools by their full names, made on access."""
 
     def __init__(self, service: ToolService, catalog: Catalog) -> None:
         self._service = service
@@ -633,13 +640,11 @@ class _Tools(Mapping[str, Tool]):
         return len(self._catalog.entries)
 
 
-def _concluded(request: ToolRequest, entry: Entry, began: float, outcome: Outcome) -> ToolResult:
+def _make_result(request: ToolRequest, entry: ToolEntry, began: float, outcome: Outcome) -> ToolResult:
     seconds, is_of_hub = time.perf_counter() - began, entry.surface.style == "own"
     return result_from(request, outcome, entry.full_name, entry.namespace, seconds, is_of_hub=is_of_hub)
 
 
-def _withdraw(owner: Owner, execution: Execution) -> None:
-    try:
-        owner.post(execution.withdraw)
-    except ServiceClosedError:
-        return  # everything was withdrawn with it
+def _cancel(loop_thread: LoopThread, execution: Execution) -> None:
+    with suppress(ServiceClosedError):  # closing has cancelled it
+        loop_thread.post(execution.cancel)

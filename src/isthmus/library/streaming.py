@@ -25,10 +25,7 @@ from isthmus.library.loop_thread import LoopThread
 from isthmus.library.questions import QuestionRunner
 from isthmus.library.thread_bridge import Promise, ThreadPromise, new_promise
 from isthmus.library.tools import PartialOutput, final_chunks
-from isthmus.model.calls import Call
-from isthmus.model.events import Event, Progress
-from isthmus.model.outcomes import Outcome
-from isthmus.model.questions import NOT_ASKED, OnReply, Question, Reply
+from isthmus.model.calls import NOT_ASKED, Call, Event, OnReply, Outcome, Progress, Question, Reply
 from isthmus.upstream.python.runner import SERVING
 
 CHUNKS_MAX = 256

@@ -1,7 +1,7 @@
-"""A value on its way from the owner's thread to whoever waits for it: an asyncio loop, Trio, or a plain thread.
+"""Promises: one value sent from the hub's loop thread to an asyncio loop, to Trio, or to a blocked thread.
 
-Called by everything here that waits. Whoever gives the value does not know who waits and how; whoever waits is never
-on the owner's stack.
+The sender does not know how the receiver waits, and the receiver never runs on the sender's stack. Used by
+`loop_thread`, `streaming` and `service`.
 """
 
 from __future__ import annotations
@@ -21,234 +21,235 @@ from weakref import ref
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 
-
-LOOK_UP_SECONDS = 1.0
-"""How often a thread that stands still looks up: Windows lets no Ctrl-C through to one that does not, and elsewhere one
-is not heard that comes just before the thread stands still."""
-
+WAKE_SECONDS = 1.0
+"""How often a blocked thread wakes up to notice Ctrl-C: Windows delivers it to a running thread only, and elsewhere a
+Ctrl-C just before the thread blocks would be lost."""
 
 Post: TypeAlias = Callable[..., None]
-"""Has a function called on another loop soon, with what else it is given."""
+"""Schedules a function, with its arguments, on another loop."""
 
 
-class Crossing(Protocol[T_contra]):
-    """One value, or one error, given once from any thread."""
+class Promise(Protocol[T_contra]):
+    """One value or one error, set once, from any thread."""
 
-    def give(self, value: T_contra) -> None:
-        """Wake whoever waits, with this value; nothing happens if nobody can be reached any more."""
+    def set_result(self, value: T_contra) -> None:
+        """Wake the receiver with this value. Does nothing if the receiver is gone."""
 
-    def fail(self, error: BaseException) -> None:
-        """The same with an error."""
+    def set_exception(self, error: BaseException) -> None:
+        """Wake the receiver with this error."""
 
 
-class Awaited(Crossing[T], Protocol[T]):
-    """One that is awaited."""
+class AwaitablePromise(Promise[T], Protocol[T]):
+    """A promise that a coroutine awaits."""
 
     def send(self, post: Post, function: Callable[[], object]) -> None:
-        """Have a function called where the value is given, by `post`, which does that soon; it gives the value."""
+        """Schedule, through `post`, the function that fulfils this promise."""
 
     async def wait(self) -> T:
-        """What was given; who is cancelled meanwhile just leaves."""
+        """Return the value, or raise the error. Cancelling the caller only stops the wait."""
 
 
-Departure: TypeAlias = tuple[Callable[[], object], Crossing[Any], Context]
-"""A function that is to be called on the other side, who is told if it cannot be, and the context that it is of."""
+_Outgoing: TypeAlias = tuple[Callable[[], object], Promise[Any], Context]
+"""A function to call on the other loop, the promise that receives its failure, and the context to call it in."""
 
 
-def crossing_here() -> Awaited[Any]:
-    """A crossing to where this is called: an asyncio loop, or Trio."""
-    if "trio" in sys.modules and (trio := _trio_here()) is not None:
-        return ToTrio(trio)
+def new_promise() -> AwaitablePromise[Any]:
+    """Return a promise for the running asyncio loop, or for the running Trio task.
+
+    Raises:
+        RuntimeError: neither runs here.
+    """
+    if "trio" in sys.modules and (trio := _running_trio()) is not None:
+        return TrioPromise(trio)
     try:
-        return ToAsyncio(asyncio.get_running_loop())
+        return AsyncioPromise(asyncio.get_running_loop())
     except RuntimeError:
         raise RuntimeError(
-            "This is to be awaited inside asyncio or Trio; without either, use the same method of `service.blocking`."
+            "This must be awaited inside asyncio or Trio. Without either, use the same method of `service.blocking`."
         ) from None
 
 
-def _trio_here() -> Any:
-    """Trio, if this is one of its tasks; a loop of asyncio may be running around it, or inside it."""
+def _running_trio() -> Any:
+    """Return the trio module if this is a Trio task; an asyncio loop may run around it or inside it."""
     trio, sniffio = sys.modules["trio"], sys.modules.get("sniffio")
     if sniffio is not None and sniffio.thread_local.name != "trio":
         return None
     return trio if trio.lowlevel.in_trio_task() else None
 
 
-class _Delivery:
-    """Everything on its way to one loop, and what is about to leave it.
+class _LoopChannel:
+    """All values on their way to one loop, and all calls that are about to leave it.
 
-    Where much comes at once, all that comes in one turn of the giver's loop wakes the taker's once, at the turn's end:
-    that takes longer than all the rest of a crossing, and who is woken by the first only waits for the interpreter
-    until the last was given. What leaves does the same. What comes alone, wakes and leaves at once.
+    Waking a loop costs more than everything else here. Under load, all values of one turn of the sender's loop wake the
+    receiver once, at the end of that turn: a receiver that wakes earlier only waits for the interpreter lock. Calls
+    that leave the loop are batched in the same way. A single value or call is sent at once.
     """
 
-    __slots__ = ("__weakref__", "_bell", "_is_crowded", "_items", "_leaving", "_lock", "loop")
+    __slots__ = ("__weakref__", "_eventfd", "_incoming", "_is_busy", "_lock", "_outgoing", "loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._lock = threading.Lock()
-        self._items: deque[tuple[Callable[[Any], None], Any]] = deque()
-        self._leaving: list[Departure] = []
-        self._is_crowded = False
-        self._bell = _bell_for(loop)
-        if self._bell is not None:
-            loop.add_reader(self._bell, self._deliver)
+        self._incoming: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._outgoing: list[_Outgoing] = []
+        self._is_busy = False
+        self._eventfd = _eventfd_for(loop)
+        if self._eventfd is not None:
+            loop.add_reader(self._eventfd, self._receive)
 
     def put(self, function: Callable[[Any], None], value: Any) -> None:
-        """Have a function called on the loop; from any thread."""
+        """Call a function on the loop; from any thread."""
         with self._lock:
-            self._items.append((function, value))
-            is_first = len(self._items) == 1
-        if is_first:
-            self._wake_in_time()
-
-    def send(self, post: Post, function: Callable[[], object], crossing: Crossing[Any]) -> None:
-        """Have a function called where `post` does it: now, or with whatever else leaves in this turn of the loop.
-
-        Either way it is called in the context of who sends it: what leaves together is of several.
-        """
-        if not self._is_crowded:
-            post(function)
+            self._incoming.append((function, value))
+            is_first = len(self._incoming) == 1
+        if not is_first:
             return
-        if not self._leaving:
-            self.loop.call_soon(self._send_all, post)
-        self._leaving.append((function, crossing, copy_context()))
-
-    def _send_all(self, post: Post) -> None:
-        leaving, self._leaving = self._leaving, []
-        try:
-            post(_depart, leaving)
-        except Exception as error:  # noqa: BLE001 - whoever waits hears it
-            for _, crossing, _ in leaving:
-                crossing.fail(error)
-
-    def _wake_in_time(self) -> None:
         try:
             here = asyncio.get_running_loop()
-        except RuntimeError:  # it is given by a thread without a loop
+        except RuntimeError:  # the sender is a thread without a loop
             here = None
         if here is self.loop:
-            here.call_soon(self._hand_out_all)
-        elif here is None or not self._is_crowded:
+            here.call_soon(self._deliver_all)
+        elif here is None or not self._is_busy:
             self._wake()
         else:
             here.call_soon(self._wake)
 
-    def _wake(self) -> None:
-        if self._bell is not None:
-            os.eventfd_write(self._bell, 1)
+    def send(self, post: Post, function: Callable[[], object], promise: Promise[Any]) -> None:
+        """Call a function through `post`, now or together with the other calls of this turn of the loop.
+
+        Either way it runs in the context of its sender, since a batch has several senders.
+        """
+        if not self._is_busy:
+            post(function)
             return
-        with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
-            self.loop.call_soon_threadsafe(self._deliver)
+        if not self._outgoing:
+            self.loop.call_soon(self._send_all, post)
+        self._outgoing.append((function, promise, copy_context()))
 
-    def _deliver(self) -> None:
-        if self._bell is not None:
+    def _send_all(self, post: Post) -> None:
+        outgoing, self._outgoing = self._outgoing, []
+        try:
+            post(_call_all, outgoing)
+        except Exception as error:  # noqa: BLE001 - the receivers get it
+            for _, promise, _ in outgoing:
+                promise.set_exception(error)
+
+    def _wake(self) -> None:
+        if self._eventfd is not None:
+            os.eventfd_write(self._eventfd, 1)
+            return
+        with suppress(RuntimeError):  # the loop is closed, so nobody waits
+            self.loop.call_soon_threadsafe(self._receive)
+
+    def _receive(self) -> None:
+        if self._eventfd is not None:
             with suppress(BlockingIOError):  # a loop that runs inside itself, as in notebooks, may call this twice
-                os.eventfd_read(self._bell)
-        self._hand_out_all()
+                os.eventfd_read(self._eventfd)
+        self._deliver_all()
 
-    def _hand_out_all(self) -> None:
+    def _deliver_all(self) -> None:
         with self._lock:
-            items, self._items = self._items, deque()
-        self._is_crowded = len(items) > 1
-        self._hand_out(items)
+            items, self._incoming = self._incoming, deque()
+        self._is_busy = len(items) > 1
+        self._deliver(items)
 
-    def _hand_out(self, items: deque[tuple[Callable[[Any], None], Any]]) -> None:
+    def _deliver(self, items: deque[tuple[Callable[[Any], None], Any]]) -> None:
         try:
             while items:
                 function, value = items.popleft()
                 function(value)
         finally:
-            if items:  # Ctrl-C came in between, and the rest still waits
-                self.loop.call_soon(self._hand_out, items)
+            if items:  # Ctrl-C interrupted the loop above; deliver the rest later
+                self.loop.call_soon(self._deliver, items)
 
     def __del__(self) -> None:
-        # The loop holds this while it reads the bell: it is closed, or gone as well.
-        if self._bell is not None:
-            os.close(self._bell)
+        # The loop refers to this object while it reads the eventfd. So the loop is closed, or gone as well.
+        if self._eventfd is not None:
+            os.close(self._eventfd)
 
 
-def _bell_for(loop: asyncio.AbstractEventLoop) -> int | None:
-    """What wakes a loop of asyncio's own; None for others, which are left to do it their own way.
+def _eventfd_for(loop: asyncio.AbstractEventLoop) -> int | None:
+    """Return a file descriptor that wakes one of asyncio's own loops; None for other loops, which wake themselves.
 
-    asyncio's way is a pair of sockets, read until an exception says that there is no more, and a handle with a copy of
-    the context: 15 to 20 of the 95 to 115 µs of CPU that a call took by itself. uvloop's is as cheap as this.
+    asyncio uses a socket pair, read until it raises, and a handle with a copy of the context: 15 to 20 of the 95 to
+    115 µs of CPU that a single call took. uvloop is as cheap as this.
     """
     if not hasattr(os, "eventfd") or type(loop) is not asyncio.SelectorEventLoop:
         return None
     try:
         return os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-    except OSError:  # the process has as many descriptors as it may
+    except OSError:  # the process is out of file descriptors
         return None
 
 
-def _depart(leaving: Sequence[Departure]) -> None:
-    """On the other side: each by itself, whatever becomes of the others."""
-    for function, crossing, context in leaving:
+def _call_all(outgoing: Sequence[_Outgoing]) -> None:
+    """On the other loop: call each function; one failure does not affect the others."""
+    for function, promise, context in outgoing:
         try:
             context.run(function)
-        except Exception as error:  # noqa: BLE001 - as in `_Delivery`
-            crossing.fail(error)
+        except Exception as error:  # noqa: BLE001 - the receiver gets it
+            promise.set_exception(error)
 
 
-_deliveries: dict[int, ref[_Delivery]] = {}
-"""By the loop's id, which is no other loop's while the delivery lives: it holds its loop. However many loops run on a
-thread in turns, or threads run one, each has one bell. Weakly: what never arrived must not outlive who waited for it.
-A dict of weak keys would say the same, and takes as long to look into as all the rest of making a crossing."""
+_channels: dict[int, ref[_LoopChannel]] = {}
+"""By the loop's id. A channel refers to its loop, so no other loop can have that id while the channel lives.
+
+Weak references: values that were never received must not outlive their receivers. A `WeakKeyDictionary` of loops would
+do the same, but one lookup in it takes as long as all the rest of making a promise."""
 
 
-def _delivery_to(loop: asyncio.AbstractEventLoop) -> _Delivery:
-    known = _deliveries.get(id(loop))
-    delivery = known() if known is not None else None
-    if delivery is None:
-        delivery = _Delivery(loop)
-        _deliveries[id(loop)] = ref(delivery, partial(_forget, id(loop)))
-    return delivery
+def _channel_to(loop: asyncio.AbstractEventLoop) -> _LoopChannel:
+    known = _channels.get(id(loop))
+    channel = known() if known is not None else None
+    if channel is None:
+        channel = _LoopChannel(loop)
+        _channels[id(loop)] = ref(channel, partial(_drop_channel, id(loop)))
+    return channel
 
 
-def _forget(key: int, gone: ref[_Delivery]) -> None:
-    if _deliveries.get(key) is gone:  # else another loop has got its id
-        del _deliveries[key]
+def _drop_channel(key: int, gone: ref[_LoopChannel]) -> None:
+    if _channels.get(key) is gone:  # else another loop has this id now
+        del _channels[key]
 
 
-class ToAsyncio(Generic[T]):
-    """To a coroutine of asyncio, on whichever loop. Made on that loop's thread."""
+class AsyncioPromise(Generic[T]):
+    """For a coroutine on any asyncio loop. Made on that loop's thread."""
 
-    __slots__ = ("_delivery", "_future", "loop")
+    __slots__ = ("_channel", "_future", "loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._future: asyncio.Future[T] = loop.create_future()
-        self._delivery = _delivery_to(loop)
+        self._channel = _channel_to(loop)
 
-    def give(self, value: T) -> None:
-        """See `Crossing`."""
-        self._delivery.put(self._set, value)
+    def set_result(self, value: T) -> None:
+        """See `Promise`."""
+        self._channel.put(self._resolve, value)
 
-    def fail(self, error: BaseException) -> None:
-        """See `Crossing`."""
-        self._delivery.put(self._set_error, error)
+    def set_exception(self, error: BaseException) -> None:
+        """See `Promise`."""
+        self._channel.put(self._reject, error)
 
     def send(self, post: Post, function: Callable[[], object]) -> None:
-        """See `Awaited`, and `_Delivery`."""
-        self._delivery.send(post, function, self)
+        """See `AwaitablePromise`."""
+        self._channel.send(post, function, self)
 
     async def wait(self) -> T:
-        """See `Awaited`."""
+        """See `AwaitablePromise`."""
         return await self._future
 
-    def _set(self, value: T) -> None:
+    def _resolve(self, value: T) -> None:
         if not self._future.done():
             self._future.set_result(value)
 
-    def _set_error(self, error: BaseException) -> None:
+    def _reject(self, error: BaseException) -> None:
         if not self._future.done():
             self._future.set_exception(error)
 
 
-class ToItself(ToAsyncio[T]):
-    """To a coroutine on the very loop that gives: nothing is crossed."""
+class SameLoopPromise(AsyncioPromise[T]):
+    """For a coroutine on the sender's own loop: no thread is involved."""
 
     __slots__ = ()
 
@@ -256,21 +257,21 @@ class ToItself(ToAsyncio[T]):
         self.loop = loop
         self._future = loop.create_future()
 
-    def give(self, value: T) -> None:
-        """See `Crossing`; only on the loop."""
-        self._set(value)
+    def set_result(self, value: T) -> None:
+        """See `Promise`; only on the loop."""
+        self._resolve(value)
 
-    def fail(self, error: BaseException) -> None:
-        """See `Crossing`; only on the loop."""
-        self._set_error(error)
+    def set_exception(self, error: BaseException) -> None:
+        """See `Promise`; only on the loop."""
+        self._reject(error)
 
     def send(self, post: Post, function: Callable[[], object]) -> None:
-        """See `Awaited`: at once."""
+        """Call the function now."""
         function()
 
 
-class ToTrio(Generic[T]):
-    """To a task of Trio, which is only imported by those who have it already."""
+class TrioPromise(Generic[T]):
+    """For a Trio task. Trio is passed in, so programs without it never import it."""
 
     __slots__ = ("_error", "_event", "_token", "_trio", "_value")
 
@@ -281,57 +282,57 @@ class ToTrio(Generic[T]):
         self._value: T | None = None
         self._error: BaseException | None = None
 
-    def give(self, value: T) -> None:
-        """See `Crossing`."""
+    def set_result(self, value: T) -> None:
+        """See `Promise`."""
         self._value = value
         self._wake()
 
-    def fail(self, error: BaseException) -> None:
-        """See `Crossing`."""
+    def set_exception(self, error: BaseException) -> None:
+        """See `Promise`."""
         self._error = error
         self._wake()
 
     def send(self, post: Post, function: Callable[[], object]) -> None:
-        """See `Awaited`."""
+        """See `AwaitablePromise`."""
         post(function)
 
     async def wait(self) -> T:
-        """See `Awaited`."""
+        """See `AwaitablePromise`."""
         await self._event.wait()
         if self._error is not None:
             raise self._error
-        return self._value  # type: ignore[return-value]  # it was given, and may be None itself
+        return self._value  # type: ignore[return-value]  # it was set, and may be None itself
 
     def _wake(self) -> None:
-        with suppress(self._trio.RunFinishedError):  # nobody waits any more
+        with suppress(self._trio.RunFinishedError):  # nobody waits
             self._token.run_sync_soon(self._event.set)
 
 
-class ToThread(Generic[T]):
-    """To a thread that stands still for it."""
+class ThreadPromise(Generic[T]):
+    """For a thread that blocks until the value is there."""
 
-    __slots__ = ("_arrival", "_error", "_value")
+    __slots__ = ("_error", "_is_set", "_value")
 
     def __init__(self) -> None:
-        self._arrival = threading.Lock()
-        self._arrival.acquire()
+        self._is_set = threading.Lock()
+        self._is_set.acquire()
         self._value: T | None = None
         self._error: BaseException | None = None
 
-    def give(self, value: T) -> None:
-        """See `Crossing`."""
+    def set_result(self, value: T) -> None:
+        """See `Promise`."""
         self._value = value
-        self._arrival.release()
+        self._is_set.release()
 
-    def fail(self, error: BaseException) -> None:
-        """See `Crossing`."""
+    def set_exception(self, error: BaseException) -> None:
+        """See `Promise`."""
         self._error = error
-        self._arrival.release()
+        self._is_set.release()
 
     def wait(self) -> T:
-        """Stand still until something is given; Ctrl-C gets through."""
-        while not self._arrival.acquire(timeout=LOOK_UP_SECONDS):
+        """Block until the value or the error is set; Ctrl-C interrupts."""
+        while not self._is_set.acquire(timeout=WAKE_SECONDS):
             pass
         if self._error is not None:
             raise self._error
-        return self._value  # type: ignore[return-value]  # as in `ToTrio`
+        return self._value  # type: ignore[return-value]  # as in `TrioPromise`

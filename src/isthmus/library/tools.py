@@ -1,4 +1,4 @@
-"""Tools as objects: the base class for one's own, and what the service gives for those of its hub."""
+"""Tools as objects: `Tool`, the base class for a program's own tools, and `MCPTool`, a tool of the service."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from isthmus.library.contracts import ToolRequest, ToolResult, ToolStreamChunk, UniversalTool
-from isthmus.model.events import LogMessage
+from isthmus.model.calls import LogMessage
 from isthmus.upstream.python.model_types import encoded
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Tool(ABC):
-    """Something that can be executed. Subclass it and give it to `ToolService.register_tool`, or use `@tool`."""
+    """An executable tool. Subclass it and pass it to `ToolService.register_tool`, or use `@tool` on a function."""
 
     def __init__(
         self,
@@ -43,21 +43,21 @@ class Tool(ABC):
 
     @abstractmethod
     async def execute(self, tool_request: ToolRequest) -> ToolResult:
-        """Do it; a failure is a status."""
+        """Execute the tool; a failure is a status of the result."""
 
     async def execute_stream(self, tool_request: ToolRequest) -> AsyncIterator[ToolStreamChunk]:
-        """Do it and tell what happens: by default there is only the end."""
+        """Execute the tool and yield chunks; by default only those of the result."""
         result = await self.execute(tool_request)
         for chunk in final_chunks(result):
             yield chunk
 
     @property
     def supports_streaming(self) -> bool:
-        """Whether `execute_stream` tells more than the end, as one does that somebody has written."""
+        """Whether a subclass overrides `execute_stream`."""
         return type(self).execute_stream is not Tool.execute_stream
 
     def universal(self) -> UniversalTool:
-        """The same for a framework."""
+        """The tool for frameworks."""
         return UniversalTool(
             self.full_name,
             self.description,
@@ -69,11 +69,11 @@ class Tool(ABC):
 
 
 class PartialOutput(LogMessage, frozen=True):
-    """Some of what a tool gives, before its end; to who does not know of pieces, a line of the log."""
+    """Part of a tool's output, before its end. Code that does not know this class sees a log line."""
 
 
 def partial_output(content: Any) -> PartialOutput:
-    """Something that a tool gave, to be told at once."""
+    """Make an event of part of a tool's output."""
     members = {"level": "info", "data": content}
     return PartialOutput(
         "info", {key: msgspec.Raw(msgspec.json.encode(value, enc_hook=encoded)) for key, value in members.items()}
@@ -81,7 +81,7 @@ def partial_output(content: Any) -> PartialOutput:
 
 
 def final_chunks(result: ToolResult, at: datetime | None = None) -> list[ToolStreamChunk]:
-    """The chunks of an execution of which nothing is told but its end."""
+    """The chunks of a finished execution: output and end, or the error."""
     when = at if at is not None else datetime.now(UTC)
     whole: dict[str, Any] = {"result": result}
     if not result.is_success:
@@ -93,7 +93,7 @@ def final_chunks(result: ToolResult, at: datetime | None = None) -> list[ToolStr
 
 
 class MCPTool(Tool):
-    """A tool of the service's hub, wherever its server is."""
+    """A tool of the service's hub."""
 
     def __init__(self, service: ToolService, entry: ToolEntry) -> None:
         super().__init__(
@@ -109,7 +109,7 @@ class MCPTool(Tool):
 
     @property
     def supports_streaming(self) -> bool:
-        """Whatever its server reports is told."""
+        """Always: progress and logs of its server are chunks."""
         return True
 
     def universal(self) -> UniversalTool:
@@ -117,12 +117,9 @@ class MCPTool(Tool):
         return self._entry.tool
 
     async def execute(self, tool_request: ToolRequest) -> ToolResult:
-        """Execute this tool, whatever tool the request names."""
-        return await self._service.execute_tool(self._mine(tool_request))
+        """Execute this tool; the request's tool name is ignored."""
+        return await self._service.execute_tool(replace(tool_request, tool_name=self.full_name, tool_namespace=None))
 
     def execute_stream(self, tool_request: ToolRequest) -> ChunkStream:
-        """See `Tool`; closing it cancels what still runs at the server."""
-        return self._service.execute_tool_stream(self._mine(tool_request))
-
-    def _mine(self, request: ToolRequest) -> ToolRequest:
-        return replace(request, tool_name=self.full_name, tool_namespace=None)
+        """See `Tool`; closing the stream cancels the call at the server."""
+        return self._service.execute_tool_stream(replace(tool_request, tool_name=self.full_name, tool_namespace=None))

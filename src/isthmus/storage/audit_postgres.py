@@ -11,9 +11,8 @@ from typing import Any, TypeAlias
 
 import asyncpg
 
-from isthmus.core.audit.chain import START, Point, Row, Seal, Standing, follow
-from isthmus.core.audit.facts import Fact
-from isthmus.core.ports.ledger import Notary
+from isthmus.core.audit import START, AuditRow, Fact, LogState, Point, Seal, follow
+from isthmus.core.ports import AuditSigner
 from isthmus.storage.settings import StorageSettings
 
 SCHEMA = """
@@ -50,22 +49,22 @@ Connection: TypeAlias = Any
 """An `asyncpg.Connection`; the package has no types of its own."""
 
 
-class LogWriter:
+class PostgresAuditWriter:
     """The end of the log, as the journal's writer has it. Used within transactions that somebody else ends."""
 
-    def __init__(self, notary: Notary) -> None:
+    def __init__(self, notary: AuditSigner) -> None:
         self._notary = notary
         self._kept: Point | None = None
         self._head = START
 
-    async def find(self, connection: Connection) -> Standing:
+    async def find(self, connection: Connection) -> LogState:
         """Look where the log ends."""
         anchor = await _anchor_of(connection)
         row = await connection.fetchrow(LAST)
         if row is None:
-            server_status = Standing(START if anchor is None else anchor.point, None, anchor)
+            server_status = LogState(START if anchor is None else anchor.point, None, anchor)
         else:
-            server_status = Standing(Point(row[0], row[1]), row[2], anchor)
+            server_status = LogState(Point(row[0], row[1]), row[2], anchor)
         self._head = self._kept = server_status.head
         return server_status
 
@@ -119,25 +118,25 @@ async def _anchor_of(connection: Connection) -> Seal | None:
     return None if found is None else Seal(Point(found[0], found[1]), found[2], found[3])
 
 
-class PostgresLog:
-    """A log to be read, as it stands at one moment. Made by `reading`."""
+class PostgresAuditReader:
+    """A log to be read, as it stands at one moment. Made by `open_reader`."""
 
     def __init__(self, connection: Connection, anchor: Seal | None) -> None:
         self._connection = connection
         self.anchor = anchor
 
-    async def rows(self, *, after: int = 0, since: float = 0.0, until: float = float("inf")) -> AsyncIterator[Row]:
+    async def rows(self, *, after: int = 0, since: float = 0.0, until: float = float("inf")) -> AsyncIterator[AuditRow]:
         """The records of a time, the oldest first."""
         async for row in self._connection.cursor(ROWS, after, since, until, prefetch=500):
-            yield Row(*row)
+            yield AuditRow(*row)
 
-    async def newest(self, limit: int) -> list[Row]:
+    async def newest(self, limit: int) -> list[AuditRow]:
         """The last records, the oldest first."""
-        return [Row(*row) for row in reversed(await self._connection.fetch(NEWEST, limit))]
+        return [AuditRow(*row) for row in reversed(await self._connection.fetch(NEWEST, limit))]
 
 
 @asynccontextmanager
-async def reading(settings: StorageSettings) -> AsyncIterator[PostgresLog]:
+async def open_reader(settings: StorageSettings) -> AsyncIterator[PostgresAuditReader]:
     """Read the log in a hub's database, whether or not that hub runs.
 
     Raises:
@@ -148,7 +147,7 @@ async def reading(settings: StorageSettings) -> AsyncIterator[PostgresLog]:
         connection: Connection = await _dialled(settings, said)
         try:
             async with connection.transaction(isolation="repeatable_read", readonly=True):
-                yield PostgresLog(connection, await _anchor_of(connection))
+                yield PostgresAuditReader(connection, await _anchor_of(connection))
         finally:
             await connection.close(timeout=CONNECT_SECONDS)
     except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:

@@ -21,33 +21,33 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from isthmus.core.audit.chain import START, Kind, Point, Seal, signed_text
+from isthmus.core.audit import START, Point, Seal, SealKind, signed_text
 
 log = structlog.get_logger(__name__)
 
 FOLDER = "audit"
 KEY_FILE = "key"
 CHECKPOINT_FILE = "checkpoint"
-SERVED = 0
-"""The log of the hub that has the state folder to itself; those of others are numbered, see `storage.seats`."""
+MAIN_LOG = 0
+"""The log of the hub that has the state folder to itself; those of others are numbered, see `storage.audit_slots`."""
 
 KEY_BYTES = 32
-SLOT_BYTES = 512
+CHECKPOINT_BYTES = 512
 """Two checkpoints are kept and written in turn: one that is cut short by a crash leaves the other."""
 
-SLOTS = 2
+CHECKPOINTS = 2
 
 
-class KeyDamaged(ValueError):
+class AuditKeyDamaged(ValueError):
     """A file that should hold the log's key and does not."""
 
 
-class Keys:
+class AuditKeys:
     """What is made of the one secret: a key that signs, and one that digests."""
 
-    def __init__(self, secret: bytes, seat: int = SERVED) -> None:
+    def __init__(self, secret: bytes, seat: int = MAIN_LOG) -> None:
         """Of several logs with one secret, none can be shown in the place of another: what is signed names its seat."""
-        self._named = b"" if seat == SERVED else b"seat %d: " % seat
+        self._named = b"" if seat == MAIN_LOG else b"seat %d: " % seat
         self._signing = Ed25519PrivateKey.from_private_bytes(_derived(secret, b"isthmus audit signing"))
         self._verifying = self._signing.public_key()
         self.digesting = _derived(secret, b"isthmus audit arguments")
@@ -74,12 +74,12 @@ def _derived(secret: bytes, info: bytes) -> bytes:
     return HKDF(SHA256(), KEY_BYTES, None, info).derive(secret)
 
 
-def checkpoint_of(state: Path, seat: int = SERVED) -> Path:
+def checkpoint_path(state: Path, seat: int = MAIN_LOG) -> Path:
     """The file that says how far a log goes."""
-    return state / FOLDER / (CHECKPOINT_FILE if seat == SERVED else f"{CHECKPOINT_FILE}-{seat}")
+    return state / FOLDER / (CHECKPOINT_FILE if seat == MAIN_LOG else f"{CHECKPOINT_FILE}-{seat}")
 
 
-def read_keys(state: Path, seat: int = SERVED) -> Keys:
+def read_keys(state: Path, seat: int = MAIN_LOG) -> AuditKeys:
     """The keys of a log that there is.
 
     Raises:
@@ -93,11 +93,11 @@ def read_keys(state: Path, seat: int = SERVED) -> Keys:
     except ValueError:
         secret = b""
     if len(secret) != KEY_BYTES:
-        raise KeyDamaged(f"{file} does not hold the key of the audit log; put it back, or move the file away")
-    return Keys(secret, seat)
+        raise AuditKeyDamaged(f"{file} does not hold the key of the audit log; put it back, or move the file away")
+    return AuditKeys(secret, seat)
 
 
-def open_keys(state: Path, seat: int = SERVED) -> Keys:
+def open_keys(state: Path, seat: int = MAIN_LOG) -> AuditKeys:
     """The same, made if there are none."""
     with suppress(FileNotFoundError):
         return read_keys(state, seat)
@@ -125,13 +125,13 @@ class _Slot(msgspec.Struct):
     signature: str
 
 
-def read_checkpoint(state: Path, keys: Keys, seat: int = SERVED) -> Seal | None:
+def read_checkpoint(state: Path, keys: AuditKeys, seat: int = MAIN_LOG) -> Seal | None:
     """The newest checkpoint; one that was not signed by these keys only if there is no other. None if there is none."""
     try:
-        data = checkpoint_of(state, seat).read_bytes()
+        data = checkpoint_path(state, seat).read_bytes()
     except FileNotFoundError:
         return None
-    found = [seal for seal in map(_seal_in, data[: SLOTS * SLOT_BYTES].split(b"\n")) if seal is not None]
+    found = [seal for seal in map(_seal_in, data[: CHECKPOINTS * CHECKPOINT_BYTES].split(b"\n")) if seal is not None]
     signed = [seal for seal in found if keys.is_signed(signed_text("checkpoint", seal.point, seal.at), seal.signature)]
     return max(signed or found, key=lambda seal: seal.point.number, default=None)
 
@@ -144,19 +144,19 @@ def _seal_in(line: bytes) -> Seal | None:
         return None
 
 
-class Seals:
+class AuditSigner:
     """Signs, and keeps the checkpoint. Used by one writer at a time."""
 
-    def __init__(self, state: Path, keys: Keys, now: Callable[[], float] = time.time, *, seat: int = SERVED) -> None:
+    def __init__(self, state: Path, keys: AuditKeys, now: Callable[[], float] = time.time, *, seat: int = MAIN_LOG) -> None:
         """Raises: OSError if there can be no checkpoint."""
         self._keys = keys
         self._now = now
         self._slot = 0
         self._is_failing = False
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
-        self._file = os.open(checkpoint_of(state, seat), flags, 0o600)
+        self._file = os.open(checkpoint_path(state, seat), flags, 0o600)
 
-    def seal(self, kind: Kind, point: Point) -> Seal:
+    def seal(self, kind: SealKind, point: Point) -> Seal:
         """Sign a point."""
         at = round(self._now(), 3)
         return Seal(point, at, self._keys.sign(signed_text(kind, point, at)))
@@ -176,16 +176,16 @@ class Seals:
     def _note(self, point: Point) -> None:
         seal = self.seal("checkpoint", point)
         slot = _Slot(point.number, point.digest.hex(), seal.at, seal.signature.hex())
-        line = msgspec.json.encode(slot).ljust(SLOT_BYTES - 1) + b"\n"
+        line = msgspec.json.encode(slot).ljust(CHECKPOINT_BYTES - 1) + b"\n"
         try:
-            os.pwrite(self._file, line, self._slot * SLOT_BYTES)
+            os.pwrite(self._file, line, self._slot * CHECKPOINT_BYTES)
         except OSError as error:
             if not self._is_failing:
                 log.error("the checkpoint of the audit log cannot be written", error=error.strerror)
             self._is_failing = True
             return
         self._is_failing = False
-        self._slot = (self._slot + 1) % SLOTS
+        self._slot = (self._slot + 1) % CHECKPOINTS
 
     def close(self) -> None:
         """Have the checkpoint survive, and let its file go."""

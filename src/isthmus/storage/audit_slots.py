@@ -13,30 +13,30 @@ from pathlib import Path
 
 import structlog
 
-from isthmus.storage.errors import StateInUse
-from isthmus.storage.seals import CHECKPOINT_FILE, FOLDER
+from isthmus.storage.audit_signatures import CHECKPOINT_FILE, FOLDER
+from isthmus.storage.journal_base import StateInUse
 from isthmus.storage.sqlite import FILE, SqliteJournal
 
 log = structlog.get_logger(__name__)
 
-SEATS = "seats"
-SEATS_MAX = 1_000
+SLOTS_FOLDER = "seats"
+SLOTS_MAX = 1_000
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,3}")
 _CHECKPOINT = re.compile(rf"{CHECKPOINT_FILE}-([1-9][0-9]{{0,3}})")
 
 
-def folder_of(state: Path, seat: int) -> Path:
+def slot_folder(state: Path, seat: int) -> Path:
     """Where a seat is."""
-    return state / FOLDER / SEATS / str(seat)
+    return state / FOLDER / SLOTS_FOLDER / str(seat)
 
 
-def file_of(state: Path, seat: int) -> Path:
+def slot_file(state: Path, seat: int) -> Path:
     """The file with the log of a seat."""
-    return folder_of(state, seat) / FILE
+    return slot_folder(state, seat) / FILE
 
 
-def take_seat(state: Path) -> tuple[int, SqliteJournal]:
+def acquire_slot(state: Path) -> tuple[int, SqliteJournal]:
     """The first free seat, made if there is none, and its log; to be closed by whoever takes it.
 
     A log that cannot be opened any more is passed over: that it is damaged is for `isthmus audit verify` to say.
@@ -44,35 +44,35 @@ def take_seat(state: Path) -> tuple[int, SqliteJournal]:
     Raises:
         OSError: none can be had.
     """
-    for folder in (state, state / FOLDER, state / FOLDER / SEATS):
+    for folder in (state, state / FOLDER, state / FOLDER / SLOTS_FOLDER):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for seat in range(1, SEATS_MAX + 1):
-        is_new = not file_of(state, seat).exists()
+    for seat in range(1, SLOTS_MAX + 1):
+        is_new = not slot_file(state, seat).exists()
         try:
-            return seat, SqliteJournal(folder_of(state, seat))
+            return seat, SqliteJournal(slot_folder(state, seat))
         except StateInUse:
             continue
         except sqlite3.Error as error:
             if is_new:
-                raise OSError(f"no log can be made in {folder_of(state, seat)}: {error}") from error
-            log.error("an audit log cannot be opened; another is begun", path=str(file_of(state, seat)))
-    raise OSError(f"all {SEATS_MAX} audit logs in {state / FOLDER / SEATS} are in use")
+                raise OSError(f"no log can be made in {slot_folder(state, seat)}: {error}") from error
+            log.error("an audit log cannot be opened; another is begun", path=str(slot_file(state, seat)))
+    raise OSError(f"all {SLOTS_MAX} audit logs in {state / FOLDER / SLOTS_FOLDER} are in use")
 
 
-def take_back(state: Path, seat: int) -> SqliteJournal | None:
+def reopen_slot(state: Path, seat: int) -> SqliteJournal | None:
     """The log of one seat, if nobody has it; None if somebody has, or it cannot be opened."""
-    if not file_of(state, seat).exists():
+    if not slot_file(state, seat).exists():
         return None
     try:
-        return SqliteJournal(folder_of(state, seat))
+        return SqliteJournal(slot_folder(state, seat))
     except (StateInUse, OSError, sqlite3.Error):
         return None
 
 
-def seats_of(state: Path) -> list[int]:
+def list_slots(state: Path) -> list[int]:
     """All seats that there ever were, as far as anything of them is left: a log, or what vouches for it."""
     folder = state / FOLDER
-    found = {int(each.name) for each in _within(folder / SEATS) if _NUMBER.fullmatch(each.name)}
+    found = {int(each.name) for each in _within(folder / SLOTS_FOLDER) if _NUMBER.fullmatch(each.name)}
     found |= {int(match[1]) for each in _within(folder) if (match := _CHECKPOINT.fullmatch(each.name))}
     return sorted(found)
 

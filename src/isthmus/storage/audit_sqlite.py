@@ -10,9 +10,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from isthmus.core.audit.chain import START, Point, Row, Seal, Standing, follow
-from isthmus.core.audit.facts import Fact
-from isthmus.core.ports.ledger import Notary
+from isthmus.core.audit import START, AuditRow, Fact, LogState, Point, Seal, follow
+from isthmus.core.ports import AuditSigner
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS audit (
@@ -24,13 +23,13 @@ CREATE TABLE IF NOT EXISTS audit_anchor (
 );
 """
 APPEND = "INSERT INTO audit (number, at, content, digest) SELECT * FROM (VALUES {}) WHERE column1 IS NOT NULL"
-PORTIONS = (1, 4, 16, 64, 256, 1024)
+BATCH_SIZES = (1, 4, 16, 64, 256, 1024)
 """How many records one statement writes; a portion that is not full is filled up with nothing. Few statements, since
 each lets the interpreter's lock go, and while it waits to have that again it disturbs the thread that has it; few
 sizes, since each is prepared and kept."""
-AT_ONCE_MAX = PORTIONS[-1]
+AT_ONCE_MAX = BATCH_SIZES[-1]
 WIDTH = 4
-_APPENDS = {size: APPEND.format(", ".join(["(?, ?, ?, ?)"] * size)) for size in PORTIONS}
+_APPENDS = {size: APPEND.format(", ".join(["(?, ?, ?, ?)"] * size)) for size in BATCH_SIZES}
 LAST = "SELECT number, at, CAST(content AS BLOB), CAST(digest AS BLOB) FROM audit ORDER BY number DESC LIMIT 1"
 ANCHOR = "SELECT number, digest, at, signature FROM audit_anchor"
 SET_ANCHOR = "INSERT OR REPLACE INTO audit_anchor (id, number, digest, at, signature) VALUES (1, ?, ?, ?, ?)"
@@ -42,18 +41,18 @@ ROWS = "SELECT number, at, content, digest FROM audit WHERE number > ? AND at >=
 NEWEST = "SELECT number, at, content, digest FROM audit ORDER BY number DESC LIMIT ?"
 
 
-class LogWriter:
+class SqliteAuditWriter:
     """The end of the log, as the journal's writer has it. Used within transactions that somebody else ends."""
 
-    def __init__(self, notary: Notary) -> None:
+    def __init__(self, notary: AuditSigner) -> None:
         self._notary = notary
         self._kept: Point | None = None
         self.head = START
         """The last record that was written, which need not be kept yet."""
 
-    def find(self, connection: sqlite3.Connection) -> Standing:
+    def find(self, connection: sqlite3.Connection) -> LogState:
         """Look where the log ends. Raises `sqlite3.Error`."""
-        server_status = standing_of(connection)
+        server_status = read_standing(connection)
         self.head = self._kept = server_status.head
         return server_status
 
@@ -105,20 +104,20 @@ def _insert(connection: sqlite3.Connection, values: Sequence[object]) -> None:
     most = AT_ONCE_MAX * WIDTH
     for start in range(0, len(values), most):
         portion = values[start : start + most]
-        size = next(size for size in PORTIONS if size * WIDTH >= len(portion))
+        size = next(size for size in BATCH_SIZES if size * WIDTH >= len(portion))
         connection.execute(_APPENDS[size], [*portion, *(None,) * (size * WIDTH - len(portion))])
 
 
-def standing_of(connection: sqlite3.Connection) -> Standing:
+def read_standing(connection: sqlite3.Connection) -> LogState:
     """How a log stands."""
-    anchor = anchor_of(connection)
+    anchor = read_anchor(connection)
     row = connection.execute(LAST).fetchone()
     if row is None:
-        return Standing(START if anchor is None else anchor.point, None, anchor)
-    return Standing(Point(row[0], row[3]), row[2], anchor)
+        return LogState(START if anchor is None else anchor.point, None, anchor)
+    return LogState(Point(row[0], row[3]), row[2], anchor)
 
 
-def anchor_of(connection: sqlite3.Connection) -> Seal | None:
+def read_anchor(connection: sqlite3.Connection) -> Seal | None:
     """Up to where older records were taken away, if any were."""
     found = connection.execute(ANCHOR).fetchone()
     if found is None:
@@ -127,21 +126,21 @@ def anchor_of(connection: sqlite3.Connection) -> Seal | None:
     return Seal(Point(number, digest), at, signature)
 
 
-class SqliteLog:
-    """A log to be read, as it stands at one moment. Made by `reading`."""
+class SqliteAuditReader:
+    """A log to be read, as it stands at one moment. Made by `open_reader`."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        self.anchor = anchor_of(connection)
+        self.anchor = read_anchor(connection)
 
-    async def rows(self, *, after: int = 0, since: float = 0.0, until: float = float("inf")) -> AsyncIterator[Row]:
+    async def rows(self, *, after: int = 0, since: float = 0.0, until: float = float("inf")) -> AsyncIterator[AuditRow]:
         """The records of a time, the oldest first."""
         for row in self._connection.execute(ROWS, (after, since, until)):
-            yield Row(*row)
+            yield AuditRow(*row)
 
-    async def newest(self, limit: int) -> list[Row]:
+    async def newest(self, limit: int) -> list[AuditRow]:
         """The last records, the oldest first."""
-        return [Row(*row) for row in reversed(self._connection.execute(NEWEST, (limit,)).fetchall())]
+        return [AuditRow(*row) for row in reversed(self._connection.execute(NEWEST, (limit,)).fetchall())]
 
 
 def _check_is_there(path: Path) -> None:
@@ -151,7 +150,7 @@ def _check_is_there(path: Path) -> None:
 
 
 @asynccontextmanager
-async def reading(path: Path) -> AsyncIterator[SqliteLog]:
+async def open_reader(path: Path) -> AsyncIterator[SqliteAuditReader]:
     """Read the log in a journal's file, whether or not a hub writes to it.
 
     Raises:
@@ -163,7 +162,7 @@ async def reading(path: Path) -> AsyncIterator[SqliteLog]:
     try:
         connection.execute("PRAGMA query_only = ON")
         connection.execute("BEGIN")
-        yield SqliteLog(connection)
+        yield SqliteAuditReader(connection)
     except sqlite3.Error as error:
         raise OSError(f"the audit log in {path} cannot be read: {error}") from error
     finally:

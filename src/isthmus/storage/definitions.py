@@ -67,7 +67,7 @@ DELETE FROM changes WHERE server = :server AND number <=
 """
 
 
-class Seen(NamedTuple):
+class SeenDefinition(NamedTuple):
     """A tool as it was seen."""
 
     server: str
@@ -78,14 +78,14 @@ class Seen(NamedTuple):
     at: float
 
 
-class Waiting(NamedTuple):
+class PendingDefinition(NamedTuple):
     """One that waits for the operator, and how it looked when it was accepted last; None if it never was."""
 
-    seen: Seen
+    seen: SeenDefinition
     before: bytes | None
 
 
-class Change(NamedTuple):
+class DefinitionChange(NamedTuple):
     """One that came to look otherwise: `noticed` when it was let through, or `approved`."""
 
     number: int
@@ -99,7 +99,7 @@ class Change(NamedTuple):
     how: str
 
 
-class Definitions:
+class DefinitionStore:
     """The file. Each method is one transaction and may wait for another program; none is for the event loop."""
 
     def __init__(self, folder: Path) -> None:
@@ -126,7 +126,7 @@ class Definitions:
         """Server, variant, tool and fingerprint of all that was accepted."""
         return self._file.execute(KNOWN).fetchall()
 
-    def keep(self, sightings: Sequence[tuple[Seen, bool]]) -> None:
+    def keep(self, sightings: Sequence[tuple[SeenDefinition, bool]]) -> None:
         """Remember how tools look and what was otherwise before, in the order of events; `True` ones have to wait."""
         with self._together():
             for seen, has_to_wait in sightings:
@@ -135,10 +135,10 @@ class Definitions:
                 else:
                     self._accept(seen, "noticed")
 
-    def approved_after(self, number: int) -> list[Change]:
+    def approved_after(self, number: int) -> list[DefinitionChange]:
         """What the operator has approved of since the change of this number."""
         rows = self._file.execute(CHANGE + "WHERE number > ? AND how = 'approved' ORDER BY number", (number,))
-        return [Change(*row) for row in rows]
+        return [DefinitionChange(*row) for row in rows]
 
     def heard(self) -> int:
         """Up to which change some hub has heard of what was approved."""
@@ -150,24 +150,24 @@ class Definitions:
         with self._together():
             self._file.execute("INSERT OR REPLACE INTO heard VALUES (1, max(?, ?))", (number, self.heard()))
 
-    def waiting_keys(self) -> list[tuple[str, str, str]]:
+    def pending_keys(self) -> list[tuple[str, str, str]]:
         """Server, variant and tool of all that waits."""
         return self._file.execute("SELECT server, variant, tool FROM waiting").fetchall()
 
     # -- what the operator does ----------------------------------------------------------------------------------------
 
-    def waiting(self) -> list[Waiting]:
+    def waiting(self) -> list[PendingDefinition]:
         """What waits, in the order of servers and tools."""
         with closing(self._file.execute(WAITING)) as rows:
-            seen = [Seen(*row) for row in rows]
-        return [Waiting(each, self._before(each)) for each in seen]
+            seen = [SeenDefinition(*row) for row in rows]
+        return [PendingDefinition(each, self._before(each)) for each in seen]
 
-    def changes(self, limit: int) -> list[Change]:
+    def changes(self, limit: int) -> list[DefinitionChange]:
         """The last changes, the oldest first."""
         rows = self._file.execute(CHANGE + "ORDER BY number DESC LIMIT ?", (limit,)).fetchall()
-        return [Change(*row) for row in reversed(rows)]
+        return [DefinitionChange(*row) for row in reversed(rows)]
 
-    def approve(self, seen: Seen, at: float) -> bool:
+    def approve(self, seen: SeenDefinition, at: float) -> bool:
         """Accept a tool that waits; False if it looks otherwise by now, or waits no more."""
         with self._together():
             found = self._file.execute(
@@ -183,7 +183,7 @@ class Definitions:
     def _together(self) -> _Transaction:
         return _Transaction(self._file)
 
-    def _accept(self, seen: Seen, how: str) -> None:
+    def _accept(self, seen: SeenDefinition, how: str) -> None:
         before = self._before(seen)
         self._file.execute(KEEP, seen)
         self._file.execute(WAITS_NOT, seen[:3])
@@ -193,7 +193,7 @@ class Definitions:
             self._file.execute(TRIM, (CHANGES_KEPT,))
             self._file.execute(TRIM_SERVER, {"server": seen.server, "kept": CHANGES_PER_SERVER})
 
-    def _before(self, seen: Seen) -> bytes | None:
+    def _before(self, seen: SeenDefinition) -> bytes | None:
         """How it looked when it was accepted last; of a variant that never was, how it looks to everybody."""
         found = self._file.execute(BEFORE, (*seen[:3], seen.server, seen.tool)).fetchone()
         return None if found is None else bytes(found[0])

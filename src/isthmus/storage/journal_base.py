@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 import structlog
 
-from isthmus.core.ports.journal import OnVerdict, Verdict
+from isthmus.core.ports import Document, OnWritten, WriteResult
 
 log = structlog.get_logger(__name__)
 
@@ -27,7 +27,7 @@ class WriteProbe:
     On the event loop only. `write` has to write something and to tell what became of it.
     """
 
-    def __init__(self, write: Callable[[OnVerdict], None]) -> None:
+    def __init__(self, write: Callable[[OnWritten], None]) -> None:
         self.is_failing = False
         self._write = write
         self._is_trying = False
@@ -38,7 +38,7 @@ class WriteProbe:
             self._is_trying = True
             self._write(self._hear)
 
-    def _hear(self, verdict: Verdict) -> None:
+    def _hear(self, verdict: WriteResult) -> None:
         self._is_trying = False
         was_failing, self.is_failing = self.is_failing, verdict in ("refused", "unknown")
         if self.is_failing:
@@ -51,16 +51,50 @@ class WriteProbe:
         self._write(self._hear)
 
 
-def settle(kept: asyncio.Future[Verdict], verdict: Verdict) -> None:
+def set_result_once(kept: asyncio.Future[WriteResult], verdict: WriteResult) -> None:
     """Tell one who may have stopped waiting."""
     if not kept.done():
         kept.set_result(verdict)
 
 
-def tell_all(told: Iterable[tuple[OnVerdict, Verdict]]) -> None:
+def notify_all(told: Iterable[tuple[OnWritten, WriteResult]]) -> None:
     """Tell each its verdict, in order."""
     for done, verdict in told:
         try:
             done(verdict)
         except Exception:  # one listener's defect must not keep the others from their verdicts
             log.exception("a listener of the journal failed")
+
+
+PAGE_BYTES = 4 * 1024 * 1024
+"""The documents on a page take less than this without the last of them, which may be as large as one can be."""
+
+
+def fitting_count(lengths: Iterable[int]) -> int:
+    """How many documents of these lengths go on one page; the first always does."""
+    count = taken = 0
+    for length in lengths:
+        if taken >= PAGE_BYTES:
+            break
+        count += 1
+        taken += length
+    return count
+
+
+def page_token(last: Document) -> str:
+    """The token of the page after this document."""
+    return f"{last.at!r}:{last.id}"
+
+
+def parse_page_token(token: str) -> tuple[float, str]:
+    """The time and id of the document before the page; raises `ValueError` for what no page gave."""
+    at, _, id = token.partition(":")
+    return float(at), id
+
+
+class StateInUse(Exception):
+    """Another hub keeps its tasks in the same place."""
+
+
+class StateUnusable(Exception):
+    """The place where tasks are to be kept cannot be reached, or cannot be used by this hub."""

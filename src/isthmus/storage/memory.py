@@ -8,10 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from itertools import islice
 
-from isthmus.core.audit.facts import Fact
-from isthmus.core.ports.journal import Document, Entry, OnVerdict, Page, Trimmed, Verdict, size_of
-from isthmus.core.ports.ledger import Ledger
-from isthmus.storage.pages import fitting, read_token, write_token
+from isthmus.core.audit import Fact
+from isthmus.core.ports import AuditJournal, Document, JournalEntry, OnWritten, Page, TrimResult, WriteResult, size_of
+from isthmus.storage.journal_base import fitting_count, page_token, parse_page_token
 
 KEPT_BYTES = 1024 * 1024
 """What is kept per kind and owner; the oldest entries go first."""
@@ -29,19 +28,19 @@ class MemoryJournal:
     """Entries in bounded queues, one per kind and owner; documents in one table."""
 
     def __init__(self) -> None:
-        self._entries: dict[tuple[str, str], deque[Entry]] = {}
+        self._entries: dict[tuple[str, str], deque[JournalEntry]] = {}
         self._sizes: dict[tuple[str, str], int] = {}
         self._documents: dict[tuple[str, str, str], Document] = {}
         self._bytes = 0
         self._bytes_of: Counter[str] = Counter()
         """The same of each owner."""
-        self.log: Ledger | None = None
+        self.log: AuditJournal | None = None
         """Where facts are kept that come with documents; without it, nowhere."""
 
     # -- documents ---------------------------------------------------------------------------------------------------
 
-    def write(self, documents: Sequence[Document], done: OnVerdict, facts: Sequence[Fact] = ()) -> None:
-        """See `core.ports.journal.Journal`; what could not be noted in the log is not kept here either."""
+    def write(self, documents: Sequence[Document], done: OnWritten, facts: Sequence[Fact] = ()) -> None:
+        """See `core.ports.Journal`; what could not be noted in the log is not kept here either."""
         before = [self._documents.get(_key(document)) for document in documents] if facts else []
         verdict = self._write(documents)
         if verdict == "kept" and facts and self.log is not None:
@@ -50,7 +49,7 @@ class MemoryJournal:
             asyncio.get_running_loop().call_soon(done, verdict)
 
     def _noted(
-        self, documents: Sequence[Document], before: Sequence[Document | None], done: OnVerdict, verdict: Verdict
+        self, documents: Sequence[Document], before: Sequence[Document | None], done: OnWritten, verdict: WriteResult
     ) -> None:
         if verdict != "kept":
             for document, earlier in zip(documents, before, strict=True):
@@ -67,7 +66,7 @@ class MemoryJournal:
         if earlier is not None:
             self._documents[key] = earlier
 
-    def _write(self, documents: Sequence[Document]) -> Verdict:
+    def _write(self, documents: Sequence[Document]) -> WriteResult:
         if not all(self._fits(document) for document in documents):
             return "conflict"
         grown = sum(_weight(document) - _weight(self._documents.get(_key(document))) for document in documents)
@@ -101,7 +100,7 @@ class MemoryJournal:
         return document.version == kept.version + 1
 
     async def read(self, kind: str, owner: str, id: str) -> Document | None:
-        """See `core.ports.journal.Journal`."""
+        """See `core.ports.Journal`."""
         return self._documents.get((kind, owner, id))
 
     async def page(
@@ -115,8 +114,8 @@ class MemoryJournal:
         limit: int,
         token: str = "",
     ) -> Page:
-        """See `core.ports.journal.Journal`."""
-        before = read_token(token) if token else (float("inf"), "")
+        """See `core.ports.Journal`."""
+        before = parse_page_token(token) if token else (float("inf"), "")
         found = [
             document
             for document in self._documents.values()
@@ -128,33 +127,33 @@ class MemoryJournal:
         found.sort(key=_place, reverse=True)
         rest = [document for document in found if _place(document) < before]
         shown = _some(rest, limit)
-        return Page(tuple(shown), len(found), write_token(shown[-1]) if len(rest) > len(shown) else "")
+        return Page(tuple(shown), len(found), page_token(shown[-1]) if len(rest) > len(shown) else "")
 
     async def all_in(
         self, kind: str, states: Collection[str], *, limit: int, after: Document | None = None
     ) -> list[Document]:
-        """See `core.ports.journal.Journal`."""
+        """See `core.ports.Journal`."""
         found = self._oldest(kind, states)
         rest = found if after is None else [each for each in found if _age(each) > _age(after)]
         return _some(rest, limit)
 
     async def prune(self, kind: str, states: Collection[str], *, before: float, limit: int) -> int:
-        """See `core.ports.journal.Journal`."""
+        """See `core.ports.Journal`."""
         found = [each for each in self._oldest(kind, states) if each.at < before][:limit]
         for document in found:
             self._take_away(document)
         return len(found)
 
     async def weigh(self, kinds: Collection[str], owner: str) -> Mapping[tuple[str, str], int]:
-        """See `core.ports.journal.Journal`."""
+        """See `core.ports.Journal`."""
         found: Counter[tuple[str, str]] = Counter()
         for each in self._documents.values():
             if each.owner == owner and each.kind in kinds:
                 found[each.kind, each.state] += size_of(each)
         return found
 
-    async def trim(self, kind: str, owner: str, states: Collection[str], *, bytes: int, limit: int) -> Trimmed:
-        """See `core.ports.journal.Journal`."""
+    async def trim(self, kind: str, owner: str, states: Collection[str], *, bytes: int, limit: int) -> TrimResult:
+        """See `core.ports.Journal`."""
         ids, taken = [], 0
         for document in [each for each in self._oldest(kind, states) if each.owner == owner][:limit]:
             if taken >= bytes:
@@ -162,7 +161,7 @@ class MemoryJournal:
             self._take_away(document)
             ids.append(document.id)
             taken += size_of(document)
-        return Trimmed(tuple(ids), taken)
+        return TrimResult(tuple(ids), taken)
 
     def _oldest(self, kind: str, states: Collection[str]) -> list[Document]:
         found = [each for each in self._documents.values() if each.kind == kind and each.state in states]
@@ -173,7 +172,7 @@ class MemoryJournal:
 
     # -- entries -----------------------------------------------------------------------------------------------------
 
-    async def commit(self, entries: Sequence[Entry]) -> None:
+    async def commit(self, entries: Sequence[JournalEntry]) -> None:
         """Keep the entries; nothing survives the process."""
         for entry in entries:
             key = (entry.kind, entry.owner)
@@ -186,13 +185,13 @@ class MemoryJournal:
             while self._sizes[key] > KEPT_BYTES and len(kept) > 1:
                 self._sizes[key] -= _size_of(kept.popleft())
 
-    async def latest(self, kind: str, owner: str, limit: int) -> list[Entry]:
+    async def latest(self, kind: str, owner: str, limit: int) -> list[JournalEntry]:
         """The newest entries, oldest first."""
         kept = self._entries.get((kind, owner), deque())
         return list(islice(kept, max(0, len(kept) - limit), None))
 
 
-def _size_of(entry: Entry) -> int:
+def _size_of(entry: JournalEntry) -> int:
     return ENTRY_BYTES + len(memoryview(entry.content))
 
 
@@ -210,7 +209,7 @@ def _age(document: Document) -> tuple[float, str, str]:
 
 def _some(documents: Sequence[Document], limit: int) -> list[Document]:
     some = documents[:limit]
-    return list(some[: fitting(len(each.body or b"") for each in some)])
+    return list(some[: fitting_count(len(each.body or b"") for each in some)])
 
 
 def _weight(document: Document | None) -> int:

@@ -21,17 +21,31 @@ import asyncpg
 import msgspec
 import structlog
 
-from isthmus.core.audit.chain import Row, Standing
-from isthmus.core.audit.facts import Fact
+from isthmus.core.audit import AuditRow, Fact, LogState
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.ports.journal import DOCUMENT_BYTES, Document, Entry, OnVerdict, Page, Trimmed, Verdict
-from isthmus.core.ports.ledger import Notary
-from isthmus.storage import log_postgres, pages
-from isthmus.storage.errors import StateInUse, StateUnusable
-from isthmus.storage.log_postgres import LogWriter
-from isthmus.storage.pages import read_token, write_token
+from isthmus.core.ports import (
+    DOCUMENT_BYTES,
+    AuditSigner,
+    Document,
+    JournalEntry,
+    OnWritten,
+    Page,
+    TrimResult,
+    WriteResult,
+)
+from isthmus.storage import audit_postgres, journal_base
+from isthmus.storage.audit_postgres import PostgresAuditWriter
+from isthmus.storage.journal_base import (
+    PROBE_BYTES,
+    StateInUse,
+    StateUnusable,
+    WriteProbe,
+    notify_all,
+    page_token,
+    parse_page_token,
+    set_result_once,
+)
 from isthmus.storage.settings import StorageSettings
-from isthmus.storage.verdicts import PROBE_BYTES, WriteProbe, settle, tell_all
 
 log = structlog.get_logger(__name__)
 
@@ -85,7 +99,7 @@ LISTED = """
 DROP INDEX documents_by_time;
 CREATE INDEX documents_listed ON documents (kind, owner, at, id, "group", state);
 """
-STEPS = (SCHEMA, LISTED, log_postgres.SCHEMA)
+STEPS = (SCHEMA, LISTED, audit_postgres.SCHEMA)
 """What each version of the tables adds to the one before; a database is taken from its own to the last."""
 
 ROWS = """
@@ -176,18 +190,18 @@ USELESS = (TimeoutError, asyncpg.ReadOnlySQLTransactionError)
 
 Connection: TypeAlias = Any
 """An `asyncpg.Connection`; the package has no types of its own."""
-Deed: TypeAlias = Callable[[Connection], Awaitable[bool]]
+PostgresOperation: TypeAlias = Callable[[Connection], Awaitable[bool]]
 """Writes what belongs together; False if another one came before it."""
 Key: TypeAlias = tuple[str, str, str]
 _T = TypeVar("_T")
 
 
-class Work(msgspec.Struct, frozen=True):
+class PostgresWrite(msgspec.Struct, frozen=True):
     """Documents and facts to be written with whatever else is, or a deed that is done by itself."""
 
-    done: OnVerdict
+    done: OnWritten
     documents: Sequence[Document] = ()
-    deed: Deed | None = None
+    deed: PostgresOperation | None = None
     facts: Sequence[Fact] = ()
 
     def keys(self) -> set[Key]:
@@ -196,7 +210,7 @@ class Work(msgspec.Struct, frozen=True):
 
 
 class PostgresJournal:
-    """See `core.ports.journal.Journal`. Made by `open`, on the event loop that hears the verdicts."""
+    """See `core.ports.Journal`. Made by `open`, on the event loop that hears the verdicts."""
 
     def __init__(self, settings: StorageSettings) -> None:
         self._settings = settings
@@ -207,11 +221,11 @@ class PostgresJournal:
         self._is_there = asyncio.Event()
         self._gone_at = self._loop.time()
         self._is_closed = False
-        self._waiting: deque[Work] = deque()
-        self._in_hand: Sequence[Work] = ()
+        self._waiting: deque[PostgresWrite] = deque()
+        self._in_hand: Sequence[PostgresWrite] = ()
         self._wake = asyncio.Event()
-        self._log: LogWriter | None = None
-        self._probe = WriteProbe(lambda done: self._take(Work(done, deed=_try)))
+        self._log: PostgresAuditWriter | None = None
+        self._probe = WriteProbe(lambda done: self._take(PostgresWrite(done, deed=_try)))
         self._writer: asyncio.Task[None] | None = None
         self._readers = asyncpg.create_pool(
             min_size=0,
@@ -267,7 +281,7 @@ class PostgresJournal:
 
     @property
     def is_failing(self) -> bool:
-        """See `core.ports.journal.Probed`."""
+        """See `core.ports.HealthReportingJournal`."""
         return not self._is_closed and (self._connection is None or self._probe.is_failing)
 
     # -- the connection that writes ----------------------------------------------------------------------------------
@@ -335,56 +349,56 @@ class PostgresJournal:
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
-    def write(self, documents: Sequence[Document], done: OnVerdict, facts: Sequence[Fact] = ()) -> None:
-        """See `core.ports.journal.Journal`."""
-        self._take(Work(done, documents, facts=facts))
+    def write(self, documents: Sequence[Document], done: OnWritten, facts: Sequence[Fact] = ()) -> None:
+        """See `core.ports.Journal`."""
+        self._take(PostgresWrite(done, documents, facts=facts))
 
-    async def commit(self, entries: Sequence[Entry]) -> None:
-        """See `core.ports.journal.Journal`."""
+    async def commit(self, entries: Sequence[JournalEntry]) -> None:
+        """See `core.ports.Journal`."""
         await self._done(partial(_add, entries))
 
     async def prune(self, kind: str, states: Collection[str], *, before: float, limit: int) -> int:
-        """See `core.ports.journal.Journal`."""
+        """See `core.ports.Journal`."""
         counts: list[int] = []
         await self._done(partial(_prune, kind, list(states), before, limit, counts))
         return counts[-1]
 
     async def weigh(self, kinds: Collection[str], owner: str) -> Mapping[tuple[str, str], int]:
-        """See `core.ports.journal.Journal`."""
+        """See `core.ports.Journal`."""
         return await self._answered(partial(_weigh, list(kinds), owner))
 
-    async def trim(self, kind: str, owner: str, states: Collection[str], *, bytes: int, limit: int) -> Trimmed:
-        """See `core.ports.journal.Journal`."""
+    async def trim(self, kind: str, owner: str, states: Collection[str], *, bytes: int, limit: int) -> TrimResult:
+        """See `core.ports.Journal`."""
         return await self._answered(partial(_trim, kind, owner, list(states), bytes, limit))
 
-    async def open_log(self, notary: Notary) -> Standing:
-        """See `core.ports.ledger.Ledger`."""
-        writer = LogWriter(notary)
+    async def open_log(self, notary: AuditSigner) -> LogState:
+        """See `core.ports.AuditJournal`."""
+        writer = PostgresAuditWriter(notary)
         server_status = await self._answered(writer.find)
         self._log = writer
         return server_status
 
     async def prune_log(self, *, before: float, limit: int) -> int:
-        """See `core.ports.ledger.Ledger`."""
+        """See `core.ports.AuditJournal`."""
         assert self._log is not None, "the log is opened first"
         return await self._answered(partial(self._log.prune, before, limit))
 
-    async def log_rows(self, *, after: int, limit: int) -> Sequence[Row]:
-        """See `core.ports.ledger.ReadableLedger`."""
-        return [Row(*row) for row in await self._ask(LOG_ROWS, after, limit)]
+    async def log_rows(self, *, after: int, limit: int) -> Sequence[AuditRow]:
+        """See `core.ports.ReadableAuditJournal`."""
+        return [AuditRow(*row) for row in await self._ask(LOG_ROWS, after, limit)]
 
     async def _answered(self, ask: Callable[[Connection], Awaitable[_T]]) -> _T:
         answers: list[_T] = []
         await self._done(partial(_keep_answer, ask, answers))
         return answers[-1]
 
-    async def _done(self, deed: Deed) -> None:
-        kept: asyncio.Future[Verdict] = self._loop.create_future()
-        self._take(Work(partial(settle, kept), deed=deed))
+    async def _done(self, deed: PostgresOperation) -> None:
+        kept: asyncio.Future[WriteResult] = self._loop.create_future()
+        self._take(PostgresWrite(partial(set_result_once, kept), deed=deed))
         if (verdict := await kept) != "kept":
             raise OSError(f"the journal could not be written: {verdict}")
 
-    def _take(self, work: Work) -> None:
+    def _take(self, work: PostgresWrite) -> None:
         if self._is_closed or len(self._waiting) >= WAITING_MAX:
             self._loop.call_soon(work.done, "refused")
             return
@@ -401,11 +415,11 @@ class PostgresJournal:
             await self._until_there()
             verdicts = await self._write_batch(self._in_hand)
             works, self._in_hand = self._in_hand, ()
-            tell_all(zip((work.done for work in works), verdicts, strict=True))
+            notify_all(zip((work.done for work in works), verdicts, strict=True))
             if "refused" in verdicts or "unknown" in verdicts:
                 self._probe.suspect()
 
-    def _batch(self) -> list[Work]:
+    def _batch(self) -> list[PostgresWrite]:
         """The works that can be written together: none of them writes what another one does."""
         first = self._waiting.popleft()
         works, keys = [first], first.keys()
@@ -417,7 +431,7 @@ class PostgresJournal:
             works.append(self._waiting.popleft())
         return works
 
-    async def _write_batch(self, works: Sequence[Work]) -> list[Verdict]:
+    async def _write_batch(self, works: Sequence[PostgresWrite]) -> list[WriteResult]:
         """Write all in one transaction; if they do not go together, each half, so that only those fail that must."""
         verdict = await self._write_together(works)
         if verdict in ("kept", "unknown") or len(works) == 1:
@@ -425,7 +439,7 @@ class PostgresJournal:
         half = len(works) // 2
         return [*await self._write_batch(works[:half]), *await self._write_batch(works[half:])]
 
-    async def _write_together(self, works: Sequence[Work]) -> Verdict:
+    async def _write_together(self, works: Sequence[PostgresWrite]) -> WriteResult:
         connection = self._connection
         if connection is None:
             return "refused"
@@ -446,7 +460,7 @@ class PostgresJournal:
             return "refused"
         return await self._finish(connection)
 
-    async def _finish(self, connection: Connection) -> Verdict:
+    async def _finish(self, connection: Connection) -> WriteResult:
         try:
             await connection.execute("COMMIT")
         except FAILED as error:
@@ -471,14 +485,14 @@ class PostgresJournal:
     def _tell_the_rest(self) -> None:
         """Nobody writes any more: tell those who were waiting, and those whose write was cut short."""
         works, self._in_hand = self._in_hand, ()
-        tell_all((work.done, "unknown") for work in works)
+        notify_all((work.done, "unknown") for work in works)
         waiting, self._waiting = self._waiting, deque()
-        tell_all((work.done, "refused") for work in waiting)
+        notify_all((work.done, "refused") for work in waiting)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
     async def read(self, kind: str, owner: str, id: str) -> Document | None:
-        """See `core.ports.journal.Journal`."""
+        """See `core.ports.Journal`."""
         found = _some(await self._ask(READ, kind, _bytes(owner), _bytes(id)))
         return found[0] if found else None
 
@@ -493,27 +507,27 @@ class PostgresJournal:
         limit: int,
         token: str = "",
     ) -> Page:
-        """See `core.ports.journal.Journal`."""
-        at, id = read_token(token) if token else (float("inf"), "")
+        """See `core.ports.Journal`."""
+        at, id = parse_page_token(token) if token else (float("inf"), "")
         narrowed = _narrowed(group, states)
         values = (kind, _bytes(owner), after, _bytes(group), list(states))
         total = (await self._ask(COUNT.format(narrowed=narrowed), *values))[0][0]
-        asked = (*values, at, _bytes(id), limit + 1, pages.PAGE_BYTES)
+        asked = (*values, at, _bytes(id), limit + 1, journal_base.PAGE_BYTES)
         rows = await self._ask(PAGE.format(narrowed=narrowed), *asked)
         found = _some(rows[:limit])
-        return Page(tuple(found), total, write_token(found[-1]) if len(rows) > len(found) else "")
+        return Page(tuple(found), total, page_token(found[-1]) if len(rows) > len(found) else "")
 
     async def all_in(
         self, kind: str, states: Collection[str], *, limit: int, after: Document | None = None
     ) -> list[Document]:
-        """See `core.ports.journal.Journal`."""
+        """See `core.ports.Journal`."""
         place = (float("-inf"), b"", b"") if after is None else (after.at, _bytes(after.owner), _bytes(after.id))
-        return _some(await self._ask(ALL_IN, kind, list(states), *place, limit, pages.PAGE_BYTES))
+        return _some(await self._ask(ALL_IN, kind, list(states), *place, limit, journal_base.PAGE_BYTES))
 
-    async def latest(self, kind: str, owner: str, limit: int) -> list[Entry]:
-        """See `core.ports.journal.Journal`."""
+    async def latest(self, kind: str, owner: str, limit: int) -> list[JournalEntry]:
+        """See `core.ports.Journal`."""
         rows = await self._ask(LATEST, kind, _bytes(owner), limit)
-        return [Entry(kind, owner, at, msgspec.Raw(content)) for at, content in reversed(rows)]
+        return [JournalEntry(kind, owner, at, msgspec.Raw(content)) for at, content in reversed(rows)]
 
     async def _ask(self, text: str, *values: object) -> Sequence[Any]:
         """Read, and give up on a database that does not answer: also whoever waits for a connection does."""
@@ -590,7 +604,7 @@ async def _put(documents: Sequence[Document], connection: Connection) -> bool:
     return True
 
 
-async def _add(entries: Sequence[Entry], connection: Connection) -> bool:
+async def _add(entries: Sequence[JournalEntry], connection: Connection) -> bool:
     rows = [(entry.kind, _bytes(entry.owner), entry.at, bytes(entry.content)) for entry in entries]
     await _count(connection, ADD, *zip(*rows, strict=True))
     for kind, owner in {(kind, owner) for kind, owner, _, _ in rows}:
@@ -600,7 +614,7 @@ async def _add(entries: Sequence[Entry], connection: Connection) -> bool:
 
 async def _try(connection: Connection) -> bool:
     """Write something that leaves nothing behind."""
-    await _add([Entry("probe", "", 0.0, msgspec.Raw(bytes(PROBE_BYTES)))], connection)
+    await _add([JournalEntry("probe", "", 0.0, msgspec.Raw(bytes(PROBE_BYTES)))], connection)
     await connection.execute("DELETE FROM entries WHERE kind = 'probe'")
     return True
 
@@ -619,9 +633,9 @@ async def _weigh(kinds: Sequence[str], owner: str, connection: Connection) -> di
 
 async def _trim(
     kind: str, owner: str, states: Sequence[str], bytes: int, limit: int, connection: Connection
-) -> Trimmed:
+) -> TrimResult:
     rows = await connection.fetch(TRIM_DOCUMENTS, kind, _bytes(owner), states, bytes, limit, DOCUMENT_BYTES)
-    return Trimmed(tuple(_text(id) for id, _ in rows), sum(size for _, size in rows))
+    return TrimResult(tuple(_text(id) for id, _ in rows), sum(size for _, size in rows))
 
 
 async def _count(connection: Connection, text: str, *values: object) -> int:

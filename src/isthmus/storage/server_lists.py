@@ -1,7 +1,7 @@
 """What servers listed when they were last there, one small file each below the state folder.
 
 A file is replaced whole and is never needed: one that cannot be read or written costs a warning. `app` opens the
-folder; `upstream.known_lists` says what is in the files.
+folder; `upstream.list_cache` says what is in the files.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FILES_MAX: Final = 1000
 """With more files the oldest are deleted: those of entries that were removed or edited."""
 
 
-class ListFiles:
+class ServerListFiles:
     """The folder. One thread reads and writes, so that a slow disk holds up nobody."""
 
     def __init__(self, state: Path) -> None:

@@ -21,16 +21,30 @@ from typing import IO, NamedTuple, TypeAlias, TypeVar
 import msgspec
 import structlog
 
-from isthmus.core.audit.chain import Row, Standing
-from isthmus.core.audit.facts import Fact
-from isthmus.core.ports.journal import DOCUMENT_BYTES, Document, Entry, OnVerdict, Page, Trimmed, Verdict
-from isthmus.core.ports.ledger import Notary
-from isthmus.storage import log_sqlite
-from isthmus.storage.errors import StateInUse
-from isthmus.storage.gathering import Gathering
-from isthmus.storage.log_sqlite import AT_ONCE_MAX, LogWriter
-from isthmus.storage.pages import fitting, read_token, write_token
-from isthmus.storage.verdicts import PROBE_BYTES, WriteProbe, settle, tell_all
+from isthmus.core.audit import AuditRow, Fact, LogState
+from isthmus.core.ports import (
+    DOCUMENT_BYTES,
+    AuditSigner,
+    Document,
+    JournalEntry,
+    OnWritten,
+    Page,
+    TrimResult,
+    WriteResult,
+)
+from isthmus.storage import audit_sqlite
+from isthmus.storage.audit_sqlite import AT_ONCE_MAX, SqliteAuditWriter
+from isthmus.storage.journal_base import (
+    PROBE_BYTES,
+    StateInUse,
+    WriteProbe,
+    fitting_count,
+    notify_all,
+    page_token,
+    parse_page_token,
+    set_result_once,
+)
+from isthmus.storage.write_batching import WriteBatcher
 
 log = structlog.get_logger(__name__)
 
@@ -101,21 +115,21 @@ ORDER BY at, id LIMIT ?
 """
 
 _T = TypeVar("_T")
-Deed: TypeAlias = Callable[[sqlite3.Connection], bool]
+SqliteOperation: TypeAlias = Callable[[sqlite3.Connection], bool]
 """Writes what belongs together; False if another one came before it."""
 
 
-class Work(NamedTuple):
+class SqliteWrite(NamedTuple):
     """Documents and facts that belong together, or another deed."""
 
-    done: OnVerdict
-    deed: Deed
+    done: OnWritten
+    deed: SqliteOperation
     documents: Sequence[Document] = ()
     facts: Sequence[Fact] = ()
 
 
 class SqliteJournal:
-    """See `core.ports.journal.Journal`. Made on the event loop that hears the verdicts."""
+    """See `core.ports.Journal`. Made on the event loop that hears the verdicts."""
 
     def __init__(self, folder: Path) -> None:
         """Raises `StateInUse`, or `OSError` or `sqlite3.Error` if the file cannot be opened."""
@@ -124,16 +138,16 @@ class SqliteJournal:
         self._path = folder / FILE
         self._loop = asyncio.get_running_loop()
         self._is_closed = False
-        self._log: LogWriter | None = None
-        self._probe = WriteProbe(lambda done: self._take(Work(done, _try)))
-        self._queue: SimpleQueue[list[Work] | None] = SimpleQueue()
-        self._gathering: Gathering[Work] = Gathering(self._queue.put, BATCH_MAX)
+        self._log: SqliteAuditWriter | None = None
+        self._probe = WriteProbe(lambda done: self._take(SqliteWrite(done, _try)))
+        self._queue: SimpleQueue[list[SqliteWrite] | None] = SimpleQueue()
+        self._gathering: WriteBatcher[SqliteWrite] = WriteBatcher(self._queue.put, BATCH_MAX)
         with ExitStack() as opened:
             opened.callback(self._lock.close)
             self._path.touch(mode=0o600)  # what callers say and are told is for nobody else; its side files follow it
             self._written = _open(self._path)
             opened.callback(self._written.close)
-            self._written.executescript(SCHEMA + log_sqlite.SCHEMA)
+            self._written.executescript(SCHEMA + audit_sqlite.SCHEMA)
             self._reading = _open(self._path)
             opened.pop_all()
         self._reader = ThreadPoolExecutor(1, "journal reader")
@@ -142,62 +156,62 @@ class SqliteJournal:
 
     @property
     def is_failing(self) -> bool:
-        """See `core.ports.journal.Probed`."""
+        """See `core.ports.HealthReportingJournal`."""
         return self._probe.is_failing and not self._is_closed
 
     # -- writing, on the loop ----------------------------------------------------------------------------------------
 
-    def write(self, documents: Sequence[Document], done: OnVerdict, facts: Sequence[Fact] = ()) -> None:
-        """See `core.ports.journal.Journal`."""
-        self._take(Work(done, partial(_put, documents), documents, facts))
+    def write(self, documents: Sequence[Document], done: OnWritten, facts: Sequence[Fact] = ()) -> None:
+        """See `core.ports.Journal`."""
+        self._take(SqliteWrite(done, partial(_put, documents), documents, facts))
 
-    async def commit(self, entries: Sequence[Entry]) -> None:
-        """See `core.ports.journal.Journal`."""
+    async def commit(self, entries: Sequence[JournalEntry]) -> None:
+        """See `core.ports.Journal`."""
         await self._done(partial(_add, entries))
 
     async def prune(self, kind: str, states: Collection[str], *, before: float, limit: int) -> int:
-        """See `core.ports.journal.Journal`."""
+        """See `core.ports.Journal`."""
         counts: list[int] = []
         await self._done(partial(_prune, kind, tuple(states), before, limit, counts))
         return counts[-1]
 
     async def weigh(self, kinds: Collection[str], owner: str) -> Mapping[tuple[str, str], int]:
-        """See `core.ports.journal.Journal`."""
+        """See `core.ports.Journal`."""
         return await self._answered(partial(_weigh, tuple(kinds), owner))
 
-    async def trim(self, kind: str, owner: str, states: Collection[str], *, bytes: int, limit: int) -> Trimmed:
-        """See `core.ports.journal.Journal`."""
+    async def trim(self, kind: str, owner: str, states: Collection[str], *, bytes: int, limit: int) -> TrimResult:
+        """See `core.ports.Journal`."""
         return await self._answered(partial(_trim, kind, owner, tuple(states), bytes, limit))
 
-    async def open_log(self, notary: Notary) -> Standing:
-        """See `core.ports.ledger.Ledger`."""
-        writer = LogWriter(notary)
+    async def open_log(self, notary: AuditSigner) -> LogState:
+        """See `core.ports.AuditJournal`."""
+        writer = SqliteAuditWriter(notary)
         server_status = await self._answered(writer.find)
         self._log = writer
         return server_status
 
     async def prune_log(self, *, before: float, limit: int) -> int:
-        """See `core.ports.ledger.Ledger`."""
+        """See `core.ports.AuditJournal`."""
         assert self._log is not None, "the log is opened first"
         return await self._answered(partial(self._log.prune, before, limit))
 
-    async def log_rows(self, *, after: int, limit: int) -> Sequence[Row]:
-        """See `core.ports.ledger.ReadableLedger`."""
+    async def log_rows(self, *, after: int, limit: int) -> Sequence[AuditRow]:
+        """See `core.ports.ReadableAuditJournal`."""
         rows = await self._run(lambda: self._reading.execute(LOG_ROWS, (after, limit)).fetchall())
-        return [Row(*row) for row in rows]
+        return [AuditRow(*row) for row in rows]
 
     async def _answered(self, ask: Callable[[sqlite3.Connection], _T]) -> _T:
         answers: list[_T] = []
         await self._done(partial(_keep_answer, ask, answers))
         return answers[-1]
 
-    async def _done(self, deed: Deed) -> None:
-        kept: asyncio.Future[Verdict] = self._loop.create_future()
-        self._take(Work(partial(settle, kept), deed))
+    async def _done(self, deed: SqliteOperation) -> None:
+        kept: asyncio.Future[WriteResult] = self._loop.create_future()
+        self._take(SqliteWrite(partial(set_result_once, kept), deed))
         if (verdict := await kept) != "kept":
             raise OSError(f"the journal could not be written: {verdict}")
 
-    def _take(self, work: Work) -> None:
+    def _take(self, work: SqliteWrite) -> None:
         if self._is_closed:
             self._loop.call_soon(work.done, "refused")
             return
@@ -230,21 +244,21 @@ class SqliteJournal:
             if is_last:
                 return
 
-    def _write_batch(self, works: Sequence[Work]) -> list[Verdict]:
+    def _write_batch(self, works: Sequence[SqliteWrite]) -> list[WriteResult]:
         """Write all in one transaction; if none of it could be, each alone, so that only those fail that must."""
         verdicts = self._transact(works)
         if verdicts is not None:
             return verdicts
         return ["refused"] if len(works) == 1 else [self._write_batch([work])[0] for work in works]
 
-    def _transact(self, works: Sequence[Work]) -> list[Verdict] | None:
+    def _transact(self, works: Sequence[SqliteWrite]) -> list[WriteResult] | None:
         """What became of each; None if the transaction was refused."""
         if self._log is not None and (records := _records_alone(works)):
             return self._append(records, len(works), self._log)
         try:
             self._begin()
             if self._write_together(works):
-                verdicts: list[Verdict] = ["kept"] * len(works)
+                verdicts: list[WriteResult] = ["kept"] * len(works)
             else:
                 self._written.execute("ROLLBACK")
                 self._begin()
@@ -264,7 +278,7 @@ class SqliteJournal:
             self._log.kept()
         return verdicts
 
-    def _append(self, records: Sequence[Fact], count: int, writer: LogWriter) -> list[Verdict] | None:
+    def _append(self, records: Sequence[Fact], count: int, writer: SqliteAuditWriter) -> list[WriteResult] | None:
         """Write records and nothing else, in one statement, which is a transaction by itself."""
         try:
             writer.begin(self._written)
@@ -281,7 +295,7 @@ class SqliteJournal:
         if self._log is not None:
             self._log.begin(self._written)
 
-    def _write_together(self, works: Sequence[Work]) -> bool:
+    def _write_together(self, works: Sequence[SqliteWrite]) -> bool:
         """Write all without a savepoint for each; False if something does not go, which leaves nobody knows what."""
         documents = [document for work in works for document in work.documents]
         keys = {(document.kind, document.owner, document.id) for document in documents}
@@ -300,11 +314,11 @@ class SqliteJournal:
             self._log.append(self._written, facts)
         return True
 
-    def _write_one(self, work: Work) -> Verdict:
+    def _write_one(self, work: SqliteWrite) -> WriteResult:
         """Write what belongs together; whatever goes wrong undoes it, and only it."""
         self._written.execute("SAVEPOINT one")
         head = None if self._log is None else self._log.head
-        verdict: Verdict
+        verdict: WriteResult
         try:
             verdict = "kept" if work.deed(self._written) and self._note(work.facts) else "conflict"
         except Exception as error:  # one caller's odd text must not end the thread that writes for everybody
@@ -328,10 +342,10 @@ class SqliteJournal:
         except sqlite3.Error as error:
             log.error("the journal cannot be opened again", path=str(self._path), error=str(error))
 
-    def _tell(self, works: Sequence[Work], verdicts: Sequence[Verdict]) -> None:
+    def _tell(self, works: Sequence[SqliteWrite], verdicts: Sequence[WriteResult]) -> None:
         try:
             told = [(work.done, verdict) for work, verdict in zip(works, verdicts, strict=True)]
-            self._loop.call_soon_threadsafe(tell_all, told)
+            self._loop.call_soon_threadsafe(notify_all, told)
             if "refused" in verdicts or "unknown" in verdicts:
                 self._loop.call_soon_threadsafe(self._probe.suspect)
         except RuntimeError:
@@ -340,7 +354,7 @@ class SqliteJournal:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     async def read(self, kind: str, owner: str, id: str) -> Document | None:
-        """See `core.ports.journal.Journal`."""
+        """See `core.ports.Journal`."""
         where = f"SELECT {COLUMNS} FROM documents WHERE kind = ? AND owner = ? AND id = ?"  # noqa: S608 - our own words
         found = await self._ask(where, (kind, owner, id))
         return found[0] if found else None
@@ -356,7 +370,7 @@ class SqliteJournal:
         limit: int,
         token: str = "",
     ) -> Page:
-        """See `core.ports.journal.Journal`."""
+        """See `core.ports.Journal`."""
         clauses = ["kind = ?", "owner = ?", "at > ?"]
         values: list[object] = [kind, owner, after]
         if group:
@@ -368,16 +382,16 @@ class SqliteJournal:
         where = " AND ".join(clauses)
         total = await self._count(where, values)
         if token:
-            at, id = read_token(token)
+            at, id = parse_page_token(token)
             where += " AND (at, id) < (?, ?)"
             values += [at, id]
         found, has_more = await self._some(where, "at DESC, id DESC", values, limit)
-        return Page(tuple(found), total, write_token(found[-1]) if has_more else "")
+        return Page(tuple(found), total, page_token(found[-1]) if has_more else "")
 
     async def all_in(
         self, kind: str, states: Collection[str], *, limit: int, after: Document | None = None
     ) -> list[Document]:
-        """See `core.ports.journal.Journal`."""
+        """See `core.ports.Journal`."""
         values: list[object] = [kind, *states]
         where = f"kind = ? AND state IN ({_marks(states)})"
         if after is not None:
@@ -386,11 +400,11 @@ class SqliteJournal:
         found, _ = await self._some(where, "at, owner, id", values, limit)
         return found
 
-    async def latest(self, kind: str, owner: str, limit: int) -> list[Entry]:
-        """See `core.ports.journal.Journal`."""
+    async def latest(self, kind: str, owner: str, limit: int) -> list[JournalEntry]:
+        """See `core.ports.Journal`."""
         text = "SELECT kind, owner, at, content FROM entries WHERE kind = ? AND owner = ? ORDER BY number DESC LIMIT ?"
         rows = await self._run(lambda: self._reading.execute(text, (kind, owner, limit)).fetchall())
-        return [Entry(kind, owner, at, msgspec.Raw(content)) for kind, owner, at, content in reversed(rows)]
+        return [JournalEntry(kind, owner, at, msgspec.Raw(content)) for kind, owner, at, content in reversed(rows)]
 
     async def _ask(self, text: str, values: Sequence[object]) -> list[Document]:
         rows = await self._run(lambda: self._reading.execute(text, tuple(values)).fetchall())
@@ -406,7 +420,7 @@ class SqliteJournal:
         self._reading.execute("BEGIN")
         try:
             found = self._reading.execute(text, values).fetchall()
-            count = fitting(length for _, length in found[:limit])
+            count = fitting_count(length for _, length in found[:limit])
             rows = [self._reading.execute(ONE, (row,)).fetchone() for row, _ in found[:count]]
         finally:
             self._reading.execute("ROLLBACK")
@@ -425,7 +439,7 @@ class SqliteJournal:
             raise OSError(f"the journal cannot be read: {error}") from error
 
 
-def _records_alone(works: Sequence[Work]) -> list[Fact]:
+def _records_alone(works: Sequence[SqliteWrite]) -> list[Fact]:
     """All records, if nothing else is to be written and one statement can take them."""
     if not all(work.facts and not work.documents for work in works):
         return []
@@ -456,7 +470,7 @@ def _row(document: Document) -> tuple[object, ...]:
     return (document.version, document.at, document.group, document.state, document.body, *key)
 
 
-def _add(entries: Sequence[Entry], connection: sqlite3.Connection) -> bool:
+def _add(entries: Sequence[JournalEntry], connection: sqlite3.Connection) -> bool:
     for entry in entries:
         connection.execute(ADD, (entry.kind, entry.owner, entry.at, bytes(entry.content)))
         connection.execute(TRIM, {"kind": entry.kind, "owner": entry.owner, "kept": ENTRIES_KEPT})
@@ -485,7 +499,7 @@ def _weigh(kinds: Sequence[str], owner: str, connection: sqlite3.Connection) -> 
 
 def _trim(
     kind: str, owner: str, states: Sequence[str], bytes: int, limit: int, connection: sqlite3.Connection
-) -> Trimmed:
+) -> TrimResult:
     rows: list[int] = []
     ids: list[str] = []
     taken = 0
@@ -497,7 +511,7 @@ def _trim(
         ids.append(id)
         taken += size
     connection.executemany("DELETE FROM documents WHERE rowid = ?", [(row,) for row in rows])
-    return Trimmed(tuple(ids), taken)
+    return TrimResult(tuple(ids), taken)
 
 
 def _marks(values: Collection[object]) -> str:

@@ -20,7 +20,7 @@ PATIENCE_SECONDS = 0.001
 """How long those that came first wait for the others: about what a sync takes, which they then share (0.2 to 5 ms)."""
 
 
-class Gathering(Generic[T]):
+class WriteBatcher(Generic[T]):
     """Hands over what it is given, in order and in batches. On one loop only."""
 
     def __init__(

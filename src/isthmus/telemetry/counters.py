@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from isthmus.core.ports.recorder import Witness
-from isthmus.model.calls import Call
+from isthmus.core.ports import AuditGate
+from isthmus.model.calls import Call, Outcome
 from isthmus.model.faults import Fault
 from isthmus.model.names import ServerName
-from isthmus.model.outcomes import Outcome
 
 SERVERS_MAX = 20_000
 """Servers that are counted each by itself: those that dial in may have ever new names."""
@@ -32,7 +31,7 @@ class ServerCounts:
 class Counters:
     """A recorder that counts in memory."""
 
-    witness: Witness | None = None
+    audit_gate: AuditGate | None = None
 
     def __init__(self) -> None:
         self.servers: dict[ServerName | None, ServerCounts] = {}
@@ -51,9 +50,9 @@ class Counters:
         """Count an answer that nobody waits for."""
         self._of(server).late += 1
 
-    def together(self, name: ServerName) -> Together:
+    def together(self, name: ServerName) -> GroupedCounters:
         """A recorder that counts many servers as this one."""
-        return Together(self, name)
+        return GroupedCounters(self, name)
 
     def _of(self, server: ServerName | None) -> ServerCounts:
         counts = self.servers.get(server)
@@ -63,10 +62,10 @@ class Counters:
         return counts
 
 
-class Together:
+class GroupedCounters:
     """Counts what happens on servers that come and go as if they were one."""
 
-    witness: Witness | None = None
+    audit_gate: AuditGate | None = None
 
     def __init__(self, counters: Counters, name: ServerName) -> None:
         self._counters = counters

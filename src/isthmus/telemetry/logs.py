@@ -19,7 +19,7 @@ from typing import Any, Literal, TextIO, TypeAlias, TypeVar
 
 import structlog
 
-from isthmus.model.characters import INVISIBLE, escaped_misjoined
+from isthmus.model.unsafe_characters import INVISIBLE, escaped_misjoined
 
 LINE_LENGTH_MAX = 8192
 VALUE_LENGTH_MAX = 2000

@@ -12,7 +12,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
 from isthmus.integrations.adk import AdkDomainAgent
-from isthmus.integrations.adk.tool import SOMEBODY
+from isthmus.integrations.adk.tool import NO_USER
 from isthmus.library import (
     AgentConfig,
     AgentRequest,
@@ -198,7 +198,7 @@ async def test_whom_nobody_named_is_nobody_else(service: ToolService, monkeypatc
         task = await create_task_request(tool_names=["search"], description="Search.", user_context=user)
         assert (await execute(agent, task)).status == "success"
     assert asked == users
-    impostor = TaskRequest(description="hi", user_context=UserContext(SOMEBODY))
+    impostor = TaskRequest(description="hi", user_context=UserContext(NO_USER))
     response = await execute(agent_of("never"), impostor)
     assert response.error is not None
     assert response.error.code is ErrorCode.VALIDATION

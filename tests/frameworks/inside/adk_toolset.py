@@ -18,9 +18,9 @@ from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 
 from isthmus.integrations.adk import HubTool, HubToolset, ToolOptions
-from isthmus.integrations.adk.background import PENDING_MAX
+from isthmus.integrations.adk.results import PENDING_MAX
 from isthmus.integrations.adk.toolset import UNAVAILABLE
-from isthmus.integrations.fencing import BEGIN, END, PREAMBLE
+from isthmus.integrations.untrusted_descriptions import BEGIN, END, PREAMBLE
 from isthmus.library import (
     BlockingToolService,
     ServiceClosedError,
@@ -34,7 +34,7 @@ from isthmus.library import (
     UserPermissions,
     tool,
 )
-from isthmus.library.toolbox import is_destructive
+from isthmus.library.integration_base import is_destructive
 from tests.frameworks.inside.adk_scripted import (
     APP,
     USER,
@@ -750,7 +750,7 @@ async def test_tools_of_others_are_not_asked_about_names(service: ToolService) -
 
 
 def test_a_timeout_that_is_none_is_refused_at_once() -> None:
-    with pytest.raises(ValueError, match="timeout must be a number of seconds from 0 on, not '5'"):
+    with pytest.raises(ValueError, match="timeout must be a number of seconds, 0 or more, not '5'"):
         HubToolset(config={}, timeout="5")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from isthmus.library import Dispatcher, TaskEngine, ToolService, UserContext
-from isthmus.library.dispatch import Provider, messages_for
+from isthmus.library.dispatcher import Provider, messages_for
 from tests.frameworks.inside.served import (
     EXECUTED,
     MISSES,

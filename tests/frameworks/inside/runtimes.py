@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from isthmus.library import BlockingToolService, ToolRequest, ToolService, tool
-from isthmus.library.owner import Owner
+from isthmus.library.loop_thread import LoopThread
 from tests.library.services import pay, raw_server, wait_for_line, with_servers
 
 BACKENDS = ["asyncio", "trio"]
@@ -133,7 +133,7 @@ def test_an_initialize_that_trio_cancels_leaves_no_process(tmp_path: Path) -> No
             await service.initialize(with_servers(raw_server("--mode", "hang_init")))
         assert scope.cancelled_caught
 
-    owner = Owner.shared()
+    owner = LoopThread.shared()
     before = owner.call(lambda: len(asyncio.all_tasks(owner.loop)))
     trio.run(main)
     deadline = trio_free_deadline()

@@ -25,8 +25,8 @@ from isthmus.library import (
     UserContext,
     UserPermissions,
 )
-from isthmus.storage import log_sqlite
-from isthmus.storage.seats import file_of
+from isthmus.storage import audit_sqlite
+from isthmus.storage.audit_slots import slot_file
 from tests.library.services import raw_server, with_servers
 
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -135,7 +135,7 @@ async def audited(folder: Path) -> AsyncIterator[ToolService]:
 
 async def calls_in(folder: Path) -> list[dict[str, Any]]:
     """The records of calls in that log."""
-    async with log_sqlite.reading(file_of(folder, 1)) as log:
+    async with audit_sqlite.open_reader(slot_file(folder, 1)) as log:
         records = [json.loads(row.content) async for row in log.rows()]
     return [each for each in records if each["event"] == "call"]
 

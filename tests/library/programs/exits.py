@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from isthmus.library import BlockingToolService, ServiceClosedError, ToolService, owner
+from isthmus.library import BlockingToolService, ServiceClosedError, ToolService, loop_thread
 from tests.library.services import POLL_SECONDS, pay, raw_server, wait_for_line, with_servers
 
 
@@ -95,9 +95,9 @@ def main(way: str, ledger: Path) -> None:
     """Make a service over two servers, and end."""
     service = ToolService()
     if way == "busy":
-        atexit.unregister(owner._stop)
+        atexit.unregister(loop_thread._stop)
         atexit.register(ask_late, service)  # what is registered first is done last
-        atexit.register(owner._stop)
+        atexit.register(loop_thread._stop)
     asyncio.run(service.initialize(with_servers(raw_server(ledger=ledger), raw_server(name="other"))))
     print(*children(), flush=True)
     match way:

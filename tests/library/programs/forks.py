@@ -29,7 +29,7 @@ from isthmus.library import (
     ToolService,
     ToolStreamChunk,
 )
-from isthmus.library.owner import Owner
+from isthmus.library.loop_thread import LoopThread
 from tests.conftest import children
 from tests.library.services import POLL_SECONDS, raw_server, with_servers
 
@@ -67,7 +67,7 @@ def refused(tools: BlockingToolService, attempt: Callable[[BlockingToolService],
         return f"refused: {error}"
 
 
-def in_child(tools: BlockingToolService, inherited: Owner) -> None:
+def in_child(tools: BlockingToolService, inherited: LoopThread) -> None:
     """What a child finds: what it inherited refuses, and what it makes works."""
     say("child", refused(tools, lambda tools: echo(tools, "inherited")))
     say("child", refused(tools, lambda tools: tools.list_tools()))
@@ -76,12 +76,12 @@ def in_child(tools: BlockingToolService, inherited: Owner) -> None:
     with BlockingToolService(configuration()) as own:
         say("child", echo(own, "own"))
         # The thread of the child's loop may get the number that the parent's had.
-        say("child", "is the parent's loop here:", Owner.shared().call(inherited.is_here))
+        say("child", "is the parent's loop here:", LoopThread.shared().call(inherited.is_current))
 
 
 def fork(tools: BlockingToolService) -> None:
     """By hand; the child ends as a program does, with everything that Python then tidies up."""
-    inherited = Owner.shared()
+    inherited = LoopThread.shared()
     child = os.fork()
     if child == 0:
         in_child(tools, inherited)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isthmus.integrations.fencing import BEGIN, ELIDED, END, PREAMBLE, fence, fence_schema
+from isthmus.integrations.untrusted_descriptions import BEGIN, ELIDED, END, PREAMBLE, fence, fence_schema
 
 
 def test_a_description_stands_between_its_markers_and_an_empty_one_stays_empty() -> None:

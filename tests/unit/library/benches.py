@@ -8,8 +8,8 @@ from typing import Any
 from isthmus.library.catalog import Catalog
 from isthmus.library.contracts import ToolRequest, ToolResult, ToolStatus
 from isthmus.library.errors import ServiceClosedError
-from isthmus.library.owner import Owner
-from isthmus.library.running import begun, ended
+from isthmus.library.loop_thread import LoopThread
+from isthmus.library.resolver import register_service, unregister_service
 from isthmus.library.service import BlockingToolService, ToolService
 from tests.unit.library.catalogs import catalog_of
 
@@ -42,15 +42,15 @@ class Bench(ToolService):
         """Have this catalog from now on, and say so."""
         self.held = catalog
         for watcher in list(self.watchers):
-            Owner.shared().call(watcher)
+            LoopThread.shared().call(watcher)
 
     async def initialize(self, config: Any = None, **_: Any) -> None:
         self.given = config
-        begun(self)
+        register_service(self)
 
     async def shutdown(self) -> None:
         self.is_open = False
-        ended(self)
+        unregister_service(self)
 
     async def catalog(self) -> Catalog:
         return self._catalog_now()
@@ -95,6 +95,6 @@ class BlockingBench(BlockingToolService):
 
     def execute_tool(self, request: ToolRequest) -> ToolResult:
         self._bench._check()
-        Owner.shared().refuse_here()
+        LoopThread.shared().check_may_block()
         self._bench.requests.append(request)
         return self._bench.result

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from isthmus.core.catalog.checks import CheckCache
-from isthmus.core.catalog.rules import Rules
+from isthmus.core.catalog.rules import ToolRules
+from isthmus.core.catalog.schema import CheckCache
 from isthmus.core.catalog.snapshot import Snapshot
 from isthmus.core.catalog.view import Route
 from isthmus.library.catalog import Catalog
@@ -107,7 +107,7 @@ def test_a_tool_of_a_server_that_did_not_come_is_missed_with_the_reason() -> Non
         with pytest.raises(ToolNotFoundError, match="Server web is not connected: connection refused") as unknown:
             shelf.resolve(name, namespace)
         assert unknown.value.suggestions == ()
-    with pytest.raises(ToolNotFoundError, match="Not connected, so not listed: web"):
+    with pytest.raises(ToolNotFoundError, match="are not connected, so their tools are unknown: web"):
         shelf.resolve("fetch")
 
 
@@ -141,7 +141,7 @@ def test_a_user_is_told_only_of_what_is_that_users_to_use() -> None:
     with pytest.raises(ToolNotFoundError) as unknown:
         shelf.resolve_for(user("files.read", "vault.open"), "files.raed")
     assert unknown.value.suggestions == ("files.read",)
-    assert str(unknown.value).endswith("Not connected, so not listed: vault.")
+    assert str(unknown.value).endswith("are not connected, so their tools are unknown: vault.")
     with pytest.raises(TypeError, match="must be a UserContext"):
         shelf.resolve_for("ann", "web.fetch")  # type: ignore[arg-type]
 
@@ -225,7 +225,7 @@ def test_a_tool_is_shown_as_its_server_describes_it() -> None:
 
 def test_a_tool_of_a_server_that_is_trusted_says_so() -> None:
     def routes(*, is_trusted: bool) -> Mapping[str, Route]:
-        server_status = ready(tool("read"), rules=Rules(is_trusted=is_trusted))
+        server_status = ready(tool("read"), rules=ToolRules(is_trusted=is_trusted))
         snapshot = Snapshot(1, {server_status.server: server_status}, CheckCache(limit_bytes=4096))
         return snapshot.view(Grants(("*",)), EVERYTHING).routes
 

@@ -22,7 +22,7 @@ from isthmus.library import (
     tool,
 )
 from isthmus.library.contracts import ToolResult, ToolStatus, ToolStreamChunk
-from isthmus.library.dispatch import Dispatched, ModelCall, Provider, calls_in, messages_for
+from isthmus.library.dispatcher import Dispatched, ModelCall, Provider, calls_in, messages_for
 
 ECHO = "mcp_builtin_echo"
 IMAGE = {"type": "image", "data": "AAAA", "mimeType": "image/png"}
@@ -131,7 +131,7 @@ def test_a_provider_s_own_objects_are_understood() -> None:
 
 @pytest.mark.parametrize("reply", [object(), [object()], {"choices": [object()]}, b"{}"])
 def test_what_cannot_be_read_is_refused_instead_of_having_no_calls(reply: Any) -> None:
-    with pytest.raises(TypeError, match=r"not (object|bytes): give what its API answered"):
+    with pytest.raises(TypeError, match=r"not (object|bytes): pass what its API returned"):
         calls_in(reply)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from isthmus.library.logs import use_standard_logging
+from isthmus.library.engine import use_standard_logging
 
 
 @pytest.fixture(autouse=True)

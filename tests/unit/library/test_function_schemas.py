@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from isthmus.library.forms import ToolDef, block_text, cut, for_model, problem_of
+from isthmus.library.function_schemas import ToolDef, provider_schema, schema_problem, truncate
+from isthmus.library.model_content import block_text
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
 
@@ -36,14 +37,14 @@ def test_an_unknown_mode_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("schema", [{}, {"type": "object"}])
 def test_a_schema_without_properties_gets_some_because_providers_want_them(schema: dict[str, Any]) -> None:
-    assert for_model(schema) == {"type": "object", "properties": {}}
+    assert provider_schema(schema) == {"type": "object", "properties": {}}
 
 
 def test_alternatives_outermost_become_one_object_that_allows_all_of_them() -> None:
     by_id = {"properties": {"id": {"type": "integer"}, "at": {}}, "required": ["id", "at"]}
     by_name = {"$ref": "#/$defs/Named"}
     named = {"properties": {"name": {"type": "string"}, "at": {}}, "required": ["name", "at"]}
-    shown = for_model({"type": "object", "anyOf": [by_id, by_name], "$defs": {"Named": named}})
+    shown = provider_schema({"type": "object", "anyOf": [by_id, by_name], "$defs": {"Named": named}})
     assert shown["properties"] == {"id": {"type": "integer"}, "name": {"type": "string"}, "at": {}}
     assert shown["required"] == ["at"]
     assert "anyOf" not in shown
@@ -51,17 +52,17 @@ def test_alternatives_outermost_become_one_object_that_allows_all_of_them() -> N
 
 def test_what_every_part_requires_is_required() -> None:
     parts = [{"properties": {"a": {}}, "required": ["a"]}, {"properties": {"b": {}}, "required": ["b"]}]
-    assert for_model({"type": "object", "allOf": parts})["required"] == ["a", "b"]
+    assert provider_schema({"type": "object", "allOf": parts})["required"] == ["a", "b"]
 
 
 def test_a_reference_to_the_whole_schema_is_followed() -> None:
-    shown = for_model({"$ref": "#/definitions/Args", "definitions": {"Args": SCHEMA}})
+    shown = provider_schema({"$ref": "#/definitions/Args", "definitions": {"Args": SCHEMA}})
     assert shown["properties"] == SCHEMA["properties"]
     assert "$ref" not in shown
 
 
 def test_a_reference_to_a_reference_is_followed_to_its_end() -> None:
-    shown = for_model({"$ref": "#/$defs/Args", "$defs": {"Args": {"$ref": "#/$defs/a~1b"}, "a/b": SCHEMA}})
+    shown = provider_schema({"$ref": "#/$defs/Args", "$defs": {"Args": {"$ref": "#/$defs/a~1b"}, "a/b": SCHEMA}})
     assert shown["properties"] == SCHEMA["properties"]
     assert "$ref" not in shown
 
@@ -70,7 +71,7 @@ def test_alternatives_inside_of_alternatives_are_shown_too() -> None:
     by_id, by_name = {"properties": {"id": {}}, "required": ["id"]}, {"properties": {"name": {}}, "required": ["name"]}
     at = {"allOf": [{"$ref": "#/$defs/Place"}], "properties": {"when": {}}}
     place = {"properties": {"at": {}}, "required": ["at"]}
-    shown = for_model({"allOf": [{"anyOf": [by_id, by_name]}, at], "$defs": {"Place": place}})
+    shown = provider_schema({"allOf": [{"anyOf": [by_id, by_name]}, at], "$defs": {"Place": place}})
     assert sorted(shown["properties"]) == ["at", "id", "name", "when"]
     assert shown["required"] == ["at"]
 
@@ -81,40 +82,40 @@ def test_a_schema_that_has_no_end_is_shown_all_the_same() -> None:
         deep = {"anyOf": [deep]}
     around = {"Args": {"anyOf": [{"$ref": "#/$defs/Args"}, SCHEMA]}}
     wide = {f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 20} for n in range(20)}
-    assert for_model(deep)["properties"] == {}
-    assert for_model({"$ref": "#/$defs/Args", "$defs": around})["properties"] == SCHEMA["properties"]
-    assert for_model({"$ref": "#/$defs/d0", "$defs": wide})["properties"] == {}
-    assert for_model({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}})["properties"] == {}
+    assert provider_schema(deep)["properties"] == {}
+    assert provider_schema({"$ref": "#/$defs/Args", "$defs": around})["properties"] == SCHEMA["properties"]
+    assert provider_schema({"$ref": "#/$defs/d0", "$defs": wide})["properties"] == {}
+    assert provider_schema({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}})["properties"] == {}
 
 
 def test_what_a_server_writes_into_a_schema_makes_no_giant_of_what_is_shown() -> None:
     large = {"properties": {f"k{n}": {} for n in range(1_000)}, "required": [f"k{n}" for n in range(1_000)]}
     lost = {f"p{n}": {"$ref": "#/anyOf/0"} for n in range(500)}
-    shown = for_model({"type": "object", "properties": lost, "anyOf": [large]})
+    shown = provider_schema({"type": "object", "properties": lost, "anyOf": [large]})
     assert set(shown["properties"]) >= set(lost)
     assert len(json.dumps(shown)) < 10 * len(json.dumps({"properties": lost, "anyOf": [large]}))
     names = [f"d{n}" for n in range(500)]
     defs = {name: {"$ref": "#/$defs/large", "required": ["own"]} for name in names} | {"large": large}
-    shown = for_model({"anyOf": [{"$ref": f"#/$defs/{name}"} for name in names], "$defs": defs})
+    shown = provider_schema({"anyOf": [{"$ref": f"#/$defs/{name}"} for name in names], "$defs": defs})
     assert len(shown["properties"]) == 1_000, "all that there are"
 
 
 def test_a_reference_is_followed_only_so_far() -> None:
     chain = {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(100)} | {"d100": SCHEMA}
-    assert for_model({"$ref": "#/$defs/d90", "$defs": chain})["properties"] == SCHEMA["properties"]
-    assert for_model({"$ref": "#/$defs/d0", "$defs": chain})["properties"] == {}
+    assert provider_schema({"$ref": "#/$defs/d90", "$defs": chain})["properties"] == SCHEMA["properties"]
+    assert provider_schema({"$ref": "#/$defs/d0", "$defs": chain})["properties"] == {}
 
 
 @pytest.mark.parametrize("reference", ["#/$defs/None", "https://elsewhere.example/s.json", "#", 3])
 def test_a_whole_schema_that_refers_to_nothing_takes_anything(reference: object) -> None:
-    assert for_model({"$ref": reference})["properties"] == {}
+    assert provider_schema({"$ref": reference})["properties"] == {}
 
 
 def test_a_reference_into_what_is_not_shown_is_replaced_by_what_it_means() -> None:
     shared = {"type": "object", "properties": {"x": {"type": "number"}}}
     first = {"properties": {"from": shared}}
     second = {"properties": {"to": {"$ref": "#/anyOf/0/properties/from", "description": "where to"}}}
-    shown = for_model({"type": "object", "anyOf": [first, second]})
+    shown = provider_schema({"type": "object", "anyOf": [first, second]})
     assert shown["properties"] == {"from": shared, "to": {**shared, "description": "where to"}}
 
 
@@ -122,7 +123,7 @@ def test_a_reference_into_what_is_not_shown_is_replaced_by_what_it_means() -> No
 def test_a_member_that_refers_to_nothing_may_be_anything(reference: str) -> None:
     node = {"properties": {"inner": {"$ref": "#/anyOf/0"}}}
     to = {"type": "array", "items": [{"$ref": reference, "description": "where to"}]}
-    shown = for_model({"type": "object", "properties": {"to": to}, "anyOf": [node]})
+    shown = provider_schema({"type": "object", "properties": {"to": to}, "anyOf": [node]})
     assert shown["properties"]["to"]["items"] == [{"description": "where to"}]
 
 
@@ -130,7 +131,7 @@ def test_references_that_lead_somewhere_stay() -> None:
     refers = {name: {"$ref": name} for name in ("#", "#/$defs/A", "#/properties/list/items/1", "#/properties/list")}
     listed = {"list": {"items": [{"type": "string"}, {"type": "number"}]}, "$ref": {"type": "string"}}
     schema = {"type": "object", "properties": {**refers, **listed}, "$defs": {"A": {"type": "string"}}}
-    assert for_model(schema) == schema
+    assert provider_schema(schema) == schema
 
 
 def test_a_schema_given_to_a_provider_leaves_the_tool_as_it_was() -> None:
@@ -142,7 +143,7 @@ def test_a_schema_given_to_a_provider_leaves_the_tool_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
-        ("none", "not an object but str"),
+        ("none", "must be an object, not str"),
         ({"type": "array"}, "'array'"),
         ({"type": "object", "properties": {"a": {"type": "strin"}}}, 'properties.a.type: "strin"'),
         ({"type": "object", "properties": 3}, "properties: 3 is not"),
@@ -150,7 +151,7 @@ def test_a_schema_given_to_a_provider_leaves_the_tool_as_it_was() -> None:
     ],
 )
 def test_what_is_wrong_with_a_schema_is_said(schema: object, words: str) -> None:
-    assert words in str(problem_of(schema))
+    assert words in str(schema_problem(schema))
 
 
 @pytest.mark.parametrize(
@@ -163,22 +164,22 @@ def test_what_is_wrong_with_a_schema_is_said(schema: object, words: str) -> None
     ],
 )
 def test_schemas_of_every_draft_are_fine_and_none_is_fetched(schema: dict[str, Any]) -> None:
-    assert problem_of(schema) is None
+    assert schema_problem(schema) is None
 
 
 def test_a_text_that_fits_is_not_cut() -> None:
-    assert cut("x" * 10, 10) == "x" * 10
-    assert cut("x" * 10, 0) == "x" * 10
+    assert truncate("x" * 10, 10) == "x" * 10
+    assert truncate("x" * 10, 0) == "x" * 10
 
 
 def test_a_text_that_is_cut_says_how_much_is_missing() -> None:
-    assert cut("a" * 6_000 + "z", 5_000) == "a" * 5_000 + "\n[1,001 of 6,001 characters left out]"
+    assert truncate("a" * 6_000 + "z", 5_000) == "a" * 5_000 + "\n[1,001 of 6,001 characters left out]"
 
 
 def test_a_text_that_was_cut_is_not_cut_again() -> None:
-    once = cut("a" * 6_000, 5_000, tail=100)
-    assert cut(once, 5_000, tail=100) == once
-    assert "left out" in cut(once * 2, 5_000)
+    once = truncate("a" * 6_000, 5_000, tail=100)
+    assert truncate(once, 5_000, tail=100) == once
+    assert "left out" in truncate(once * 2, 5_000)
 
 
 def test_head_and_tail_are_kept_as_the_tool_says() -> None:
@@ -194,7 +195,7 @@ def test_head_and_tail_are_kept_as_the_tool_says() -> None:
     [
         ({"type": "text", "text": "hi"}, "hi"),
         ({"type": "image", "data": "AAAA", "mimeType": "image/png"}, "[image image/png, 3 bytes]"),
-        ({"type": "audio", "data": "AA=="}, "[audio of unknown kind, 1 bytes]"),
+        ({"type": "audio", "data": "AA=="}, "[audio of unknown type, 1 bytes]"),
         ({"type": "resource", "resource": {"uri": "file:///a", "text": "inside"}}, "inside"),
         ({"type": "resource", "resource": {"uri": "file:///a", "blob": "AAAA"}}, "[resource file:///a, 3 bytes]"),
         ({"type": "resource_link", "uri": "file:///a"}, "[resource file:///a]"),

@@ -132,14 +132,14 @@ async def test_a_cell_that_is_run_again_replaces_what_it_made(service: ToolServi
     [
         (lambda: tool(name="echo")(math.sqrt), r"echo cannot be a tool: builtin\.echo is a tool that every hub has"),
         (lambda: tool(name="taken")(math.sqrt), "'taken' is already the tool of .*taken"),
-        (lambda: tool(lambda x: x), "has no name that a tool can have: say one"),
-        (lambda: tool(functools.partial(math.sqrt, 2)), "has no name that a tool can have"),
+        (lambda: tool(lambda x: x), "has no name for a tool: give one"),
+        (lambda: tool(functools.partial(math.sqrt, 2)), "has no name for a tool"),
         (lambda: tool(name="with space")(math.sqrt), "'with space' cannot be the name of a tool"),
         (lambda: tool(name="")(math.sqrt), "'' cannot be the name of a tool"),
         (lambda: tool(name="x" * 129)(math.sqrt), "cannot be the name of a tool"),
         (lambda: tool(name=cast(Any, 7))(math.sqrt), "7 cannot be the name of a tool"),
         (lambda: tool(max), "max cannot be a tool: it has no signature"),
-        (lambda: tool(Counter.count), r"count cannot be a tool: it is a method; make one of a bound one"),
+        (lambda: tool(Counter.count), r"count cannot be a tool: it is an unbound method; use tool"),
         (lambda: tool(inline=True)(asyncio.sleep), "sleep cannot be a tool: it is asynchronous"),
     ],
 )
@@ -438,8 +438,8 @@ async def test_an_object_is_a_tool_of_the_service_it_was_given_to(service: ToolS
         (ToolResult("odd", cast(Any, "success"), result_data="fine"), "success", "fine"),
         (ToolResult("odd", cast(Any, "timeout")), "timeout", "timeout"),
         (ToolResult("odd", cast(Any, "tired")), "error", "ValueError: its status must be one of success, error, "),
-        (None, "error", "TypeError: it must give a ToolResult, not NoneType"),
-        ("fine", "error", "TypeError: it must give a ToolResult, not str"),
+        (None, "error", "TypeError: it must return a ToolResult, not NoneType"),
+        ("fine", "error", "TypeError: it must return a ToolResult, not str"),
     ],
 )
 async def test_what_an_object_gives_is_taken_for_what_it_is(
@@ -471,12 +471,12 @@ async def test_an_object_that_cannot_be_shown_costs_only_itself(service: ToolSer
         return made
 
     wrong: list[tuple[Any, type[Exception], str]] = [
-        (described(parameters_schema={"default": object()}), ConfigurationError, "its description is no JSON"),
+        (described(parameters_schema={"default": object()}), ConfigurationError, "cannot be written as JSON"),
         (described(parameters_schema={"type": "string"}), ConfigurationError, "its parameters_schema is wrong"),
         (described(parameters_schema={"type": "objekt"}), ConfigurationError, "its parameters_schema is wrong"),
-        (described(namespace=7), ConfigurationError, "its namespace must be a text, not 7"),
+        (described(namespace=7), ConfigurationError, "its namespace must be a string, not 7"),
         (described(name=7), ConfigurationError, "7 cannot be the name of a tool"),
-        (print, TypeError, "make one of a function by @tool"),
+        (print, TypeError, "for a function, use @tool"),
     ]
     for tool_, error, words in wrong:
         with pytest.raises(error, match=words):

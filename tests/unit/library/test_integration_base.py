@@ -23,7 +23,7 @@ from isthmus.library import (
     UserPermissions,
     tool,
 )
-from isthmus.library.toolbox import Approval, Terms, Toolbox, is_destructive, not_approved
+from isthmus.library.integration_base import AgentTools, Approval, CallOptions, is_destructive, not_approved
 from tests.unit.library.benches import Bench
 from tests.unit.library.catalogs import catalog_of
 
@@ -41,30 +41,30 @@ def names(tools: list[UniversalTool]) -> list[str]:
 
 
 async def test_without_names_it_has_all_that_the_user_may_use(service: ToolService) -> None:
-    assert names(await Toolbox(service).tools(ECHOER)) == ["builtin.echo"]
-    assert set(names(await Toolbox(service).tools())) >= {"builtin.echo", "builtin.timestamp"}
+    assert names(await AgentTools(service).tools(ECHOER)) == ["builtin.echo"]
+    assert set(names(await AgentTools(service).tools())) >= {"builtin.echo", "builtin.timestamp"}
 
 
 async def test_names_may_have_any_form_and_keep_their_order(service: ToolService) -> None:
-    (echo,) = await Toolbox(service, ["echo"]).tools()
-    assert names(await Toolbox(service, ["timestamp", echo]).tools()) == ["builtin.timestamp", "builtin.echo"]
+    (echo,) = await AgentTools(service, ["echo"]).tools()
+    assert names(await AgentTools(service, ["timestamp", echo]).tools()) == ["builtin.timestamp", "builtin.echo"]
 
 
 async def test_names_that_are_wrong_at_first_are_told(service: ToolService) -> None:
     with pytest.raises(ToolNotFoundError, match=r"builtin\.echo"):
-        await Toolbox(service, ["builtin.ehco"]).tools()
+        await AgentTools(service, ["builtin.ehco"]).tools()
     with pytest.raises(ToolDeniedError, match="timestamp"):
-        await Toolbox(service, ["timestamp"]).tools(ECHOER)
+        await AgentTools(service, ["timestamp"]).tools(ECHOER)
     with pytest.raises(UnresolvedToolsError):
-        await Toolbox(service, ["timestamp", "nothing"]).tools(ECHOER)
+        await AgentTools(service, ["timestamp", "nothing"]).tools(ECHOER)
 
 
 async def test_of_names_that_users_share_each_has_what_it_may_use(service: ToolService) -> None:
-    box = Toolbox(service, ["timestamp", "echo"])
+    box = AgentTools(service, ["timestamp", "echo"])
     assert names(await box.tools(ECHOER, is_shared=True)) == ["builtin.echo"]
     assert names(await box.tools(None, is_shared=True)) == ["builtin.timestamp", "builtin.echo"]
     with pytest.raises(ToolNotFoundError):
-        await Toolbox(service, ["nothing"]).tools(ECHOER, is_shared=True)
+        await AgentTools(service, ["nothing"]).tools(ECHOER, is_shared=True)
 
 
 async def test_a_tool_that_goes_later_is_left_out_until_it_is_back(service: ToolService) -> None:
@@ -72,7 +72,7 @@ async def test_a_tool_that_goes_later_is_left_out_until_it_is_back(service: Tool
         """Come and go."""
         return "here"
 
-    box = Toolbox(service, ["visiting", "echo"])
+    box = AgentTools(service, ["visiting", "echo"])
     tool(visiting)
     try:
         assert names(await box.tools()) == ["builtin.visiting", "builtin.echo"]
@@ -86,22 +86,22 @@ async def test_a_tool_that_goes_later_is_left_out_until_it_is_back(service: Tool
 
 
 async def test_a_model_calls_what_it_was_told_of_and_nothing_else(service: ToolService) -> None:
-    box = Toolbox(service, ["echo"])
-    assert (await box.called("mcp_builtin_echo")).name == "builtin.echo"
+    box = AgentTools(service, ["echo"])
+    assert (await box.resolve("mcp_builtin_echo")).name == "builtin.echo"
     with pytest.raises(ToolNotFoundError, match="Did you mean mcp_builtin_echo"):
-        await box.called("mcp_builtin_ehco")
+        await box.resolve("mcp_builtin_ehco")
     for other in ("builtin.echo", "echo", "mcp_builtin_timestamp"):
         with pytest.raises(ToolNotFoundError):
-            await box.called(other)
+            await box.resolve(other)
     with pytest.raises(ToolDeniedError):
-        await Toolbox(service).called("mcp_builtin_timestamp", ECHOER)
+        await AgentTools(service).resolve("mcp_builtin_timestamp", ECHOER)
     with pytest.raises(ToolDeniedError):  # a task has only those that its user may use
-        await box.called("mcp_builtin_timestamp", ECHOER)
+        await box.resolve("mcp_builtin_timestamp", ECHOER)
 
 
 async def test_a_call_of_what_is_not_there_has_an_end_too(service: ToolService) -> None:
-    box = Toolbox(service, ["echo"])
-    assert await box.look_up("mcp_builtin_echo") == await box.called("mcp_builtin_echo")
+    box = AgentTools(service, ["echo"])
+    assert await box.look_up("mcp_builtin_echo") == await box.resolve("mcp_builtin_echo")
     unknown, denied = await box.look_up("mcp_builtin_ehco"), await box.look_up("mcp_builtin_timestamp", ECHOER)
     assert isinstance(unknown, ToolResult)
     assert isinstance(denied, ToolResult)
@@ -110,7 +110,7 @@ async def test_a_call_of_what_is_not_there_has_an_end_too(service: ToolService) 
 
 
 async def test_a_call_of_a_tool_whose_server_did_not_come_ends_as_unavailable() -> None:
-    box = Toolbox(Bench("files.read", missing={"web": "connection refused by 10.0.0.7:80"}))
+    box = AgentTools(Bench("files.read", missing={"web": "connection refused by 10.0.0.7:80"}))
     ended = await box.look_up("mcp_web_fetch")
     assert isinstance(ended, ToolResult)
     assert ended.error is not None
@@ -122,7 +122,7 @@ async def test_a_call_of_a_tool_whose_server_did_not_come_ends_as_unavailable() 
 
 
 async def test_who_may_not_use_it_is_told_nothing_of_its_server() -> None:
-    box = Toolbox(Bench("builtin.echo", missing={"web": "connection refused"}))
+    box = AgentTools(Bench("builtin.echo", missing={"web": "connection refused"}))
     ended = await box.look_up("mcp_web_fetch", ECHOER)
     assert isinstance(ended, ToolResult)
     assert (ended.status, "refused" in str(ended.error_message)) == (ToolStatus.UNAUTHORIZED, False)
@@ -130,7 +130,7 @@ async def test_who_may_not_use_it_is_told_nothing_of_its_server() -> None:
 
 async def test_what_a_user_may_not_use_is_not_suggested_either(service: ToolService) -> None:
     with pytest.raises(ToolNotFoundError) as caught:
-        await Toolbox(service).called("mcp_builtin_timestmap", ECHOER)
+        await AgentTools(service).resolve("mcp_builtin_timestmap", ECHOER)
     assert "timestamp" not in str(caught.value)
 
 
@@ -150,14 +150,14 @@ async def test_what_a_user_may_not_use_is_not_suggested_either(service: ToolServ
     ],
 )
 async def test_who_has_to_agree(service: ToolService, approval: Approval, is_needed: Any, server_status: Any) -> None:
-    box = Toolbox(service, ["echo"], needs_approval=approval)
+    box = AgentTools(service, ["echo"], needs_approval=approval)
     (echo,) = await box.tools()
     assert box.is_approval_needed(echo, {"text": "loud"}) is is_needed
-    assert box.standing_approval(echo) is server_status
+    assert box.fixed_approval(echo) is server_status
 
 
 async def test_a_name_that_needs_approval_has_to_be_a_tool_s(service: ToolService) -> None:
-    box = Toolbox(service, needs_approval=["builtin.ehco"])
+    box = AgentTools(service, needs_approval=["builtin.ehco"])
     for _ in range(2):  # it does not pass the second time
         with pytest.raises(ToolNotFoundError, match=r"Did you mean builtin\.echo"):
             await box.tools()
@@ -171,7 +171,7 @@ class Named(Tool):
 async def test_a_short_name_of_several_tools_stands_for_all_of_them(service: ToolService) -> None:
     service.register_tool(Named("erase", "here"))
     service.register_tool(Named("erase", "there"))
-    box = Toolbox(service, ["here.erase", "there.erase", "echo"], needs_approval=["erase"])
+    box = AgentTools(service, ["here.erase", "there.erase", "echo"], needs_approval=["erase"])
     needed = {each.name: box.is_approval_needed(each, {}) for each in await box.tools()}
     assert needed == {"here.erase": True, "there.erase": True, "builtin.echo": False}
 
@@ -180,13 +180,13 @@ async def test_a_short_name_of_several_tools_is_the_one_that_the_user_may_use(se
     service.register_tool(Named("erase", "here"))
     service.register_tool(Named("erase", "there"))
     cleaner = UserContext("cleo", permissions=UserPermissions(["there"]))
-    box = Toolbox(service, ["erase"])
+    box = AgentTools(service, ["erase"])
     assert names(await box.tools(cleaner)) == ["there.erase"]
-    assert (await box.called("mcp_there_erase", cleaner)).name == "there.erase"
+    assert (await box.resolve("mcp_there_erase", cleaner)).name == "there.erase"
     with pytest.raises(ToolDeniedError, match=r"here\.erase"):
-        await box.called("mcp_here_erase", cleaner)
+        await box.resolve("mcp_here_erase", cleaner)
     with pytest.raises(ToolNotFoundError):
-        await box.called("mcp_there_erase")
+        await box.resolve("mcp_there_erase")
 
 
 @pytest.mark.parametrize("others", [["files.delete.all"], []])
@@ -195,14 +195,14 @@ async def test_a_tool_that_waits_for_approval_does_so_when_language_models_call_
     first: list[str], others: list[str]
 ) -> None:
     bench = Bench("files.delete_all", *first)
-    box = Toolbox(bench, needs_approval=[bench.held.entries["files.delete_all"].llm_name])
+    box = AgentTools(bench, needs_approval=[bench.held.entries["files.delete_all"].llm_name])
     bench.held = catalog_of("files.delete_all", "files.read", *others)
     needed = {each.name: box.is_approval_needed(each, {}) for each in await box.tools()}
     assert (needed["files.delete_all"], needed["files.read"]) == (True, False)
 
 
 async def test_names_may_be_what_can_be_read_only_once(service: ToolService) -> None:
-    box = Toolbox(service, (name for name in ["echo", "timestamp"]), needs_approval=(name for name in ["echo"]))
+    box = AgentTools(service, (name for name in ["echo", "timestamp"]), needs_approval=(name for name in ["echo"]))
     for _ in range(2):
         assert [box.is_approval_needed(each, {}) for each in await box.tools()] == [True, False]
 
@@ -212,7 +212,7 @@ async def test_a_server_that_is_not_there_keeps_nobody_from_the_others() -> None
         await service.shutdown()
         gone = {"name": "gone", "command": "/nonexistent"}
         await service.initialize({"mcp_servers": [gone]})
-        box = Toolbox(service, needs_approval=["gone.erase"])
+        box = AgentTools(service, needs_approval=["gone.erase"])
         assert "builtin.echo" in names(await box.tools())
 
 
@@ -252,7 +252,7 @@ def counting() -> Any:
 
 
 async def test_a_listener_hears_progress_and_gets_the_result(service: ToolService, counting: Any) -> None:
-    box = Toolbox(service, ["counting"])
+    box = AgentTools(service, ["counting"])
     (found,) = await box.tools()
     heard: list[ToolStreamChunk] = []
 
@@ -268,7 +268,7 @@ async def test_a_listener_hears_progress_and_gets_the_result(service: ToolServic
 
 
 async def test_a_listener_that_raises_ends_the_call(service: ToolService, counting: Any) -> None:
-    box = Toolbox(service, ["counting"])
+    box = AgentTools(service, ["counting"])
     (found,) = await box.tools()
 
     def fail(chunk: ToolStreamChunk) -> None:
@@ -286,11 +286,11 @@ async def test_a_thread_has_no_use_for_an_asynchronous_listener(service: ToolSer
     loop = asyncio.get_running_loop()
     for listener in (hear, lambda chunk: loop.create_future()):
         with pytest.raises(TypeError, match="async function"):
-            await asyncio.to_thread(Toolbox(service).execute_blocking, request, listener)
+            await asyncio.to_thread(AgentTools(service).execute_blocking, request, listener)
 
 
 async def test_everything_is_there_without_a_loop(service: ToolService) -> None:
-    box = Toolbox(service, ["echo"])
+    box = AgentTools(service, ["echo"])
     assert names(await asyncio.to_thread(box.tools_blocking)) == ["builtin.echo"]
     missed = await asyncio.to_thread(box.look_up_blocking, "mcp_builtin_timestamp")
     assert isinstance(missed, ToolResult)
@@ -299,23 +299,23 @@ async def test_everything_is_there_without_a_loop(service: ToolService) -> None:
 
 def test_terms_are_fixed_or_read_from_the_context_of_a_call() -> None:
     erase = UniversalTool("docs.erase")
-    fixed: Terms[dict[str, Any]] = Terms(ECHOER, "s", {"X-User": "ann"})
+    fixed: CallOptions[dict[str, Any]] = CallOptions(ECHOER, "s", {"X-User": "ann"})
     request = fixed.request(erase, {"path": "a"}, {}, "framework's")
     assert (request.user_context, request.session_id, request.parameters) == (ECHOER, "s", {"path": "a"})
     assert request.metadata == {"headers": {"X-User": "ann"}}
-    assert fixed.lister is ECHOER
-    read: Terms[dict[str, Any]] = Terms(
+    assert fixed.list_user is ECHOER
+    read: CallOptions[dict[str, Any]] = CallOptions(
         lambda context: context["user"], lambda context: context["session"], lambda context: context["headers"]
     )
     request = read.request(erase, {}, {"user": ECHOER, "session": "t", "headers": None}, "framework's")
     assert (request.user_context, request.session_id, request.metadata) == (ECHOER, "t", {})
-    assert read.lister is None
-    none: Terms[None] = Terms()
+    assert read.list_user is None
+    none: CallOptions[None] = CallOptions()
     assert none.request(erase, {}, None, "framework's").session_id == "framework's"
 
 
 def test_headers_are_not_shown() -> None:
-    terms: Terms[None] = Terms(headers={"Authorization": "Bearer secret"})
+    terms: CallOptions[None] = CallOptions(headers={"Authorization": "Bearer secret"})
     assert "secret" not in repr(terms)
     request = terms.request(UniversalTool("docs.erase"), {}, None)
     assert request.metadata == {"headers": {"Authorization": "Bearer secret"}}
@@ -324,16 +324,16 @@ def test_headers_are_not_shown() -> None:
 
 async def test_of_a_tool_that_has_gone_the_model_is_told_by_its_own_name_for_it() -> None:
     bench = Bench("docs.find", "docs.erase")
-    box = Toolbox(bench)
+    box = AgentTools(bench)
     find, _ = await box.tools()
     bench.change("docs.fund")
     gone = ToolResult("docs.find", ToolStatus.NOT_FOUND, "docs", error_message="There is no tool 'docs.find'.")
-    told = await box.told(find, gone, None)
-    assert told.error_message == "There is no tool 'mcp_docs_find'. Did you mean mcp_docs_fund?"
-    blocking = await asyncio.to_thread(box.told_blocking, find, gone, None)
-    assert blocking.error_message == told.error_message
+    explained = await box.explain(find, gone, None)
+    assert explained.error_message == "There is no tool 'mcp_docs_find'. Did you mean mcp_docs_fund?"
+    blocking = await asyncio.to_thread(box.explain_blocking, find, gone, None)
+    assert blocking.error_message == explained.error_message
     bench.change("docs.find")  # and is there again
-    assert await box.told(find, gone, None) is gone
+    assert await box.explain(find, gone, None) is gone
 
 
 async def awaited(*_: Any) -> Any:
@@ -348,31 +348,31 @@ class Awaited:
 @pytest.mark.parametrize("function", [awaited, Awaited()])
 @pytest.mark.parametrize("name", ["user_context", "session_id", "headers"])
 def test_an_async_function_is_refused_where_nobody_awaits_it(name: str, function: Any) -> None:
-    with pytest.raises(TypeError, match=rf"^{name} is an async function, and nothing awaits it here: give a plain one"):
-        Terms(**{name: function})
+    with pytest.raises(TypeError, match=rf"^{name} is an async function, which is not awaited here"):
+        CallOptions(**{name: function})
     with pytest.raises(TypeError, match=r"^needs_approval is an async function"):
-        Toolbox(Bench(), needs_approval=function)
+        AgentTools(Bench(), needs_approval=function)
 
 
-def given_by(headers: Any) -> Terms[None]:
-    return Terms(headers=headers)
+def given_by(headers: Any) -> CallOptions[None]:
+    return CallOptions(headers=headers)
 
 
 async def test_what_a_function_gives_instead_is_named() -> None:
     it = UniversalTool("docs.find")
-    with pytest.raises(TypeError, match=r"^headers must be a dictionary of names and texts, not list"):
+    with pytest.raises(TypeError, match=r"^headers must be a dictionary of strings, not list"):
         given_by(lambda _: [1]).request(it, {}, None)
     with pytest.raises(TypeError, match=r"^user_context must be a UserContext, not str"):
-        Terms(user_context=lambda _: "ann").request(it, {}, None)  # type: ignore[arg-type, return-value]
-    with pytest.raises(TypeError, match=r"^session_id must be text, not int"):
-        Terms(session_id=lambda _: 7).request(it, {}, None)  # type: ignore[arg-type, return-value]
+        CallOptions(user_context=lambda _: "ann").request(it, {}, None)  # type: ignore[arg-type, return-value]
+    with pytest.raises(TypeError, match=r"^session_id must be a string, not int"):
+        CallOptions(session_id=lambda _: 7).request(it, {}, None)  # type: ignore[arg-type, return-value]
     with pytest.raises(TypeError, match=r"^headers is an async function"):
         given_by(lambda _: awaited()).request(it, {}, None)
     with pytest.raises(TypeError, match=r"^needs_approval is an async function"):
-        Toolbox(Bench(), needs_approval=lambda *_: awaited()).is_approval_needed(it, {})  # type: ignore[arg-type]
+        AgentTools(Bench(), needs_approval=lambda *_: awaited()).is_approval_needed(it, {})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("timeout", ["5", -1, True])
 def test_a_timeout_that_is_none_is_refused_before_a_model_hears_of_it(timeout: Any) -> None:
-    with pytest.raises(ConfigurationError, match="timeout must be a number of seconds from 0 on, not "):
-        Terms(timeout=timeout)
+    with pytest.raises(ConfigurationError, match="timeout must be a number of seconds, 0 or more, not "):
+        CallOptions(timeout=timeout)

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 import pytest
 
 from isthmus.library.errors import ServiceClosedError, WrongThreadError
-from isthmus.library.owner import CLOSED_MEANWHILE, ENDING, Owner
+from isthmus.library.loop_thread import CLOSED_MEANWHILE, PROGRAM_ENDING, LoopThread
 
 SECONDS = 20.0
 
 
 @pytest.fixture
-def owner() -> Iterator[Owner]:
-    made = Owner()
+def loop_thread() -> Iterator[LoopThread]:
+    made = LoopThread()
     yield made
     made.stop()
 
@@ -40,43 +40,47 @@ async def broken_later() -> None:
 
 
 def test_there_is_one_for_everybody() -> None:
-    assert Owner.shared() is Owner.shared()
+    assert LoopThread.shared() is LoopThread.shared()
 
 
-def test_a_thread_has_functions_and_coroutines_run_on_it(owner: Owner) -> None:
-    assert not owner.is_here()
-    assert owner.call(owner.is_here)
-    assert owner.wait(where()) == "isthmus"
+def test_a_thread_has_functions_and_coroutines_run_on_it(loop_thread: LoopThread) -> None:
+    assert not loop_thread.is_current()
+    assert loop_thread.call(loop_thread.is_current)
+    assert loop_thread.run_blocking(where()) == "isthmus"
 
 
-async def test_a_loop_has_functions_and_coroutines_run_on_it(owner: Owner) -> None:
-    assert await owner.fetch(owner.is_here)
-    assert await owner.run(where()) == "isthmus"
+async def test_a_loop_has_functions_and_coroutines_run_on_it(loop_thread: LoopThread) -> None:
+    assert await loop_thread.call_async(loop_thread.is_current)
+    assert await loop_thread.run(where()) == "isthmus"
 
 
-async def test_what_is_raised_there_is_raised_here(owner: Owner) -> None:
+async def test_what_is_raised_there_is_raised_here(loop_thread: LoopThread) -> None:
     with pytest.raises(LookupError, match="nothing there"):
-        owner.call(broken)
+        loop_thread.call(broken)
     with pytest.raises(LookupError, match="nothing there"):
-        owner.wait(broken_later())
+        loop_thread.run_blocking(broken_later())
     with pytest.raises(LookupError, match="nothing there"):
-        await owner.fetch(broken)
+        await loop_thread.call_async(broken)
     with pytest.raises(LookupError, match="nothing there"):
-        await owner.run(broken_later())
+        await loop_thread.run(broken_later())
 
 
-def test_on_it_nothing_crosses_and_nobody_stands_still(owner: Owner) -> None:
+def test_on_it_nothing_crosses_and_nobody_stands_still(loop_thread: LoopThread) -> None:
     async def there() -> tuple[bool, str, bool]:
         with pytest.raises(WrongThreadError, match="would wait for itself for ever"):
-            owner.wait(where())
-        return await owner.fetch(owner.is_here), await owner.run(where()), owner.call(owner.is_here)
+            loop_thread.run_blocking(where())
+        return (
+            await loop_thread.call_async(loop_thread.is_current),
+            await loop_thread.run(where()),
+            loop_thread.call(loop_thread.is_current),
+        )
 
-    assert owner.wait(there()) == (True, "isthmus", True)
+    assert loop_thread.run_blocking(there()) == (True, "isthmus", True)
 
 
-async def test_who_is_cancelled_cancels_what_runs_there(owner: Owner) -> None:
+async def test_who_is_cancelled_cancels_what_runs_there(loop_thread: LoopThread) -> None:
     ended = threading.Event()
-    task = asyncio.create_task(owner.run(for_ever(ended)))
+    task = asyncio.create_task(loop_thread.run(for_ever(ended)))
     await asyncio.sleep(0)
     task.cancel()
 
@@ -85,38 +89,38 @@ async def test_who_is_cancelled_cancels_what_runs_there(owner: Owner) -> None:
     assert await asyncio.to_thread(ended.wait, SECONDS)
 
 
-async def test_nobody_waits_for_what_is_started(owner: Owner) -> None:
+async def test_nobody_waits_for_what_is_started(loop_thread: LoopThread) -> None:
     ran = threading.Event()
 
     async def later() -> None:
         ran.set()
 
-    owner.start(later())
+    loop_thread.start(later())
     assert await asyncio.to_thread(ran.wait, SECONDS)
 
 
-async def test_what_is_cancelled_there_was_closed(owner: Owner) -> None:
+async def test_what_is_cancelled_there_was_closed(loop_thread: LoopThread) -> None:
     async def cancelled() -> None:
         raise asyncio.CancelledError
 
     with pytest.raises(ServiceClosedError, match=CLOSED_MEANWHILE):
-        owner.wait(cancelled())
+        loop_thread.run_blocking(cancelled())
     with pytest.raises(ServiceClosedError, match=CLOSED_MEANWHILE):
-        await owner.run(cancelled())
+        await loop_thread.run(cancelled())
 
 
-def test_who_tries_to_end_the_program_from_it_does_not_end_it(owner: Owner) -> None:
+def test_who_tries_to_end_the_program_from_it_does_not_end_it(loop_thread: LoopThread) -> None:
     async def leave() -> None:
         sys.exit("bye")
 
-    owner.post(sys.exit, "bye")
-    owner.start(leave())
+    loop_thread.post(sys.exit, "bye")
+    loop_thread.start(leave())
 
-    assert owner.call(owner.is_here)
-    assert owner.wait(where()) == "isthmus"
+    assert loop_thread.call(loop_thread.is_current)
+    assert loop_thread.run_blocking(where()) == "isthmus"
 
 
-def test_at_the_end_everything_is_closed_and_what_is_left_is_cancelled(owner: Owner) -> None:
+def test_at_the_end_everything_is_closed_and_what_is_left_is_cancelled(loop_thread: LoopThread) -> None:
     order: list[str] = []
     ended = threading.Event()
 
@@ -126,39 +130,39 @@ def test_at_the_end_everything_is_closed_and_what_is_left_is_cancelled(owner: Ow
             raise LookupError(name)
 
     for name in ("first", "broken", "gone", "last"):
-        owner.call(owner.close_at_exit, name, lambda name=name: close(name))
-    owner.call(owner.closed, "gone")
-    owner.start(for_ever(ended))
-    owner.stop()
+        loop_thread.call(loop_thread.close_at_exit, name, lambda name=name: close(name))
+    loop_thread.call(loop_thread.remove_closer, "gone")
+    loop_thread.start(for_ever(ended))
+    loop_thread.stop()
 
     assert order == ["first", "broken", "last"]
     assert ended.is_set()
-    owner.stop()
+    loop_thread.stop()
 
 
-async def test_after_the_end_everybody_is_refused(owner: Owner) -> None:
-    owner.stop()
+async def test_after_the_end_everybody_is_refused(loop_thread: LoopThread) -> None:
+    loop_thread.stop()
 
-    with pytest.raises(ServiceClosedError, match=ENDING):
-        owner.call(owner.is_here)
-    with pytest.raises(ServiceClosedError, match=ENDING):
-        owner.wait(where())
-    with pytest.raises(ServiceClosedError, match=ENDING):
-        await owner.run(where())
-    owner.start(where())
+    with pytest.raises(ServiceClosedError, match=PROGRAM_ENDING):
+        loop_thread.call(loop_thread.is_current)
+    with pytest.raises(ServiceClosedError, match=PROGRAM_ENDING):
+        loop_thread.run_blocking(where())
+    with pytest.raises(ServiceClosedError, match=PROGRAM_ENDING):
+        await loop_thread.run(where())
+    loop_thread.start(where())
 
 
 async def test_one_that_was_inherited_refuses_even_on_a_thread_of_the_same_number() -> None:
-    inherited = Owner()
+    inherited = LoopThread()
 
     def is_here_after_a_fork() -> bool:
-        inherited.inherit()
-        return inherited.is_here()
+        inherited.mark_inherited()
+        return inherited.is_current()
 
     try:
         assert not inherited.call(is_here_after_a_fork)
         with pytest.raises(ServiceClosedError, match="in each worker, after the fork"):
-            inherited.call(inherited.is_here)
+            inherited.call(inherited.is_current)
         with pytest.raises(ServiceClosedError, match="in each worker, after the fork"):
             await inherited.run(where())
     finally:

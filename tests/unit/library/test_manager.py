@@ -82,7 +82,7 @@ async def test_a_server_that_failed_costs_its_own_tools_and_is_told(
     told = [(record.levelname, record.getMessage()) for record in caplog.records if record.levelno >= logging.INFO]
     assert told == [
         ("INFO", "MCP server a connected; tools: 2"),
-        ("ERROR", "MCP server b cannot be reached, so that its tools are missing: it ended"),
+        ("ERROR", "MCP server b cannot be reached, so its tools are missing: it ended"),
     ]
 
 
@@ -119,7 +119,7 @@ async def test_a_server_that_is_lost_and_found_again_is_told(
     bench = await workspace.begin(Bench("a.x"), "a")
     bench.change("a.x", missing={"a": "it ended"})
     assert workspace.registry.names == ["mcp_a_x"], "as long as it is listed it can be called"
-    assert "MCP server a was lost, and is tried again: it ended" in caplog.text
+    assert "MCP server a was lost; reconnecting: it ended" in caplog.text
     caplog.clear()
     bench.change("a.x")
     assert "MCP server a connected; tools: 1" in caplog.text
@@ -148,7 +148,7 @@ async def test_a_name_that_somebody_has_already_stays_theirs(
     bench.change("a.x", "a.y", "a.z")
     assert workspace.registry.get("mcp_a_x") is own
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert warnings == ["Tool 'x' of MCP server a is left out: the name mcp_a_x is taken."]
+    assert warnings == ["Tool 'x' of MCP server a was skipped: the name mcp_a_x is taken."]
     await workspace.manager.shutdown()
     assert workspace.registry.names == ["mcp_a_x"]
 
@@ -276,7 +276,7 @@ async def test_what_a_function_of_a_tool_returns_is_cut_and_cutting_it_again_cha
 
 async def test_who_cannot_stop_watching_what_a_fork_left_behind_still_clears_the_registry(workspace: Workspace) -> None:
     await workspace.begin(Bench("web.search"), "web")
-    stock = workspace.manager._stock
+    stock = workspace.manager._tools
     assert stock is not None
     assert workspace.registry.names
 
@@ -368,7 +368,7 @@ def test_a_named_file_that_is_not_there_is_told_and_the_next_is_read(
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert FILE_VARIABLE in warnings[0]
     assert "/nowhere/mcp.json" in warnings[0]
-    assert f"config_path names {Path.cwd() / 'also/missing.json'}" in warnings[1]
+    assert f"config_path is {Path.cwd() / 'also/missing.json'}" in warnings[1]
 
 
 @pytest.mark.parametrize("kind", ["folder", "link to nothing", "link to itself"])
@@ -384,7 +384,7 @@ def test_what_is_there_and_is_no_file_is_told_and_the_next_is_read(
     assert names(MCPConfigLoader.load(workspace_root=agent_folder)) == ["home"]
     (told,) = caplog.records
     assert told.levelno == logging.WARNING
-    assert f"{file} is not a file: looking elsewhere for MCP servers" in told.getMessage()
+    assert f"{file} is not a file: trying the next place for MCP servers" in told.getMessage()
 
 
 @pytest.mark.parametrize("source", ["environment", "argument", "agent_folder"])
@@ -432,7 +432,7 @@ def test_where_servers_should_be_is_something_else_and_that_is_told(
     assert MCPConfigLoader.load(workspace_root=agent_folder) == []
     assert MCPConfigLoader._parse_config({"mcpServers": held}) == []
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
-    assert all(f"mcpServers must be a table of servers, not {told}" in line.getMessage() for line in caplog.records)
+    assert all(f"mcpServers must be an object of servers, not {told}" in line.getMessage() for line in caplog.records)
 
 
 def test_servers_elsewhere_in_the_file_are_read_all_the_same() -> None:
@@ -500,7 +500,7 @@ def test_one_entry_can_be_checked_by_itself(caplog: pytest.LogCaptureFixture) ->
     assert MCPConfigLoader._validate_server_config({"name": "one", "transport": "stdio"}) is None
     wrong: list[Any] = [STDIO, None, [], "npx", 5]
     assert [MCPConfigLoader._validate_server_config(entry) for entry in wrong] == [None] * 5
-    assert "must have a name" in caplog.text
+    assert "without a name" in caplog.text
 
 
 def test_a_disabled_server_is_left_out(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from isthmus.library.errors import ToolExecutionError, ToolNotFoundError, ToolRegistryError, WrongThreadError
-from isthmus.library.forms import ToolDef
+from isthmus.library.function_schemas import ToolDef
 from isthmus.library.registry import ToolRegistry
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
@@ -159,8 +159,8 @@ def test_whoever_reads_sees_a_whole_list_while_tools_come_and_go() -> None:
 @pytest.mark.parametrize("odd", [["x"], "x", 7, {1: 2}])
 async def test_arguments_have_names(odd: Any) -> None:
     registry = ToolRegistry([ToolDef("say", "", {}, lambda **given: str(given))])
-    with pytest.raises(ToolExecutionError, match="say takes its arguments as a dictionary by their names"):
+    with pytest.raises(ToolExecutionError, match="say must be a dictionary with string keys"):
         registry.call_tool("say", odd)
-    with pytest.raises(ToolExecutionError, match="say takes its arguments as a dictionary by their names"):
+    with pytest.raises(ToolExecutionError, match="say must be a dictionary with string keys"):
         await registry.acall_tool("say", odd)
     assert registry.call_tool("say") == registry.call_tool("say", {}) == "{}"

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 
-from isthmus.library.contracts import UniversalTool
-from isthmus.library.errors import AmbiguousToolError, ToolDeniedError, ToolNotFoundError, UnresolvedToolsError
-from isthmus.library.resolver import ToolResolver
+from isthmus.library import resolver
+from isthmus.library.contracts import AgentConfig, SessionContext, TaskRequest, UniversalTool
+from isthmus.library.errors import (
+    AmbiguousToolError,
+    ServiceClosedError,
+    ToolDeniedError,
+    ToolNotFoundError,
+    UnresolvedToolsError,
+)
+from isthmus.library.resolver import (
+    TaskEngine,
+    ToolResolver,
+    create_task_request,
+    default_service,
+    register_service,
+    unregister_service,
+)
 from tests.unit.library.catalogs import Shelf, user
 
 RESOLVER = ToolResolver(Shelf("builtin.echo", "files.read", "files.search", "web.search", "web.weather"))
@@ -44,7 +59,7 @@ async def test_one_wrong_name_is_its_own_error() -> None:
 
 @pytest.mark.parametrize("odd", [None, 7, [7], [None], [["echo"]], [UniversalTool("builtin.echo")]])
 async def test_what_are_no_names_are_told_by_their_type(odd: Any) -> None:
-    with pytest.raises(TypeError, match=r"must be a (text|list of names), not (NoneType|int|list|UniversalTool)$"):
+    with pytest.raises(TypeError, match=r"must be a (string|list of names), not (NoneType|int|list|UniversalTool)$"):
         await RESOLVER.resolve_tools(odd)
 
 
@@ -79,3 +94,173 @@ async def test_of_several_tools_of_a_name_a_user_has_those_that_permissions_cove
     with pytest.raises(AmbiguousToolError) as several:
         await three.resolve_tool("search", user("files", "web"))
     assert (several.value.candidates, "secret" in str(several.value)) == (("files.search", "web.search"), False)
+
+
+NONE = "no initialized ToolService: initialize one"
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever other tests have begun is not seen."""
+    monkeypatch.setattr(resolver, "_services", {})
+
+
+def test_the_only_service_is_found_while_it_is_there() -> None:
+    with pytest.raises(ServiceClosedError, match=NONE):
+        default_service()
+    service = Shelf("builtin.echo")
+    register_service(service)
+    assert default_service() is service
+    unregister_service(service)
+    unregister_service(service)
+    with pytest.raises(ServiceClosedError, match=NONE):
+        default_service()
+
+
+def test_of_several_one_has_to_be_named() -> None:
+    first, second = Shelf("builtin.echo"), Shelf("builtin.echo")
+    register_service(first)
+    register_service(second)
+    with pytest.raises(ServiceClosedError, match="2 services: pass the one to use"):
+        default_service()
+    unregister_service(first)
+    assert default_service() is second
+
+
+def test_a_service_that_nobody_holds_any_more_does_not_count() -> None:
+    register_service(Shelf("builtin.echo"))
+    with pytest.raises(ServiceClosedError, match=NONE):
+        default_service()
+
+
+def test_the_parents_service_is_not_that_of_a_forked_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    parents = Shelf("builtin.echo")
+    register_service(parents)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(ServiceClosedError, match=NONE):
+        default_service()
+
+
+SHELF = Shelf("builtin.echo", "files.read", "files.search", "web.search", "web.weather")
+ENGINE = TaskEngine(SHELF)
+
+
+def names(request: TaskRequest) -> list[str]:
+    return [tool.name for tool in request.available_tools]
+
+
+async def test_only_the_names_of_tools_are_needed() -> None:
+    request = await ENGINE.create_task_request(tool_names=["weather", "echo"])
+    assert names(request) == ["web.weather", "builtin.echo"]
+    assert request.task_id.startswith("task_")
+    assert (request.task_type, request.metadata, request.agent_config) == ("chat", {}, None)
+
+
+@pytest.mark.parametrize(("defaults", "found"), [("echo", ["builtin.echo"]), (None, []), ([], [])])
+async def test_an_agent_may_always_have_one_tool_or_none(defaults: Any, found: list[str]) -> None:
+    request = await ENGINE.create_task_request(tool_names=[], agent_config=AgentConfig(available_tools=defaults))
+    assert names(request) == found
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"available_tools": []}, "give the names of tools as tool_names"),
+        ({"agent_config": {"available_tools": ["echo"]}}, "agent_config must be an AgentConfig, not dict"),
+        ({"user_context": "ada"}, "user_context must be a UserContext, not str"),
+        ({"colour": "blue"}, "unexpected keyword argument 'colour'"),
+    ],
+)
+async def test_what_a_task_has_not_is_told(said: dict[str, Any], words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        await ENGINE.create_task_request(tool_names=["echo"], **said)
+
+
+async def test_a_denied_tool_is_dropped_whether_its_server_came_or_not() -> None:
+    engine = TaskEngine(Shelf("builtin.echo", missing={"vault": "connection refused"}))
+    request = await engine.create_task_request(tool_names=["echo", "vault.open"], user_context=user("builtin.*"))
+    assert (names(request), request.metadata) == (["builtin.echo"], {"denied_tools": ["vault.open"]})
+
+
+async def test_names_that_no_tool_has_are_reported_to_callers_that_ask_for_it() -> None:
+    shelf = Shelf("builtin.echo", "files.search", "web.search", missing={"vault": "connection refused"})
+    asked: dict[str, Any] = {"tool_names": ["echo", "files.search", "wether", "vault.open"], "report_missing": True}
+    request = await create_task_request(tool_service=shelf, user_context=user("builtin.*", "vault.*"), **asked)
+    assert names(request) == ["builtin.echo"]
+    assert request.metadata == {"denied_tools": ["files.search"], "missing_tools": ["wether", "vault.open"]}
+    with pytest.raises(UnresolvedToolsError, match=r"files\.search, web\.search"):
+        await TaskEngine(shelf).create_task_request(tool_names=["search", "wether"], report_missing=True)
+
+
+async def test_whatever_else_is_said_is_in_the_task() -> None:
+    said: dict[str, Any] = {
+        "task_id": "task_123",
+        "task_type": "search",
+        "description": "Help me",
+        "messages": ["hello"],
+        "session_id": "s1",
+        "session_context": SessionContext("s1"),
+        "metadata": {"key": 1},
+        "agent_id": "a1",
+    }
+    request = await ENGINE.create_task_request(tool_names=[], **said)
+    assert {key: getattr(request, key) for key in said} == said
+
+
+async def test_what_is_none_is_as_if_it_was_not_said() -> None:
+    request = await ENGINE.create_task_request(tool_names=[], task_id=None, messages=None, metadata=None)
+    assert (request.task_id[:5], request.messages, request.metadata) == ("task_", [], {})
+
+
+async def test_what_the_user_may_not_use_is_left_out_and_named() -> None:
+    metadata = {"key": 1}
+    request = await ENGINE.create_task_request(
+        tool_names=["web.weather", "files.read", "weather"], user_context=user("files.*"), metadata=metadata
+    )
+    assert names(request) == ["files.read"]
+    assert request.metadata == {"key": 1, "denied_tools": ["web.weather"]}
+    assert metadata == {"key": 1}
+
+
+async def test_a_name_of_several_tools_none_of_which_is_the_users_is_left_out_and_named_as_it_was_given() -> None:
+    request = await ENGINE.create_task_request(tool_names=["echo", "search"], user_context=user("builtin"))
+    assert (names(request), request.metadata) == (["builtin.echo"], {"denied_tools": ["search"]})
+
+
+@pytest.mark.parametrize("wrong", [["wether"], ["wether", "search"]])
+async def test_wrong_names_are_told_together(wrong: list[str]) -> None:
+    with pytest.raises(UnresolvedToolsError) as unresolved:
+        await ENGINE.create_task_request(tool_names=["echo", *wrong], user_context=user("files.*", "web.*"))
+    kinds = {"wether": ToolNotFoundError, "search": AmbiguousToolError}
+    assert {name: type(problem) for name, problem in unresolved.value.problems.items()} == {
+        name: kinds[name] for name in wrong
+    }
+
+
+async def test_the_tools_of_the_agent_come_after_and_are_not_doubled() -> None:
+    agent = AgentConfig(available_tools=["echo", "files.read"])
+    request = await TaskEngine(SHELF, agent).create_task_request(tool_names=["read", "weather"])
+    assert names(request) == ["files.read", "web.weather", "builtin.echo"]
+    assert request.agent_config is agent
+
+
+async def test_a_task_may_bring_its_own_agent() -> None:
+    own = AgentConfig(available_tools=["web.search"])
+    engine = TaskEngine(SHELF, AgentConfig(available_tools=["echo"]))
+    assert names(await engine.create_task_request(tool_names=[], agent_config=own)) == ["web.search"]
+
+
+# -- without an engine ---------------------------------------------------------------------------------------------
+
+
+async def test_a_service_is_enough() -> None:
+    request = await create_task_request(tool_names=["echo"], tool_service=SHELF, description="Say it")
+    assert (names(request), request.description) == (["builtin.echo"], "Say it")
+
+
+async def test_the_only_service_of_the_process_need_not_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolver, "_services", {})
+    with pytest.raises(ServiceClosedError, match="tool_service="):
+        await create_task_request(tool_names=["echo"])
+    resolver.register_service(SHELF)
+    assert names(await create_task_request(tool_names=["echo"])) == ["builtin.echo"]

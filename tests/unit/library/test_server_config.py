@@ -51,9 +51,9 @@ def test_an_empty_text_says_nothing(said: dict[str, Any], meant: Reach) -> None:
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ({"command": ""}, r"endpoint \(or url\) is missing, or else a command"),
-        ({"command": "", "transport": "stdio"}, "command is missing, which stdio needs"),
-        ({"url": "", "transport": "sse"}, r"endpoint \(or url\) is missing"),
+        ({"command": ""}, r"give an endpoint \(or url\) or a command"),
+        ({"command": "", "transport": "stdio"}, "stdio needs a command"),
+        ({"url": "", "transport": "sse"}, r"give an endpoint \(or url\)"),
     ],
 )
 def test_and_is_missed(said: dict[str, Any], words: str) -> None:

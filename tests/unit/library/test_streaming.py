@@ -3,9 +3,8 @@ from __future__ import annotations
 import pytest
 
 from isthmus.library import ToolRequest, ToolResult, ToolService, tool
-from isthmus.library.executions import Execution
-from isthmus.model.events import Event
-from isthmus.model.outcomes import Outcome
+from isthmus.library.streaming import Execution
+from isthmus.model.calls import Event, Outcome
 
 
 class Heard:
@@ -21,7 +20,7 @@ class Heard:
 
 
 @pytest.mark.parametrize("is_wanted", [True, False])
-async def test_a_call_is_started_unless_it_was_withdrawn_before(*, is_wanted: bool) -> None:
+async def test_a_call_is_started_unless_it_was_cancelled_before(*, is_wanted: bool) -> None:
     ran: list[str] = []
 
     @tool(inline=True)
@@ -33,14 +32,14 @@ async def test_a_call_is_started_unless_it_was_withdrawn_before(*, is_wanted: bo
     heard = Heard()
     try:
         async with ToolService() as service:
-            owner, engine = service._open_engine()
+            loop_thread, engine = service._open_engine()
             request = ToolRequest("builtin.note", parameters={"text": "mine"})
-            prepared = service._prepared(engine, await service.catalog(), request, is_watched=False)
+            prepared = service._make_call(engine, await service.catalog(), request, is_streamed=False)
             assert not isinstance(prepared, ToolResult)
-            execution = Execution(engine.running.hub, prepared[1], heard, owner, None)
+            execution = Execution(engine.running.hub, prepared[1], heard, loop_thread, None)
             if not is_wanted:
-                await owner.fetch(execution.withdraw)
-            await owner.fetch(execution.start)
+                await loop_thread.call_async(execution.cancel)
+            await loop_thread.call_async(execution.start)
     finally:
         tool.remove(note)
 

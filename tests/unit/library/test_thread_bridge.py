@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.library.crossing import Awaited, ToAsyncio, ToItself, ToThread, crossing_here
+from isthmus.library.thread_bridge import AsyncioPromise, AwaitablePromise, SameLoopPromise, ThreadPromise, new_promise
 from tests.conftest import descriptors
 
 HAS_BELLS = sys.platform == "linux"
@@ -23,33 +23,33 @@ HAS_BELLS = sys.platform == "linux"
 
 
 async def test_a_value_reaches_a_loop_from_another_thread() -> None:
-    crossing = crossing_here()
-    threading.Thread(target=crossing.give, args=("there",)).start()
+    promise = new_promise()
+    threading.Thread(target=promise.set_result, args=("there",)).start()
 
-    assert await crossing.wait() == "there"
+    assert await promise.wait() == "there"
 
 
 async def test_an_error_reaches_a_loop_from_another_thread() -> None:
-    crossing = crossing_here()
-    threading.Thread(target=crossing.fail, args=(LookupError("lost"),)).start()
+    promise = new_promise()
+    threading.Thread(target=promise.set_exception, args=(LookupError("lost"),)).start()
 
     with pytest.raises(LookupError, match="lost"):
-        await crossing.wait()
+        await promise.wait()
 
 
-def to_itself() -> Awaited[Any]:
-    return ToItself(asyncio.get_running_loop())
+def to_itself() -> AwaitablePromise[Any]:
+    return SameLoopPromise(asyncio.get_running_loop())
 
 
-@pytest.mark.parametrize("make", [crossing_here, to_itself])
-async def test_who_has_left_is_not_reached(make: Callable[[], Awaited[Any]]) -> None:
-    crossing = make()
-    waiting = asyncio.create_task(crossing.wait())
+@pytest.mark.parametrize("make", [new_promise, to_itself])
+async def test_who_has_left_is_not_reached(make: Callable[[], AwaitablePromise[Any]]) -> None:
+    promise = make()
+    waiting = asyncio.create_task(promise.wait())
     await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.wait([waiting])
-    crossing.give("late")
-    crossing.fail(LookupError("later"))
+    promise.set_result("late")
+    promise.set_exception(LookupError("later"))
     await asyncio.sleep(0)
 
     assert waiting.cancelled()
@@ -87,8 +87,8 @@ def wakes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> li
 def test_a_loop_that_gives_to_itself_is_not_woken(wakes: list[object]) -> None:
     async def take() -> str:
         given, lost = to_itself(), to_itself()
-        given.give("there")
-        lost.fail(LookupError("lost"))
+        given.set_result("there")
+        lost.set_exception(LookupError("lost"))
         with pytest.raises(LookupError, match="lost"):
             await lost.wait()
         value: str = await given.wait()
@@ -104,16 +104,16 @@ def test_a_loop_that_gives_to_itself_is_not_woken(wakes: list[object]) -> None:
 def test_what_is_given_while_a_loop_is_busy_arrives_in_order_by_one_call(wakes: list[object]) -> None:
     arrived: list[int] = []
 
-    async def take(crossing: Awaited[int]) -> None:
-        arrived.append(await crossing.wait())
+    async def take(promise: AwaitablePromise[int]) -> None:
+        arrived.append(await promise.wait())
 
     async def cross_all() -> None:
-        crossings = [crossing_here() for _ in range(5)]
-        takers = [asyncio.create_task(take(crossing)) for crossing in crossings]
+        promises = [new_promise() for _ in range(5)]
+        takers = [asyncio.create_task(take(promise)) for promise in promises]
 
         def give() -> None:
-            for number, crossing in enumerate(crossings):
-                crossing.give(number)
+            for number, promise in enumerate(promises):
+                promise.set_result(number)
 
         giving = threading.Thread(target=give)
         giving.start()
@@ -127,45 +127,45 @@ def test_what_is_given_while_a_loop_is_busy_arrives_in_order_by_one_call(wakes: 
 
 def test_what_is_given_on_the_loop_that_waits_wakes_nobody(wakes: list[object]) -> None:
     async def cross() -> None:
-        crossing = crossing_here()
-        crossing.give("there")
-        assert await crossing.wait() == "there"
+        promise = new_promise()
+        promise.set_result("there")
+        assert await promise.wait() == "there"
 
     _on_new_loop(cross())
     assert wakes == []
 
 
-def give_all(crossings: list[ToAsyncio[None]]) -> None:
-    for crossing in crossings:
-        crossing.give(None)
+def give_all(promises: list[AsyncioPromise[None]]) -> None:
+    for promise in promises:
+        promise.set_result(None)
 
 
-async def come_back(count: int) -> list[ToAsyncio[None]]:
+async def come_back(count: int) -> list[AsyncioPromise[None]]:
     """Have so many arrive at once; held, they keep for this loop what it knows of that."""
-    crossings = [ToAsyncio[None](asyncio.get_running_loop()) for _ in range(count)]
-    giving = threading.Thread(target=give_all, args=(crossings,))
+    promises = [AsyncioPromise[None](asyncio.get_running_loop()) for _ in range(count)]
+    giving = threading.Thread(target=give_all, args=(promises,))
     giving.start()
     giving.join()
     async with asyncio.timeout(5):
-        for crossing in crossings:
-            await crossing.wait()
-    return crossings
+        for promise in promises:
+            await promise.wait()
+    return promises
 
 
 async def test_what_leaves_where_one_came_back_leaves_at_once() -> None:
-    (crossing,) = await come_back(1)
+    (promise,) = await come_back(1)
     posted: list[object] = []
-    crossing.send(lambda *words: posted.append(words), print)
+    promise.send(lambda *words: posted.append(words), print)
 
     assert posted == [(print,)]
 
 
 async def test_what_leaves_where_many_came_back_leaves_together_and_in_order() -> None:
-    crossings = await come_back(3)
+    promises = await come_back(3)
     posted: list[tuple[Any, ...]] = []
     called: list[int] = []
-    for number, crossing in enumerate(crossings):
-        crossing.send(lambda *words: posted.append(words), partial(called.append, number))
+    for number, promise in enumerate(promises):
+        promise.send(lambda *words: posted.append(words), partial(called.append, number))
     assert posted == []
     await asyncio.sleep(0)
 
@@ -176,23 +176,23 @@ async def test_what_leaves_where_many_came_back_leaves_together_and_in_order() -
 
 async def test_who_cannot_leave_with_the_others_hears_why() -> None:
     held = await come_back(2)
-    crossings = [ToAsyncio[None](asyncio.get_running_loop()) for _ in range(2)]
+    promises = [AsyncioPromise[None](asyncio.get_running_loop()) for _ in range(2)]
 
     def refuse(*_: object) -> None:
         raise LookupError("nobody is there")
 
-    for crossing in crossings:
-        crossing.send(refuse, print)
+    for promise in promises:
+        promise.send(refuse, print)
     async with asyncio.timeout(5):
-        for crossing in crossings:
+        for promise in promises:
             with pytest.raises(LookupError, match="nobody is there"):
-                await crossing.wait()
+                await promise.wait()
     assert len(held) == 2
 
 
 async def test_who_fails_on_the_other_side_keeps_nobody_from_it() -> None:
     held = await come_back(2)
-    first, second = (ToAsyncio[str](asyncio.get_running_loop()) for _ in range(2))
+    first, second = (AsyncioPromise[str](asyncio.get_running_loop()) for _ in range(2))
 
     def fail() -> None:
         raise LookupError("lost")
@@ -201,7 +201,7 @@ async def test_who_fails_on_the_other_side_keeps_nobody_from_it() -> None:
         threading.Thread(target=function, args=words).start()
 
     first.send(post, fail)
-    second.send(post, partial(second.give, "there"))
+    second.send(post, partial(second.set_result, "there"))
     async with asyncio.timeout(5):
         with pytest.raises(LookupError, match="lost"):
             await first.wait()
@@ -218,12 +218,12 @@ def _on_new_loop(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def _cross() -> None:
-    crossing = crossing_here()
-    giving = threading.Thread(target=crossing.give, args=(None,))
+    promise = new_promise()
+    giving = threading.Thread(target=promise.set_result, args=(None,))
     giving.start()
     async with asyncio.timeout(5):
-        await crossing.wait()
-    giving.join()  # until it has ended it holds the crossing, and that the bell
+        await promise.wait()
+    giving.join()  # until it has ended it holds the promise, and that the bell
 
 
 @pytest.mark.skipif(not HAS_BELLS, reason="this system has none")
@@ -244,40 +244,40 @@ def test_loops_that_take_turns_have_one_bell_each_until_they_are_closed() -> Non
 
 
 async def test_a_bell_that_was_answered_already_may_be_answered_again() -> None:
-    crossing: ToAsyncio[str] = ToAsyncio(asyncio.get_running_loop())
-    crossing._delivery._deliver()
-    crossing.give("there")
+    promise: AsyncioPromise[str] = AsyncioPromise(asyncio.get_running_loop())
+    promise._channel._receive()
+    promise.set_result("there")
 
     async with asyncio.timeout(5):
-        assert await crossing.wait() == "there"
+        assert await promise.wait() == "there"
 
 
 async def test_who_is_behind_somebody_interrupted_is_reached_all_the_same() -> None:
-    second: ToAsyncio[str] = ToAsyncio(asyncio.get_running_loop())
+    second: AsyncioPromise[str] = AsyncioPromise(asyncio.get_running_loop())
 
     def interrupted(_: object) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        second._delivery._hand_out(deque([(interrupted, None), (second._set, "there")]))
+        second._channel._deliver(deque([(interrupted, None), (second._resolve, "there")]))
     async with asyncio.timeout(5):
         assert await second.wait() == "there"
 
 
 def test_a_loop_that_is_closed_is_not_reached() -> None:
     loop = asyncio.new_event_loop()
-    crossing: ToAsyncio[str] = ToAsyncio(loop)
+    promise: AsyncioPromise[str] = AsyncioPromise(loop)
     loop.close()
 
-    crossing.give("late")
-    crossing.fail(LookupError("later"))
+    promise.set_result("late")
+    promise.set_exception(LookupError("later"))
 
 
 def test_a_value_and_an_error_reach_a_thread() -> None:
-    given: ToThread[str] = ToThread()
-    threading.Thread(target=given.give, args=("there",)).start()
-    failed: ToThread[str] = ToThread()
-    threading.Thread(target=failed.fail, args=(LookupError("lost"),)).start()
+    given: ThreadPromise[str] = ThreadPromise()
+    threading.Thread(target=given.set_result, args=("there",)).start()
+    failed: ThreadPromise[str] = ThreadPromise()
+    threading.Thread(target=failed.set_exception, args=(LookupError("lost"),)).start()
 
     assert given.wait() == "there"
     with pytest.raises(LookupError, match="lost"):
@@ -286,4 +286,4 @@ def test_a_value_and_an_error_reach_a_thread() -> None:
 
 def test_where_nothing_can_be_awaited_the_advice_is_to_block() -> None:
     with pytest.raises(RuntimeError, match=r"use the same method of `service\.blocking`"):
-        crossing_here()
+        new_promise()

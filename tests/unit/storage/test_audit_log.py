@@ -11,16 +11,27 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from isthmus.core.audit.chain import START, Kind, Point, Row, Seal, Verification, follow, signed_text
-from isthmus.core.audit.facts import Fact, Happening, Scribe
-from isthmus.core.ports.journal import Document, Verdict
-from isthmus.storage import log_postgres, log_sqlite
+from isthmus.core.audit import (
+    START,
+    AuditEvent,
+    AuditRow,
+    Fact,
+    Point,
+    RecordEncoder,
+    Seal,
+    SealKind,
+    Verification,
+    follow,
+    signed_text,
+)
+from isthmus.core.ports import Document, WriteResult
+from isthmus.storage import audit_postgres, audit_sqlite
 from isthmus.storage.postgres import PostgresJournal
 from isthmus.storage.settings import StorageSettings
 from isthmus.storage.sqlite import FILE, SqliteJournal
 
 if TYPE_CHECKING:
-    from isthmus.cli.audit_rows import Log
+    from isthmus.cli.audit import ReadableLog
     from tests.databases import Database
 
 
@@ -29,12 +40,12 @@ class Sealing:
 
     def __init__(self) -> None:
         self.points: list[Point] = []
-        self._scribe = Scribe(b"key")
+        self._scribe = RecordEncoder(b"key")
 
     def record(self, fact: Fact) -> tuple[float, bytes]:
         return self._scribe.record(fact)
 
-    def seal(self, kind: Kind, point: Point) -> Seal:
+    def seal(self, kind: SealKind, point: Point) -> Seal:
         return Seal(point, 1.0, signed_text(kind, point, 1.0))
 
     def checkpoint(self, point: Point) -> None:
@@ -47,7 +58,7 @@ class Place:
     def __init__(
         self,
         make: Callable[[], Awaitable[SqliteJournal | PostgresJournal]],
-        read: Callable[[], AbstractAsyncContextManager[Log]],
+        read: Callable[[], AbstractAsyncContextManager[ReadableLog]],
     ) -> None:
         self._make = make
         self.read = read
@@ -60,7 +71,7 @@ class Place:
         finally:
             await journal.aclose()
 
-    async def rows(self) -> list[Row]:
+    async def rows(self) -> list[AuditRow]:
         async with self.read() as log:
             return [row async for row in log.rows()]
 
@@ -72,14 +83,14 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
         async def make() -> SqliteJournal:
             return SqliteJournal(tmp_path)
 
-        return Place(make, lambda: log_sqlite.reading(tmp_path / FILE))
+        return Place(make, lambda: audit_sqlite.open_reader(tmp_path / FILE))
     database: Database = request.getfixturevalue("database")
     settings = StorageSettings(database.url())
-    return Place(lambda: PostgresJournal.open(settings), lambda: log_postgres.reading(settings))
+    return Place(lambda: PostgresJournal.open(settings), lambda: audit_postgres.open_reader(settings))
 
 
-def fact(number: float, **about: Any) -> Happening:
-    return Happening(number, "test", about)
+def fact(number: float, **about: Any) -> AuditEvent:
+    return AuditEvent(number, "test", about)
 
 
 def document(id: str, version: int = 1) -> Document:
@@ -88,17 +99,17 @@ def document(id: str, version: int = 1) -> Document:
 
 async def write(
     journal: SqliteJournal | PostgresJournal, *works: tuple[Sequence[Document], Sequence[Fact]]
-) -> list[Verdict]:
-    told: list[asyncio.Future[Verdict]] = []
+) -> list[WriteResult]:
+    told: list[asyncio.Future[WriteResult]] = []
     for documents, facts in works:
-        done: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
         journal.write(documents, done.set_result, facts)
         told.append(done)
     async with asyncio.timeout(10):
         return [await done for done in told]
 
 
-def is_whole(rows: Sequence[Row], last: Point, anchor: Seal | None = None) -> bool:
+def is_whole(rows: Sequence[AuditRow], last: Point, anchor: Seal | None = None) -> bool:
     verification = Verification(anchor, None, lambda text, signature: text == signature)
     return all(verification.take(row) is None for row in rows) and verification.head == last
 
@@ -241,7 +252,7 @@ async def test_a_database_that_was_away_is_looked_at_before_more_is_written(data
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'isthmus'"
         )
         assert "kept" in await write(journal, ([], [fact(3)])) + await write(journal, ([], [fact(4)]))
-        async with log_postgres.reading(settings) as log:
+        async with audit_postgres.open_reader(settings) as log:
             rows = [row async for row in log.rows()]
         assert is_whole(rows, notary.points[-1])
     finally:
@@ -250,7 +261,7 @@ async def test_a_database_that_was_away_is_looked_at_before_more_is_written(data
 
 async def test_a_file_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no journal"):
-        async with log_sqlite.reading(tmp_path / FILE):
+        async with audit_sqlite.open_reader(tmp_path / FILE):
             pass
     assert not os.listdir(tmp_path)
 
@@ -258,5 +269,5 @@ async def test_a_file_that_is_not_there_is_not_made(tmp_path: Path) -> None:
 async def test_a_file_without_a_log_says_so(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(b"")
     with pytest.raises(OSError, match="no such table"):
-        async with log_sqlite.reading(tmp_path / FILE):
+        async with audit_sqlite.open_reader(tmp_path / FILE):
             pass

@@ -8,17 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.core.audit.chain import Point, signed_text
-from isthmus.storage.seals import SLOT_BYTES, KeyDamaged, Keys, Seals, open_keys, read_checkpoint, read_keys
+from isthmus.core.audit import Point, signed_text
+from isthmus.storage.audit_signatures import (
+    CHECKPOINT_BYTES,
+    AuditKeyDamaged,
+    AuditKeys,
+    AuditSigner,
+    open_keys,
+    read_checkpoint,
+    read_keys,
+)
 
 
 def point(number: int) -> Point:
     return Point(number, bytes([number]) * 32)
 
 
-def kept(folder: Path, *numbers: int) -> Keys:
+def kept(folder: Path, *numbers: int) -> AuditKeys:
     keys = open_keys(folder)
-    made = Seals(folder, keys, lambda: 7.0)
+    made = AuditSigner(folder, keys, lambda: 7.0)
     for number in numbers:
         made.checkpoint(point(number))
     made.close()
@@ -35,7 +43,7 @@ def test_the_key_is_made_once_and_is_its_owners_alone(tmp_path: Path) -> None:
 
 
 def test_two_hubs_that_make_it_at_once_have_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    others: list[Keys] = []
+    others: list[AuditKeys] = []
 
     def link(source: Path, target: Path) -> None:
         monkeypatch.undo()
@@ -57,7 +65,7 @@ def test_looking_makes_no_key(tmp_path: Path) -> None:
 def test_a_damaged_key_is_no_key(tmp_path: Path, text: str) -> None:
     open_keys(tmp_path)
     (tmp_path / "audit" / "key").write_text(text)
-    with pytest.raises(KeyDamaged, match="does not hold the key"):
+    with pytest.raises(AuditKeyDamaged, match="does not hold the key"):
         open_keys(tmp_path)
 
 
@@ -82,7 +90,7 @@ def test_one_that_was_cut_short_leaves_the_other(tmp_path: Path) -> None:
     keys = kept(tmp_path, 1, 2)
     file = tmp_path / "audit" / "checkpoint"
     data = file.read_bytes()
-    file.write_bytes(data[: SLOT_BYTES + 40])
+    file.write_bytes(data[: CHECKPOINT_BYTES + 40])
     found = read_checkpoint(tmp_path, keys)
     assert found is not None
     assert found.point == point(1)
@@ -103,7 +111,7 @@ def test_without_a_file_there_is_none(tmp_path: Path) -> None:
 
 def test_a_disk_that_takes_nothing_costs_the_checkpoint_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = open_keys(tmp_path)
-    made = Seals(tmp_path, keys)
+    made = AuditSigner(tmp_path, keys)
 
     def refuse(*_: object) -> int:
         raise OSError(28, "No space left on device")

@@ -7,53 +7,53 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.core.audit.chain import Point
-from isthmus.storage import seats
-from isthmus.storage.seals import Seals, open_keys, read_checkpoint
-from isthmus.storage.seats import file_of, seats_of, take_back, take_seat
+from isthmus.core.audit import Point
+from isthmus.storage import audit_slots
+from isthmus.storage.audit_signatures import AuditSigner, open_keys, read_checkpoint
+from isthmus.storage.audit_slots import acquire_slot, list_slots, reopen_slot, slot_file
 
 
 async def test_each_hub_has_one_of_its_own_and_the_first_free_one_is_taken(tmp_path: Path) -> None:
-    first, journal = take_seat(tmp_path / "state")
-    second, other = take_seat(tmp_path / "state")
+    first, journal = acquire_slot(tmp_path / "state")
+    second, other = acquire_slot(tmp_path / "state")
     assert (first, second) == (1, 2)
     await journal.aclose()
-    again, third = take_seat(tmp_path / "state")
+    again, third = acquire_slot(tmp_path / "state")
     assert again == 1
-    assert seats_of(tmp_path / "state") == [1, 2]
+    assert list_slots(tmp_path / "state") == [1, 2]
     for folder in (tmp_path / "state").rglob("seats/.."):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert take_back(tmp_path / "state", 2) is None
+    assert reopen_slot(tmp_path / "state", 2) is None
     await other.aclose()
     await third.aclose()
-    found = take_back(tmp_path / "state", 2)
+    found = reopen_slot(tmp_path / "state", 2)
     assert found is not None
     await found.aclose()
 
 
 async def test_one_that_is_damaged_is_passed_over(tmp_path: Path) -> None:
-    file_of(tmp_path, 1).parent.mkdir(parents=True)
-    file_of(tmp_path, 1).write_bytes(b"no database" * 1000)
-    seat, journal = take_seat(tmp_path)
+    slot_file(tmp_path, 1).parent.mkdir(parents=True)
+    slot_file(tmp_path, 1).write_bytes(b"no database" * 1000)
+    seat, journal = acquire_slot(tmp_path)
     assert seat == 2
     await journal.aclose()
-    assert take_back(tmp_path, 1) is None
+    assert reopen_slot(tmp_path, 1) is None
 
 
 async def test_where_none_can_be_had_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seats, "SEATS_MAX", 1)
-    _, journal = take_seat(tmp_path)
+    monkeypatch.setattr(audit_slots, "SEATS_MAX", 1)
+    _, journal = acquire_slot(tmp_path)
     with pytest.raises(OSError, match="all 1 audit logs"):
-        take_seat(tmp_path)
+        acquire_slot(tmp_path)
     await journal.aclose()
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
-        take_seat(tmp_path / "file" / "state")
+        acquire_slot(tmp_path / "file" / "state")
 
 
 def test_what_is_signed_for_one_log_vouches_for_no_other(tmp_path: Path) -> None:
     for seat in (0, 1, 2):
-        seals = Seals(tmp_path, open_keys(tmp_path, seat), seat=seat)
+        seals = AuditSigner(tmp_path, open_keys(tmp_path, seat), seat=seat)
         seals.checkpoint(Point(1, bytes(32)))
         seals.close()
     names = [tmp_path / "audit" / name for name in ("checkpoint", "checkpoint-1", "checkpoint-2")]
@@ -66,4 +66,4 @@ def test_what_is_signed_for_one_log_vouches_for_no_other(tmp_path: Path) -> None
         text = f"isthmus audit checkpoint 1 {bytes(32).hex()} {found.at!r}".encode()
         assert keys.is_signed(text, found.signature) is is_good
     assert open_keys(tmp_path, 1).name == open_keys(tmp_path).name
-    assert seats_of(tmp_path) == [1, 2], "what vouches for a log tells that there was one"
+    assert list_slots(tmp_path) == [1, 2], "what vouches for a log tells that there was one"

@@ -5,31 +5,31 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from isthmus.storage.definitions import FILE, Definitions, Seen
+from isthmus.storage.definitions import FILE, DefinitionStore, SeenDefinition
 
 
-def seen(description: str, tool: str = "read") -> Seen:
-    return Seen("files", "", tool, description.encode(), b'"%b"' % description.encode(), 1.0)
+def seen(description: str, tool: str = "read") -> SeenDefinition:
+    return SeenDefinition("files", "", tool, description.encode(), b'"%b"' % description.encode(), 1.0)
 
 
 def test_what_is_accepted_is_known_to_the_next(tmp_path: Path) -> None:
-    first = Definitions(tmp_path)
+    first = DefinitionStore(tmp_path)
     first.keep([(seen("a"), False), (seen("b", "write"), False)])
     first.close()
-    again = Definitions(tmp_path)
+    again = DefinitionStore(tmp_path)
     assert again.known() == [("files", "", "read", b"a"), ("files", "", "write", b"b")]
     assert again.changes(10) == []
     again.close()
 
 
 def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
-    Definitions(tmp_path / "state").close()
+    DefinitionStore(tmp_path / "state").close()
     assert stat.S_IMODE((tmp_path / "state" / FILE).stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
 
 
 def test_what_waits_is_approved_as_it_was_seen_or_not_at_all(tmp_path: Path) -> None:
-    hub, operator = Definitions(tmp_path), Definitions(tmp_path)
+    hub, operator = DefinitionStore(tmp_path), DefinitionStore(tmp_path)
     hub.keep([(seen("a"), False)])
     hub.keep([(seen("b"), True)])
     (waits,) = operator.waiting()
@@ -50,7 +50,7 @@ def test_what_waits_is_approved_as_it_was_seen_or_not_at_all(tmp_path: Path) -> 
 
 
 def test_what_changed_by_itself_is_remembered_with_what_it_was(tmp_path: Path) -> None:
-    definitions = Definitions(tmp_path)
+    definitions = DefinitionStore(tmp_path)
     definitions.keep([(seen("a"), False)])
     definitions.keep([(seen("b"), False)])
     assert [(each.before, each.after, each.how) for each in definitions.changes(5)] == [(b'"a"', b'"b"', "noticed")]

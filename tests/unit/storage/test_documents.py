@@ -13,8 +13,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from isthmus.core.ports.journal import DOCUMENT_BYTES, Document, Entry, Journal, OpenJournal, Trimmed, Verdict
-from isthmus.storage import pages
+from isthmus.core.ports import (
+    DOCUMENT_BYTES,
+    ClosableJournal,
+    Document,
+    Journal,
+    JournalEntry,
+    TrimResult,
+    WriteResult,
+)
+from isthmus.storage import journal_base
 from isthmus.storage.memory import MemoryJournal
 from isthmus.storage.postgres import PostgresJournal
 from isthmus.storage.settings import StorageSettings
@@ -30,7 +38,7 @@ async def journal(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
     if request.param == "memory":
         yield MemoryJournal()
         return
-    made: OpenJournal
+    made: ClosableJournal
     if request.param == "lines":
         example = runpy.run_path(str(CHECKOUT / "examples" / "extensions" / "isthmus_examples" / "lines.py"))
         made = await example["opener"]({})(f"lines:{tmp_path / 'journal.jsonl'}")
@@ -48,8 +56,8 @@ def document(id: str, version: int = 1, *, at: float = 1.0, owner: str = "me", *
     return Document("task", owner, id, version, at, body.encode(), **more)
 
 
-async def write(journal: Journal, *documents: Document) -> Verdict:
-    told: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+async def write(journal: Journal, *documents: Document) -> WriteResult:
+    told: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
     journal.write(documents, told.set_result)
     async with asyncio.timeout(30):
         return await told
@@ -123,7 +131,7 @@ async def test_a_list_is_narrowed_by_group_state_and_time(journal: Journal) -> N
 
 
 async def test_a_page_ends_where_it_would_grow_too_large(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "PAGE_BYTES", 10)
+    monkeypatch.setattr(journal_base, "PAGE_BYTES", 10)
     for number, size in enumerate((4, 6, 1, 30, 9, 1, 0)):
         await write(journal, document(f"t{number}", at=1.0 + number, state="working", body="x" * size))
     shown: list[list[str]] = []
@@ -188,10 +196,10 @@ async def test_what_an_owner_has_is_weighed_by_state_and_its_oldest_make_room(jo
     assert await journal.weigh(["push", "task"], "me") == {**of_tasks, ("push", "failed"): DOCUMENT_BYTES + 2}
     assert await journal.weigh(["task"], "nobody") == {}
 
-    assert await journal.trim("task", "me", ["failed", "canceled"], bytes=each + 1, limit=1) == Trimmed(("old0",), each)
+    assert await journal.trim("task", "me", ["failed", "canceled"], bytes=each + 1, limit=1) == TrimResult(("old0",), each)
     taken = await journal.trim("task", "me", ["failed", "canceled"], bytes=each + 1, limit=9)
     assert (set(taken.ids), taken.bytes) == ({"old1", "old2"}, 2 * each)
-    assert await journal.trim("task", "me", ["canceled"], bytes=1, limit=9) == Trimmed((), 0)
+    assert await journal.trim("task", "me", ["canceled"], bytes=1, limit=9) == TrimResult((), 0)
     assert sorted(await ids(journal)) == ["busy", "old3"]
     assert await journal.read("task", "you", "theirs") is not None
     assert await journal.read("push", "me", "other") is not None
@@ -228,8 +236,8 @@ async def test_entries_come_back_oldest_first_and_owners_are_apart(journal: Jour
     assert await journal.latest("chat", "nobody", 2) == []
 
 
-def entry(content: int, owner: str = "me", kind: str = "chat") -> Entry:
-    return Entry(kind, owner, float(content), msgspec.Raw(str(content).encode()))
+def entry(content: int, owner: str = "me", kind: str = "chat") -> JournalEntry:
+    return JournalEntry(kind, owner, float(content), msgspec.Raw(str(content).encode()))
 
 
 @given(
@@ -252,11 +260,11 @@ async def test_every_journal_says_the_same_to_the_same_writes(
     model = MemoryJournal()
     told = [await write_all(each, owner, works) for each in (journal, model)]
     assert told[0] == told[1]
-    pages = [await each.page("task", owner, limit=9) for each in (journal, model)]
-    assert pages[0] == pages[1]
+    journal_base = [await each.page("task", owner, limit=9) for each in (journal, model)]
+    assert journal_base[0] == journal_base[1]
 
 
-async def write_all(journal: Journal, owner: str, works: list[list[tuple[str, int, bool]]]) -> list[Verdict]:
+async def write_all(journal: Journal, owner: str, works: list[list[tuple[str, int, bool]]]) -> list[WriteResult]:
     told = []
     for number, work in enumerate(works):
         told.append(asyncio.get_running_loop().create_future())

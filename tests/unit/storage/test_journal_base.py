@@ -7,35 +7,35 @@ from collections import deque
 
 import pytest
 
-from isthmus.core.ports.journal import OnVerdict, Verdict
-from isthmus.storage import verdicts
-from isthmus.storage.verdicts import WriteProbe, settle, tell_all
+from isthmus.core.ports import OnWritten, WriteResult
+from isthmus.storage import journal_base
+from isthmus.storage.journal_base import WriteProbe, notify_all, set_result_once
 
 
 def test_a_listener_that_fails_does_not_keep_the_others_from_their_verdicts() -> None:
-    told: list[Verdict] = []
+    told: list[WriteResult] = []
 
-    def fail(_: Verdict) -> None:
+    def fail(_: WriteResult) -> None:
         raise RuntimeError("a defect")
 
-    tell_all([(told.append, "kept"), (fail, "kept"), (told.append, "conflict")])
+    notify_all([(told.append, "kept"), (fail, "kept"), (told.append, "conflict")])
     assert told == ["kept", "conflict"]
 
 
 async def test_who_stopped_waiting_is_not_told() -> None:
-    waiting: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-    settle(waiting, "kept")
-    settle(waiting, "refused")
+    waiting: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
+    set_result_once(waiting, "kept")
+    set_result_once(waiting, "refused")
     assert await waiting == "kept"
 
 
 async def test_a_failed_write_counts_only_if_one_of_our_own_fails_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verdicts, "PROBE_SECONDS", 0.0)
-    answers: deque[Verdict] = deque(["kept", "refused", "unknown", "conflict"])
+    monkeypatch.setattr(journal_base, "PROBE_SECONDS", 0.0)
+    answers: deque[WriteResult] = deque(["kept", "refused", "unknown", "conflict"])
     seen: list[bool] = []
     is_over = asyncio.Event()
 
-    def write(done: OnVerdict) -> None:
+    def write(done: OnWritten) -> None:
         seen.append(probe.is_failing)
         asyncio.get_running_loop().call_soon(done, answers.popleft())
         if not answers:

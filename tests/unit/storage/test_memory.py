@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.core.audit.facts import Fact, Happening
-from isthmus.core.ports.journal import Document, Entry, OnVerdict, Verdict
+from isthmus.core.audit import AuditEvent, Fact
+from isthmus.core.ports import Document, JournalEntry, OnWritten, WriteResult
 from isthmus.storage import memory
 from isthmus.storage.memory import MemoryJournal
 
 
-def entry(content: int, owner: str = "me", kind: str = "chat") -> Entry:
-    return Entry(kind, owner, float(content), msgspec.Raw(str(content).encode()))
+def entry(content: int, owner: str = "me", kind: str = "chat") -> JournalEntry:
+    return JournalEntry(kind, owner, float(content), msgspec.Raw(str(content).encode()))
 
 
 async def latest(journal: MemoryJournal, limit: int = 10, owner: str = "me", kind: str = "chat") -> list[int]:
@@ -56,23 +56,23 @@ async def test_what_is_kept_is_bounded_and_the_oldest_goes_first(monkeypatch: py
 class Log:
     """A log that says of each write what the test wants it to."""
 
-    def __init__(self, verdict: Verdict) -> None:
+    def __init__(self, verdict: WriteResult) -> None:
         self.verdict = verdict
         self.facts: list[Fact] = []
 
-    def write(self, documents: Sequence[Document], done: OnVerdict, facts: Sequence[Fact] = ()) -> None:
+    def write(self, documents: Sequence[Document], done: OnWritten, facts: Sequence[Fact] = ()) -> None:
         assert not documents
         self.facts += facts
         asyncio.get_running_loop().call_soon(done, self.verdict)
 
 
-async def written(journal: MemoryJournal, document: Document, *facts: Fact) -> Verdict:
-    done: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+async def written(journal: MemoryJournal, document: Document, *facts: Fact) -> WriteResult:
+    done: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
     journal.write((document,), done.set_result, facts)
     return await done
 
 
-NOTED = Happening(1.0, "call.begun", {})
+NOTED = AuditEvent(1.0, "call.begun", {})
 
 
 def document(version: int, body: bytes | None = b"{}") -> Document:
@@ -92,7 +92,7 @@ async def test_what_is_kept_with_a_fact_is_kept_once_the_log_has_that() -> None:
 
 @pytest.mark.parametrize("verdict", ["refused", "unknown"])
 @pytest.mark.parametrize("body", [b"longer than before", None])
-async def test_what_the_log_did_not_take_is_not_kept_either(verdict: Verdict, body: bytes | None) -> None:
+async def test_what_the_log_did_not_take_is_not_kept_either(verdict: WriteResult, body: bytes | None) -> None:
     journal = MemoryJournal()
     await written(journal, document(1))
     size = journal._bytes

@@ -13,9 +13,9 @@ import asyncpg
 import msgspec
 import pytest
 
-from isthmus.core.ports.journal import Document, Entry, Verdict
+from isthmus.core.ports import Document, JournalEntry, WriteResult
 from isthmus.storage import postgres
-from isthmus.storage.errors import StateInUse, StateUnusable
+from isthmus.storage.journal_base import StateInUse, StateUnusable
 from isthmus.storage.postgres import ENTRIES_KEPT, READERS_MAX, STEPS, PostgresJournal
 from isthmus.storage.settings import StorageSettings
 from tests.databases import PASSWORD, Database, running
@@ -40,9 +40,9 @@ def document(id: str, version: int = 1, body: bytes = b"{}") -> Document:
     return Document("task", "me", id, version, 1.0, body)
 
 
-async def write(journal: PostgresJournal, *works: Sequence[Document]) -> list[Verdict]:
+async def write(journal: PostgresJournal, *works: Sequence[Document]) -> list[WriteResult]:
     """Write all of these within one turn of the loop."""
-    told: list[asyncio.Future[Verdict]] = []
+    told: list[asyncio.Future[WriteResult]] = []
     for documents in works:
         told.append(asyncio.get_running_loop().create_future())
         journal.write(documents, told[-1].set_result)
@@ -50,7 +50,7 @@ async def write(journal: PostgresJournal, *works: Sequence[Document]) -> list[Ve
         return list(await asyncio.gather(*told))
 
 
-async def until_kept(journal: PostgresJournal, *documents: Document) -> None:
+async def wait_stored(journal: PostgresJournal, *documents: Document) -> None:
     """Write again until it is kept, as whoever was refused does."""
     async with asyncio.timeout(SECONDS):
         while (await write(journal, documents)) != ["kept"]:  # noqa: ASYNC110 (only trying tells)
@@ -108,7 +108,7 @@ async def test_more_than_may_wait_is_refused(database: Database, monkeypatch: py
 async def test_of_entries_the_newest_are_kept(database: Database) -> None:
     async with opened(database.url()) as journal:
         numbers = range(ENTRIES_KEPT + 10)
-        await journal.commit([Entry("log", "me", 1.0, msgspec.Raw(str(number).encode())) for number in numbers])
+        await journal.commit([JournalEntry("log", "me", 1.0, msgspec.Raw(str(number).encode())) for number in numbers])
         last = [bytes(entry.content) for entry in await journal.latest("log", "me", 2 * ENTRIES_KEPT)]
         assert len(last) == ENTRIES_KEPT
         assert last[-1] == str(numbers[-1]).encode()
@@ -128,7 +128,7 @@ async def test_what_was_kept_is_there_after_reopening(database: Database) -> Non
 
 
 async def test_what_waits_when_it_closes_is_written_and_what_comes_later_is_refused(database: Database) -> None:
-    told: list[Verdict] = []
+    told: list[WriteResult] = []
     url = database.url()
     async with opened(url) as journal:
         journal.write([document("last")], told.append)
@@ -228,7 +228,7 @@ async def test_a_broken_connection_is_made_again_before_anybody_notices(database
     async with opened(database.url()) as journal:
         assert await write(journal, [document("before")]) == ["kept"]
         database.psql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'isthmus'")
-        await until_kept(journal, document("after"))
+        await wait_stored(journal, document("after"))
         assert await journal.read("task", "me", "before") is not None
 
 
@@ -244,7 +244,7 @@ async def test_when_the_connection_breaks_in_the_commit_nobody_knows(database: D
         )
         fatal = Document("fatal", "me", "a", 1, 1.0, b"")
         assert await write(journal, [document("with it")], [fatal]) == ["unknown", "unknown"]
-        await until_kept(journal, document("after"))
+        await wait_stored(journal, document("after"))
         assert await journal.read("task", "me", "with it") is None
 
 
@@ -257,7 +257,7 @@ async def test_a_database_that_does_not_answer_is_written_again_when_it_does(
         await other._connection.execute("BEGIN; LOCK TABLE hanging.documents")
         assert await write(journal, [document("a")]) == ["refused"]
         await other._connection.execute("ROLLBACK")
-        await until_kept(journal, document("a"))
+        await wait_stored(journal, document("a"))
 
 
 async def test_a_connection_that_does_not_answer_is_given_up_at_once(
@@ -272,7 +272,7 @@ async def test_a_connection_that_does_not_answer_is_given_up_at_once(
         assert await write(journal, *[[document(f"t{number}")] for number in range(8)]) == ["refused"] * 8
         assert journal._connection is not before
         await other._connection.execute("ROLLBACK")
-        await until_kept(journal, document("t0"))
+        await wait_stored(journal, document("t0"))
 
 
 async def test_reads_end_though_the_database_never_answers_however_many_there_are(
@@ -293,7 +293,7 @@ async def test_reads_end_though_the_database_never_answers_however_many_there_ar
 async def test_who_waits_for_a_write_that_outlasts_the_journal_hears_that_nobody_knows(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[Verdict] = []
+    told: list[WriteResult] = []
     async with opened(database.url()) as other:
         async with opened(database.url(schema="slow")) as journal:
             assert other._connection is not None
@@ -312,7 +312,7 @@ async def test_a_server_that_only_reads_is_left(database: Database) -> None:
         assert journal._connection is not None
         await journal._connection.execute("SET default_transaction_read_only = on")
         assert await write(journal, [document("a")]) == ["refused"]
-        await until_kept(journal, document("a"))
+        await wait_stored(journal, document("a"))
 
 
 async def test_whatever_keeps_it_from_connecting_it_goes_on_trying(
@@ -330,7 +330,7 @@ async def test_whatever_keeps_it_from_connecting_it_goes_on_trying(
         monkeypatch.setattr(PostgresJournal, "_connect", connect_at_last)
         assert journal._connection is not None
         journal._connection.terminate()
-        await until_kept(journal, document("a"))
+        await wait_stored(journal, document("a"))
 
 
 async def test_a_server_that_keeps_silent_does_not_keep_it_from_the_next(
@@ -365,7 +365,7 @@ async def test_a_hub_whose_lock_another_one_took_writes_nothing(
             locked_out.set()
             assert await write(second, [document("a")]) == ["kept"]
             assert await write(first, [document("b")]) == ["refused"]
-        await until_kept(first, document("b"))
+        await wait_stored(first, document("b"))
 
 
 @pytest.fixture
@@ -388,7 +388,7 @@ async def test_a_standby_is_not_taken_for_the_database_until_it_is_promoted(
         with pytest.raises(OSError, match="the journal cannot be read"):
             await journal.read("task", "me", "before")
         fragile.psql("SELECT pg_promote()")
-        await until_kept(journal, document("after"))
+        await wait_stored(journal, document("after"))
         assert await journal.read("task", "me", "before") == document("before")
 
 
@@ -396,7 +396,7 @@ async def test_what_was_kept_is_there_after_the_database_was_killed(
     fragile: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sixteen writers go on through it; who is refused, or told that nobody knows, tries again."""
-    told: dict[str, Verdict] = {}
+    told: dict[str, WriteResult] = {}
 
     async def write_on(journal: PostgresJournal, writer: int, until: asyncio.Event) -> None:
         number = 0
@@ -422,7 +422,7 @@ async def test_what_was_kept_is_there_after_the_database_was_killed(
         assert not [id for id in refused if await journal.read("task", "me", id) is not None]
 
 
-async def grown(told: dict[str, Verdict], more: int) -> None:
+async def grown(told: dict[str, WriteResult], more: int) -> None:
     """Wait until more was kept."""
     enough = sum(verdict == "kept" for verdict in told.values()) + more
     async with asyncio.timeout(SECONDS):

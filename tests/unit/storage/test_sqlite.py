@@ -15,11 +15,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from isthmus.core.ports.journal import Document, Entry, Verdict
+from isthmus.core.ports import Document, JournalEntry, WriteResult
 from isthmus.storage import sqlite
-from isthmus.storage.errors import StateInUse
-from isthmus.storage.gathering import TURNS_MAX
+from isthmus.storage.journal_base import StateInUse
 from isthmus.storage.sqlite import ENTRIES_KEPT, FILE, LOCK, SqliteJournal
+from isthmus.storage.write_batching import TURNS_MAX
 from tests.hubs import environment
 from tests.unit.storage import writing_child
 
@@ -39,9 +39,9 @@ def document(id: str, version: int = 1, body: bytes = b"{}") -> Document:
     return Document("task", "me", id, version, 1.0, body)
 
 
-async def write(journal: SqliteJournal, *works: Sequence[Document]) -> list[Verdict]:
+async def write(journal: SqliteJournal, *works: Sequence[Document]) -> list[WriteResult]:
     """Write all of these within one turn of the loop."""
-    told: list[asyncio.Future[Verdict]] = []
+    told: list[asyncio.Future[WriteResult]] = []
     for documents in works:
         told.append(asyncio.get_running_loop().create_future())
         journal.write(documents, told[-1].set_result)
@@ -61,7 +61,7 @@ async def test_what_comes_turn_by_turn_shares_a_transaction_for_a_while(tmp_path
     async with opened(tmp_path) as journal:
         statements: list[str] = []
         journal._written.set_trace_callback(statements.append)
-        told: list[Verdict] = []
+        told: list[WriteResult] = []
         for number in range(TURNS_MAX):
             journal.write([document(f"t{number}")], told.append)
             await asyncio.sleep(0)
@@ -130,7 +130,7 @@ async def test_what_was_kept_is_there_after_reopening(tmp_path: Path) -> None:
     async with opened(tmp_path) as journal:
         await write(journal, [document("a")])
         await write(journal, [document("a", 2, b"changed")])
-        await journal.commit([Entry("log", "me", 1.0, msgspec.Raw(b'{"a":1}'))])
+        await journal.commit([JournalEntry("log", "me", 1.0, msgspec.Raw(b'{"a":1}'))])
     async with opened(tmp_path) as journal:
         assert await journal.read("task", "me", "a") == document("a", 2, b"changed")
         assert [bytes(entry.content) for entry in await journal.latest("log", "me", 5)] == [b'{"a":1}']
@@ -138,7 +138,7 @@ async def test_what_was_kept_is_there_after_reopening(tmp_path: Path) -> None:
 
 
 async def test_what_waits_when_it_closes_is_written_and_what_comes_later_is_refused(tmp_path: Path) -> None:
-    told: list[Verdict] = []
+    told: list[WriteResult] = []
     async with opened(tmp_path) as journal:
         journal.write([document("last")], told.append)
     await asyncio.sleep(0)
@@ -154,7 +154,7 @@ async def test_what_waits_for_others_when_it_closes_is_written(tmp_path: Path) -
     journal = SqliteJournal(tmp_path)
     journal._gathering._patience_seconds = 3600.0
     await write(journal, *[[document(f"t{number}")] for number in range(8)])
-    told: list[Verdict] = []
+    told: list[WriteResult] = []
     journal.write([document("last")], told.append)
     for _ in range(TURNS_MAX + 2):
         await asyncio.sleep(0)
@@ -169,7 +169,7 @@ async def test_what_waits_for_others_when_it_closes_is_written(tmp_path: Path) -
 async def test_of_entries_the_newest_are_kept(tmp_path: Path) -> None:
     async with opened(tmp_path) as journal:
         numbers = range(ENTRIES_KEPT + 10)
-        await journal.commit([Entry("log", "me", 1.0, msgspec.Raw(str(number).encode())) for number in numbers])
+        await journal.commit([JournalEntry("log", "me", 1.0, msgspec.Raw(str(number).encode())) for number in numbers])
         last = [bytes(entry.content) for entry in await journal.latest("log", "me", 2 * ENTRIES_KEPT)]
         assert len(last) == ENTRIES_KEPT
         assert last[-1] == str(numbers[-1]).encode()

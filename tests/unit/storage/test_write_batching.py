@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
-from isthmus.storage.gathering import TURNS_MAX, Gathering
+from isthmus.storage.write_batching import TURNS_MAX, WriteBatcher
 
 NEVER = 3600.0
 MANY = 100
@@ -14,7 +14,7 @@ class Batches:
     def __init__(self, *, patience_seconds: float = NEVER, at_most: int = MANY) -> None:
         self.taken: list[list[int]] = []
         self._has_come = asyncio.Event()
-        self.gathering: Gathering[int] = Gathering(self._take, at_most, patience_seconds)
+        self.gathering: WriteBatcher[int] = WriteBatcher(self._take, at_most, patience_seconds)
 
     def _take(self, batch: list[int]) -> None:
         self.taken.append(batch)

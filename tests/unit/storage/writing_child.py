@@ -8,7 +8,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from isthmus.core.ports.journal import Document, Journal, Verdict
+from isthmus.core.ports import Document, Journal, WriteResult
 from isthmus.storage.postgres import PostgresJournal
 from isthmus.storage.settings import StorageSettings
 from isthmus.storage.sqlite import SqliteJournal
@@ -30,7 +30,7 @@ async def main(place: str) -> None:
         body = b"x" * (number % 5000)
         journal.write([Document("task", "me", f"t{number}", 1, float(number), body)], partial(told, number))
 
-    def told(number: int, verdict: Verdict) -> None:
+    def told(number: int, verdict: WriteResult) -> None:
         os.write(1, f"{number} {verdict}\n".encode())
         begin()
 

@@ -9,36 +9,34 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.core.audit.chain import Standing
-from isthmus.core.audit.facts import Fact, Scribe
+from isthmus.core.audit import Fact, LogState, RecordEncoder
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.server_queue import ServerQueue
-from isthmus.core.ports.journal import Document, OnVerdict, Verdict
-from isthmus.core.ports.ledger import Notary
+from isthmus.core.ports import AuditSigner, Document, OnWritten, WriteResult
 from isthmus.core.settings import Limits
-from isthmus.core.tasks.draft import Draft
-from isthmus.core.tasks.engine import Engine
-from isthmus.core.tasks.record import Record
+from isthmus.core.tasks.engine import TaskEngine
+from isthmus.core.tasks.live_task import NewTask
+from isthmus.core.tasks.record import TaskRecord
+from isthmus.model.calls import Outcome
 from isthmus.model.faults import Cancelled, NotWritten, UnknownTool
-from isthmus.model.outcomes import Outcome
 from isthmus.telemetry import audit as module
-from isthmus.telemetry.audit import PORTION, Audit
+from isthmus.telemetry.audit import RECORD_BATCH, Audit
 from isthmus.telemetry.counters import Counters
 from tests.unit.core.doubles import ANYONE, DONE, SERVER, HeldLink, Listener, call, ready, tool
 
-SCRIBE = Scribe(b"key")
+SCRIBE = RecordEncoder(b"key")
 
 
 class Held:
     """A journal that answers when the test says so, and remembers what it was given."""
 
     def __init__(self) -> None:
-        self.waiting: list[tuple[Sequence[Document], Sequence[Fact], OnVerdict]] = []
+        self.waiting: list[tuple[Sequence[Document], Sequence[Fact], OnWritten]] = []
         self.kept: list[dict[str, Any]] = []
         self.documents: list[Document] = []
         self._came = asyncio.Event()
 
-    def write(self, documents: Sequence[Document], done: OnVerdict, facts: Sequence[Fact] = ()) -> None:
+    def write(self, documents: Sequence[Document], done: OnWritten, facts: Sequence[Fact] = ()) -> None:
         self.waiting.append((documents, tuple(facts), done))
         self._came.set()
 
@@ -48,14 +46,14 @@ class Held:
             await self._came.wait()
         self._came.clear()
 
-    def answer(self, verdict: Verdict = "kept") -> None:
+    def answer(self, verdict: WriteResult = "kept") -> None:
         documents, facts, done = self.waiting.pop(0)
         if verdict == "kept":
             self.kept += [msgspec.json.decode(SCRIBE.record(fact)[1]) for fact in facts]
             self.documents += documents
         done(verdict)
 
-    async def open_log(self, notary: Notary) -> Standing:
+    async def open_log(self, notary: AuditSigner) -> LogState:
         raise NotImplementedError
 
     async def prune_log(self, *, before: float, limit: int) -> int:
@@ -98,7 +96,7 @@ class Bench:
 async def test_calls_are_gathered_and_handed_over_together_within_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GATHER_SECONDS", 0.001)
     bench = Bench("batched")
-    listeners = [Hearer() for _ in range(2 * PORTION + 1)]
+    listeners = [Hearer() for _ in range(2 * RECORD_BATCH + 1)]
     for listener in listeners:
         bench.hub.start(call(), listener)
         bench.link.sent[-1].finish(DONE)
@@ -106,7 +104,7 @@ async def test_calls_are_gathered_and_handed_over_together_within_a_moment(monke
     bench.hub.start(call("no.such"), Hearer())
     await bench.journal.comes()
     bench.journal.answer()
-    assert bench.journal.events == ["call"] * (2 * PORTION + 2)
+    assert bench.journal.events == ["call"] * (2 * RECORD_BATCH + 2)
     assert [each["executed"] for each in bench.journal.kept[-2:]] == ["yes", "no"]
     assert bench.counters.servers[SERVER].calls == len(listeners)
 
@@ -203,7 +201,7 @@ async def test_a_call_is_sent_once_it_is_written_and_told_once_its_end_is() -> N
 
 
 @pytest.mark.parametrize("verdict", ["refused", "unknown"])
-async def test_what_cannot_be_written_is_not_sent(verdict: Verdict) -> None:
+async def test_what_cannot_be_written_is_not_sent(verdict: WriteResult) -> None:
     bench, listener = Bench("strict"), Hearer()
     bench.hub.start(call(), listener)
     bench.journal.answer(verdict)
@@ -240,7 +238,7 @@ async def test_a_call_that_ends_while_it_is_being_written_is_not_sent() -> None:
 async def test_a_server_that_was_removed_meanwhile_is_not_called() -> None:
     bench, listener = Bench("strict"), Hearer()
     bench.hub.start(call(), listener)
-    bench.hub.close_lane(SERVER)
+    bench.hub.close_server_queue(SERVER)
     bench.journal.answer()
     bench.journal.answer()
     assert bench.link.sent == []
@@ -261,16 +259,16 @@ class Following:
     def __init__(self) -> None:
         self.states: list[str] = []
 
-    def moved(self, record: Record) -> None:
+    def task_changed(self, record: TaskRecord) -> None:
         self.states.append(record.state)
 
-    def happened(self, record: Record, noted: object) -> None: ...
+    def task_reported(self, record: TaskRecord, noted: object) -> None: ...
 
 
 async def test_a_task_writes_both_in_its_own_commits() -> None:
     bench, following = Bench("strict"), Following()
-    engine = Engine(bench.hub, bench.journal, lambda: 5.0)  # type: ignore[arg-type]  # all that is needed here
-    draft = Draft(ANYONE, "c", "m", (), call=call(), listeners=(following,))
+    engine = TaskEngine(bench.hub, bench.journal, lambda: 5.0)  # type: ignore[arg-type]  # all that is needed here
+    draft = NewTask(ANYONE, "c", "m", (), call=call(), listeners=(following,))
     beginning = asyncio.ensure_future(engine.begin(draft))
     await asyncio.sleep(0)
     assert bench.link.sent == []
@@ -294,8 +292,8 @@ async def test_a_task_writes_both_in_its_own_commits() -> None:
 
 async def test_what_was_noted_of_a_call_that_was_refused_does_not_count_for_the_next() -> None:
     bench = Bench("strict")
-    engine = Engine(bench.hub, bench.journal, lambda: 5.0)  # type: ignore[arg-type]  # all that is needed here
-    beginning = asyncio.ensure_future(engine.begin(Draft(ANYONE, "c", "m", (), call=call("no.such"))))
+    engine = TaskEngine(bench.hub, bench.journal, lambda: 5.0)  # type: ignore[arg-type]  # all that is needed here
+    beginning = asyncio.ensure_future(engine.begin(NewTask(ANYONE, "c", "m", (), call=call("no.such"))))
     await asyncio.sleep(0)
     bench.journal.answer()
     live = await beginning

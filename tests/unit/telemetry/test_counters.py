@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from isthmus.model.calls import Result
 from isthmus.model.faults import TimedOut, UnknownTool
 from isthmus.model.names import ServerName
-from isthmus.model.outcomes import Result
 from isthmus.telemetry import counters as module
 from isthmus.telemetry.counters import Counters, ServerCounts
 from tests.unit.core.doubles import DONE, SERVER, call

@@ -11,7 +11,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from isthmus.integrations.adk.agent import AdkDomainAgent
-from isthmus.integrations.adk.background import Background
+from isthmus.integrations.adk.results import Background
 from isthmus.integrations.adk.tool import HubTool, ToolOptions
 from isthmus.integrations.adk.toolset import HubToolset
 

@@ -28,10 +28,9 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import errors as genai_errors
 from google.genai import types
 
-from isthmus.integrations.adk.answers import answer_of
-from isthmus.integrations.adk.messages import contents_of
-from isthmus.integrations.adk.misses import Offer, is_miss, miss, refusal_of
-from isthmus.integrations.adk.tool import SOMEBODY, HubTool, ToolOptions
+from isthmus.integrations.adk.names import OfferedTools, is_unknown_tool, refusal_of, unknown_tool_result
+from isthmus.integrations.adk.results import tool_response
+from isthmus.integrations.adk.tool import NO_USER, HubTool, ToolOptions
 from isthmus.library.catalog import Catalog
 from isthmus.library.contracts import (
     AgentConfig,
@@ -51,9 +50,44 @@ from isthmus.library.errors import (
     ToolUnreachableError,
     UnresolvedToolsError,
 )
-from isthmus.library.resolver import resolve_all
-from isthmus.library.running import only_service
+from isthmus.library.resolver import default_service, resolve_all
 from isthmus.library.service import ToolService
+
+AGENT_ROLES = frozenset({"assistant", "model", "agent"})
+
+
+def contents_of(task: TaskRequest) -> list[types.Content]:
+    """What has been said, and last what is to be answered; the description, if there are no messages.
+
+    Raises:
+        ConfigurationError: there is nothing to answer, or a message is nothing that can be read.
+    """
+    contents = [_content(message) for message in task.messages or ([task.description] if task.description else [])]
+    if not contents or contents[-1].role != "user":
+        raise ConfigurationError(
+            f"task {task.task_id} has nothing to answer: give it a description, or messages that end with a user's"
+        )
+    return contents
+
+
+def _content(message: Any) -> types.Content:
+    """A string, `{"role", "content"}`, or an object with these."""
+    if isinstance(message, types.Content):
+        return message
+    if isinstance(message, str):
+        return _text("user", message)
+    if isinstance(message, Mapping):
+        role, said = message.get("role", "user"), message.get("content")
+    else:
+        role, said = getattr(message, "role", "user"), getattr(message, "content", None)
+    if not isinstance(said, str):
+        raise ConfigurationError(f"a message must be text, or have text as its content, not {type(said).__name__}")
+    return _text("model" if str(role) in AGENT_ROLES else "user", said)
+
+
+def _text(role: str, text: str) -> types.Content:
+    return types.Content(role=role, parts=[types.Part(text=text)])
+
 
 logger = logging.getLogger(__name__)
 
@@ -185,28 +219,28 @@ class AdkDomainAgent:
         async def explain(
             tool: BaseTool, args: dict[str, Any], tool_context: ToolContext, error: Exception
         ) -> dict[str, Any] | None:
-            if not is_miss(tool):
+            if not is_unknown_tool(tool):
                 return None
             offer = await self._offer(tool.name, task.user_context, [each.name for each in tools])
-            result = miss(tool.name, [offer], args, tool_context.session.id)
+            result = unknown_tool_result(tool.name, [offer], args, tool_context.session.id)
             results.append(result)
-            return answer_of(result)
+            return tool_response(result)
 
         return explain
 
-    async def _offer(self, called: str, user: UserContext | None, names: list[str]) -> Offer:
+    async def _offer(self, called: str, user: UserContext | None, names: list[str]) -> OfferedTools:
         try:
             service = self._tool_service()
             catalog = await service.catalog()
         except (ConfigurationError, ServiceClosedError):  # a task without tools is done without a service
-            return Offer(names)
-        return Offer(names, refusal_of(called, catalog, user), service=service, user=user)
+            return OfferedTools(names)
+        return OfferedTools(names, refusal_of(called, catalog, user), service=service, user=user)
 
     def _tool_service(self) -> ToolService:
         if self._service is not None:
             return self._service
         try:
-            return cast("ToolService", only_service())
+            return cast("ToolService", default_service())
         except ServiceClosedError as error:
             raise ConfigurationError(
                 f"agent {self.agent_id!r} cannot execute tools: {error} An agent is given its service as "
@@ -354,9 +388,9 @@ def _may_be_shown(tool: UniversalTool, catalog: Catalog, user: UserContext | Non
 
 def _user_id(task: TaskRequest) -> str:
     named = task.user_context.user_id if task.user_context is not None else None
-    if named == SOMEBODY:
-        raise ConfigurationError(f"user_id must not be {SOMEBODY!r}, which stands for those without one")
-    return named or SOMEBODY
+    if named == NO_USER:
+        raise ConfigurationError(f"user_id must not be {NO_USER!r}, which stands for those without one")
+    return named or NO_USER
 
 
 def _identifier(name: str) -> str:

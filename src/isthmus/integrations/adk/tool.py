@@ -20,20 +20,25 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from isthmus.core.catalog.names import BUILTIN, LLM_LENGTH_MAX
-from isthmus.integrations.adk.answers import answer_of
-from isthmus.integrations.adk.background import PENDING_MAX, Background
-from isthmus.integrations.adk.misses import (
-    Offer,
-    Offering,
+from isthmus.integrations.adk.names import (
+    OfferedTools,
+    OffersTools,
     agent_of,
-    ask_about_misses,
-    explain_miss,
+    explain_unknown_tool,
+    function_name,
+    handle_unknown_tools,
+    listing_problem,
     refusal_of,
-    without_list,
 )
-from isthmus.integrations.adk.names import function_name
-from isthmus.integrations.adk.progress import can_show, event_of, show
-from isthmus.integrations.fencing import PREAMBLE, fence, fence_schema
+from isthmus.integrations.adk.results import (
+    PENDING_MAX,
+    Background,
+    can_send_progress,
+    progress_event,
+    send_progress,
+    tool_response,
+)
+from isthmus.integrations.untrusted_descriptions import PREAMBLE, fence, fence_schema
 from isthmus.library.contracts import (
     ErrorCode,
     ErrorPayload,
@@ -44,13 +49,13 @@ from isthmus.library.contracts import (
     UserContext,
 )
 from isthmus.library.errors import ServiceClosedError
-from isthmus.library.forms import mended
+from isthmus.library.function_schemas import without_dangling_refs
+from isthmus.library.integration_base import check_timeout, not_approved
 from isthmus.library.service import ToolService
-from isthmus.library.toolbox import check_timeout, not_approved
 
 logger = logging.getLogger(__name__)
 
-SOMEBODY = "isthmus:nobody-in-particular"
+NO_USER = "isthmus:nobody-in-particular"
 """Whose conversations those are for which no user is named; ADK wants a user, and no user can be this one."""
 
 LONG_RUNNING_NOTE = (
@@ -101,7 +106,7 @@ class ToolOptions:
         user = self.user_context
         if self.user_context_provider is not None and context is not None:
             user = await _settled(self.user_context_provider(context))
-        if user is not None and context is not None and context.user_id != SOMEBODY and _is_anybody(user):
+        if user is not None and context is not None and context.user_id != NO_USER and _is_anybody(user):
             user = replace(user, user_id=context.user_id)
         return user
 
@@ -111,7 +116,7 @@ class ToolOptions:
         return dict(given or {})
 
 
-class HubTool(BaseTool, Offering):
+class HubTool(BaseTool, OffersTools):
     """One tool of a service."""
 
     def __init__(self, tool: UniversalTool, service: ToolService, options: ToolOptions | None = None) -> None:
@@ -133,7 +138,7 @@ class HubTool(BaseTool, Offering):
 
     def _declaration(self, *, is_fenced: bool) -> types.FunctionDeclaration:
         given = self.tool.parameters_schema or {"type": "object", "properties": {}}
-        schema: Any = mended(given, given)
+        schema: Any = without_dangling_refs(given, given)
         description = self.description
         if is_fenced:
             schema, description = fence_schema(schema), fence(description)
@@ -146,7 +151,7 @@ class HubTool(BaseTool, Offering):
         await super().process_llm_request(tool_context=tool_context, llm_request=llm_request)
         agent = agent_of(tool_context)
         if agent is not None and self in agent.tools:  # those of a toolset are not
-            ask_about_misses(agent, self.on_tool_error)
+            handle_unknown_tools(agent, self.on_tool_error)
         if not self._is_fenced():
             return
         self._fence(llm_request)
@@ -169,16 +174,16 @@ class HubTool(BaseTool, Offering):
         self, tool: BaseTool, args: dict[str, Any], tool_context: ToolContext, error: Exception
     ) -> dict[str, Any] | None:
         """What the model is told of a name that is no tool's, or not the user's to use; of other errors, nothing."""
-        return await explain_miss(tool, args, tool_context, self)
+        return await explain_unknown_tool(tool, args, tool_context, self)
 
-    async def offer(self, called: str, context: ReadonlyContext) -> Offer:
-        """See `Offering`."""
+    async def offer(self, called: str, context: ReadonlyContext) -> OfferedTools:
+        """See `OffersTools`."""
         try:
             catalog, user = await self._service.catalog(), await self.options.user_for(context)
         except Exception as error:
             logger.exception("%s was called, and the tools of the hub could not be listed", called)
-            return Offer([], trouble=without_list(error))
-        return Offer([self.name], refusal_of(called, catalog, user), service=self._service, user=user)
+            return OfferedTools([], trouble=listing_problem(error))
+        return OfferedTools([self.name], refusal_of(called, catalog, user), service=self._service, user=user)
 
     # -- asking a person first -----------------------------------------------------------------------------------------
 
@@ -246,13 +251,13 @@ class HubTool(BaseTool, Offering):
     def _told(self, result: ToolResult) -> dict[str, Any]:
         if self.options.on_result is not None:
             self.options.on_result(result)
-        return answer_of(result)
+        return tool_response(result)
 
     async def _result(self, request: ToolRequest, tool_context: ToolContext) -> ToolResult:
-        if not self.options.shows_progress or not can_show(tool_context):
+        if not self.options.shows_progress or not can_send_progress(tool_context):
             return await self._service.execute_tool(request)
         results: list[ToolResult] = []
-        await show(self._events(request, tool_context.function_call_id, results), self.name, tool_context)
+        await send_progress(self._events(request, tool_context.function_call_id, results), self.name, tool_context)
         if results:
             return results[0]
         # The runner stopped listening. Executing it again could do twice what was to be done once.
@@ -304,7 +309,7 @@ class HubTool(BaseTool, Offering):
                 async for chunk in stream:
                     if chunk.is_final:
                         results.append(chunk.metadata["result"])
-                    elif (event := event_of(chunk, call_id)) is not None:
+                    elif (event := progress_event(chunk, call_id)) is not None:
                         yield event
         except ServiceClosedError as error:
             results.append(self._broken(error))

@@ -22,26 +22,26 @@ from google.adk.tools.base_toolset import BaseToolset
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
-from isthmus.integrations.adk.background import Background
-from isthmus.integrations.adk.misses import (
-    Offer,
-    Offering,
+from isthmus.integrations.adk.names import (
+    OfferedTools,
+    OffersTools,
     agent_of,
-    ask_about_misses,
-    explain_miss,
+    explain_unknown_tool,
+    handle_unknown_tools,
+    listing_problem,
+    name_room,
     refusal_of,
-    without_list,
 )
-from isthmus.integrations.adk.names import room_beside
+from isthmus.integrations.adk.results import Background
 from isthmus.integrations.adk.tool import Confirmation, HeaderProvider, HubTool, ToolOptions, UserProvider
-from isthmus.integrations.fencing import without_markers
+from isthmus.integrations.untrusted_descriptions import strip_markers
 from isthmus.library.catalog import Catalog
 from isthmus.library.contracts import ToolStatus, UniversalTool, UserContext
 from isthmus.library.errors import ToolDeniedError, ToolError
-from isthmus.library.owner import Owner, OwnersLock
+from isthmus.library.integration_base import check_approval_names, is_named
+from isthmus.library.loop_thread import LoopThread, LoopThreadLock
 from isthmus.library.questions import Questions
 from isthmus.library.service import ToolService
-from isthmus.library.toolbox import check_held_back, is_named
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ Filter: TypeAlias = Iterable[str] | Callable[..., bool] | None
 Config: TypeAlias = Mapping[str, Any] | str | Path | None
 
 
-class HubToolset(BaseToolset, Offering):
+class HubToolset(BaseToolset, OffersTools):
     """The tools of a service, given, or of its own; one of its own is closed with it."""
 
     def __init__(  # noqa: PLR0913 - a user names the few that are wanted
@@ -107,7 +107,7 @@ class HubToolset(BaseToolset, Offering):
         self._own: ToolService | None = None
         self._questions = questions
         self._recipe = (config, hub, key)
-        self._opening = OwnersLock()
+        self._opening = LoopThreadLock()
         self._confirmed = _choice(require_confirmation)
         self._has_checked = False
         self._long_running = _choice(long_running)
@@ -121,7 +121,7 @@ class HubToolset(BaseToolset, Offering):
             is_fenced=fence_descriptions,
             shows_progress=progress,
             timeout=timeout,
-            name_length=room_beside(tool_name_prefix),
+            name_length=name_room(tool_name_prefix),
         )
 
     async def get_tools(self, readonly_context: ReadonlyContext | None = None) -> list[BaseTool]:
@@ -134,7 +134,7 @@ class HubToolset(BaseToolset, Offering):
         except Exception as error:
             # ADK drops a toolset that raises, and the model would not even learn that there are tools.
             logger.exception("the tools of the hub could not be listed")
-            return [_Unavailable(without_list(error))]
+            return [_Unavailable(listing_problem(error))]
 
     def _tools(
         self, service: ToolService, catalog: Catalog, user: UserContext | None, context: ReadonlyContext | None
@@ -164,7 +164,7 @@ class HubToolset(BaseToolset, Offering):
     def _check_confirmed(self, catalog: Catalog) -> None:
         """Until every name is a tool's; one whose server goes later is nobody's mistake."""
         if isinstance(self._confirmed, list) and not self._has_checked:
-            check_held_back(self._confirmed, catalog)
+            check_approval_names(self._confirmed, catalog)
             self._has_checked = True
 
     def _confirmation(self, tool: UniversalTool) -> Confirmation:
@@ -175,16 +175,16 @@ class HubToolset(BaseToolset, Offering):
         """See that the agent asks here about names that it does not have; its own callbacks are asked first."""
         agent = agent_of(tool_context)
         if agent is not None:
-            ask_about_misses(agent, self.on_tool_error)
+            handle_unknown_tools(agent, self.on_tool_error)
 
     async def on_tool_error(
         self, tool: BaseTool, args: dict[str, Any], tool_context: ToolContext, error: Exception
     ) -> dict[str, Any] | None:
         """What the model is told of a name that is no tool's, or not the user's to use; of other errors, nothing."""
-        return await explain_miss(tool, args, tool_context, self)
+        return await explain_unknown_tool(tool, args, tool_context, self)
 
-    async def offer(self, called: str, context: ReadonlyContext) -> Offer:
-        """See `Offering`."""
+    async def offer(self, called: str, context: ReadonlyContext) -> OfferedTools:
+        """See `OffersTools`."""
         prefix = f"{self.tool_name_prefix}_" if self.tool_name_prefix else ""
         try:
             service = await self._service()
@@ -193,9 +193,9 @@ class HubToolset(BaseToolset, Offering):
             names = [each.name for each in await self.get_tools_with_prefix(context)]
         except Exception as error:
             logger.exception("%s was called, and the tools of the hub could not be listed", called)
-            return Offer([], trouble=without_list(error))
+            return OfferedTools([], trouble=listing_problem(error))
         refusal = refusal_of(called.removeprefix(prefix), catalog, user, self._options.name_length)
-        return Offer(names, refusal, service=service, user=user)
+        return OfferedTools(names, refusal, service=service, user=user)
 
     def _named(self, names: Any, catalog: Catalog, user: UserContext | None) -> set[str]:
         """The full names of those that are meant and the user's; one that is not there may come with its server."""
@@ -223,7 +223,7 @@ class HubToolset(BaseToolset, Offering):
 
     async def _service(self) -> ToolService:
         ready = self._given or self._usable
-        return ready if ready is not None else await Owner.shared().run(self._opened())
+        return ready if ready is not None else await LoopThread.shared().run(self._opened())
 
     @property
     def _usable(self) -> ToolService | None:
@@ -248,7 +248,7 @@ class HubToolset(BaseToolset, Offering):
         """
         self.background.cancel_all()
         if self._given is None:
-            await Owner.shared().run(self._closed())
+            await LoopThread.shared().run(self._closed())
 
     async def _closed(self) -> None:
         async with self._opening:  # one that is just being opened is closed when it is
@@ -261,7 +261,7 @@ class _Unavailable(BaseTool):
     """What the model gets instead of tools, so that it can tell its user what is wrong."""
 
     def __init__(self, why: str) -> None:
-        self._why = without_markers(why)
+        self._why = strip_markers(why)
         super().__init__(name=UNAVAILABLE, description=f"The tools are not available at the moment: {self._why}")
 
     def _get_declaration(self) -> types.FunctionDeclaration:
