@@ -60,15 +60,15 @@ ADDRESS = "https://search.example/mcp"
         ),
         (
             lambda: HttpSettings(ADDRESS, user_headers=("MCP-Session-Id",)),
-            "user_headers.0 must be none that the hub writes itself, not 'MCP-Session-Id'",
+            "user_headers.0 must be a header that the hub does not set itself, not 'MCP-Session-Id'",
         ),
         (
             lambda: JsonRpcSettings(ADDRESS, user_headers=("Mcp-Param-Region",)),
-            "user_headers.0 must be none that the hub writes itself, not 'Mcp-Param-Region'",
+            "user_headers.0 must be a header that the hub does not set itself, not 'Mcp-Param-Region'",
         ),
         (
             lambda: HttpSettings(ADDRESS, {"x-team": "blue"}, user_headers=("X-Team",)),
-            "user_headers.0 must be none that headers has as well, not 'X-Team': keep one of the two",
+            "user_headers.0 must differ from those in headers, not 'X-Team': keep one of the two",
         ),
         (
             lambda: ServerSettings(NAME, REACH, timeout=0),
@@ -83,7 +83,7 @@ ADDRESS = "https://search.example/mcp"
             "timeout must be over 0 and at most 86400 seconds, not 86400.5",
         ),
         (lambda: ServerSettings(NAME, REACH, max_calls=0), "max_calls must be at least 1, not 0"),
-        (lambda: ServerSettings(NAME, REACH, max_queued=-1), "max_queued must be 0 or more, not -1"),
+        (lambda: ServerSettings(NAME, REACH, max_queued=-1), "max_queued must be at least 0, not -1"),
     ],
 )
 def test_a_bad_value_is_refused_by_key_rule_and_value(make: Callable[[], object], message: str) -> None:
