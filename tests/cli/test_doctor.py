@@ -132,8 +132,8 @@ async def test_each_way_to_be_broken_has_its_code(tmp_path: Path, deaf_port: int
     assert died["message"] == "exited with code 3; it said: no licence"
     mends = {found["server"]: found["mend"].partition(f"{config}, ")[2] for found in told["findings"]}
     assert mends["moved"].startswith("write https://moved.example in url")
-    assert mends["early"].startswith("take era out")
-    assert mends["mcp_as_rpc"].startswith("write url in the place of rpc")
+    assert mends["early"].startswith("remove era")
+    assert mends["mcp_as_rpc"].startswith("write url instead of rpc")
     assert all(found["mend"] for found in told["findings"])
     assert SECRET not in out
 

@@ -293,7 +293,7 @@ async def verify_log(file: Path | None, *, is_json: bool) -> Exit:
         print_json(msgspec.json.encode({**_as_json(main), "good": not broken, "seats": slots}))
         return Exit.CALL_FAILED if broken else Exit.SUCCESS
     if broken:
-        raise CommandFailed(Exit.CALL_FAILED, f"the audit log has been altered: {'; '.join(broken)}")
+        raise CommandFailed(Exit.CALL_FAILED, f"the audit log failed verification: {'; '.join(broken)}")
     print_output("\n".join(line for verdict in verdicts for line in _verdict_lines(verdict)))
     return Exit.SUCCESS
 
@@ -353,15 +353,15 @@ def _as_json(verdict: AuditVerdict) -> dict[str, object]:
 def _verdict_lines(verdict: AuditVerdict) -> Iterator[str]:
     name = f"The audit log in slot {verdict.slot}" if verdict.slot else "The audit log"
     if not verdict.count:
-        yield f"{name} has not been altered. It has no records."
+        yield f"{name} is intact and has no records."
         return
-    yield f"{name} has not been altered: {verdict.count} records, {verdict.first} to {verdict.last.number}."
+    yield f"{name} is intact: {verdict.count} records, {verdict.first} to {verdict.last.number}."
     if verdict.open:
-        yield f"{verdict.open} calls started and have not ended: they are still running, or the hub was killed"
+        yield f"unfinished calls: {verdict.open} (still running, or the hub was killed)"
     if verdict.lost:
-        yield f"{verdict.lost} calls were lost: the hub was killed, and how they ended is unknown"
+        yield f"lost calls: {verdict.lost} (the hub was killed; how they ended is unknown)"
     if verdict.unsigned:
-        yield f"the last {verdict.unsigned} are not signed: the hub will sign them, was killed, or did not write them"
+        yield f"unsigned records at the end: {verdict.unsigned} (not signed yet, or not written by the hub)"
     yield f"last digest  {verdict.last.digest.hex()}"
     yield f"signed by    {verdict.key}"
 

@@ -517,7 +517,7 @@ def not_allowed(url: str, status: int, *, has_key: bool) -> CommandFailed:
         text = f"the hub at {url} rejected the key (HTTP {status})"
         advice = f"The hub does not know the key in {KEY_VARIABLE}: ask its operator for another."
     else:
-        text = f"the hub at {url} requires a key (HTTP {status})"
+        text = f"the hub at {url} {'requires a key' if status != FORBIDDEN else 'refused access'} (HTTP {status})"
         advice = f"Set {KEY_VARIABLE} to the key of a caller that is configured there."
     return CommandFailed(Exit.NOT_ALLOWED, text, advice)
 

@@ -75,7 +75,7 @@ async def test_what_can_be_reached_is_told_with_the_pattern_and_where_it_is_writ
         "  alpha:open/{n}  alpha.* in callers.planner.allow",
         "  alpha:shut/{n}  alpha.* in callers.planner.allow",
         "",
-        "not for it, which is told that there is no such thing:",
+        'denied (the caller sees "unknown tool"):',
         "  alpha.drop         alpha.drop in tenants.acme.deny",
         "  builtin.chat_log   not in callers.planner.allow",
         "  builtin.echo       not in callers.planner.allow",
@@ -88,10 +88,10 @@ async def test_what_can_be_reached_is_told_with_the_pattern_and_where_it_is_writ
         "  gamma:open/{n}     not in callers.planner.allow",
         "  gamma:shut/{n}     not in callers.planner.allow",
         "",
-        "gamma says tag:safe of what it has;",
-        "that counts with servers.gamma.trusted = true.",
+        "gamma labels its tools tag:safe;",
+        "that counts only with servers.gamma.trusted = true.",
         "",
-        "On some faces it is held to less: see --face rest.",
+        "Some frontends allow it less: see --face rest.",
     ]
     assert max(map(len, out.splitlines())) <= 80
 
@@ -120,7 +120,7 @@ async def test_on_a_face_both_that_allow_it_are_named(tmp_path: Path, capsys: py
         "              alpha.* in callers.planner.allow",
     ]
     assert "  alpha.tell         not in callers.planner.faces.rest.allow" in lines
-    assert not [line for line in lines if "held to less" in line]
+    assert not [line for line in lines if "allow it less" in line]
 
 
 async def test_programs_are_told_everything_with_its_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,7 +151,7 @@ async def test_servers_that_did_not_come_are_named_beside_it(
     said = capsys.readouterr()
     assert "builtin.echo       * in callers.root.allow" in said.out
     assert said.err.startswith("gone is retrying: '/no/such/program'")
-    assert said.err.endswith("What these have beside what is shown is not known.\n")
+    assert said.err.endswith("Tools of servers that are not connected may be missing above.\n")
 
 
 async def test_an_unknown_caller_is_told_who_there_is(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ async def test_an_unknown_caller_is_told_who_there_is(tmp_path: Path) -> None:
     assert failed.value.exit == Exit.USAGE
     assert (failed.value.message, failed.value.advice) == (
         "there is no caller 'plannner'",
-        ("There are: planner, root.",),
+        ("Callers: planner, root.",),
     )
 
 
@@ -171,7 +171,7 @@ async def test_without_callers_it_is_whoever_is_at_this_machine(
     file = config(tmp_path, {}, callers={}, tenants={})
     with pytest.raises(CommandFailed) as failed:
         await show_access(LocalSource(file), file, AccessQuery("me", None, is_json=False), wait=20)
-    assert failed.value.advice == ("No callers are configured: whoever is at this machine comes in, as local.",)
+    assert failed.value.advice == ("No callers are configured: every program on this machine is local.",)
     assert "builtin.echo       * in callers.local.allow" in await told(file, "local", capsys)
 
 
@@ -307,7 +307,7 @@ async def test_without_a_difference_nothing_is_printed_and_a_script_is_told_so(
     file = config(tmp_path)
     assert await show_difference(file, file, wait=20, is_json=False) == Exit.SUCCESS
     said = capsys.readouterr()
-    assert (said.out, said.err) == ("", "Nobody would notice a difference.\n")
+    assert (said.out, said.err) == ("", "Nothing changes for any caller.\n")
 
 
 async def test_a_server_that_does_not_start_is_named_with_what_it_takes_away(
@@ -318,7 +318,7 @@ async def test_a_server_that_does_not_start_is_named_with_what_it_takes_away(
     said = capsys.readouterr()
     assert "  - gamma.drop\n" in said.out
     assert said.err.startswith("gamma of the new configuration is retrying: '/no/such'")
-    assert said.err.endswith("What these have beside what is shown is not known.\n")
+    assert said.err.endswith("Tools of servers that are not connected may be missing above.\n")
 
 
 async def test_what_a_new_configuration_leaves_out_for_a_mistake_is_named(
@@ -333,7 +333,9 @@ async def test_what_a_new_configuration_leaves_out_for_a_mistake_is_named(
     assert ["callers.planner" in said.err, "tenants.acme" in said.err] == [True, True]
     with pytest.raises(CommandFailed) as failed:
         await show_access(LocalSource(new), new, AccessQuery("planner", None, is_json=False), wait=20)
-    assert failed.value.advice == ("The configuration has it, and leaves it out: `isthmus config check` says why.",)
+    assert failed.value.advice == (
+        "The configuration has it, but the entry is ignored: `isthmus config check` says why.",
+    )
 
 
 async def test_what_waits_to_be_approved_is_reached_by_nobody_and_nothing_is_noted_as_seen(

@@ -26,7 +26,7 @@ def test_a_hub_is_found_from_this_machine(host: str, origin: str) -> None:
 
 
 def test_a_port_that_is_left_open_is_known_to_nobody() -> None:
-    with pytest.raises(CommandFailed, match="leaves the port open") as failed:
+    with pytest.raises(CommandFailed, match="the configuration has port 0") as failed:
         configured_origin(HubSettings(port=0))
     assert failed.value.exit is Exit.USAGE
 

@@ -43,7 +43,7 @@ def test_what_nobody_can_type_is_named_as_it_is_shown(config: Path, capsys: pyte
     name = next(line.split()[0] for line in capsys.readouterr().out.splitlines() if "new" in line)
     assert name == "files.wri\\u200bte"
     assert approve(config, [name], is_sure=True, is_json=False) is Exit.SUCCESS
-    with pytest.raises(CommandFailed, match="nothing waits"):
+    with pytest.raises(CommandFailed, match="no pending tool"):
         approve(config, [name], is_sure=True, is_json=False)
 
 

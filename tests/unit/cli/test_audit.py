@@ -58,7 +58,7 @@ def test_where_an_extension_keeps_the_hubs_own_log_those_beside_it_are_read(tmp_
 def test_a_log_that_is_whole_is_said_to_be(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(config, "verify") == 0
     said = capsys.readouterr().out
-    assert "The audit log is whole: 4 records, 1 to 4." in said
+    assert "The audit log is intact: 4 records, 1 to 4." in said
     assert run(config, "verify", "--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["good"], told["records"], told["first"], told["last"], told["bad"]) == (True, 4, 1, 4, None)
@@ -178,9 +178,9 @@ def test_all_logs_are_looked_through_and_open_calls_counted(
 ) -> None:
     assert run(config, "verify") == 0
     said = capsys.readouterr().out
-    assert "The audit log is whole: 4 records, 1 to 4." in said
-    assert "The audit log on seat 2 is whole: 4 records, 1 to 4." in said
-    assert said.count("1 calls have begun in it and not ended") == 2
+    assert "The audit log is intact: 4 records, 1 to 4." in said
+    assert "The audit log in slot 2 is intact: 4 records, 1 to 4." in said
+    assert said.count("unfinished calls: 1") == 2
     asyncio.run(write_beside(state, ends_well=False))
     asyncio.run(write_beside(state))
     assert run(config, "verify", "--json") == 0
@@ -188,7 +188,7 @@ def test_all_logs_are_looked_through_and_open_calls_counted(
     assert [(seat["seat"], seat["open"], seat["lost"]) for seat in told["seats"]] == [(1, 1, 1), (2, 1, 1)]
     assert (told["good"], told["records"], told["open"]) == (True, 4, 0)
     assert run(config, "verify") == 0
-    assert capsys.readouterr().out.count("1 calls in it were lost") == 2
+    assert capsys.readouterr().out.count("lost calls: 1") == 2
 
 
 @pytest.mark.parametrize("how", ["gone", "another's"])
@@ -203,7 +203,7 @@ def test_a_log_on_a_seat_that_is_gone_or_another_is_said_so(
         slot_file(state, 2).write_bytes(slot_file(state, 1).read_bytes())
         (state / "audit" / "checkpoint-2").write_bytes((state / "audit" / "checkpoint-1").read_bytes())
     assert run(config, "verify") == 1
-    why = "seat 2, record 1: it is missing" if how == "gone" else "seat 2, the checkpoint is not signed"
+    why = "slot 2, record 1: it is missing" if how == "gone" else "slot 2, the checkpoint is not signed"
     assert why in capsys.readouterr().err
     assert run(config, "verify", "--json") == 1
     told = json.loads(capsys.readouterr().out)
@@ -229,5 +229,5 @@ def test_logs_on_seats_need_no_other(tmp_path: Path, capsys: pytest.CaptureFixtu
     file = tmp_path / "isthmus.toml"
     file.write_text(f"[hub]\nstate = {json.dumps(str(tmp_path / 'state'))}")
     assert run(file, "verify") == 0
-    assert "The audit log is whole" not in capsys.readouterr().out
+    assert "The audit log is intact" not in capsys.readouterr().out
     assert run(file, "tail") == 0

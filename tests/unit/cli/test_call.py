@@ -203,9 +203,7 @@ def test_a_mistyped_short_name_suggests_every_tool_that_has_it() -> None:
 
 
 def test_a_name_like_no_other_points_to_the_list_and_tells_who_is_missing() -> None:
-    assert failure("zzz", GONE).advice == (
-        "`isthmus tools` lists what there is. Not connected, so not listed: search.",
-    )
+    assert failure("zzz", GONE).advice == ("`isthmus tools` lists all tools. Not connected, so not listed: search.",)
 
 
 def test_a_tool_of_a_missing_server_tells_why_it_is_missing() -> None:
@@ -244,7 +242,7 @@ def test_words_about_prompts_speak_of_prompts() -> None:
     with pytest.raises(CommandFailed) as failed:
         choose("zzz", FeatureList([], {}), PROMPTS)
     assert failed.value.message == "there is no prompt 'zzz'"
-    assert failed.value.advice == ("`isthmus prompts` lists what there is.",)
+    assert failed.value.advice == ("`isthmus prompts` lists all prompts.",)
 
 
 # -- arguments -----------------------------------------------------------------------------------------------------
@@ -336,8 +334,8 @@ def test_without_a_usable_schema_everything_is_text(schema: Any) -> None:
         ("text:=", "text must be JSON"),
         ("count=NaN", "count must be integer"),
         ("list=" + "[" * 100_000, "list must be array"),
-        ("word", "'word' is not an argument"),
-        ("=3", "'=3' is not an argument"),
+        ("word", "Expected name=value, got 'word'"),
+        ("=3", "Expected name=value, got '=3'"),
         ("text=@nowhere", "text: cannot read 'nowhere': No such file or directory"),
         ("text=\udcff", "text is not UTF-8 text"),
         ("text:=\udcff", "text must be JSON"),
@@ -443,7 +441,7 @@ def test_texts_are_shown_as_they_are_one_below_the_other() -> None:
         ),
         ({"type": "hologram"}, "[hologram: --json shows it]"),
         ({"type": "text", "text": 3}, "[text: --json shows it]"),
-        (3, "[something without a type: --json shows it]"),
+        (3, "[content without a type: --json shows it]"),
     ],
 )
 def test_everything_else_is_a_line(block: object, line: str) -> None:
@@ -464,7 +462,7 @@ def test_a_result_without_content_shows_nothing(result: dict[str, Any]) -> None:
 def test_a_prompt_is_shown_as_who_says_what() -> None:
     messages = [{"role": "user", "content": {"type": "text", "text": "hi"}}, {"role": "user"}]
     payload = msgspec.Raw(msgspec.json.encode({"messages": messages}))
-    assert readable_messages(payload) == "user: hi\n\n[something that is no message: --json shows it]"
+    assert readable_messages(payload) == "user: hi\n\n[not a message: --json shows it]"
 
 
 def test_a_resource_is_shown_part_by_part() -> None:

@@ -152,18 +152,18 @@ def test_what_makes_no_sense_is_told(file: Path, tmp_path: Path) -> None:
     )
     assert refusal(DialOptions((URL,), config=file, only=("mail",))) == (
         Exit.USAGE,
-        "there is no server 'mail' to bring; there is files, web",
+        "there is no server 'mail'",
     )
     assert refusal(DialOptions((URL,), config=file, server_id="x")) == (
         Exit.USAGE,
-        "--server-id names one server, and there are several: files, web",
+        "--server-id is for one server, but there are several: files, web",
     )
     assert refusal(DialOptions((URL, "calc"), server_id="a\nb"))[0] == Exit.USAGE
     assert refusal(DialOptions((URL,), url="http://[bad"))[0] == Exit.USAGE
     assert refusal(DialOptions(("ws://hub", "calc")))[0] == Exit.USAGE
     (tmp_path / "empty.json").write_text('{"mcpServers": {}}')
     exit, told = refusal(DialOptions((URL,), config=tmp_path / "empty.json"))
-    assert (exit, told) == (Exit.CONFIGURATION, f"no server to bring to the hub in {tmp_path / 'empty.json'}")
+    assert (exit, told) == (Exit.CONFIGURATION, f"there are no servers in {tmp_path / 'empty.json'}")
 
 
 @pytest.mark.parametrize(

@@ -76,11 +76,11 @@ async def test_a_broken_server_ends_with_1_and_says_what_to_try(
     assert "✗  dead     retrying" in out
     place = f"of {tmp_path / 'isthmus.json'}"
     assert "✗ ISD-102 dead: '/no/such/program' could not be started" in out
-    assert f"    mend: in servers.dead {place}, correct command, or install /no/such/program\n" in out
+    assert f"    fix: in servers.dead {place}, correct command, or install /no/such/program\n" in out
     assert "✗ ISD-103 away: connection refused" in out
-    assert f"    mend: in servers.away {place}, start the server, or correct url\n" in out
+    assert f"    fix: in servers.away {place}, start the server, or correct url\n" in out
     assert "· ISD-401 odd: 'pay' is listed twice" in out
-    assert out.endswith("broken: away, dead\n")
+    assert out.endswith("2 of 4 servers failed: away, dead\n")
     assert "s3cret" not in out
 
 
@@ -90,8 +90,8 @@ async def test_a_server_that_has_not_answered_yet_is_to_be_given_longer(
     servers = {"slow": stdio(["/bin/sh", "-c", "while read line; do :; done"])}
     assert await examine(config(tmp_path, servers), wait=0.2, is_json=False) == Exit.CALL_FAILED
     out = capsys.readouterr().out
-    assert "✗ ISD-109 slow: it has not answered yet\n    mend: give it longer" in out
-    assert out.endswith("broken: slow\n")
+    assert "✗ ISD-109 slow: it has not answered yet\n    fix: wait longer" in out
+    assert out.endswith("1 of 2 servers failed: slow\n")
 
 
 async def test_findings_in_the_configuration_end_with_3(
@@ -100,7 +100,7 @@ async def test_findings_in_the_configuration_end_with_3(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert await examine(config(tmp_path, {"bad": {"url": 5}}), wait=20, is_json=False) == Exit.CONFIGURATION
     out = capsys.readouterr().out
-    assert "  ISC-201 isthmus.json: servers.bad.url must be a text, not a number\n    mend: write what" in out
+    assert "  ISC-201 isthmus.json: servers.bad.url must be a text, not a number\n    fix: write what" in out
 
 
 async def test_programs_get_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,7 +143,7 @@ async def test_without_a_file_the_servers_of_the_environment_are_named(
     monkeypatch.setenv("MCP_SERVER_MAP", f'{{"files": "http://127.0.0.1:{deaf_port}"}}')
     monkeypatch.chdir(tmp_path)
     await examine(LocalSource(None), wait=5, is_json=False)
-    assert capsys.readouterr().out.startswith("configuration: no file found; servers are those of MCP_SERVER_MAP\n")
+    assert capsys.readouterr().out.startswith("configuration: no file found; servers come from MCP_SERVER_MAP\n")
 
 
 async def test_a_running_hub_is_examined_by_what_it_lists(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,8 +208,8 @@ def test_of_a_server_that_is_well_there_is_nothing_to_say() -> None:
 def test_a_process_that_died_is_told_with_its_last_words_and_its_command_without_secrets() -> None:
     patient = ServerReport("a", "retrying", "exited with code 3", said="Traceback\n  ValueError: boom\n")
     (found,) = check_server(patient, entry(StdioSettings("run", ("--key", "hunter2")), frozenset({"hunter2"})))
-    assert (found.code, found.message) == (module.DIED, "exited with code 3; it said: ValueError: boom")
-    assert found.fix == "see what it says when run by hand: run --key ***"
+    assert (found.code, found.message) == (module.DIED, "exited with code 3; its last output: ValueError: boom")
+    assert found.fix == "run it by hand and read its output: run --key ***"
     assert found.is_grave
 
 
@@ -220,8 +220,13 @@ def test_a_process_that_died_is_told_with_its_last_words_and_its_command_without
         ("'x' could not be started: its working directory '/y' does not", StdioSettings("x"), "ISD-102", "correct cwd"),
         ("connection refused by 127.0.0.1:9", HttpSettings("http://x"), "ISD-103", "in servers.a of x.toml, start the"),
         ("it answered HTTP 401; check", HttpSettings("http://x"), "ISD-104", "valid credential"),
-        ("it answered a POST of MCP with HTTP 405", HttpSettings("http://x"), "ISD-105", "take type out"),
-        ("it answered HTTP 404 instead of opening a WebSocket", WebSocketSettings("ws://x"), "ISD-105", "no WebSocket"),
+        ("it answered a POST of MCP with HTTP 405", HttpSettings("http://x"), "ISD-105", "remove type"),
+        (
+            "it answered HTTP 404 instead of opening a WebSocket",
+            WebSocketSettings("ws://x"),
+            "ISD-105",
+            "does not accept WebSockets",
+        ),
         (
             "it answered a POST of MCP with HTTP 404; it gives no event stream: it answered HTTP 404",
             HttpSettings("http://x"),
@@ -232,33 +237,33 @@ def test_a_process_that_died_is_told_with_its_last_words_and_its_command_without
         ("HTTP 200 without a usable JSON-RPC answer", HttpSettings("http://x"), "ISD-106", "correct url"),
         ("there is no Python module called x", PythonSettings("x"), "ISD-108", "correct python"),
         ("it has no tools/list: declare", RPC, "ISD-111", "each as [servers.a.tools.TOOL]"),
-        ("it has no tools/list (Missing session ID): declare", RPC, "ISD-105", "write url in the place of rpc"),
-        ("it answered HTTP 406", RPC, "ISD-105", "write url in the place of rpc"),
+        ("it has no tools/list (Missing session ID): declare", RPC, "ISD-105", "write url instead of rpc"),
+        ("it answered HTTP 406", RPC, "ISD-105", "write url instead of rpc"),
         (
             "it has no tools/list (no): declare",
             JsonRpcSettings("http://x/mcp"),
             "ISD-105",
-            "write url in the place of rpc",
+            "write url instead of rpc",
         ),
         ("HTTP 404 without a usable JSON-RPC answer", RPC, "ISD-106", "correct rpc"),
-        ("it answered HTTP 404 where its card should be", AGENT, "ISD-106", "correct agent: there is no card"),
-        ("https://b is not where its card is; if it is", AGENT, "ISD-114", "add to origins what the card names"),
+        ("it answered HTTP 404 where its card should be", AGENT, "ISD-106", "correct agent: there is no A2A card"),
+        ("https://b is not where its card is; if it is", AGENT, "ISD-114", "add the card's addresses to origins"),
         ("connection refused by http://x", AGENT, "ISD-103", "start the agent, or correct agent"),
-        ("it answered HTTP 308", AGENT, "ISD-112", "the address that it points to in agent"),
-        ("it answered HTTP 308; configure the address", RPC, "ISD-112", "the address that it points to in rpc"),
+        ("it answered HTTP 308", AGENT, "ISD-112", "set agent to the address that it redirects to"),
+        ("it answered HTTP 308; configure the address", RPC, "ISD-112", "set rpc to the address that it redirects to"),
         (
             "it redirects to https://y.example, which is not http://x; configure",
             HttpSettings("http://x"),
             "ISD-112",
-            "write https://y.example in url",
+            "set url to https://y.example",
         ),
         (
             "it does not speak MCP 2026-07-28, as its configuration says it should",
             StdioSettings("x", era="modern"),
             "ISD-113",
-            "in servers.a of x.toml, take era out",
+            "in servers.a of x.toml, remove era",
         ),
-        ("it refused to initialize: no (1)", StdioSettings("x", era="legacy"), "ISD-113", "take era out"),
+        ("it refused to initialize: no (1)", StdioSettings("x", era="legacy"), "ISD-113", "remove era"),
         ("it refused to initialize: no (1)", StdioSettings("x"), "ISD-110", "own log"),
         ("something nobody has thought of", HttpSettings("http://x"), "ISD-110", "own log"),
         (None, HttpSettings("http://x"), "ISD-110", "own log"),
@@ -289,7 +294,7 @@ def test_a_disabled_server_and_notes_are_told() -> None:
     notes = ("'x' is listed twice; the first is used", "its list of tools has over 1000 entries and was cut")
     assert [number for number, _ in told(ServerReport("a", "ready", notes=notes))] == ["ISD-401", "ISD-402"]
     assert told(ServerReport("a", "disabled"), entry(StdioSettings("x"))) == [
-        ("ISD-501", "in servers.a of x.toml, take disabled out to use it")
+        ("ISD-501", "in servers.a of x.toml, remove disabled to use it")
     ]
 
 

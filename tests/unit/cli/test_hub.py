@@ -354,7 +354,7 @@ async def test_a_place_that_is_no_hub_cannot_be_reached(tmp_path: Path, path: st
         with pytest.raises(CommandFailed) as failed:
             await hub.list(TOOLS)
         assert failed.value.exit == Exit.UNREACHABLE
-        assert "it answers HTTP 404" in failed.value.message
+        assert "it responds with HTTP 404" in failed.value.message
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_what_differs_is_kept_unless_told_otherwise(folder: Path, capsys: pytest
     assert import_servers(ImportOptions(["cursor"])) == Exit.SUCCESS
     assert servers_in(file)["files"] == {"command": "mine"}
     shown = capsys.readouterr()
-    assert "differs, kept as it was" in shown.out
+    assert "differs, left unchanged" in shown.out
     assert "--replace" in shown.err
     assert import_servers(ImportOptions(["cursor"], may_replace=True)) == Exit.SUCCESS
     assert servers_in(file) == ENTRIES
@@ -122,7 +122,7 @@ def test_a_file_with_secrets_is_for_its_owner_alone(folder: Path, capsys: pytest
     assert servers_in(file)["a"]["env"] == {"API_KEY": "hunter22"}
     assert (mode_of(file), mode_of(folder / "isthmus.toml.bak")) == (0o600, 0o600)
     shown = capsys.readouterr()
-    assert "Secrets stand as they are in: a." in shown.err
+    assert "a contains plaintext secrets." in shown.err
     assert "hunter22" not in shown.out + shown.err
 
 
@@ -133,7 +133,7 @@ def test_a_new_file_is_for_its_owner_alone_and_what_it_hides_is_told(
     written(folder / ".cursor/mcp.json", {"a": {"command": "x"}})
     assert import_servers(ImportOptions(["cursor"])) == Exit.SUCCESS
     assert mode_of(folder / "isthmus.toml") == 0o600
-    assert "mcp.json is no longer read by itself" in capsys.readouterr().err
+    assert "mcp.json is no longer read now" in capsys.readouterr().err
 
 
 def test_a_file_that_was_just_imported_need_not_be_imported_too(
@@ -197,7 +197,7 @@ def test_findings_for_programs(folder: Path, capsys: pytest.CaptureFixture[str])
     ("wanted", "code", "message"),
     [
         (ImportOptions(["cursor"], dialect="cursr"), Exit.USAGE, "there is no dialect 'cursr'"),
-        (ImportOptions(["cursor"], into=Path("x.json")), Exit.USAGE, "written as TOML"),
+        (ImportOptions(["cursor"], into=Path("x.json")), Exit.USAGE, "must be a TOML file"),
     ],
 )
 def test_wrong_usage_is_told_apart(wanted: ImportOptions, code: Exit, message: str) -> None:
@@ -265,7 +265,7 @@ def test_a_terminal_gets_a_table_by_client(
         ["search", "http", "or", "sse", "new"],
         [],
         ["Roo", "Code:", f"{folder}/.roo/mcp.json"],
-        ["files", "stdio", "differs,", "kept", "as", "it", "was"],
+        ["files", "stdio", "differs,", "left", "unchanged"],
     ]
 
 

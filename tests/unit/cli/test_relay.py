@@ -148,7 +148,7 @@ async def test_nobody_is_told_as_such(capsys: pytest.CaptureFixture[str]) -> Non
         here.servers, here.devices = [], []
         assert await show_status(here.source, is_json=False) is Exit.SUCCESS
     said = capsys.readouterr()
-    assert (said.out, said.err) == ("", "Nobody is connected to the relay, and nobody is expected back.\n")
+    assert (said.out, said.err) == ("", "No server or device is connected to the relay, and none is expected back.\n")
 
 
 async def test_it_is_watched_until_interrupted_and_a_hub_that_goes_is_waited_for(
@@ -261,8 +261,13 @@ async def test_nobody_else_is(words: tuple[str, str | None], said: str) -> None:
     ("status", "body", "exit", "said"),
     [
         (409, b'{"detail": "it is back", "reason": "not_away", "executed": "no"}', Exit.CALL_FAILED, "it is back"),
-        (403, b"{}", Exit.NOT_ALLOWED, "does not let us in"),
-        (401, b'{"detail": "No", "reason": "x", "executed": "no"}', Exit.NOT_ALLOWED, "does not let us in"),
+        (403, b"{}", Exit.NOT_ALLOWED, "requires a key|rejected the key|refused access"),
+        (
+            401,
+            b'{"detail": "No", "reason": "x", "executed": "no"}',
+            Exit.NOT_ALLOWED,
+            "requires a key|rejected the key|refused access",
+        ),
         (403, b'{"detail": "Ask an operator", "reason": "forbidden", "executed": "no"}', Exit.NOT_ALLOWED, "operator"),
         (500, b"", Exit.UNREACHABLE, "HTTP 500"),
     ],

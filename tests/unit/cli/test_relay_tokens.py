@@ -81,7 +81,7 @@ def test_both_addresses_are_ready_to_paste(capsys: pytest.CaptureFixture[str]) -
     assert is_taken_by_xiaozhi(said.rows["xiaozhi"])
     assert said.rows["xiaozhi"].replace("/mcp/", "/call/") == said.rows["device"]  # as its devices do
     assert said.rows["health"] == "http://127.0.0.1:8765/mcp_endpoint/health?key=KEY"
-    assert "is what [relay] key says; --health prints it" in said.err
+    assert "is in [relay] key; --health prints it" in said.err
     assert KEY not in said.out + said.err
 
 
@@ -151,7 +151,7 @@ def test_one_as_the_original_makes_it(capsys: pytest.CaptureFixture[str]) -> Non
 def test_one_that_others_could_make_is_refused_and_older_ones_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     for agent in ("homestead", "home"):
         assert "Refused from now on" not in Said(capsys, "token", "relay", agent, "--compatible").err
-    assert "have all parts of theirs: tokens of home." in Said(capsys, "token", "relay", "barn", "--compatible").err
+    assert "Tokens of home are refused from now on" in Said(capsys, "token", "relay", "barn", "--compatible").err
     assert "cannot be made of other agents'" in Said(capsys, "token", "relay", "home", "--compatible").err
 
 
@@ -163,7 +163,7 @@ def test_the_address_is_the_published_one_if_there_is_one(folder: Path, capsys: 
     configure(folder, hub='host = "0.0.0.0"')
     said = Said(capsys, "token", "relay", "kitchen")
     assert said.rows["device"].startswith("ws://127.0.0.1:8765/")
-    assert "say with --url how others reach the hub" in said.err
+    assert "name the hub's public address with --url" in said.err
 
 
 def test_without_a_configured_key_one_is_made_and_kept(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,7 +174,7 @@ def test_without_a_configured_key_one_is_made_and_kept(folder: Path, capsys: pyt
 
 
 def test_what_devices_would_refuse_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    refused = "A xiaozhi server refuses its address"
+    refused = "A xiaozhi server rejects its address"
     assert refused in Said(capsys, "token", "relay", "a", "--url", "ws://callhub").err
     assert refused not in Said(capsys, "token", "relay", "a", "--server-id", "monKEY").err  # that is for servers alone
     assert refused not in Said(capsys, "token", "relay", "a", "--url", "ws://callhub", "--role", "server").err
@@ -189,13 +189,13 @@ def test_what_devices_would_refuse_is_told(folder: Path, capsys: pytest.CaptureF
         (["a/b"], "the agent must be 1 to 128 printable characters"),
         (["a/b", "--compatible"], "the agent must be 1 to 128 printable characters"),
         (["a", "--tenant", "x/y"], "the tenant must be"),
-        (["a", "--expires", "3x"], "--expires must be a time like 12h, 30d or 52w, not '3x'"),
+        (["a", "--expires", "3x"], "--expires must be a time like 12h, 30d or 52w, got '3x'"),
         (["a", "--expires", "0d"], "--expires must be a time"),
         (["a", "--expires", "999999w"], "--expires must be a time"),
         (["a", "--url", "hub"], "--url must be the hub's address"),
         (["a", "--compatible", "--expires", "1d"], "--compatible excludes"),
         (["a", "--server-id", "x" * 65], "--server-id must be 1 to 64 printable characters"),
-        (["a", "--server-id", "x", "--role", "device"], "--server-id is a server's"),
+        (["a", "--server-id", "x", "--role", "device"], "--server-id is for servers"),
         (["a", "--role", "robot"], "Invalid value for '--role'"),
     ],
 )
@@ -216,7 +216,7 @@ def test_a_configuration_that_stands_in_the_way(folder: Path, capsys: pytest.Cap
     damaged = Said(capsys, "token", "relay", "a")
     assert (damaged.code, "delete it to have one made" in damaged.err) == (Exit.CONFIGURATION, True)
     configure(folder, relay="", hub="port = 0")
-    assert "leaves the port open" in Said(capsys, "token", "relay", "a").err
+    assert "the configuration has port 0" in Said(capsys, "token", "relay", "a").err
     (folder / "isthmus.toml").write_text('[hub]\nstate = "isthmus.toml"')
     unusable = Said(capsys, "token", "relay", "a")
     assert (unusable.code, "cannot be used" in unusable.err) == (Exit.CONFIGURATION, True)
