@@ -26,7 +26,7 @@ EXTRAS := adk langchain openai-agents pydantic-ai
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 
 .DEFAULT_GOAL := help
-.PHONY: help serve demo devices test conformance soak cover lint format bench agents crowd relayed library trust fuzz gate resolve audit sbom lock clean
+.PHONY: help reference serve demo devices test conformance soak cover lint format bench agents crowd relayed library trust fuzz gate resolve audit sbom lock clean
 
 help: ## say what each target does
 	@echo "make TARGET [ARGS='…'] [PYTHON=python3.12]"
@@ -53,6 +53,9 @@ soak: $(VENV)/.test $(VENV)/.postgres ## cut the wire at every byte, and run the
 
 cover: $(VENV)/.test $(VENV)/.postgres $(VENV)/.chromium $(SDKS) $(NPM)/node_modules/.ready ## run the tests and show the branches they miss
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --cov --cov-report=term-missing $(ARGS)
+
+reference: $(VENV)/.test ## write the tables of docs/configuration.md anew
+	$(VENV)/bin/python -m tests.reference
 
 lint: $(VENV)/.test ## check style, format, types and who imports whom
 	$(VENV)/bin/ruff check .
