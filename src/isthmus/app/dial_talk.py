@@ -185,7 +185,7 @@ class Talk:
             self._say,
             wire.is_crowded,
             session=f"hub of {offer.name}",
-            whose=self._whose,
+            resolve_caller=self._whose,
         )
         share.join(self)
 
@@ -207,13 +207,13 @@ class Talk:
             refused = self._too_late(message)
         else:
             refused = self._too_much(message) if len(message) > SMALL_BYTES else None
-        answer = refused or self._conversation.take(message)
+        answer = refused or self._conversation.receive(message)
         if answer is not None:
             self._say(answer.body)
 
     def asked_bytes(self) -> int:
         """How long the arguments are of calls that have not ended."""
-        return self._conversation.asked_bytes()
+        return self._conversation.arguments_bytes()
 
     def leave(self) -> None:
         """Take no further calls; those that were taken are answered."""
@@ -258,7 +258,7 @@ class Talk:
         if not self._is_over:
             self._is_over = True
             self._share.leave(self)
-            self._conversation.stop_telling()
+            self._conversation.stop_notifying()
             self._conversation.cancel_all(why)
 
 

@@ -140,7 +140,7 @@ class RunningHub:
         if pins is not None:
             pins.attach(self.hub, self.background)
         self.surface = Surface(configuration.hub.names)
-        self._comebacks = ModernClientInput(ProcessSealer(), configuration.hub.limits)
+        self._client_input = ModernClientInput(ProcessSealer(), configuration.hub.limits)
         egress = Egress()
         vault = Vault(Path(configuration.hub.state), configuration.credentials)
         self.logins = Logins(vault, egress, self.background)
@@ -152,7 +152,7 @@ class RunningHub:
         self.logins.on_changed = self._login_changed
         self.journal: Journal = journal or MemoryJournal()
         self.tasks = TaskEngine(self.hub, self.journal, time.time, self.background, self._keep_bytes)
-        self._kept = HubTasks(
+        self._hub_tasks = HubTasks(
             self.hub,
             self.tasks,
             self.journal,
@@ -213,7 +213,7 @@ class RunningHub:
 
     def mcp_methods(self, me: Implementation = ME, *, has_hub_tasks: bool = True) -> McpMethods:
         """The MCP methods of this hub; without hub tasks only those of servers exist."""
-        return McpMethods(self.hub, me, client_input=self._comebacks, kept=self._kept if has_hub_tasks else None)
+        return McpMethods(self.hub, me, client_input=self._client_input, hub_tasks=self._hub_tasks if has_hub_tasks else None)
 
     def share_links(self) -> None:
         """Treat all calls as one program's: each server has a single link."""
@@ -230,7 +230,7 @@ class RunningHub:
         self.configuration = configuration
         self.know_tenants()
         limits = configuration.hub.limits
-        self.hub.limits = self._links.limits = self._comebacks.limits = limits
+        self.hub.limits = self._links.limits = self._client_input.limits = limits
         self.targets.annex.limits = self._annex_links.limits = limits
         self.logins.vault.change(configuration.credentials)
         for name in difference.removed:

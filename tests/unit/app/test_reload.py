@@ -133,7 +133,7 @@ async def test_an_entry_whose_variable_is_no_longer_set_keeps_its_old_form(desk:
         assert await desk.reloader.reload() == ConfigDiff()
     assert desk.running.configuration.servers == (before,)
     told = [line["finding"] for line in logs]
-    assert told[1:] == ["mcp.json: mcpServers.a keeps the form it had: ${PROGRAM} is no longer set"]
+    assert told[1:] == ["mcp.json: mcpServers.a keeps its earlier settings: ${PROGRAM} is no longer set"]
 
     hidden.write_text("PROGRAM=second\n")
     await desk.reloader.reload()
@@ -155,7 +155,7 @@ async def test_a_setting_that_needs_a_restart_is_named_and_not_taken(desk: Desk)
         await desk.reloader.reload()
     assert (desk.running.configuration.hub.host, desk.running.configuration.hub.port) == ("127.0.0.1", 8765)
     assert desk.running.hub.limits.call_seconds == 5
-    assert desk.running._comebacks.limits.call_seconds == 5
+    assert desk.running._client_input.limits.call_seconds == 5
     assert logs[0]["needs_a_restart"] == ["hub.host", "hub.port"]
     assert logs[0]["settings"] == ["limits.call_seconds"]
 

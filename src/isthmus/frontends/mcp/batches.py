@@ -1,75 +1,70 @@
-"""Several messages in one POST, as revision 2025-03-26 has them: each is answered as if it had come alone.
+"""Batches over Streamable HTTP (protocol version 2025-03-26): several messages in one POST, answered together.
 
-A `Part` is the peer of one message and knows nothing of HTTP's statuses; a `BatchReply` gathers what the parts say
-into one array, or, as soon as one of them streams, into one stream. Made by `http`; where messages are not answered
-one by one anyway, nothing has to be gathered.
+A `BatchPart` is the peer of one message. A `BatchReply` collects their responses into one array, or into one stream
+as soon as one of them streams. `http` makes them. Duplex transports answer each message by itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
-from isthmus.frontends.http.bodies import JSON, STREAM
-from isthmus.frontends.http.request_cycle import Peer
+from isthmus.frontends.http.request_cycle import JSON, STREAM, Peer
 from isthmus.wire import sse
 
 BATCHES_VERSION = "2025-03-26"
-"""The only revision in which several messages may come as one."""
+"""The only protocol version with batches."""
 
 BATCH_MAX = 100
-"""Messages in one batch: each costs as much as a request of its own, and all of them count as one."""
+"""Messages in one batch: each costs as much as a request, but the whole batch is counted as one request."""
 
 
 class BatchReply:
-    """What a batch is answered with. It ends when `close` was called and every part has ended."""
+    """The response to a batch. It ends when `close` was called and every part has ended."""
 
     def __init__(self, peer: Peer, on_end: Callable[[], None]) -> None:
         self.peer = peer
         self._on_end = on_end
         self._open = 1
-        """Parts that have not ended, and one for who still makes parts."""
-        self._answers: list[bytes] = []
+        """Parts that have not ended, plus one until all parts are made."""
+        self._replies: list[bytes] = []
         self._is_stream = False
 
-    def part(self) -> Part:
+    def part(self) -> BatchPart:
         """The peer of one more message that will be answered."""
         self._open += 1
-        return Part(self)
+        return BatchPart(self)
 
-    def add(self, answer: bytes) -> None:
-        """A message is answered whole."""
+    def add(self, reply: bytes) -> None:
+        """Add the whole response to a message."""
         if self._is_stream:
-            self.peer.push(sse.frame(answer))
+            self.peer.push(sse.frame(reply))
         else:
-            self._answers.append(answer)
+            self._replies.append(reply)
 
-    def stream(self) -> None:
-        """A part has something to say before its answer: the whole becomes a stream."""
+    def start_stream(self) -> None:
+        """A part sends something before its response: the whole becomes a stream."""
         if not self._is_stream:
             self._is_stream = True
             self.peer.begin(200, STREAM)
-            for answer in self._answers:
-                self.peer.push(sse.frame(answer))
+            for reply in self._replies:
+                self.peer.push(sse.frame(reply))
 
     def close(self) -> None:
-        """A part has ended, or no further one will be made."""
+        """A part has ended, or all parts are made."""
         self._open -= 1
-        if not self._open:
-            self._end()
-            self._on_end()
-
-    def _end(self) -> None:
+        if self._open:
+            return
         if self._is_stream:
             self.peer.end(b"")
-        elif self._answers:
-            self.peer.answer(200, JSON, b"[%b]" % b",".join(self._answers))
+        elif self._replies:
+            self.peer.answer(200, JSON, b"[%b]" % b",".join(self._replies))
         else:
             self.peer.answer(202, b"", b"")
+        self._on_end()
 
 
-class Part:
-    """One message's peer; see `Peer`."""
+class BatchPart:
+    """The peer of one message in a batch; see `Peer`."""
 
     def __init__(self, reply: BatchReply) -> None:
         self._reply = reply
@@ -77,20 +72,21 @@ class Part:
 
     def on_disconnect(self, callback: Callable[[], None]) -> None:
         """See `Peer`."""
-        self._reply.peer.on_disconnect(partial(self._leave, callback))
 
-    def _leave(self, callback: Callable[[], None]) -> None:
-        if not self._is_over:
-            callback()
-        if not self._is_over:  # its answer goes to wherever the caller comes back, and not through here
-            self._finish()
+        def disconnected() -> None:
+            if not self._is_over:
+                callback()
+            if not self._is_over:  # the response goes to a resumed stream, and not through here
+                self._finish()
+
+        self._reply.peer.on_disconnect(disconnected)
 
     def take_body(self) -> bytes | None:
-        """Its message was read already."""
+        """The message was read already."""
         return None
 
     def answer(self, status: int, lines: bytes, body: bytes) -> None:
-        """See `Peer`; a status belongs to the whole."""
+        """See `Peer`. The batch as a whole has one status."""
         if not self._is_over:
             if body:
                 self._reply.add(body)
@@ -98,7 +94,7 @@ class Part:
 
     def begin(self, status: int, lines: bytes) -> None:
         """See `Peer`."""
-        self._reply.stream()
+        self._reply.start_stream()
 
     def push(self, chunk: bytes) -> None:
         """See `Peer`."""

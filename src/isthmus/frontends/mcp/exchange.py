@@ -1,124 +1,179 @@
-"""What the caller's side of a call does alike on every carrier of MCP.
+"""One MCP call's exchange with its caller, whatever transport carries it (see `core.ports.Exchange`).
 
-Which events it passes on, how it is asked, and how it answers in the caller's era; how a message travels is the
-carrier's.
+`McpExchange` decides which events are sent and how questions and the outcome are written in the caller's era. The
+transports subclass it: `http.HttpExchange` and the exchange in `duplex`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import partial
+from typing import Protocol
 
 import msgspec
 
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.ports.exchange import Report
-from isthmus.frontends.mcp.asker import Asker
-from isthmus.frontends.mcp.dialogue import Answer, answer_call, event_notification
-from isthmus.frontends.mcp.faults import Era
-from isthmus.frontends.mcp.tasks import shown, shown_event
-from isthmus.model.callers import Caller
-from isthmus.model.calls import Call
-from isthmus.model.events import Event, Log, LogLevel, Progress, is_at_least
-from isthmus.model.outcomes import Outcome, Result
-from isthmus.model.questions import NOT_ASKED, OnReply, Question
+from isthmus.core.ports import ReportProgress
+from isthmus.frontends.mcp.responses import Era, JsonRpcReply, call_reply, event_notification
+from isthmus.frontends.mcp.tasks import with_public_id, with_public_related
+from isthmus.model.calls import (
+    NOT_ASKED,
+    Call,
+    Event,
+    LogLevel,
+    LogMessage,
+    OnReply,
+    Outcome,
+    Progress,
+    Question,
+    Result,
+    is_at_least,
+)
 from isthmus.wire.jsonrpc import Payload, notification, render
-from isthmus.wire.mcp.inputs import COMPLETED, ELICITATION_ID
+from isthmus.wire.mcp.input_requests import COMPLETED, ELICITATION_ID
 
 
-class CallerSide(ABC):
-    """One call's caller. A carrier fills the slots in itself: going up for them would cost every call."""
+class AskableExchange(Protocol):
+    """An exchange whose caller can be asked: by a request, or by ending the call with `input_required`."""
 
-    __slots__ = ("_asker", "_era", "_id", "_level", "_token", "call", "inflight")
+    call: Call
+    inflight: InFlight | None
 
-    _asker: Asker | None
-    """Knows how the caller is asked; without one it cannot be."""
+    def emit(self, event: Event) -> None:
+        """See `core.ports.Exchange`."""
+
+    def ask(self, question: Question, reply: OnReply) -> None:
+        """See `core.ports.Exchange`."""
+
+    def end(self, outcome: Outcome) -> None:
+        """See `core.ports.Exchange`."""
+
+    def send(self, message: bytes) -> None:
+        """Send the caller a message while the call runs."""
+
+    def send_request(self, id: bytes, message: bytes) -> None:
+        """Send the caller a request with this id. A caller that reconnects gets it again until `settle_request`."""
+
+    def settle_request(self, id: bytes) -> None:
+        """A request was answered or is no longer needed."""
+
+
+class ClientInput(Protocol):
+    """Asks callers of one era for input. See `input_required`."""
+
+    def ask(self, exchange: AskableExchange, question: Question, reply: OnReply) -> None:
+        """Ask the caller a server's question; `reply` is called once, now or later."""
+
+    def retract(self, exchange: AskableExchange, reply: OnReply) -> None:
+        """Cancel the question that came with this `reply`, and notify the caller if possible."""
+
+    def outlive(self, reply: OnReply, send: Callable[[bytes], None] | None) -> Callable[[], None] | None:
+        """The call ends but the question that came with this `reply` stays open: keep nothing of the call.
+
+        Returns what cancels the question. `send` delivers droppable messages to the caller, if anything can.
+        """
+
+    def seal(self, call: Call, result: Result) -> Outcome:
+        """A server's `input_required` result with its state sealed for this caller, or why that is impossible."""
+
+
+class McpExchange(ABC):
+    """One call's caller. Subclasses set the slots in their own `__init__`: a `super()` call would cost every call."""
+
+    __slots__ = ("_client_input", "_era", "_id", "_level", "_token", "call", "inflight")
+
+    _client_input: ClientInput | None
+    """How to ask the caller; None if it cannot be asked."""
     _era: Era
     _id: Payload
     _level: LogLevel | None
-    """From which level on the caller hears what is logged; None if not at all."""
+    """Log messages from this level on are sent; None for no log messages."""
     _token: Payload | None
-    """The caller's own for progress, if it asked for it and can take it."""
+    """The caller's progress token, if it gave one and its connection can carry progress."""
     call: Call
     inflight: InFlight | None
-    """The running call, where it may have to wait for its caller to come back."""
+    """The running call, where it may be suspended until its caller returns with input."""
 
     @abstractmethod
     def emit(self, event: Event) -> None:
-        """See `core.ports.exchange.Exchange`."""
+        """See `core.ports.Exchange`."""
 
     @abstractmethod
     def end(self, outcome: Outcome) -> None:
-        """See `core.ports.exchange.Exchange`."""
+        """See `core.ports.Exchange`."""
 
     @abstractmethod
-    def say(self, message: bytes) -> None:
-        """Tell the caller something while the call runs."""
+    def send(self, message: bytes) -> None:
+        """Send the caller a message while the call runs."""
 
-    def put(self, id: bytes, message: bytes) -> None:
-        """See `asker.Askable`; nobody comes back to most streams."""
-        self.say(message)
+    def send_request(self, id: bytes, message: bytes) -> None:
+        """See `AskableExchange`. Most streams cannot be resumed, so nothing is stored."""
+        self.send(message)
 
-    def settle(self, id: bytes) -> None:  # noqa: B027 - a carrier that keeps nothing has nothing to do
-        """See `asker.Askable`."""
+    def settle_request(self, id: bytes) -> None:  # noqa: B027 - nothing is stored by default
+        """See `AskableExchange`."""
 
     def ask(self, question: Question, reply: OnReply) -> None:
         """Ask the caller, in its era's way."""
-        if self._asker is None:
+        if self._client_input is None:
             reply(NOT_ASKED)
         else:
-            self._asker.ask(self, question, reply)
+            self._client_input.ask(self, question, reply)
 
     def retract(self, reply: OnReply) -> None:
-        """See `core.ports.exchange.Retracting`."""
-        if self._asker is not None:
-            self._asker.retract(self, reply)
+        """See `core.ports.RetractingExchange`."""
+        if self._client_input is not None:
+            self._client_input.retract(self, reply)
 
     def retract_later(self, reply: OnReply) -> Callable[[], None] | None:
-        """See `core.ports.exchange.Retracting`."""
-        return None if self._asker is None else self._asker.outlive(reply, self._afterwards())
+        """See `core.ports.RetractingExchange`."""
+        return None if self._client_input is None else self._client_input.outlive(reply, self._late_send())
 
     def done(self, id: msgspec.Raw) -> None:
-        """See `core.ports.exchange.Sending`; the modern era has no such word."""
+        """See `core.ports.ElicitationExchange`. The modern era has no such notification."""
         if self._era == "legacy":
-            self.say(_done(id))
+            self.send(_elicitation_complete(id))
 
     def done_later(self) -> Callable[[msgspec.Raw], None] | None:
-        """See `core.ports.exchange.Sending`."""
-        say = self._afterwards() if self._era == "legacy" else None
-        return None if say is None else lambda id: say(_done(id))
+        """See `core.ports.ElicitationExchange`."""
+        send = self._late_send() if self._era == "legacy" else None
+        return None if send is None else lambda id: send(_elicitation_complete(id))
 
-    def _told(self, event: Event) -> bytes | None:
-        """An event as the caller hears it; None if it did not ask for such."""
-        if isinstance(event, Log) and (self._level is None or not is_at_least(event.level, self._level)):
+    def reporter(self) -> ReportProgress | None:
+        """See `core.ports.LateProgressExchange`."""
+        send = self._late_send()
+        if send is None or self._token is None:
             return None
-        return event_notification(shown_event(event, self.call.caller), self._token)
+        # It outlives the call, so it must not hold this exchange.
+        token, caller = bytes(self._token), self.call.caller
 
-    def reporter(self) -> Report | None:
-        """See `core.ports.exchange.Lasting`."""
-        say = self._afterwards()
-        if say is None or self._token is None:
-            return None
-        return partial(_report, say, bytes(self._token), self.call.caller)
+        def report(event: Progress) -> None:
+            message = event_notification(with_public_related(event, caller), token)
+            if message is not None:
+                send(message)
 
-    def _afterwards(self) -> Callable[[bytes], None] | None:
-        """How the caller is told what it can do without, once the call is over; None if it cannot be."""
+        return report
+
+    def _late_send(self) -> Callable[[bytes], None] | None:
+        """How to send droppable messages after the call has ended; None if that is impossible."""
         return None
 
-    def _answer_to(self, outcome: Outcome) -> Answer:
-        """How the call ended, in the caller's era."""
-        self.inflight = None  # it holds this side, which must not hold it
-        if isinstance(outcome, Result) and outcome.asked_by and self._asker is not None:
-            outcome = self._asker.seal(self.call, outcome)
-        return answer_call(self._id, shown(outcome, self.call), self._era, self.call.kind)
+    def _render_event(self, event: Event) -> bytes | None:
+        """An event as a notification; None if the caller did not ask for such events."""
+        if isinstance(event, LogMessage) and (self._level is None or not is_at_least(event.level, self._level)):
+            return None
+        return event_notification(with_public_related(event, self.call.caller), self._token)
+
+    def _reply_to(self, outcome: Outcome) -> JsonRpcReply:
+        """The response to the call, in the caller's era."""
+        self.inflight = None  # breaks the reference cycle between the two
+        if isinstance(outcome, Result):
+            if outcome.asked_by and self._client_input is not None:
+                outcome = self._client_input.seal(self.call, outcome)
+            if isinstance(outcome, Result) and outcome.task_of is not None:
+                outcome = with_public_id(outcome, self.call.caller, outcome.task_of)
+        return call_reply(self._id, outcome, self._era, self.call.kind)
 
 
-def _done(id: msgspec.Raw) -> bytes:
+def _elicitation_complete(id: msgspec.Raw) -> bytes:
     return notification(COMPLETED, render({ELICITATION_ID: id}))
-
-
-def _report(say: Callable[[bytes], None], token: bytes, caller: Caller, event: Progress) -> None:
-    message = event_notification(shown_event(event, caller), token)
-    if message is not None:
-        say(message)

@@ -1,78 +1,298 @@
-"""MCP over Streamable HTTP: `/mcp` for all servers, `/mcp/{server}` for one under its own names.
+"""MCP over Streamable HTTP: `/mcp` for all servers, `/mcp/{server}` for one server under its own tool names.
 
-Legacy callers have sessions; a modern caller's request stands alone and ends when its connection does. Calls, which
-are nearly everything, are taken without a task (`take`); the rest is an ASGI application (`serve`). What one request is
-about is its visit's to say (`visit`).
+Legacy callers have sessions. A modern caller's request stands alone and ends with its connection. Nearly all requests
+are calls; `McpHttp.take` starts those without a task. Everything else is an ASGI application (`McpHttp.serve`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Container
+from collections import Counter
+from collections.abc import Callable, Container
+from functools import partial
 
-from isthmus.core.calls.deadlines import Deadlines
-from isthmus.frontends.http.auth import Authenticator, Denied, Fields
-from isthmus.frontends.http.bodies import joined, say
-from isthmus.frontends.http.request_cycle import PEER, IncomingRequest, Message, Peer, Receive, Send
-from isthmus.frontends.mcp.dialogue import Dialogue
-from isthmus.frontends.mcp.listening import set_over
-from isthmus.frontends.mcp.sessions import Session, Sessions
-from isthmus.frontends.mcp.visit import NOT_FOUND, Visit
+import msgspec
+
+from isthmus.core.calls.deadlines import Bucket, Deadlines
+from isthmus.core.calls.inflight import InFlight
+from isthmus.frontends.http.auth import Authenticator, Denied, Fields, Headers
+from isthmus.frontends.http.request_cycle import (
+    JSON,
+    PEER,
+    STREAM,
+    IncomingRequest,
+    Message,
+    Peer,
+    Receive,
+    Send,
+    header_lines,
+    is_json,
+    join_headers,
+    read_body,
+    respond,
+)
+from isthmus.frontends.mcp.batches import BATCH_MAX, BATCHES_VERSION, BatchReply
+from isthmus.frontends.mcp.event_store import CallStream, ConnectionStream
+from isthmus.frontends.mcp.exchange import ClientInput, McpExchange
+from isthmus.frontends.mcp.http_streams import HttpEventStream, OpenStreams, set_over
+from isthmus.frontends.mcp.input_required import SuspendedCall
+from isthmus.frontends.mcp.methods import VERSIONS, McpMethods, client_capabilities
+from isthmus.frontends.mcp.responses import Era, JsonRpcReply, cancelled_reply, refuse
+from isthmus.frontends.mcp.sessions import HttpSession, HttpSessions
+from isthmus.frontends.mcp.subscriptions import CallerSubscriptions, TaskStatusNotifier
+from isthmus.frontends.mcp.tasks import needs_session
 from isthmus.model.callers import Caller
-from isthmus.model.calls import Surface
-from isthmus.wire import jsonrpc
-from isthmus.wire.jsonrpc import Request
-from isthmus.wire.mcp.requests import CALLS
+from isthmus.model.calls import NO_CAPABILITIES, Call, Event, LogLevel, Outcome, Surface
+from isthmus.model.features import Topic
+from isthmus.wire import jsonrpc, sse
+from isthmus.wire.jsonrpc import Batch, ErrorReply, Malformed, Notification, Request, Response
+from isthmus.wire.mcp import header_params, legacy, modern
+from isthmus.wire.mcp.calls import CALLS
+from isthmus.wire.mcp.capabilities import read_client_capabilities
+from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS
+from isthmus.wire.mcp.messages import CANCELLED, Members
 
 SWEEP_SECONDS = 60.0
-"""How often sessions are looked for that nobody uses any more."""
+"""How often idle sessions are closed."""
+
+RESUME_SECONDS = 30.0
+"""How long a legacy caller's call continues after its connection broke: by its protocol, that is no cancellation."""
+
+PLAIN_SECONDS = 0.1
+"""A response that takes longer becomes a stream, for a caller that can resume streams."""
+
+RETRY_SECONDS_MAX = 10.0
+"""The longest pause that a caller is given; the call waits only a little longer for its return."""
+
+STATUS = {
+    jsonrpc.PARSE_ERROR: 400,
+    jsonrpc.INVALID_REQUEST: 400,
+    jsonrpc.INVALID_PARAMS: 400,
+    jsonrpc.METHOD_NOT_FOUND: 404,
+    modern.HEADER_MISMATCH: 400,
+    modern.MISSING_CAPABILITY: 400,
+    modern.UNSUPPORTED_VERSION: 400,
+}
+"""HTTP statuses of errors in the modern era. The legacy era answers 200 to every readable request."""
+
+NOT_FOUND = "Not found: MCP is at /mcp and /mcp/{server}"
+
+VERSION_HEADER = modern.VERSION_HEADER.encode()
+METHOD_HEADER = modern.METHOD_HEADER.encode()
+NAME_HEADER = modern.NAME_HEADER.encode()
+SESSION_HEADER = legacy.SESSION_HEADER.encode()
+EVENT_HEADER = legacy.EVENT_HEADER.encode()
+PARAM_PREFIX = header_params.PREFIX.encode()
+
+ROUTING = (VERSION_HEADER, METHOD_HEADER, NAME_HEADER, SESSION_HEADER)
+"""Headers that a proxy may route on, besides those of arguments. Given twice, two readers could see two values."""
+
+EVENTS = b"text/event-stream"
+
+_TOPIC_OF_LIST: dict[str, Topic] = {
+    TOOLS.method: "tools",
+    PROMPTS.method: "prompts",
+    RESOURCES.method: "resources",
+    TEMPLATES.method: "resources",
+}
+
+
+# -- headers -------------------------------------------------------------------------------------------------------
+
+
+def text_of(fields: Fields, name: bytes) -> str | None:
+    """A header's value as text; None if it is absent."""
+    value = fields.get(name)
+    return None if value is None else value.decode("latin-1")
+
+
+def accepts(fields: Fields, kind: bytes) -> bool:
+    """Whether the `Accept` header allows this media type."""
+    accept = fields.get(b"accept", b"*/*")
+    if kind in accept or b"*/*" in accept:  # as most clients write it
+        return True
+    wanted = (kind, kind.partition(b"/")[0] + b"/*")
+    return any(part.partition(b";")[0].strip().lower() in wanted for part in accept.split(b","))
+
+
+def accepts_something(fields: Fields) -> bool:
+    """Whether the `Accept` header allows JSON or event streams."""
+    return accepts(fields, b"application/json") or accepts(fields, EVENTS)
+
+
+def repeated_header(headers: Headers) -> str | None:
+    """The name of a routing header that is given twice."""
+    counts = Counter(name for name, _ in headers if name in ROUTING or name.startswith(PARAM_PREFIX))
+    return next((name.decode() for name, count in counts.items() if count > 1), None)
+
+
+def status_of(reply: JsonRpcReply, era: Era) -> int:
+    """The HTTP status of a response."""
+    return STATUS.get(reply.code, 200) if era == "modern" and reply.code is not None else 200
+
+
+# -- calls ---------------------------------------------------------------------------------------------------------
+
+
+class HttpExchange(McpExchange):
+    """One call's caller. It responds as soon as the call ends, without a task waiting for that.
+
+    The response is plain JSON unless an event or a request precedes it; then it is an event stream.
+    """
+
+    __slots__ = ("_bucket", "_loop", "_peer", "_resume_timer", "_stream", "on_end", "session")
+
+    def __init__(
+        self,
+        peer: Peer,
+        id: msgspec.Raw,
+        era: Era,
+        token: msgspec.Raw | None,
+        loop: asyncio.AbstractEventLoop,
+        call: Call,
+        level: LogLevel | None = None,
+        client_input: ClientInput | None = None,
+    ) -> None:
+        """See the attributes of `McpExchange`."""
+        self._peer = peer
+        self._id = id
+        self._era = era
+        self._token = token
+        self._level = level
+        self._client_input = client_input
+        self._loop = loop
+        self.call = call
+        self.session: HttpSession | None = None
+        """Stores the call's stream, if the caller can resume it."""
+        self.inflight = None
+        self.on_end: Callable[[], None] | None = None
+        self._stream: CallStream | None = None
+        self._bucket: Bucket | None = None
+        self._resume_timer: asyncio.TimerHandle | None = None
+        """Runs while the caller is disconnected and may resume."""
+
+    def emit(self, event: Event) -> None:
+        """Send an event, if the caller asked for such events. The first one makes the response a stream."""
+        message = self._render_event(event)
+        if message is not None:
+            self._open_stream().send_report(message)
+
+    def send(self, message: bytes) -> None:
+        """Send a message on the call's stream; after the call on the session's stream."""
+        stream = self._open_stream()
+        if not stream.is_over:
+            stream.send(message)
+        elif self.session is not None:
+            self.session.send(message)
+
+    def send_request(self, id: bytes, message: bytes) -> None:
+        """See `AskableExchange`."""
+        stream = self._open_stream()
+        if stream.is_over:
+            self.send(message)
+        else:
+            stream.send_request(id, message)
+
+    def settle_request(self, id: bytes) -> None:
+        """See `AskableExchange`."""
+        if self._stream is not None:
+            self._stream.settle_request(id)
+
+    def _late_send(self) -> Callable[[bytes], None] | None:
+        return None if self.session is None else self.session.send_report
+
+    def pause(self, seconds: float) -> None:
+        """The server closed its stream of this call for a while: close the caller's too, if it can resume."""
+        if self.session is None or not self.session.can_resume:
+            return
+        if self._open_stream().pause(int(min(seconds, RETRY_SECONDS_MAX) * 1000)):
+            self._cancel_unless_resumed()
+
+    def end(self, outcome: Outcome) -> None:
+        """Send the response."""
+        if self._resume_timer is not None:
+            self.reconnected()
+        if self._bucket is not None:
+            self._bucket.pop(self, None)
+        reply = self._reply_to(outcome)
+        if self._stream is None:
+            self._peer.answer(status_of(reply, self._era), JSON, reply.body)
+        else:
+            self._stream.end(reply.body)
+        on_end, self.on_end = self.on_end, None  # it may hold this call, which holds this exchange
+        if on_end is not None:
+            on_end()
+
+    def _open_stream(self) -> CallStream:
+        if self._stream is None:
+            if self.session is None:
+                self._stream = ConnectionStream(self._peer, self._loop)
+            else:
+                log = self._stream = self.session.store.open(self.session.id, self)
+                log.start(self._peer, is_primed=self.session.can_resume)
+        return self._stream
+
+    def stream_when_slow(self, deadlines: Deadlines) -> None:
+        """Make the response a stream if it does not come soon, so that the caller can resume it."""
+        self._bucket = deadlines.add(self, PLAIN_SECONDS)
+
+    def expire(self) -> None:
+        """Open the stream. A caller that has disconnected already could not learn how to resume it."""
+        if self._resume_timer is None:
+            self._open_stream()
+
+    def cancel(self, why: str) -> None:
+        """See `core.calls.deadlines`; a stream that is not open needs no end."""
+
+    def disconnected(self, peer: Peer) -> None:
+        """A legacy caller's connection broke; it may resume its stream for a while."""
+        if self._stream is None or self._stream.disconnected(peer):
+            self._cancel_unless_resumed()
+
+    def _cancel_unless_resumed(self) -> None:
+        if self.inflight is not None and self._resume_timer is None:
+            why = "the caller's connection broke"
+            self._resume_timer = self._loop.call_later(RESUME_SECONDS, self.inflight.cancel, why)
+
+    def reconnected(self) -> None:
+        """The caller resumed its stream, or the call has ended."""
+        if self._resume_timer is not None:
+            self._resume_timer.cancel()
+            self._resume_timer = None
+
+
+# -- requests ------------------------------------------------------------------------------------------------------
 
 
 class McpHttp:
-    """The face over HTTP. It is called with the surface that the path stands for."""
+    """The frontend. The surface argument says which path a request came by."""
 
-    def __init__(self, dialogue: Dialogue, auth: Authenticator) -> None:
-        self.dialogue = dialogue
-        self.hub = dialogue.hub
-        self.sessions = Sessions(on_close=dialogue.hub.left)
-        self.streams: dict[asyncio.Future[None], Caller] = {}
-        """Open streams of changes, each as what ends it, and whose they are."""
+    def __init__(self, mcp_methods: McpMethods, auth: Authenticator) -> None:
+        self.mcp_methods = mcp_methods
+        self.hub = mcp_methods.hub
+        self.sessions = HttpSessions(on_close=mcp_methods.hub.session_ended)
         self.loop = asyncio.get_running_loop()
+        self.streams = OpenStreams(self.loop)
         self.slow = Deadlines(self.loop)
-        """Calls of which it is not known yet whether they are answered soon."""
+        """Calls whose response becomes a stream if it does not come soon."""
         self._auth = auth
-        self._callers: Container[Caller] | None = None
-        """Those who may still hear something, once others may not."""
         self._sweeping: asyncio.TimerHandle | None = None
 
     def end_streams(self) -> None:
-        """Let every stream of changes end, because the hub goes away; running calls are not touched."""
+        """End every stream that belongs to no call, because the hub stops. Running calls continue."""
         if self._sweeping is not None:
             self._sweeping.cancel()
-        for stream in list(self.streams):
-            set_over(stream)
+        self.streams.end_all()
 
     def retain(self, callers: Container[Caller]) -> None:
-        """End the sessions, parked calls and streams of everybody else: who was removed, or may now do other things.
-
-        Streams that they are about to begin, too: what is agreed on with servers first may take its time.
-        """
-        self._callers = callers
+        """End sessions, suspended calls and streams of all other callers: those removed, or with other permissions."""
         self.sessions.retain(callers)
-        if self.dialogue.comebacks is not None:
-            self.dialogue.comebacks.retain(callers)
-        for stream, caller in list(self.streams.items()):
-            if caller not in callers:
-                set_over(stream)
+        if self.mcp_methods.client_input is not None:
+            self.mcp_methods.client_input.retain(callers)
+        self.streams.retain(callers)
 
-    def begin_stream(self, over: asyncio.Future[None], caller: Caller) -> None:
-        """Have a stream of changes be ended by this once the hub goes away, or who it is for is known no more."""
-        self.streams[over] = caller
-        if self._callers is not None and caller not in self._callers:
-            set_over(over)
-
-    def open_session(self, caller: Caller, surface: Surface, version: str) -> Session:
-        """A new session; while there are any, those that nobody uses are looked for."""
+    def open_session(self, caller: Caller, surface: Surface, version: str) -> HttpSession:
+        """Open a session; idle ones are closed from time to time while there are any."""
         if self._sweeping is None:
             self._sweeping = self.loop.call_later(SWEEP_SECONDS, self._sweep)
         return self.sessions.open(caller, surface, self.loop.time(), version)
@@ -82,49 +302,414 @@ class McpHttp:
         self._sweeping = self.loop.call_later(SWEEP_SECONDS, self._sweep) if len(self.sessions) else None
 
     def take(self, surface: Surface, arrival: IncomingRequest) -> bool:
-        """Start a call at once, if the request is one and nothing has to be waited for."""
+        """Start a call at once, if the request is a call that needs no waiting; False leaves it to `serve`."""
         scope = arrival.scope
         if scope["method"] != "POST" or self.hub.is_settling():
             return False
-        fields = joined(scope["headers"])
+        fields = join_headers(scope["headers"])
         caller = self._auth.admit(fields, "mcp", scope)
         if isinstance(caller, Denied):
             return False
-        visit = Visit(self, caller, surface, scope["headers"], fields, arrival)
-        if visit.is_refused():
+        request = McpHttpRequest(self, caller, surface, scope["headers"], fields, arrival)
+        if not is_json(fields) or not accepts_something(fields) or not request.is_path_visible():
             return False
-        request = jsonrpc.decode(arrival.body, max_depth=self.hub.limits.depth)
-        if not isinstance(request, Request) or request.method not in CALLS:
+        message = jsonrpc.decode(arrival.body, max_depth=self.hub.limits.depth)
+        if not isinstance(message, Request) or message.method not in CALLS:
             return False
-        visit.start_call(request)
+        request.start_call(message)
         return True
 
     async def serve(self, surface: Surface, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request."""
         peer: Peer = scope["extensions"][PEER]
-        fields = joined(scope["headers"])
+        fields = join_headers(scope["headers"])
         caller = self.admit(fields, peer, scope)
         if caller is None:
             return
-        visit = Visit(self, caller, surface, scope["headers"], fields, peer)
-        if not visit.is_welcome():
-            say(peer, 404, NOT_FOUND)
+        request = McpHttpRequest(self, caller, surface, scope["headers"], fields, peer)
+        if not request.is_path_visible():
+            respond(peer, 404, NOT_FOUND)
             return
         match scope["method"]:
             case "POST":
-                await visit.post(receive, scope)
+                await request.post(receive, scope)
             case "GET":
-                await visit.listen()
+                await request.get()
             case "DELETE":
-                visit.delete()
+                request.delete()
             case _:
-                say(peer, 405, "Use POST, GET or DELETE", ((b"allow", b"GET, POST, DELETE"),))
+                respond(peer, 405, "Use POST, GET or DELETE", ((b"allow", b"GET, POST, DELETE"),))
 
     def admit(self, fields: Fields, peer: Peer, scope: Message) -> Caller | None:
-        """Who sent these headers; None if nobody who is let in, and who it is has been told so."""
+        """Authenticate a request; None if it was denied and answered so."""
         caller = self._auth.admit(fields, "mcp", scope)
         if not isinstance(caller, Denied):
             return caller
         self._auth.on_turned_away("mcp", caller.status)
-        say(peer, caller.status, caller.message, caller.headers)
+        respond(peer, caller.status, caller.message, caller.headers)
         return None
+
+
+class McpHttpRequest:
+    """One authenticated HTTP request."""
+
+    __slots__ = ("_caller", "_frontend", "_headers", "_hub", "_methods", "_peer", "_raw_headers", "_surface")
+
+    def __init__(
+        self, frontend: McpHttp, caller: Caller, surface: Surface, raw_headers: Headers, fields: Fields, peer: Peer
+    ) -> None:
+        self._frontend = frontend
+        self._hub = frontend.hub
+        self._methods = frontend.mcp_methods
+        self._caller = caller
+        self._surface = surface
+        self._peer = peer
+        self._raw_headers = raw_headers
+        self._headers = fields
+
+    def is_path_visible(self) -> bool:
+        """Whether the caller may see the server that the path names."""
+        server = self._surface.server
+        if server is None:
+            return True
+        # For invented names the snapshot would store a view each and drop those in use.
+        if server not in self._hub.server_queues:
+            return False
+        return server in self._hub.snapshot.view(self._caller.grants, self._surface).servers
+
+    # -- POST ------------------------------------------------------------------------------------------------------
+
+    async def post(self, receive: Receive, scope: Message) -> None:
+        """Answer a JSON-RPC message."""
+        if not is_json(self._headers):
+            return respond(self._peer, 415, "Content-Type must be application/json")
+        if not accepts_something(self._headers):
+            return respond(self._peer, 406, "Accept must include application/json and text/event-stream")
+        body = self._peer.take_body()
+        if body is None and ((body := await read_body(receive)) is None or not self._is_still_admitted(scope)):
+            return None
+        message = jsonrpc.decode(body, max_depth=self._hub.limits.depth)
+        match message:
+            case Request():
+                await self._request(message)
+            case Malformed():
+                self._reply(refuse(message.id, message.code, message.message), 400)
+            case _ if self._refuse_unsupported_version():
+                pass
+            case Batch():
+                await self._batch(body)
+            case Notification() | Response() | ErrorReply():
+                session_id = self._headers.get(SESSION_HEADER)
+                session = None if session_id is None else self._find_session(session_id)
+                if session_id is not None and session is None:
+                    return self._session_not_found(None)
+                if session is not None:
+                    _receive(session, message)
+                respond(self._peer, 202, "")  # also for an answer that nobody waits for, as the specification says
+        return None
+
+    def _is_still_admitted(self, scope: Message) -> bool:
+        """Authenticate again after a slow body: the key may have been revoked meanwhile."""
+        caller = self._frontend.admit(self._headers, self._peer, scope)
+        if caller is None:
+            return False
+        self._caller = caller
+        if not self.is_path_visible():
+            respond(self._peer, 404, NOT_FOUND)
+            return False
+        return True
+
+    async def _batch(self, body: bytes) -> None:
+        """Answer a batch, for a caller whose protocol version has batches."""
+        id = self._headers.get(SESSION_HEADER)
+        session = None if id is None else self._find_session(id)
+        if id is not None and session is None:
+            return self._session_not_found(None)
+        if session is None or session.version != BATCHES_VERSION:
+            return self._reply(refuse(None, jsonrpc.INVALID_REQUEST, "Batches are not supported"), 400)
+        if not (elements := jsonrpc.elements(body, BATCH_MAX)):
+            text = f"A batch has 1 to {BATCH_MAX} messages"
+            return self._reply(refuse(None, jsonrpc.INVALID_REQUEST, text), 400)
+        await self._hub.settle(self._surface)
+        over: asyncio.Future[None] = self._frontend.loop.create_future()
+        reply = BatchReply(self._peer, partial(set_over, over))
+        for element in elements:
+            await self._batch_element(element, reply, session)
+        reply.close()
+        return await over
+
+    async def _batch_element(self, element: bytes, reply: BatchReply, session: HttpSession) -> None:
+        message = jsonrpc.decode(element, max_depth=self._hub.limits.depth)
+        match message:
+            case Request(method=method) if method == "initialize" or self._is_modern(message):
+                text = f"{method} must not be part of a batch"
+                reply.add(refuse(message.id, jsonrpc.INVALID_REQUEST, text).body)
+            case Request():
+                part = reply.part()
+                alone = McpHttpRequest(
+                    self._frontend, self._caller, self._surface, self._raw_headers, self._headers, part
+                )
+                if message.method in CALLS:
+                    alone.start_call(message)
+                else:
+                    await alone._request(message)
+            case Malformed():
+                reply.add(refuse(message.id, message.code, message.message).body)
+            case Batch():
+                reply.add(refuse(None, jsonrpc.INVALID_REQUEST, "A batch must not contain another batch").body)
+            case Notification() | Response() | ErrorReply():
+                _receive(session, message)
+
+    def _is_modern(self, request: Request) -> bool:
+        return self._methods.era_of(request, text_of(self._headers, VERSION_HEADER)) == "modern"
+
+    async def _request(self, request: Request) -> None:
+        if request.method in CALLS:
+            return await self._call_when_settled(request)
+        checked = self._check(request)
+        if checked is None:
+            return None
+        era, session, _ = checked
+        if request.method == modern.LISTEN and era == "modern":
+            return await self._listen(request)
+        if session is not None:
+            reply = await self._methods.change_subscription(request, _subscriptions(session))
+            if reply is not None:
+                return self._reply(reply, 200)
+        client_caps = NO_CAPABILITIES if session is None else session.client_caps
+        session_id = "" if session is None else session.id
+        version = text_of(self._headers, VERSION_HEADER) or "" if session is None else session.version
+        reply = await self._methods.answer(request, self._caller, self._surface, era, client_caps, session_id, version)
+        headers: Headers = ()
+        if era == "legacy" and request.method == "initialize" and reply.code is None:
+            headers = ((SESSION_HEADER, self._open_session(request).encode()),)
+        elif session is not None and (topic := _TOPIC_OF_LIST.get(request.method)) is not None:
+            self._event_stream().list_returned(session, topic)
+        if session is not None and self._prefers_stream(session):
+            self._peer.begin(200, STREAM)
+            return self._peer.end(sse.frame(reply.body))
+        return self._reply(reply, status_of(reply, era), headers)
+
+    def _open_session(self, request: Request) -> str:
+        """Open a session for an `initialize` request and return its id."""
+        version = legacy.negotiate(legacy.requested_version(request.params) or "")
+        session = self._frontend.open_session(self._caller, self._surface, version)
+        client_caps = session.client_caps = read_client_capabilities(request.params.get("capabilities"))
+        session.subscriptions = CallerSubscriptions(
+            self._hub,
+            self._caller,
+            self._surface,
+            session.resource_updated,
+            client_caps=client_caps,
+            session=session.id,
+            is_crowded=session.is_crowded,
+            on_unsubscribe=session.forget_resource,
+        )
+        session.subscriptions.receive_default_logs()
+        session.task_status = TaskStatusNotifier(
+            self._hub,
+            self._caller,
+            self._surface,
+            session.task_changed,
+            session.is_slow,
+            session=session.id,
+            client_caps=client_caps,
+        )
+        return session.id
+
+    def _check(self, request: Request) -> tuple[Era, HttpSession | None, Members | None] | None:
+        """A request's era with its session, or its `_meta` if it is modern; None if it was refused."""
+        version = text_of(self._headers, VERSION_HEADER)
+        if self._methods.era_of(request, version) == "modern":
+            if len(self._headers) != len(self._raw_headers) and (twice := repeated_header(self._raw_headers)):
+                meta: Members | JsonRpcReply = refuse(
+                    request.id, modern.HEADER_MISMATCH, f"the header {twice} is given twice"
+                )
+            else:
+                headers = modern.RoutingHeaders(
+                    version, text_of(self._headers, METHOD_HEADER), text_of(self._headers, NAME_HEADER)
+                )
+                meta = self._methods.check(request, headers)
+            if isinstance(meta, JsonRpcReply):
+                self._reply(meta, status_of(meta, "modern"))
+                return None
+            return "modern", None, meta
+        id = self._headers.get(SESSION_HEADER)
+        if id is None or request.method == "initialize":
+            return "legacy", None, None
+        session = self._find_session(id)
+        if session is None:
+            self._session_not_found(request.id)
+            return None
+        return "legacy", session, None
+
+    def _find_session(self, id: bytes) -> HttpSession | None:
+        frontend = self._frontend
+        return frontend.sessions.find(id.decode("latin-1"), self._caller, self._surface, frontend.loop.time())
+
+    def _session_not_found(self, id: msgspec.Raw | None) -> None:
+        self._reply(refuse(id, jsonrpc.INVALID_REQUEST, "Session not found"), 404)
+
+    # -- calls -----------------------------------------------------------------------------------------------------
+
+    async def _call_when_settled(self, request: Request) -> None:
+        """Start a call after giving starting servers their time, unless the caller cancels it meanwhile."""
+        id = self._headers.get(SESSION_HEADER)
+        waiting = set() if id is None or (session := self._find_session(id)) is None else session.waiting
+        key = bytes(request.id)
+        waiting.add(key)
+        if self._is_modern(request):  # in the legacy era a broken connection does not cancel
+            self._peer.on_disconnect(partial(waiting.discard, key))
+        is_known = partial(self._methods.is_known, request, self._caller, self._surface)
+        await self._hub.settle(self._surface, until=is_known)
+        if key not in waiting:
+            return self._reply(cancelled_reply(request.id), 200)
+        waiting.discard(key)
+        over: asyncio.Future[None] = self._frontend.loop.create_future()
+        self.start_call(request, partial(set_over, over))
+        return await over
+
+    def start_call(self, request: Request, on_end: Callable[[], None] | None = None) -> None:
+        """Start a call or refuse it. `on_end` is called when it was answered."""
+        checked = self._check(request)
+        if checked is None:
+            return on_end() if on_end is not None else None
+        era, session, meta = checked
+        exchange = self._legacy_exchange(request, session) if meta is None else self._modern_exchange(request, meta)
+        if isinstance(exchange, JsonRpcReply):
+            self._reply(exchange, status_of(exchange, era))
+            return on_end() if on_end is not None else None
+        exchange.on_end = on_end
+        inflight = self._methods.start(exchange.call, exchange)
+        if inflight is not None and inflight.outcome is None:
+            self._peer.on_disconnect(partial(self._disconnected, inflight, exchange, era))
+            if exchange.call.client_caps or era == "legacy":
+                exchange.inflight = inflight
+            if session is not None:
+                self._track(bytes(request.id), inflight, exchange, session)
+        return None
+
+    def _modern_exchange(self, request: Request, meta: Members) -> HttpExchange | JsonRpcReply:
+        read = self._methods.read_call(request, self._caller, self._surface, meta, headers=self._headers)
+        if isinstance(read, JsonRpcReply):
+            return read
+        call, token = read
+        level = call.log_level
+        if (token is not None or level is not None) and not accepts(self._headers, EVENTS):
+            token = level = None
+        loop, client_input = self._frontend.loop, self._methods.client_input
+        return HttpExchange(self._peer, request.id, "modern", token, loop, call, level, client_input)
+
+    def _legacy_exchange(self, request: Request, session: HttpSession | None) -> HttpExchange | JsonRpcReply:
+        """A legacy caller gave its log level and capabilities once, in its session."""
+        level, client_caps = (
+            (None, NO_CAPABILITIES) if session is None else (_subscriptions(session).level, session.client_caps)
+        )
+        read = self._methods.read_call(request, self._caller, self._surface, None, level, client_caps)
+        if isinstance(read, JsonRpcReply):
+            return read
+        call, token = read
+        if session is not None and (call.client_caps or (call.extra and needs_session(call))):
+            call = msgspec.structs.replace(call, session=session.id)
+        loop = self._frontend.loop
+        if not accepts(self._headers, EVENTS):
+            return HttpExchange(self._peer, request.id, "legacy", None, loop, call)
+        # A caller that never chose a level gets whatever the server logs.
+        sent_level: LogLevel = level or "debug"
+        client_input = None if session is None else session.client_input
+        exchange = HttpExchange(self._peer, request.id, "legacy", token, loop, call, sent_level, client_input)
+        exchange.session = session
+        return exchange
+
+    def _track(self, id: bytes, inflight: InFlight, exchange: HttpExchange, session: HttpSession) -> None:
+        """Let the caller cancel a call by its request id, and resume its stream if it knows how."""
+        exchange.on_end = session.track(id, inflight, exchange.on_end)
+        if exchange.session is not None and session.can_resume:
+            if self._prefers_stream(session):
+                exchange.expire()
+            else:
+                exchange.stream_when_slow(self._frontend.slow)
+
+    def _disconnected(self, inflight: InFlight, exchange: HttpExchange, era: Era) -> None:
+        if era == "legacy":
+            exchange.disconnected(self._peer)
+            return
+        current = inflight.exchange
+        # A suspended call whose questions were sent waits for its caller; before that, the caller has left.
+        is_asking = isinstance(current, SuspendedCall) and current.waiting_exchange is exchange
+        if current is exchange or is_asking:
+            inflight.cancel("the caller closed the connection")
+
+    # -- GET and subscriptions/listen ------------------------------------------------------------------------------
+
+    async def get(self) -> None:
+        """Serve a legacy caller's stream for messages that belong to no request."""
+        if not accepts(self._headers, EVENTS):
+            return respond(self._peer, 406, "Accept must include text/event-stream")
+        if self._refuse_unsupported_version():
+            return None
+        if text_of(self._headers, VERSION_HEADER) in modern.VERSIONS:
+            return respond(self._peer, 405, "Use subscriptions/listen", ((b"allow", b"POST"),))
+        if (id := self._headers.get(SESSION_HEADER)) is None:
+            return await self._event_stream().notify_list_changes()
+        session = self._find_session(id)
+        if session is None:
+            return self._session_not_found(None)
+        last = text_of(self._headers, EVENT_HEADER) or None
+        if last is not None and session.notifications.after(last) is None:
+            return await self._event_stream().resume_call(session, last)
+        return await self._event_stream().serve_session(session, last)
+
+    async def _listen(self, request: Request) -> None:
+        client_caps = client_capabilities(request, "modern")
+        wanted = self._methods.read_listen_filter(request, client_caps)
+        if isinstance(wanted, JsonRpcReply):
+            return self._reply(wanted, 400)
+        if not accepts(self._headers, EVENTS):
+            return respond(self._peer, 406, "Accept must include text/event-stream")
+        stream = self._event_stream()
+        return await stream.serve_subscription(request, wanted, client_caps, self._methods.hub_tasks)
+
+    def _event_stream(self) -> HttpEventStream:
+        return HttpEventStream(self._frontend.streams, self._hub, self._caller, self._surface, self._peer)
+
+    # -- DELETE, and replies ---------------------------------------------------------------------------------------
+
+    def delete(self) -> None:
+        """Close a legacy caller's session."""
+        if self._refuse_unsupported_version():
+            return None
+        id = self._headers.get(SESSION_HEADER)
+        session = None if id is None else self._find_session(id)
+        if session is None:
+            return self._session_not_found(None)
+        self._frontend.sessions.close(session)
+        return respond(self._peer, 204, "")
+
+    def _reply(self, reply: JsonRpcReply, status: int, headers: Headers = ()) -> None:
+        self._peer.answer(status, JSON + header_lines(headers) if headers else JSON, reply.body)
+
+    def _refuse_unsupported_version(self) -> bool:
+        """Refuse an unsupported version header; requests are checked by the version in their body."""
+        version = text_of(self._headers, VERSION_HEADER)
+        if version is None or version in VERSIONS:
+            return False
+        rejection = modern.unsupported(version, VERSIONS)
+        self._reply(refuse(None, rejection.code, rejection.message, rejection.data), 400)
+        return True
+
+    def _prefers_stream(self, session: HttpSession) -> bool:
+        """Whether `Accept` names streams first, and the caller can resume them."""
+        return session.can_resume and self._headers.get(b"accept", b"").startswith(EVENTS)
+
+
+def _subscriptions(session: HttpSession) -> CallerSubscriptions:
+    assert session.subscriptions is not None, "set when the session is opened"
+    return session.subscriptions
+
+
+def _receive(session: HttpSession, message: Notification | Response | ErrorReply) -> None:
+    if not isinstance(message, Notification):
+        session.client_input.receive(message)
+    elif message.method == CANCELLED and "requestId" in message.params:
+        session.cancel(bytes(message.params["requestId"]))

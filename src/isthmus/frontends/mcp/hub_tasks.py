@@ -1,8 +1,8 @@
-"""Tasks of the hub's own, for servers that have none: a call that is kept, so that its caller can leave and come back.
+"""Tasks that the hub runs itself, for servers without tasks: the caller can leave and fetch the result later.
 
-Before 2026-07-28 a caller asks for one; since then a call becomes one that is not over soon, if its caller knows what
-to do with a task. Both are tasks of the one engine. What servers do themselves is passed on and not seen here. The
-dialogue hands over what is asked; to a caller's side of a call, this is a link like that to a server.
+A legacy caller asks for a task. For a modern caller that supports tasks, a slow call becomes one. Both are tasks of
+the one engine (`core.tasks`). Tasks that servers run themselves are passed on and do not come here. `methods` calls
+`HubTasks`, which is also the link of the calls about such tasks.
 """
 
 from __future__ import annotations
@@ -12,301 +12,618 @@ import secrets
 import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 from msgspec import Raw
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.deadlines import Deadlines
-from isthmus.core.calls.hub import Hub
-from isthmus.core.calls.inflight import InFlight
-from isthmus.core.calls.stages import Stage, admit, fill, find, validate
+from isthmus.core.calls.hub import Hub, Stage, admit, fill, find, validate
+from isthmus.core.calls.inflight import InFlight, OpenQuestion
 from isthmus.core.catalog.view import View
-from isthmus.core.ports.exchange import Exchange, Lasting
-from isthmus.core.ports.journal import Journal
-from isthmus.core.tasks.draft import Draft, NotBegun
-from isthmus.core.tasks.engine import Engine
-from isthmus.core.tasks.live import Live
+from isthmus.core.ports import Exchange, Journal, LateProgressExchange, ReportProgress
+from isthmus.core.tasks.engine import TaskEngine
+from isthmus.core.tasks.live_task import LiveTask, NewTask, Report, TaskNotStarted
 from isthmus.core.tasks.record import TASK as TASK_DOCUMENT
-from isthmus.core.tasks.record import Owner, Record, owner_of
-from isthmus.frontends.mcp.caller_side import CallerSide
-from isthmus.frontends.mcp.kept_states import (
-    ACKNOWLEDGED,
-    REALM,
-    Brief,
-    brief_of,
-    created_earlier,
-    created_modern,
-    earlier_members,
-    is_kept_id,
-    is_listed,
-    is_seen,
-    questions_of,
-    status_of,
-    told_earlier,
-    told_modern,
-    until,
-)
-from isthmus.frontends.mcp.kept_waits import Following, News, Waiting
+from isthmus.core.tasks.record import StoredOutcome, StoredQuestion, TaskOwner, TaskRecord, owner_of, restored_outcome
+from isthmus.core.watch.server_tasks import ServerTask, hub_task
+from isthmus.frontends.mcp.exchange import McpExchange
+from isthmus.frontends.mcp.input_required import CROWDED, GONE
+from isthmus.frontends.mcp.responses import code_of, data_of
 from isthmus.frontends.mcp.settings import TaskSettings
+from isthmus.frontends.mcp.tasks import is_hub_task_id, is_listed
 from isthmus.model.callers import Caller
-from isthmus.model.calls import TASK_KINDS, Call, Surface
-from isthmus.model.faults import Bug, Draining, NotWritten, TaskEnded, UnknownTask
+from isthmus.model.calls import (
+    GIVEN_UP,
+    NOT_ASKED,
+    TASK_KINDS,
+    TOO_LATE,
+    Answered,
+    Call,
+    ClientCapabilities,
+    Outcome,
+    Progress,
+    Question,
+    Reply,
+    Result,
+    Surface,
+)
+from isthmus.model.faults import Bug, Cancelled, Draining, Fault, NotWritten, TaskEnded, UnknownTask
 from isthmus.model.features import Ability
 from isthmus.model.names import ServerName
-from isthmus.model.questions import Answered, ClientCapabilities
+from isthmus.model.tasks import ServerTaskState
 from isthmus.wire.jsonrpc import Payload, object_members, render
-from isthmus.wire.mcp.inputs import RESPONSES
+from isthmus.wire.mcp import modern
+from isthmus.wire.mcp.calls import wrap_bare_result
+from isthmus.wire.mcp.input_requests import CAPABILITY_NEEDED, RESPONSES
 from isthmus.wire.mcp.messages import is_object
-from isthmus.wire.mcp.tasks import KNOWN, TASK, read_ttl
+from isthmus.wire.mcp.tasks import (
+    TASK,
+    TASKS_CAPABILITY,
+    TaskSummary,
+    legacy_state,
+    modern_state,
+    read_ttl,
+    related_to,
+    state_of,
+)
+
+REALM = "mcp"
+"""The realm of these tasks in the engine. Other frontends have their own."""
+
+ENDED_SECONDS = 60.0
+"""How long a task is stored after its end at least, however short a `ttl` its caller asked for."""
+
+QUEUED = "The call waits for its server and has not been sent yet"
 
 CHECKS: tuple[Stage, ...] = (admit, find, fill, validate)
-"""What would be refused anyway does not become a task first."""
+"""A call that fails one of these is refused and does not become a task."""
 
-AGAIN_SECONDS = 1.0
-"""How long a call stays what it is whose server has tasks enough; then it is looked at again."""
+RETRY_SECONDS = 1.0
+"""When to try again to make a task of a call whose server has too many tasks."""
 
 EXPIRING_MAX = 10_000
-"""Ended tasks that are forgotten on time; the others are when they are asked for, or when everybody's are."""
+"""Ended tasks with an expiry timer. Further ones are deleted when they are requested, or with the general retention."""
+
+OnTaskState: TypeAlias = Callable[[Mapping[str, Payload]], None]
+
+NO_ANSWERS: tuple[Reply, ...] = (GIVEN_UP, TOO_LATE, GONE, CROWDED, NOT_ASKED)
+"""Replies that are not the caller's answer: the next caller that waits for the result is asked again. A question that
+the task's creator could not be asked never reached the task."""
 
 
-class KeptTasks:
+class HubTaskInfo(msgspec.Struct, frozen=True):
+    """What this frontend stores with a task."""
+
+    server: ServerName
+    ttl_seconds: float
+    """How long the task is stored, from its creation."""
+    session: str = ""
+    """The session that asked for it, for anonymous callers."""
+
+
+_decode_info = msgspec.json.Decoder(HubTaskInfo).decode
+
+ACKNOWLEDGED = Result(Raw(b'{"resultType":"complete"}'), is_typed=True)
+
+
+# -- states and results --------------------------------------------------------------------------------------------
+
+
+def info_of(record: TaskRecord) -> HubTaskInfo:
+    """What was stored with the task."""
+    return _decode_info(record.brief)
+
+
+def expiry_of(record: TaskRecord) -> float:
+    """When an ended task is deleted."""
+    return max(record.created + info_of(record).ttl_seconds, record.updated + ENDED_SECONDS)
+
+
+def is_info_visible(info: HubTaskInfo, view: View, surface: Surface) -> bool:
+    """Whether a task of this server is visible on the surface."""
+    return surface.server in (None, info.server) and info.server in view.servers
+
+
+def _summary(record: TaskRecord, status: str) -> TaskSummary:
+    ending = record.ending
+    message = QUEUED if record.phase == "waiting" else "" if ending is None else ending.message
+    return TaskSummary(record.id, status, record.created, record.updated, info_of(record).ttl_seconds, message)
+
+
+def status_of(record: TaskRecord) -> str:
+    """The status in the words of the legacy era."""
+    match record.state:
+        case "completed":
+            return "completed"
+        case "failed" | "rejected":
+            return "failed"
+        case "canceled":
+            return "cancelled"
+        case _:
+            return "working" if record.asked is None else "input_required"
+
+
+def legacy_members(record: TaskRecord) -> dict[str, Payload]:
+    """The state of a task for legacy callers."""
+    return legacy_state(_summary(record, status_of(record)))
+
+
+def notified_state(record: TaskRecord) -> ServerTaskState:
+    """The state of a task for status notifications."""
+    state = state_of({key: Raw(value) for key, value in legacy_members(record).items()})
+    assert state is not None, "the hub's own words are readable"
+    return state
+
+
+def modern_members(record: TaskRecord) -> dict[str, Payload]:
+    """The state of a task for modern callers, with its questions, result or error."""
+    outcome = None if record.ending is None else _outcome_of(record.ending)
+    # A tool that ran and reported an error has completed, in this era.
+    status = "completed" if isinstance(outcome, Result) else status_of(record)
+    members = modern_state(_summary(record, status))
+    if status == "input_required":
+        members["inputRequests"] = render(
+            {
+                key: render({"method": msgspec.json.encode(asked.method), "params": asked.params})
+                for key, asked in questions_of(record).items()
+            }
+        )
+    elif isinstance(outcome, Result):
+        members["result"] = modern.as_modern(outcome.payload) or outcome.payload
+    elif status == "failed" and outcome is not None:
+        error: dict[str, Payload] = {
+            "code": msgspec.json.encode(code_of(outcome)),
+            "message": msgspec.json.encode(outcome.message),
+            "data": data_of(outcome),
+        }
+        members["error"] = render(error)
+    return members
+
+
+def _outcome_of(ending: StoredOutcome) -> Outcome:
+    outcome = restored_outcome(ending)
+    return wrap_bare_result(outcome) if isinstance(outcome, Result) and outcome.is_bare else outcome
+
+
+def questions_of(record: TaskRecord) -> dict[str, StoredQuestion]:
+    """The open questions of a task, by the keys with which its caller answers."""
+    asked = () if record.asked is None else (record.asked, *record.besides)
+    return {f"q{each.number}": each for each in asked}
+
+
+def created_legacy(record: TaskRecord) -> Result:
+    """The response to a call that asked for a task. The status is "working", whatever happened since."""
+    return Result(Raw(render({TASK: render(legacy_state(_summary(record, "working")))})))
+
+
+def created_modern(record: TaskRecord) -> Result:
+    """The response to a call that became a task."""
+    members = modern_state(_summary(record, "working"))
+    return Result(Raw(render({"resultType": b'"task"', **members})), is_typed=True)
+
+
+def legacy_status(record: TaskRecord) -> Result:
+    """The response to a legacy `tasks/get`."""
+    return Result(Raw(render(legacy_members(record))))
+
+
+def modern_status(record: TaskRecord) -> Result:
+    """The response to a modern `tasks/get`."""
+    return Result(Raw(render({"resultType": b'"complete"', **modern_members(record)})), is_typed=True)
+
+
+def result_of(record: TaskRecord) -> Outcome:
+    """The outcome of an ended task's call."""
+    if record.ending is None:
+        return Cancelled("the task was cancelled before it was started", executed="no")
+    outcome = _outcome_of(record.ending)
+    if isinstance(outcome, Fault):
+        return outcome
+    members = related_to(record.id, object_members(outcome.payload) or {})
+    return Result(Raw(render(members)), outcome.is_error, is_typed="resultType" in members)
+
+
+def question_of(record: TaskRecord) -> Question | None:
+    """The open question of a task as a request that names the task; None if there is no question."""
+    asked = record.asked
+    if asked is None:
+        return None
+    members = related_to(record.id, object_members(asked.params) or {})
+    return Question(asked.method, Raw(render(members)))
+
+
+# -- listeners -----------------------------------------------------------------------------------------------------
+
+
+class ResultWaiter:
+    """A caller that waits in `tasks/result`. The task's questions are asked on its stream."""
+
+    def __init__(self, engine: TaskEngine, inflight: InFlight, live: LiveTask) -> None:
+        self._engine = engine
+        self._inflight = inflight
+        self._live = live
+        self._number = 0
+        """The number of the question that this caller was asked last."""
+        self._is_mute = False
+        """It cannot be asked, against its capabilities: its stream takes no requests, or has taken too many."""
+        self._open: OpenQuestion | None = None
+        live.listeners[self] = None
+        self.task_changed(live.stored or live.record)
+
+    def task_changed(self, record: TaskRecord) -> None:
+        """See `core.tasks.live_task.TaskListener`."""
+        if record.is_ended:
+            self.leave()
+            self._inflight.finish(result_of(record))
+            return
+        number = 0 if record.asked is None else record.asked.number
+        if self._open is not None and number != self._number:
+            open_question, self._open = self._open, None
+            open_question.retract()
+        question = question_of(record)
+        if question is not None and number != self._number and self._first_askable(question.method) is self:
+            self._number = number
+            self._open = self._inflight.ask(question, self._answered)
+
+    def task_reported(self, record: TaskRecord, noted: Report) -> None:
+        """Progress goes to the caller that created the task (`HubTaskNotifier`)."""
+
+    def left(self) -> None:
+        """See `core.tasks.live_task.ShutdownListener`; the caller can ask again."""
+        self.leave()
+        self._inflight.finish(Draining())
+
+    def leave(self) -> None:
+        """Stop waiting. An open question is asked of another waiting caller."""
+        self._live.listeners.pop(self, None)
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        record = self._live.stored or self._live.record
+        if record.asked is None or self._live.record.is_ended:
+            return
+        if (other := self._first_askable(record.asked.method)) is not None:
+            other.task_changed(record)
+
+    def _first_askable(self, method: str) -> ResultWaiter | None:
+        """The waiting caller that is asked: each question goes to one caller that has the capability."""
+        waiting = (each for each in self._live.listeners if isinstance(each, ResultWaiter))
+        return next((each for each in waiting if each.can_be_asked(method)), None)
+
+    def can_be_asked(self, method: str) -> bool:
+        """Whether this caller has the capability for such a question."""
+        return not self._is_mute and CAPABILITY_NEEDED.get(method) in self._inflight.call.client_caps
+
+    def _answered(self, reply: Reply) -> None:
+        self._open = None
+        asked = self._live.record.asked
+        if reply == NOT_ASKED:
+            self._is_mute = True
+            self._pass_on()
+        elif reply not in NO_ANSWERS and asked is not None and asked.number == self._number:
+            self._engine.answer(self._live, None, reply)
+
+
+class HubTaskNotifier:
+    """Notifies the caller's sessions of a task's status, and its creator of progress, after the creation response."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        caller: Caller,
+        server: ServerName,
+        on_end: Callable[[LiveTask], None],
+        *,
+        session: str | None,
+        report: ReportProgress | None = None,
+    ) -> None:
+        """`session` is the one that asked for the task; None for no status notifications."""
+        self._hub = hub
+        self._caller = caller
+        self._server = server
+        self._on_end = on_end
+        self._session = session
+        self._report = report
+        self._live: LiveTask | None = None
+        self._task: ServerTask | None = None
+
+    def start(self, live: LiveTask) -> None:
+        """The creation response was sent."""
+        self._live = live
+        if self._session is not None:
+            self._task = hub_task(self._caller, self._server, self._session, notified_state(live.record))
+        # uvloop may read from the server before it resumes the creation of the task: a quick task has reported by then.
+        for noted in live.reports.after(0):
+            self.task_reported(live.record, noted)
+        if live.stored is not None and live.stored.state != "working":
+            self.task_changed(live.stored)
+
+    def task_changed(self, record: TaskRecord) -> None:
+        """See `core.tasks.live_task.TaskListener`."""
+        if self._live is None:
+            return
+        if self._task is not None:
+            self._hub.tasks.announce(self._task, notified_state(record))
+        if record.is_ended:
+            self._live.listeners.pop(self, None)
+            self._on_end(self._live)
+
+    def task_reported(self, record: TaskRecord, noted: Report) -> None:
+        """Send progress to the creator, under its progress token."""
+        event = noted.event
+        if self._live is not None and self._report is not None and isinstance(event, Progress):
+            self._report(msgspec.structs.replace(event, members=related_to(record.id, event.members)))
+
+
+class HubTaskFollower:
+    """Calls `notify` with the state of a task for a modern caller, at the start and on every change."""
+
+    def __init__(self, live: LiveTask, notify: OnTaskState) -> None:
+        self._live = live
+        self._notify = notify
+
+    def start(self) -> None:
+        """Notify from now on."""
+        record = self._live.stored or self._live.record
+        if not record.is_ended:
+            self._live.listeners[self] = None
+        self.task_changed(record)
+
+    def task_changed(self, record: TaskRecord) -> None:
+        """See `core.tasks.live_task.TaskListener`."""
+        if record.is_ended:
+            self.stop()
+        self._notify(modern_members(record))
+
+    def task_reported(self, record: TaskRecord, noted: Report) -> None:
+        """The modern era has no progress of tasks."""
+
+    def stop(self) -> None:
+        """Stop notifying."""
+        self._live.listeners.pop(self, None)
+
+
+# -- the tasks -----------------------------------------------------------------------------------------------------
+
+
+class HubTasks:
     """The tasks that the hub runs for MCP callers."""
 
     def __init__(
         self,
         hub: Hub,
-        engine: Engine,
+        engine: TaskEngine,
         journal: Journal,
         background: BackgroundTasks,
         settings: Callable[[], TaskSettings],
-        keep: Callable[[], float],
+        retention: Callable[[], float],
         now: Callable[[], float],
     ) -> None:
-        """`settings` and `keep` say what holds now; the latter, for how many seconds an ended task is kept at most."""
+        """`settings` and `retention` return the current values; the latter, for how many seconds tasks are stored."""
         self._hub = hub
         self._engine = engine
         self._journal = journal
         self._background = background
         self._settings = settings
-        self._keep = keep
+        self._retention = retention
         self._now = now
         self._loop = asyncio.get_running_loop()
         self._slow = Deadlines(self._loop)
-        """Calls of which it is not known yet whether they are over soon."""
+        """Calls that become tasks unless they end soon."""
         self._expiring = 0
 
-    # -- what is offered -------------------------------------------------------------------------------------------
-
     @property
-    def are_offered(self) -> bool:
-        """Whether the operator wants them."""
+    def is_enabled(self) -> bool:
+        """Whether the operator wants hub tasks."""
         return self._settings().provide
 
-    def are_for(self, view: View, server: ServerName, ability: Ability) -> bool:
-        """Whether a server's tools may be run as tasks here: those that it runs so itself, it runs."""
-        return self.are_offered and ability not in view.servers.get(server, frozenset({ability}))
+    def applies_to(self, view: View, server: ServerName, ability: Ability) -> bool:
+        """Whether the hub runs this server's tools as tasks: only if the server does not do so itself."""
+        return self.is_enabled and ability not in view.servers.get(server, frozenset({ability}))
 
-    def is_wanted(self, call: Call) -> bool:
-        """Whether a call of the earlier era asks for a task that is to be the hub's own."""
+    def is_requested(self, call: Call) -> bool:
+        """Whether a legacy call asks for a task that the hub runs."""
         if call.kind != "tool" or TASK not in call.extra:
             return False
         view = self._hub.snapshot.view(call.caller.grants, call.surface, call.client_caps)
         route = view.routes.get(call.name)
-        return route is not None and self.are_for(view, route.feature.server, "tasks")
+        return route is not None and self.applies_to(view, route.feature.server, "tasks")
 
-    # -- beginning -------------------------------------------------------------------------------------------------
+    # -- creation --------------------------------------------------------------------------------------------------
 
     def create(self, call: Call, exchange: Exchange) -> InFlight:
-        """Have a tool run as a task; the answer is the task."""
-        inflight = self._hub.attend(call, exchange, self)
+        """Run a tool as a task; the response is the task."""
+        inflight = self._hub.start_builtin(call, exchange, self)
         refused = next((fault for check in CHECKS if (fault := check(self._hub, inflight)) is not None), None)
         if refused is not None:
             inflight.finish(refused)
         else:
-            self._work("a task's beginning", inflight, self._create(inflight, call, exchange))
+            self._spawn("creating a task", inflight, self._create(inflight, call, exchange))
         return inflight
 
     async def _create(self, inflight: InFlight, call: Call, exchange: Exchange) -> None:
         server = inflight.target.feature.server
-        report = exchange.reporter() if isinstance(exchange, Lasting) else None
-        news = News(self._hub, call.caller, server, self._ended, session=call.session, report=report)
+        report = exchange.reporter() if isinstance(exchange, LateProgressExchange) else None
+        notifier = HubTaskNotifier(self._hub, call.caller, server, self._ended, session=call.session, report=report)
+        wanted = read_ttl(call.extra[TASK]) if TASK in call.extra else None
+        ttl = min(wanted, self._retention()) if isinstance(wanted, float) else self._retention()
+        # The call outlives its session, whose link stays open until the last call on it has ended.
+        extra = {key: value for key, value in call.extra.items() if key != TASK}
+        task_call = msgspec.structs.replace(call, extra=extra, lasts=True)
         try:
-            draft = self._draft(server, _as_task(call), news, self._ttl(call), session=call.session)
-            live = await self._engine.begin(draft)
-        except NotBegun as refused:
+            live = await self._engine.begin(self._new_task(server, task_call, notifier, ttl, session=call.session))
+        except TaskNotStarted as refused:
             inflight.finish(NotWritten(str(refused)))
             return
         if inflight.outcome is None:
-            inflight.finish(created_earlier(live.record))
-        else:  # its caller gave it up, and never hears of it
-            self._engine.cancel(live, "the caller gave the task up")
-        news.begin(live)
+            inflight.finish(created_legacy(live.record))
+        else:  # cancelled meanwhile: the caller never receives the task
+            self._engine.cancel(live, "the caller cancelled the task")
+        notifier.start(live)
 
-    def _ttl(self, call: Call) -> float:
-        """How long a task is kept: as its caller likes, but no longer than any is."""
-        wanted = read_ttl(call.extra[TASK]) if TASK in call.extra else None
-        return min(wanted, self._keep()) if isinstance(wanted, float) else self._keep()
-
-    def _draft(
-        self, server: ServerName, call: Call, news: News, ttl: float, *, session: str = "", is_running: bool = False
-    ) -> Draft:
-        return Draft(
+    def _new_task(
+        self,
+        server: ServerName,
+        call: Call,
+        notifier: HubTaskNotifier,
+        ttl: float,
+        *,
+        session: str = "",
+        is_running: bool = False,
+    ) -> NewTask:
+        return NewTask(
             call.caller,
             "",
             REALM,
             (),
             "working",
             None if is_running else call,
-            brief=Raw(msgspec.json.encode(Brief(server, ttl, session))),
+            brief=Raw(msgspec.json.encode(HubTaskInfo(server, ttl, session))),
             realm=REALM,
-            listeners=(news,),
+            listeners=(notifier,),
             is_running=is_running,
         )
 
-    def _ended(self, live: Live) -> None:
-        """A task is over: forget it when its time has come, if that is before everybody's."""
+    def _ended(self, live: LiveTask) -> None:
+        """Delete an ended task when its `ttl` has passed, if that is before the general retention."""
         record = live.record
-        if brief_of(record).ttl_seconds < self._keep() and self._expiring < EXPIRING_MAX:
+        if info_of(record).ttl_seconds < self._retention() and self._expiring < EXPIRING_MAX:
             self._expiring += 1
-            self._loop.call_later(max(0.0, until(record) - self._now()), self._expire, record.owner, record.id)
+            self._loop.call_later(max(0.0, expiry_of(record) - self._now()), self._expire, record.owner, record.id)
 
-    def _expire(self, owner: Owner, id: str) -> None:
+    def _expire(self, owner: TaskOwner, id: str) -> None:
+        async def delete() -> None:
+            with suppress(OSError):  # the next request for the task deletes it
+                await self._unexpired(await self._engine.find(owner, id))
+
         self._expiring -= 1
-        with suppress(RuntimeError):  # the hub is closing, and who comes next looks for itself
-            self._background.spawn("a task's expiry", self._forget(owner, id))
-
-    async def _forget(self, owner: Owner, id: str) -> None:
-        with suppress(OSError):  # who comes next looks for itself
-            await self._unexpired(await self._engine.find(owner, id))
+        with suppress(RuntimeError):  # the hub is closing; the next request for the task deletes it
+            self._background.spawn("a task's expiry", delete())
 
     # -- calls that become tasks -----------------------------------------------------------------------------------
 
     def watch(self, inflight: InFlight) -> None:
-        """Make a task of a running call if it is not over soon; its caller knows tasks."""
+        """Make a task of a running call if it does not end soon; its caller supports tasks."""
         view = self._hub.snapshot.view(inflight.call.caller.grants, inflight.call.surface, inflight.call.client_caps)
         route = inflight.route
-        if route is not None and self.are_for(view, route.feature.server, "task_handles"):
-            self._slow.add(_Patience(inflight, self._promote), self._settings().after)
+        if route is not None and self.applies_to(view, route.feature.server, "task_handles"):
+            self._slow.add(_SlowCall(inflight, self._promote), self._settings().after)
 
     def _promote(self, inflight: InFlight) -> None:
         exchange = inflight.exchange
-        if inflight.outcome is not None or not isinstance(exchange, CallerSide) or self._hub.is_draining:
+        if inflight.outcome is not None or not isinstance(exchange, McpExchange) or self._hub.is_draining:
             return
-        # As a task, one that waits to be sent would be kept as one that may have been.
-        is_held_up = inflight.server_queue is not None and not inflight.may_have_run
-        if not is_held_up and (inflight.server_queue is None or inflight.server_queue.let_last(inflight)):
-            self._background.spawn("a call that becomes a task", self._keep_running(inflight, exchange))
-        else:  # or tasks hold enough of its server; there may be fewer by and by
-            self._slow.add(_Patience(inflight, self._promote), AGAIN_SECONDS)
+        # A call that is still queued would be stored as a task that may have run.
+        is_queued = inflight.server_queue is not None and not inflight.may_have_run
+        if not is_queued and (inflight.server_queue is None or inflight.server_queue.admit_long_call(inflight)):
+            self._background.spawn("a call that becomes a task", self._make_task(inflight, exchange))
+        else:  # or its server has too many tasks now
+            self._slow.add(_SlowCall(inflight, self._promote), RETRY_SECONDS)
 
-    async def _keep_running(self, inflight: InFlight, exchange: CallerSide) -> None:
+    async def _make_task(self, inflight: InFlight, exchange: McpExchange) -> None:
         server = inflight.target.feature.server
-        news = News(self._hub, inflight.call.caller, server, self._ended, session=None)
-        draft = self._draft(server, inflight.call, news, self._keep(), is_running=True)
-        try:
-            live = await self._engine.begin(draft)
-        except NotBegun:
-            _stay(inflight)
+        notifier = HubTaskNotifier(self._hub, inflight.call.caller, server, self._ended, session=None)
+        new_task = self._new_task(server, inflight.call, notifier, self._retention(), is_running=True)
+        live: LiveTask | None = None
+        with suppress(TaskNotStarted):
+            live = await self._engine.begin(new_task)
+        if live is None or inflight.outcome is not None or inflight.exchange is not exchange:
+            if live is not None:
+                self._engine.discard(live)  # the call was answered, or its caller was asked, meanwhile
+            if inflight.server_queue is not None:
+                inflight.server_queue.end_long_call(inflight)
             return
-        if inflight.outcome is not None or inflight.exchange is not exchange:
-            self._engine.discard(live)  # it has been answered, or its caller asked, in the meantime
-            _stay(inflight)
-            return
-        # What its server asks from now on is put to the task, and not answered by another call.
+        # From now on the server's questions belong to the task, and are not answered by another call.
         inflight.call = msgspec.structs.replace(inflight.call, comes_back=False)
-        self._engine.hand_over(live, inflight)
+        self._engine.attach_call(live, inflight)
         inflight.prolong()
         exchange.end(created_modern(live.record))
-        news.begin(live)
+        notifier.start(live)
 
-    # -- asking about them -----------------------------------------------------------------------------------------
+    # -- calls about tasks -----------------------------------------------------------------------------------------
 
-    def ask(self, call: Call, exchange: Exchange) -> InFlight:
-        """Answer what is asked about a task of the hub's own."""
+    def answer(self, call: Call, exchange: Exchange) -> InFlight:
+        """Answer a call about a hub task."""
         assert call.kind in TASK_KINDS, call.kind
-        inflight = self._hub.attend(call, exchange, self)
-        self._work(f"answer about a task ({call.kind})", inflight, self._answer(inflight))
+        inflight = self._hub.start_builtin(call, exchange, self)
+        self._spawn(f"answer about a task ({call.kind})", inflight, self._answer(inflight))
         return inflight
 
     async def _answer(self, inflight: InFlight) -> None:
         call = inflight.call
         try:
             live = await self.find(call.caller, call.surface, call.client_caps, call.name)
-        except OSError as error:  # the journal's word for what it cannot do now
+        except OSError as error:  # the journal is not available
             inflight.finish(NotWritten(str(error)))
             return
         if live is None:
             inflight.finish(UnknownTask())
-        elif inflight.outcome is None:
-            await self._answer_about(inflight, live)
-
-    async def _answer_about(self, inflight: InFlight, live: Live) -> None:
-        is_modern = KNOWN in inflight.call.client_caps
-        match inflight.call.kind:
+            return
+        if inflight.outcome is not None:
+            return
+        is_modern = TASKS_CAPABILITY in call.client_caps
+        match call.kind:
             case "task_result":
-                inflight.carriage = Waiting(self._engine, inflight, live)
+                inflight.carriage = ResultWaiter(self._engine, inflight, live)
             case "task_cancel":
-                await self._cancel(inflight, live, is_modern=is_modern)
+                is_cancelled = self._engine.cancel(live, "the caller cancelled the task")
+                await self._engine.wait_stored(live)
+                if is_modern:
+                    inflight.finish(ACKNOWLEDGED)
+                elif is_cancelled:
+                    inflight.finish(legacy_status(live.record))
+                else:
+                    inflight.finish(TaskEnded(status_of(live.record)))
             case "task_update":
-                self._update(live, inflight.call.extra)
-                await self._engine.until_kept(live)
+                # Answers to questions that are not open are ignored.
+                answers = object_members(call.extra.get(RESPONSES, b"")) or {}
+                for key, asked in questions_of(live.record).items():
+                    if key in answers and is_object(answers[key]):
+                        self._engine.answer_question(live, asked.number, Answered(answers[key].copy()))
+                await self._engine.wait_stored(live)
                 inflight.finish(ACKNOWLEDGED)
             case _:
-                record = live.kept or live.record
-                inflight.finish(told_modern(record) if is_modern else told_earlier(record))
+                record = live.stored or live.record
+                inflight.finish(modern_status(record) if is_modern else legacy_status(record))
 
-    async def _cancel(self, inflight: InFlight, live: Live, *, is_modern: bool) -> None:
-        is_cancelled = self._engine.cancel(live, "the caller gave the task up")
-        await self._engine.until_kept(live)
-        if is_modern:
-            inflight.finish(ACKNOWLEDGED)
-        elif is_cancelled:
-            inflight.finish(told_earlier(live.record))
-        else:
-            inflight.finish(TaskEnded(status_of(live.record)))
-
-    def _update(self, live: Live, extra: Mapping[str, Raw]) -> None:
-        """Give the server what its caller answered; an answer to what is not asked now is nobody's."""
-        answers = object_members(extra.get(RESPONSES, b"")) or {}
-        for key, asked in questions_of(live.record).items():
-            if key in answers and is_object(answers[key]):
-                self._engine.answer_besides(live, asked.number, Answered(answers[key].copy()))
-
-    async def find(self, caller: Caller, surface: Surface, client_caps: ClientCapabilities, id: str) -> Live | None:
-        """One of a caller's tasks, if it may know of it here and its time has not passed."""
-        if not is_kept_id(id) or not self.are_offered:
+    async def find(self, caller: Caller, surface: Surface, client_caps: ClientCapabilities, id: str) -> LiveTask | None:
+        """A caller's task, if it is visible on this surface and has not expired."""
+        if not is_hub_task_id(id) or not self.is_enabled:
             return None
         live = await self._unexpired(await self._engine.find(owner_of(caller, REALM), id))
         view = self._hub.snapshot.view(caller.grants, surface, client_caps)
-        return live if live is not None and is_seen(brief_of(live.record), view, surface) else None
+        return live if live is not None and is_info_visible(info_of(live.record), view, surface) else None
 
-    async def _unexpired(self, live: Live | None) -> Live | None:
-        if live is None or not live.record.is_ended or self._now() < until(live.record):
+    async def _unexpired(self, live: LiveTask | None) -> LiveTask | None:
+        """The task itself; an expired one is deleted."""
+        if live is None or not live.record.is_ended or self._now() < expiry_of(live.record):
             return live
-        await self._engine.until_kept(live)
+        await self._engine.wait_stored(live)
         self._engine.discard(live)
         return None
 
-    async def page(
+    async def list_page(
         self, caller: Caller, surface: Surface, view: View, token: str, limit: int, session: str = ""
     ) -> tuple[list[Payload], str]:
-        """Some of a caller's tasks as they stand, the newest first, and what leads to the next ones.
+        """The states of a caller's tasks, the newest first, and the token of the next page.
 
-        Where the caller is anyone, only those that were asked for in this `session`.
+        An anonymous caller gets only those that were asked for in this `session`.
 
-        Raises `ValueError` for a token that no page gave.
+        Raises:
+            ValueError: the token is not one of a previous page.
         """
         page = await self._journal.page(TASK_DOCUMENT, owner_of(caller, REALM).key, limit=limit, token=token)
-        records = [self._engine.newest(document) for document in page.documents]
-        found = [record for record in records if record is not None and self._is_listed(record, view, surface)]
-        seen = [record for record in found if is_listed(brief_of(record).session, caller, session)]
-        return [render(earlier_members(record)) for record in seen], page.next
-
-    def _is_listed(self, record: Record, view: View, surface: Surface) -> bool:
-        is_over = record.is_ended and self._now() >= until(record)
-        return not is_over and is_seen(brief_of(record), view, surface)
+        found: list[Payload] = []
+        for document in page.documents:
+            record = self._engine.current_record(document)
+            if record is None or (record.is_ended and self._now() >= expiry_of(record)):
+                continue
+            info = info_of(record)
+            if is_info_visible(info, view, surface) and is_listed(info.session, caller, session):
+                found.append(render(legacy_members(record)))
+        return found, page.next
 
     async def follow(
         self,
@@ -314,37 +631,40 @@ class KeptTasks:
         surface: Surface,
         client_caps: ClientCapabilities,
         id: str,
-        tell: Callable[[Mapping[str, Payload]], None],
-    ) -> Following | None:
-        """What tells how a task stands, first and whenever that changes; None if there is no such task, or now."""
+        notify: OnTaskState,
+    ) -> HubTaskFollower | None:
+        """A follower of a task; None if there is no such task, or the journal is not available."""
         with suppress(OSError):
             live = await self.find(caller, surface, client_caps, id)
-            return None if live is None else Following(live, tell)
+            return None if live is None else HubTaskFollower(live, notify)
         return None
 
-    # -- being a link to who asks (see `core.ports.link.Link`) -----------------------------------------------------
+    # -- the link of the calls about tasks (see `core.ports.Link`) -------------------------------------------------
 
     def send(self, inflight: InFlight) -> None:
-        """Nothing is sent again: what is asked here is answered here."""
+        """Nothing is sent: these calls are answered here."""
 
     def may_have_run(self, inflight: InFlight) -> bool:
-        """Asking runs nothing."""
+        """Calls about tasks run nothing."""
         return False
 
     def withdraw(self, inflight: InFlight, reason: str) -> None:
-        """Who waited for a result waits no longer; the task goes on."""
-        if isinstance(inflight.carriage, Waiting):
+        """Stop waiting for a result; the task continues."""
+        if isinstance(inflight.carriage, ResultWaiter):
             inflight.carriage.leave()
 
-    def _work(self, name: str, inflight: InFlight, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, name: str, inflight: InFlight, work: Coroutine[Any, Any, None]) -> None:
+        def crashed(_: BaseException) -> None:
+            inflight.finish(Bug(secrets.token_hex(6)))
+
         try:
-            self._background.spawn(name, work, on_crash=lambda _: _blame(inflight))
-        except RuntimeError:  # the crew is closed, with the hub
+            self._background.spawn(name, work, on_crash=crashed)
+        except RuntimeError:  # the hub is closing
             inflight.finish(Draining())
 
 
-class _Patience:
-    """Waits until a call has taken too long to be waited for; one that is over meanwhile is not held."""
+class _SlowCall:
+    """Calls `then` when a call has taken too long; holds the call only weakly."""
 
     __slots__ = ("_inflight", "_then")
 
@@ -358,21 +678,4 @@ class _Patience:
             self._then(inflight)
 
     def cancel(self, why: str) -> None:
-        """Whoever waits for the call hears of its end."""
-
-
-def _stay(inflight: InFlight) -> None:
-    """A call that was to become a task goes on as what it was."""
-    if inflight.server_queue is not None:
-        inflight.server_queue.lasts_no_more(inflight)
-
-
-def _blame(inflight: InFlight) -> None:
-    """A defect of the hub's costs one answer; the crew has told of it."""
-    inflight.finish(Bug(secrets.token_hex(6)))
-
-
-def _as_task(call: Call) -> Call:
-    """A task's call: it outlasts its conversation, whose link stays until the last call on it is over."""
-    extra = {key: value for key, value in call.extra.items() if key != TASK}
-    return msgspec.structs.replace(call, extra=extra, lasts=True)
+        """Nothing to do: the call ends its own exchange."""

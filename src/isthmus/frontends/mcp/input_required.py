@@ -1,8 +1,10 @@
-"""Asking a modern caller: the question is the answer to its call, and it comes back with another call.
+"""Asking callers for input during a call: elicitation, sampling and roots, in both eras.
 
-What it brings back is a text that the hub sealed: bound to the caller, to what it called and with which arguments, and
-to a time. A modern server's own state is in it; for a server of the earlier era, which waits for an answer to its
-request, it names the call that is parked here meanwhile.
+A legacy caller receives a request on the stream of its call (`LegacyClientInput`). A modern caller receives an
+`input_required` result and calls again with the answers (`ModernClientInput`). The `requestState` that it brings back
+is sealed: it is bound to the caller, to the called thing and its arguments, and to a time. It contains a modern
+server's own state. A legacy server waits for the answer to its request, so for that one the state names the call that
+is suspended here meanwhile.
 """
 
 from __future__ import annotations
@@ -12,192 +14,467 @@ import hashlib
 import json
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Container, Mapping, MutableMapping
+from collections.abc import Callable, Container, Iterator
 from functools import partial
+from typing import TypeAlias
 
 import msgspec
 
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import QUESTION_SECONDS, InFlight
-from isthmus.core.catalog.labels import labels_of
+from isthmus.core.catalog.rules import labels_of
 from isthmus.core.catalog.view import View
-from isthmus.core.ports.sealer import Sealer
+from isthmus.core.ports import Sealer
 from isthmus.core.settings import Limits
-from isthmus.frontends.mcp.asker import Askable
-from isthmus.frontends.mcp.parked import FULL, Lot, Owner, Parked, owner_of
+from isthmus.frontends.mcp.exchange import AskableExchange
+from isthmus.frontends.mcp.tasks import public_params, server_result
 from isthmus.model.callers import Caller
-from isthmus.model.calls import Call
-from isthmus.model.faults import BadReply, BadState, Fault
-from isthmus.model.outcomes import Outcome, Result
-from isthmus.model.questions import OnReply, Question
-from isthmus.wire.mcp.inputs import STATE, read_responses, with_state, write_inputs
-from isthmus.wire.mcp.messages import read_string
+from isthmus.model.calls import TOO_LATE, Answered, Call, Declined, Event, OnReply, Outcome, Question, Result
+from isthmus.model.faults import BadReply, BadState, Fault, ServerError
+from isthmus.wire.jsonrpc import ErrorReply, Response, notification, render
+from isthmus.wire.mcp.input_requests import STATE, read_responses, with_state, write_input_required
+from isthmus.wire.mcp.messages import CANCELLED, cancelled_params, is_object, read_string
+
+MIB = 1024 * 1024
+
+OPEN_MAX = 1_000
+"""Unanswered requests of one legacy caller; one more cancels the oldest. Most of so many belong to ended calls."""
+
+CROWDED = Declined(-32603, "The caller has too many unanswered requests")
+GONE = Declined(-32603, "The caller has left")
+NO_ANSWER = Declined(-32603, "The caller's answer is not an object")
+
+SUSPENDED_MAX = 1_000
+SUSPENDED_EACH_MAX = 100
+"""Calls that may be suspended, in all and for one caller."""
+
+QUESTIONS_BYTES_MAX = 4 * MIB
+"""All questions of one call, so that one server cannot use up its caller's storage."""
+
+STORED_BYTES_MAX = 256 * MIB
+STORED_EACH_BYTES_MAX = 32 * MIB
+"""Questions and outcomes stored in all and for one caller: room for a reply of the largest size, and some more."""
+
+FULL = Declined(-32603, "Too many calls wait for input from their callers")
+LARGE = Declined(-32603, "The question is too large to store until the caller returns")
 
 STATE_SECONDS = QUESTION_SECONDS
 
 STATE_LENGTH_MAX = 1024 * 1024
-"""The longest text that a caller is given to carry; half of `request_bytes` where that is less, as it has to bring its
-arguments and answers along."""
+"""The longest state that a caller is given; half of `request_bytes` where that is less, because the state comes back
+together with arguments and answers."""
 
 USED_EACH_MAX = 50_000
-"""States of one caller that it brought back and that have not ceased to hold; beyond, it has to wait for some to."""
+"""Used states remembered for one caller until they expire; beyond it, the caller has to wait for that."""
 
 GATHER_SECONDS = 0.02
-"""How long a first question waits for others: many servers ask several things at once, and their caller should
-not have to come back for each."""
+"""How long a first question waits for more: many servers ask several at once, and one round trip should do."""
 
 HARMLESS = frozenset({"hint:read-only", "hint:idempotent"})
-"""What is so of tools that may be run twice for one answer."""
+"""Labels of tools that may run twice for one answer."""
+
+Owner: TypeAlias = tuple[str, str]
+"""A caller's tenant and name."""
+
+
+def owner_of(call: Call) -> Owner:
+    """The tenant and name of a call's caller."""
+    return call.caller.tenant, call.caller.name
+
+
+# -- legacy: requests to the caller --------------------------------------------------------------------------------
+
+
+class LegacyClientInput:
+    """The open requests to one legacy caller. There is one for each session."""
+
+    def __init__(self) -> None:
+        self._open: dict[bytes, tuple[OnReply, AskableExchange | None]] = {}
+        """By request id: who gets the answer, and the call on whose stream it was sent, while that runs."""
+        self._caller: Caller | None = None
+        self._last = 0
+
+    def seal(self, call: Call, result: Result) -> Result:
+        """Links resolve `input_required` results for legacy callers by requests, so there is nothing to seal."""
+        return result
+
+    def ask(self, exchange: AskableExchange, question: Question, reply: OnReply) -> None:
+        """Send the question as a request."""
+        if len(self._open) >= OPEN_MAX and (oldest := self._close(next(iter(self._open)))) is not None:
+            oldest(CROWDED)
+        self._last += 1
+        self._caller = exchange.call.caller
+        id = msgspec.json.encode(f"isthmus-{self._last}")
+        self._open[id] = (reply, exchange)
+        members = {"jsonrpc": b'"2.0"', "id": id, "method": msgspec.json.encode(question.method)}
+        exchange.send_request(id, render({**members, "params": public_params(question, exchange.call)}))
+
+    def retract(self, exchange: AskableExchange, reply: OnReply) -> None:
+        """Cancel a request; a later answer to it is ignored."""
+        id = self._find(reply)
+        if id is not None:
+            self._cancel(id, exchange.send)
+
+    def outlive(self, reply: OnReply, send: Callable[[bytes], None] | None) -> Callable[[], None] | None:
+        """See `ClientInput`."""
+        id = self._find(reply)
+        if id is None:
+            return None
+        self._open[id] = (reply, None)
+        return partial(self._cancel, id, send)
+
+    def _find(self, reply: OnReply) -> bytes | None:
+        return next((id for id, (each, _) in self._open.items() if each is reply), None)
+
+    def _cancel(self, id: bytes, send: Callable[[bytes], None] | None) -> None:
+        if id in self._open:
+            self._close(id)
+            if send is not None:
+                send(notification(CANCELLED, cancelled_params(id, "the answer is no longer needed")))
+
+    def receive(self, message: Response | ErrorReply) -> bool:
+        """Receive the caller's answer; False if no request has its id."""
+        reply = None if message.id is None else self._close(bytes(message.id))
+        if reply is None:
+            return False
+        if isinstance(message, ErrorReply):
+            reply(Declined(message.code, message.message))
+        elif not is_object(message.result):
+            reply(NO_ANSWER)
+        else:
+            reply(Answered(message.result if self._caller is None else server_result(message.result, self._caller)))
+        return True
+
+    def _close(self, id: bytes) -> OnReply | None:
+        """Remove a request; returns who gets its answer, if it was open."""
+        reply, exchange = self._open.pop(id, (None, None))
+        if exchange is not None:
+            exchange.settle_request(id)
+        return reply
+
+    def close(self) -> None:
+        """The caller has left: decline every open request."""
+        requests, self._open = self._open, {}
+        for reply, _ in requests.values():
+            reply(GONE)
+
+
+# -- modern: suspended calls ---------------------------------------------------------------------------------------
+
+
+class SuspendedCall:
+    """A call that waits for its caller to return with input. Replaces the caller's exchange meanwhile."""
+
+    def __init__(self, inflight: InFlight, calls: SuspendedCalls) -> None:
+        self.id = secrets.token_urlsafe(16)
+        self.caller = inflight.call.caller
+        self.owner = owner_of(inflight.call)
+        self.number: str | None = None
+        """The number of the state that the caller has now; all others are used up."""
+        self.until = 0.0
+        """When that state expires."""
+        self.waiting_exchange: AskableExchange | None = None
+        """The caller's exchange, until it ends with the questions."""
+        self.inflight: InFlight | None = inflight
+        """The call, until it has ended."""
+        self.questions: dict[str, tuple[Question, OnReply]] = {}
+        self.outcome: Outcome | None = None
+        self.on_end: Callable[[], None] = lambda: None
+        self.expiry: asyncio.TimerHandle | None = None
+        """Runs while an outcome is stored."""
+        self.size_bytes = 0
+        self._calls = calls
+        self._questions_bytes = 0
+        self._last = 0
+
+    def emit(self, event: Event) -> None:
+        """Dropped: the caller is not connected."""
+
+    def ask(self, question: Question, reply: OnReply) -> None:
+        """Store the question until the caller returns, if there is room for it."""
+        size = _size_of(question.params)
+        if self._questions_bytes + size > QUESTIONS_BYTES_MAX or not self._calls.reserve(self, size):
+            reply(LARGE)
+            return
+        self._questions_bytes += size
+        self._last += 1
+        self.questions[f"q{self._last}"] = (msgspec.structs.replace(question, params=question.params.copy()), reply)
+
+    def answer(self, key: str, answer: msgspec.Raw) -> None:
+        """Send an answer to the server that asked; anything but an object leaves the question open."""
+        if key in self.questions and is_object(answer):
+            self._close(key)(Answered(answer))
+
+    def retract(self, reply: OnReply) -> None:
+        """Drop the question; an answer to it is ignored."""
+        for key in [key for key, (_, each) in self.questions.items() if each is reply]:
+            self._close(key)
+
+    def retract_later(self, reply: OnReply) -> Callable[[], None]:
+        """The same after the call's end: questions are stored with the outcome, within the same limits."""
+        return partial(self.retract, reply)
+
+    def end(self, outcome: Outcome) -> None:
+        """Store the outcome until the caller returns."""
+        if self.number is None or self.inflight is None:
+            self.outcome = outcome
+        else:
+            self.outcome, size = _copy_alone(outcome)
+            if not self._calls.reserve(self, size):
+                detail = f"{size} bytes, too many to store until the caller returns"
+                self.outcome = BadReply(self.inflight.target.feature.server, detail)
+        self.inflight = None  # frees the arguments
+        self.on_end()
+
+    def close(self) -> None:
+        """The caller does not return: decline every question."""
+        if self.expiry is not None:
+            self.expiry.cancel()
+        for key in list(self.questions):
+            self._close(key)(TOO_LATE)
+
+    def _close(self, key: str) -> OnReply:
+        question, reply = self.questions.pop(key)
+        size = _size_of(question.params)
+        self._questions_bytes -= size
+        self._calls.release(self, size)
+        return reply
+
+
+class SuspendedCalls:
+    """All suspended calls, limited in number and bytes, in all and for each caller."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str, SuspendedCall] = {}
+        self._counts: dict[Owner, int] = {}
+        self._bytes: dict[Owner, int] = {}
+        self._size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def __iter__(self) -> Iterator[SuspendedCall]:
+        return iter(tuple(self._calls.values()))
+
+    def find(self, id: str) -> SuspendedCall | None:
+        """The suspended call with this id."""
+        return self._calls.get(id)
+
+    def suspend(self, inflight: InFlight) -> SuspendedCall | None:
+        """Suspend a call; None if too many are suspended."""
+        suspended = SuspendedCall(inflight, self)
+        if len(self._calls) >= SUSPENDED_MAX or self._counts.get(suspended.owner, 0) >= SUSPENDED_EACH_MAX:
+            return None
+        self._calls[suspended.id] = suspended
+        _add(self._counts, suspended.owner, 1)
+        return suspended
+
+    def remove(self, suspended: SuspendedCall) -> None:
+        """A call is no longer suspended: its caller has returned, or never will."""
+        if suspended.id in self._calls:
+            self.release(suspended, suspended.size_bytes)
+            del self._calls[suspended.id]
+            _add(self._counts, suspended.owner, -1)
+            suspended.close()
+
+    def reserve(self, suspended: SuspendedCall, size: int) -> bool:
+        """Let a suspended call store so many more bytes; False if that exceeds a limit."""
+        each = self._bytes.get(suspended.owner, 0)
+        if self._size_bytes + size > STORED_BYTES_MAX or each + size > STORED_EACH_BYTES_MAX:
+            return False
+        self._count(suspended, size)
+        return True
+
+    def release(self, suspended: SuspendedCall, size: int) -> None:
+        """A suspended call stores so many bytes less; a removed one has released all of its bytes."""
+        if suspended.id in self._calls:
+            self._count(suspended, -size)
+
+    def _count(self, suspended: SuspendedCall, size: int) -> None:
+        suspended.size_bytes += size
+        self._size_bytes += size
+        _add(self._bytes, suspended.owner, size)
+
+
+def _add(counts: dict[Owner, int], owner: Owner, more: int) -> None:
+    """Add to a count; a count of zero is removed from the table."""
+    counts[owner] = counts.get(owner, 0) + more
+    if not counts[owner]:
+        del counts[owner]
+
+
+def _size_of(raw: msgspec.Raw) -> int:
+    return len(memoryview(raw))
+
+
+def _copy_alone(outcome: Outcome) -> tuple[Outcome, int]:
+    """A copy of an outcome without the message that it is a part of, and its size."""
+    if isinstance(outcome, Result):
+        return msgspec.structs.replace(outcome, payload=outcome.payload.copy()), _size_of(outcome.payload)
+    if isinstance(outcome, ServerError) and outcome.data is not None and outcome.server is not None:
+        data = outcome.data.copy()
+        return ServerError(outcome.server, outcome.code, outcome.message, data), len(outcome.message) + _size_of(data)
+    return outcome, len(outcome.message)
+
+
+# -- modern: input_required results and requestState ---------------------------------------------------------------
 
 
 class _State(msgspec.Struct, omit_defaults=True):
-    """What is sealed: until when it holds, its own number, and whose state or which parked call it stands for."""
+    """What a `requestState` seals: its expiry and number, and a server's own state or the id of a suspended call."""
 
     until: float
     number: str
     server: str | None = None
-    parked: str | None = None
+    suspended: str | None = None
 
 
 _STATE = msgspec.json.Decoder(_State)
 
 
-class Comebacks:
-    """Everything that modern callers were asked. Calls are parked on the node that holds their link."""
+class ModernClientInput:
+    """All questions to modern callers. Calls are suspended on the node that has their link."""
 
     def __init__(self, sealer: Sealer, limits: Limits, *, gather_seconds: float = GATHER_SECONDS) -> None:
         self.limits = limits
         self._sealer = sealer
         self._gather_seconds = gather_seconds
         self._loop = asyncio.get_running_loop()
-        self._lot = Lot()
+        self._calls = SuspendedCalls()
         self._used: dict[Owner, OrderedDict[str, float]] = {}
-        """Numbers of states that were brought back and must not be again, with when they cease to hold anyway."""
+        """Numbers of used states, which must not be used again, with their expiry."""
 
     def __len__(self) -> int:
-        return len(self._lot)
+        return len(self._calls)
 
     def retain(self, callers: Container[Caller]) -> None:
-        """Give up the parked calls of everybody else: who was removed, or may now do other things."""
-        for parked in self._lot:
-            if parked.caller not in callers and parked.inflight is not None:
-                parked.inflight.cancel("the caller was removed, or may do other things now")
+        """Cancel the suspended calls of all other callers: those removed, or whose permissions changed."""
+        for suspended in self._calls:
+            if suspended.caller not in callers and suspended.inflight is not None:
+                suspended.inflight.cancel("the caller was removed, or its permissions changed")
 
     # -- asking ----------------------------------------------------------------------------------------------------
 
     def seal(self, call: Call, result: Result) -> Outcome:
-        """A modern server's question, with its state sealed for this caller and this call, if that can be carried."""
+        """A modern server's `input_required` result with its state sealed for this caller and call."""
         members = msgspec.json.decode(result.payload, type=dict[str, msgspec.Raw])
-        state = self._seal(call, _State(self._until(), _number(), read_string(members.get(STATE))))
+        state = self._seal(call, _State(self._expiry(), _new_number(), read_string(members.get(STATE))))
         longest = min(STATE_LENGTH_MAX, self.limits.request_bytes // 2)
         if len(state) > longest and result.asked_by is not None:
-            return BadReply(result.asked_by, f"a state of {len(state)} bytes once sealed; callers carry {longest}")
+            return BadReply(result.asked_by, f"a state of {len(state)} bytes once sealed; the limit is {longest}")
         return msgspec.structs.replace(result, payload=msgspec.Raw(with_state(result.payload, state)))
 
-    def ask(self, where: Askable, question: Question, reply: OnReply) -> None:
-        """Park the call, and answer it with the question."""
-        inflight = where.inflight
-        parked = None if inflight is None else self._lot.park(inflight)
-        if inflight is None or parked is None:
+    def ask(self, exchange: AskableExchange, question: Question, reply: OnReply) -> None:
+        """Suspend the call, and end the exchange with the question."""
+        inflight = exchange.inflight
+        suspended = None if inflight is None else self._calls.suspend(inflight)
+        if inflight is None or suspended is None:
             reply(FULL)
             return
-        parked.ask(question, reply)
-        if not parked.questions:
-            self._lot.leave(parked)
+        suspended.ask(question, reply)
+        if not suspended.questions:
+            self._calls.remove(suspended)
             return
-        parked.on_end = partial(self._keep_end, parked)
-        parked.where = where
-        inflight.exchange, where.inflight = parked, None
+        suspended.on_end = partial(self._expire_outcome, suspended)
+        suspended.waiting_exchange = exchange
+        inflight.exchange, exchange.inflight = suspended, None
         if self._gather_seconds:
-            self._loop.call_later(self._gather_seconds, self._hand_out, parked, where)
+            self._loop.call_later(self._gather_seconds, self._send_questions, suspended, exchange)
         else:
-            self._hand_out(parked, where)
+            self._send_questions(suspended, exchange)
 
-    def retract(self, where: Askable, reply: OnReply) -> None:
-        """Who is asked is parked, and what is parked forgets its questions itself."""
+    def retract(self, exchange: AskableExchange, reply: OnReply) -> None:
+        """Nothing to do: the call is suspended, and a `SuspendedCall` drops its questions itself."""
 
-    def outlive(self, reply: OnReply, say: Callable[[bytes], None] | None) -> None:
-        """The same."""
+    def outlive(self, reply: OnReply, send: Callable[[bytes], None] | None) -> None:
+        """Nothing to do, as for `retract`."""
 
-    def _hand_out(self, parked: Parked, where: Askable) -> None:
-        """Let the caller go with the questions; or with how the call ended or goes on, if there are none any more."""
-        parked.where = None
-        if parked.outcome is not None or not parked.questions:
-            self._rejoin(parked, where)
-            return
-        parked.number, parked.until = _number(), self._until()
-        state = self._seal(where.call, _State(parked.until, parked.number, parked=parked.id))
-        questions = {key: question for key, (question, _) in parked.questions.items()}
-        where.end(Result(msgspec.Raw(write_inputs(questions, state)), is_typed=True))
-
-    def _rejoin(self, parked: Parked, where: Askable) -> None:
-        """Let the caller listen again, or tell it how the call ended meanwhile."""
-        self._lot.leave(parked)
-        if parked.outcome is not None:
-            where.end(parked.outcome)
+    def _send_questions(self, suspended: SuspendedCall, exchange: AskableExchange) -> None:
+        """End the exchange with the open questions; without any, reconnect it or end it with the outcome."""
+        suspended.waiting_exchange = None
+        if suspended.outcome is not None:
+            self._calls.remove(suspended)
+            exchange.end(suspended.outcome)
+        elif not suspended.questions:
+            self._calls.remove(suspended)
+            assert suspended.inflight is not None, "it has not ended"
+            exchange.inflight = suspended.inflight
+            suspended.inflight.exchange = exchange
         else:
-            assert parked.inflight is not None, "it has not ended"
-            where.inflight = parked.inflight
-            parked.inflight.exchange = where
+            suspended.number, suspended.until = _new_number(), self._expiry()
+            state = self._seal(exchange.call, _State(suspended.until, suspended.number, suspended=suspended.id))
+            questions = {key: question for key, (question, _) in suspended.questions.items()}
+            exchange.end(Result(msgspec.Raw(write_input_required(questions, state)), is_typed=True))
 
-    def _keep_end(self, parked: Parked) -> None:
-        """Keep how a call ended for as long as its caller may come back to hear it."""
-        if parked.number is not None:  # else it is just being handed out or resumed, and is told at once
-            parked.clock = self._loop.call_at(parked.until, self._lot.leave, parked)
+    def _expire_outcome(self, suspended: SuspendedCall) -> None:
+        """Store an outcome until the caller's state expires."""
+        if suspended.number is not None:  # else the caller is connected and receives it at once
+            suspended.expiry = self._loop.call_at(suspended.until, self._calls.remove, suspended)
 
-    # -- coming back -----------------------------------------------------------------------------------------------
+    # -- the caller returns ----------------------------------------------------------------------------------------
 
-    def go_on(self, call: Call, where: Askable, hub: Hub) -> InFlight | None:
-        """Go on with what a call comes back to; None if it has been answered already."""
+    def resume(self, call: Call, exchange: AskableExchange, hub: Hub) -> InFlight | None:
+        """Resume what a call with a `requestState` belongs to; None if it has been answered already."""
         view = hub.snapshot.view(call.caller.grants, call.surface, call.client_caps)
-        state = self._opened(call)
-        if state is not None and state.parked is not None:
-            parked = self._unparked(state.parked, state.number, call, view)
-            if parked is not None:
-                self._resume(parked, where, call.extra)
-                return where.inflight
-        elif state is not None and self._use(state, call, _is_harmless(call, view, hub)):
-            return self._start_again(state, call, where, hub)
-        where.end(BadState())
+        state = self._open_state(call)
+        if state is not None and state.suspended is not None:
+            suspended = self._find_suspended(state.suspended, state.number, call, view)
+            if suspended is not None:
+                # The exchange stays detached: a link that breaks now, or another question, must not end it twice.
+                for key, answer in (read_responses(dict(call.extra)) or {}).items():
+                    suspended.answer(key, answer)
+                self._send_questions(suspended, exchange)
+                return exchange.inflight
+        elif state is not None and self._use(state, call, is_harmless=_is_harmless(call, view, hub)):
+            return self._call_again(state, call, exchange, hub)
+        exchange.end(BadState())
         return None
 
-    def _opened(self, call: Call) -> _State | None:
+    def _open_state(self, call: Call) -> _State | None:
         text = read_string(call.extra.get(STATE))
         if text is None or len(text) > STATE_LENGTH_MAX:
             return None
-        content = self._sealer.open(text, _bound_to(call))
+        content = self._sealer.open(text, _binding_of(call))
         if content is None:
             return None
         state = _STATE.decode(content)
         return state if state.until > self._loop.time() else None
 
-    def _start_again(self, state: _State, call: Call, where: Askable, hub: Hub) -> InFlight:
-        """Send a modern server its own state back; a call that it did not get has not used the state up."""
+    def _call_again(self, state: _State, call: Call, exchange: AskableExchange, hub: Hub) -> InFlight:
+        """Send a modern server its own state back. A call that was not sent leaves the state usable."""
         extra = {key: value for key, value in call.extra.items() if key != STATE}
         if state.server is not None:
             extra[STATE] = msgspec.Raw(msgspec.json.encode(state.server))
-        inflight = hub.start(msgspec.structs.replace(call, extra=extra), where)
-        used = _Used(self._used.get(owner_of(call), {}), state.number, inflight)
+        inflight = hub.start(msgspec.structs.replace(call, extra=extra), exchange)
+        used: MutableMapping[str, float] = self._used.get(owner_of(call), {})
+        keep = inflight.keep
+
+        def release_if_unsent(inflight: InFlight, outcome: Outcome) -> None:
+            if isinstance(outcome, Fault) and outcome.executed == "no":
+                used.pop(state.number, None)
+            if keep is not None:
+                keep(inflight, outcome)
+
         if inflight.outcome is not None:
-            used(inflight, inflight.outcome)
+            release_if_unsent(inflight, inflight.outcome)
         else:
-            inflight.keep = used
+            inflight.keep = release_if_unsent
         return inflight
 
-    def _unparked(self, id: str, number: str, call: Call, view: View) -> Parked | None:
-        """The parked call, for the one state that was given out last and who may still call such a thing."""
-        parked = self._lot.find(id)
-        if parked is None or parked.number != number:
+    def _find_suspended(self, id: str, number: str, call: Call, view: View) -> SuspendedCall | None:
+        """The suspended call of the latest state, if the caller may still call that."""
+        suspended = self._calls.find(id)
+        if suspended is None or suspended.number != number:
             return None
         if view.find(call.kind, call.name) is None:
-            if parked.inflight is not None:
-                parked.inflight.cancel("what was called is not there any more")
+            if suspended.inflight is not None:
+                suspended.inflight.cancel("what was called no longer exists")
             return None
-        parked.number = None
-        return parked
+        suspended.number = None
+        return suspended
 
-    def _use(self, state: _State, call: Call, is_harmless: bool) -> bool:  # noqa: FBT001 - asked once, above
-        """Whether a state may be brought back: once, unless doing it again would change nothing."""
+    def _use(self, state: _State, call: Call, *, is_harmless: bool) -> bool:
+        """Use up a state; False if it was used before and repeating the call could do harm."""
         if is_harmless:
             return True
         used = self._used.setdefault(owner_of(call), OrderedDict())
@@ -209,52 +486,28 @@ class Comebacks:
         used[state.number] = state.until
         return True
 
-    def _resume(self, parked: Parked, where: Askable, extra: Mapping[str, msgspec.Raw]) -> None:
-        """Give the answers to the server that waits for them, and let the caller listen again."""
-        # What follows at once (a link that breaks, another question) is still kept: the caller is answered once.
-        for key, answer in (read_responses(dict(extra)) or {}).items():
-            parked.answer(key, answer)
-        self._hand_out(parked, where)
-
-    # -- sealing ---------------------------------------------------------------------------------------------------
-
     def _seal(self, call: Call, state: _State) -> str:
-        return self._sealer.seal(msgspec.json.encode(state), _bound_to(call))
+        return self._sealer.seal(msgspec.json.encode(state), _binding_of(call))
 
-    def _until(self) -> float:
+    def _expiry(self) -> float:
         return self._loop.time() + STATE_SECONDS
 
 
-class _Used:
-    """Hears how a call ended that used a state up; if it was not sent at all, the state is good again."""
-
-    def __init__(self, used: MutableMapping[str, float], number: str, inflight: InFlight) -> None:
-        self._used = used
-        self._number = number
-        self._keep = inflight.keep
-
-    def __call__(self, inflight: InFlight, outcome: Outcome) -> None:
-        if isinstance(outcome, Fault) and outcome.executed == "no":
-            self._used.pop(self._number, None)
-        if self._keep is not None:
-            self._keep(inflight, outcome)
-
-
-def _number() -> str:
+def _new_number() -> str:
     return secrets.token_urlsafe(12)
 
 
-def _bound_to(call: Call) -> bytes:
-    """What a state belongs to: who called what, where, with which arguments, however these are spelt."""
+def _binding_of(call: Call) -> bytes:
+    """What a state is bound to: the caller, what it called, on which surface, and the arguments in any spelling."""
     parts = (call.caller.tenant, call.caller.name, call.surface.style, call.surface.server or "", call.kind, call.name)
-    digest = hashlib.blake2b(_spelt_alike(bytes(call.arguments)), digest_size=32)
+    digest = hashlib.blake2b(_canonical(bytes(call.arguments)), digest_size=32)
     return "\0".join(parts).encode("utf-8", "surrogatepass") + b"\0" + digest.digest()
 
 
-def _spelt_alike(arguments: bytes) -> bytes:
+def _canonical(arguments: bytes) -> bytes:
     """The same text for the same arguments, whatever their order and white space; numbers stay as they are written.
 
-    What two readers could understand differently, a member that is given twice, is the same only letter by letter.
+    Arguments with a repeated member, which two readers could understand differently, must match byte by byte.
     """
     try:
         read = _READER.decode(arguments.decode())
@@ -263,10 +516,10 @@ def _spelt_alike(arguments: bytes) -> bytes:
         return b"~" + arguments
 
 
-def _once_each(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _unique_members(pairs: list[tuple[str, object]]) -> dict[str, object]:
     members = dict(pairs)
     if len(members) != len(pairs):
-        raise ValueError("a member is given twice")
+        raise ValueError("a member is repeated")
     return members
 
 
@@ -274,12 +527,12 @@ def _as_written(number: str) -> msgspec.Raw:
     return msgspec.Raw(number.encode())
 
 
-_READER = json.JSONDecoder(object_pairs_hook=_once_each, parse_int=_as_written, parse_float=_as_written)
-"""Slower than the decoder of everything else, which has no such hooks; only what is asked about is read by it."""
+_READER = json.JSONDecoder(object_pairs_hook=_unique_members, parse_int=_as_written, parse_float=_as_written)
+"""Slower than msgspec, which has no such hooks; used only for calls that ask for input."""
 
 
 def _is_harmless(call: Call, view: View, hub: Hub) -> bool:
-    """Whether doing it twice does no more than doing it once, by the word of a server that the operator trusts."""
+    """Whether a call may run twice, according to a server that the operator trusts."""
     if call.kind != "tool":
         return True
     route = view.routes.get(call.name)

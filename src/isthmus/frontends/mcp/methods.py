@@ -1,118 +1,130 @@
-"""What the hub says to MCP callers, whatever carries it: both eras, no sockets, no sessions.
+"""The MCP methods, whatever transport carries them: both eras, no sockets, no sessions.
 
-The HTTP and stdio carriers read a message, ask here what to do, and deliver the answer.
+The transports (`http`, `duplex`) read a message, call `McpMethods`, and send the reply.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+import asyncio
+import base64
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
+from isthmus.core.catalog.snapshot import Snapshot
 from isthmus.core.catalog.view import Route, View
+from isthmus.core.ports import HubExchange
+from isthmus.core.watch.server_tasks import ServerTask
 from isthmus.frontends.mcp import tasks
-from isthmus.frontends.mcp.asker import Askable
-from isthmus.frontends.mcp.claims import ParamClaims
-from isthmus.frontends.mcp.comebacks import Comebacks
-from isthmus.frontends.mcp.faults import Era, code_of, error_reply
-from isthmus.frontends.mcp.interests import Interests
-from isthmus.frontends.mcp.kept_states import is_kept_id
-from isthmus.frontends.mcp.task_pages import TaskPages
+from isthmus.frontends.mcp.exchange import AskableExchange
+from isthmus.frontends.mcp.hub_tasks import HubTasks
+from isthmus.frontends.mcp.input_required import ModernClientInput
+from isthmus.frontends.mcp.responses import Era, JsonRpcReply, call_reply, refuse
+from isthmus.frontends.mcp.subscriptions import CallerSubscriptions
 from isthmus.model.callers import Caller
-from isthmus.model.calls import TASK_KINDS, Call, Kind, Surface
-from isthmus.model.events import LOG_LEVELS, Event, LogLevel, Progress
-from isthmus.model.faults import Cancelled, Fault, NotWritten
+from isthmus.model.calls import (
+    LOG_LEVELS,
+    NO_CAPABILITIES,
+    NOT_ASKED,
+    TASK_KINDS,
+    Call,
+    ClientCapabilities,
+    Event,
+    Kind,
+    LogLevel,
+    OnReply,
+    Outcome,
+    Question,
+    Surface,
+)
+from isthmus.model.faults import NotWritten, ServerError
 from isthmus.model.features import Ability
-from isthmus.model.outcomes import Outcome, Result
-from isthmus.model.places import without_places
-from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
+from isthmus.model.locations import without_locations
 from isthmus.wire import jsonrpc
-from isthmus.wire.jsonrpc import Payload, Request, object_members, render
+from isthmus.wire.jsonrpc import Payload, Request, object_members
 from isthmus.wire.mcp import legacy, modern
-from isthmus.wire.mcp.capabilities import LATER, read_profile
-from isthmus.wire.mcp.inputs import STATE
+from isthmus.wire.mcp.calls import EMPTY_OBJECT, INPUT_MEMBERS, passed_extra, read_request
+from isthmus.wire.mcp.capabilities import MODERN_EXTENSIONS, read_client_capabilities
+from isthmus.wire.mcp.header_params import ANNOTATION, HeaderParams, find_mismatch, required_params
+from isthmus.wire.mcp.hub_meta import MissingServer, write_missing
+from isthmus.wire.mcp.input_requests import STATE
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, SHAPES, TEMPLATES, TOOLS, ListShape, array_of, write_entry
 from isthmus.wire.mcp.messages import (
-    LOGGED,
-    PROGRESS,
     PROGRESS_TOKEN,
     Implementation,
     Members,
-    progress_params,
     read_level,
     read_string,
 )
-from isthmus.wire.mcp.missing import Missing, write_missing
-from isthmus.wire.mcp.passing import ANSWERS, passed_extra
-from isthmus.wire.mcp.requests import read_request
-from isthmus.wire.mcp.results import as_tool_result
-from isthmus.wire.mcp.tasks import EXTENSION, KNOWN, REQUIRED, TASK, TASKS_VERSION, read_ttl, with_support
+from isthmus.wire.mcp.tasks import (
+    EXTENSION,
+    REQUIRED,
+    TASK,
+    TASKS_CAPABILITY,
+    TASKS_VERSION,
+    list_result,
+    read_ttl,
+    with_task_support,
+)
 
-if TYPE_CHECKING:
-    from isthmus.frontends.mcp.kept_tasks import KeptTasks
-
-_NAMED: Mapping[str, Kind] = {"tools/call": "tool", "prompts/get": "prompt", "resources/read": "resource"}
-"""Calls that name what they are about, and as what."""
-
-GREETING_SECONDS = 2.0
-"""How long a greeting waits for servers that are starting; most local ones are there by then."""
+INITIALIZE_SECONDS = 2.0
+"""How long `initialize` waits for starting servers; most local ones are ready by then."""
 
 LISTS: frozenset[Ability] = frozenset({"tools", "prompts", "resources"})
 
 VERSIONS = (*modern.VERSIONS, *reversed(legacy.VERSIONS))
-"""Every version spoken here, newest first."""
+"""Every supported protocol version, newest first."""
+
+PAGE_MAX = 50
+"""Tasks on a page of `tasks/list`, and servers queried for it at most."""
+
+QUERY_SECONDS = 2.0
+"""How long a server may take to return a task's state; after that its last known state is listed."""
+
+KNOWN_SCHEMAS_MAX = 20_000
+"""Tool schemas whose header parameters are remembered, more than a hub has tools."""
+
+_NAMED: Mapping[str, Kind] = {"tools/call": "tool", "prompts/get": "prompt", "resources/read": "resource"}
+"""Methods that name a feature, with its kind."""
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """A finished JSON-RPC message; `code` is its error code, or None for a result."""
-
-    body: bytes
-    code: int | None = None
-
-
-def refuse(id: Payload | None, code: int, message: str, data: Payload | None = None) -> Answer:
-    """An error as an answer."""
-    return Answer(jsonrpc.error(id, code, message, data), code)
-
-
-class Dialogue:
-    """Answers what callers ask of the hub itself, and makes calls of what they ask of servers."""
+class McpMethods:
+    """Answers the requests to the hub itself, and makes calls of the requests to servers."""
 
     face = "mcp"
-    """The way in that its calls are said to have come by."""
+    """The frontend name that its calls carry."""
 
     def __init__(
         self,
         hub: Hub,
         me: Implementation,
         instructions: str | None = None,
-        comebacks: Comebacks | None = None,
-        kept: KeptTasks | None = None,
+        client_input: ModernClientInput | None = None,
+        hub_tasks: HubTasks | None = None,
     ) -> None:
-        """Without `comebacks`, modern callers cannot be asked anything; without `kept`, tasks are servers' alone."""
+        """Without `client_input`, modern callers cannot be asked; without `hub_tasks`, only servers run tasks."""
         self.hub = hub
-        self.comebacks = comebacks
-        self.kept = kept
+        self.client_input = client_input
+        self.hub_tasks = hub_tasks
         self._me = me
         self._instructions = instructions
-        self._claims = ParamClaims()
+        self._header_params = HeaderParamCheck()
 
     def era_of(self, request: Request, version_header: str | None) -> Era:
-        """The era that a request speaks."""
+        """The era of a request."""
         return "modern" if modern.is_modern(request, version_header, legacy.VERSIONS) else "legacy"
 
-    def check(self, request: Request, claims: modern.Claims | None) -> Members | Answer:
-        """Check a modern request's envelope, and over HTTP its headers; returns the members of its `_meta`."""
-        checked = modern.check(request, claims, VERSIONS)
+    def check(self, request: Request, headers: modern.RoutingHeaders | None) -> Members | JsonRpcReply:
+        """Check a modern request's `_meta`, and over HTTP its headers; returns the members of `_meta`."""
+        checked = modern.check(request, headers, VERSIONS)
         if isinstance(checked, modern.Rejection):
             return refuse(request.id, checked.code, checked.message, checked.data)
         return checked
 
     def is_known(self, request: Request, caller: Caller, surface: Surface) -> bool:
-        """Whether the caller sees what a call names, so that it need not wait for servers that are starting."""
+        """Whether the caller sees what a call names, so that the call need not wait for starting servers."""
         kind = _NAMED.get(request.method)
         name = None if kind is None else read_string(request.params.get("uri" if kind == "resource" else "name"))
         if kind is None or name is None:
@@ -128,100 +140,111 @@ class Dialogue:
         client_caps: ClientCapabilities = NO_CAPABILITIES,
         session: str = "",
         version: str = "",
-    ) -> Answer:
-        """Answer everything that is not a call and not a stream.
+    ) -> JsonRpcReply:
+        """Answer every request that is neither a call nor a subscription.
 
-        `client_caps` is what an earlier caller said once for all that it can be asked, `session` its conversation and
-        `version` what it speaks.
+        `client_caps`, `session` and `version` are those of a legacy caller's session.
         """
-        client_caps = profile_of(request, era, client_caps)
+        client_caps = client_capabilities(request, era, client_caps)
         match (request.method, era):
             case ("initialize", "legacy"):
                 return await self._initialize(request, caller, surface, client_caps)
             case ("ping", "legacy"):
-                return Answer(jsonrpc.result(request.id, b"{}"))
+                return JsonRpcReply(jsonrpc.result(request.id, b"{}"))
             case ("server/discover", "modern"):
-                view, can = await self._greeting(caller, surface, client_caps)
+                view, abilities = await self._abilities(caller, surface, client_caps)
                 hubs = {**view.hubs, self.hub.id: 0}
-                can = self._with_tasks(can, "task_handles")
-                result = modern.discover_result(VERSIONS, self._me, can, self._instructions, hubs)
-                return Answer(jsonrpc.result(request.id, result))
+                if self._enabled_tasks() is not None and "tools" in abilities:
+                    abilities |= {"task_handles"}
+                result = modern.discover_result(VERSIONS, self._me, abilities, self._instructions, hubs)
+                return JsonRpcReply(jsonrpc.result(request.id, result))
             case ("tasks/list", "legacy"):
-                pages = TaskPages(self.hub, caller, surface, self._keeping(), client_caps=client_caps, session=session)
-                return await self._list_tasks(request, pages, await self.hub.view_for(caller, surface, client_caps))
+                view = await self.hub.view_for(caller, surface, client_caps)
+                task_list = TaskList(
+                    self.hub, caller, surface, self._enabled_tasks(), client_caps=client_caps, session=session
+                )
+                return await self._list_tasks(request, task_list, view)
             case _ if (shape := SHAPES.get(request.method)) is not None:
+                if bytes(request.params.get("cursor", b"null")) != b"null":
+                    # The whole list is one page, so the hub gives out no cursors.
+                    return refuse(request.id, jsonrpc.INVALID_PARAMS, "Invalid cursor: the list has one page")
                 view = await self.hub.view_for(caller, surface, client_caps)
                 can_ask = era == "legacy" and version >= TASKS_VERSION
-                return _list(shape, request, view, era, self._keeping() if can_ask else None)
+                listed = render_list(view, era, shape, self._enabled_tasks() if can_ask else None)
+                return JsonRpcReply(jsonrpc.result(request.id, listed))
             case _:
-                return _unknown_method(request)
+                return _method_not_found(request)
 
     async def _initialize(
         self, request: Request, caller: Caller, surface: Surface, client_caps: ClientCapabilities
-    ) -> Answer:
+    ) -> JsonRpcReply:
         requested = legacy.requested_version(request.params)
         if requested is None:
             return refuse(request.id, jsonrpc.INVALID_PARAMS, "initialize needs a protocolVersion, a string")
-        view, can = await self._greeting(caller, surface, client_caps)
+        view, abilities = await self._abilities(caller, surface, client_caps)
         version = legacy.negotiate(requested)
         hubs = {**view.hubs, self.hub.id: 0}
-        if version >= TASKS_VERSION:
-            can = self._with_tasks(can, "tasks")
-        if not caller.is_anyone:  # who cannot be told from others is not to be listed theirs
-            can |= {"task_list"}
-        result = legacy.initialize_result(version, self._me, can, self._instructions, hubs)
-        return Answer(jsonrpc.result(request.id, result))
+        if version >= TASKS_VERSION and self._enabled_tasks() is not None and "tools" in abilities:
+            abilities |= {"tasks"}
+        if not caller.is_anyone:  # an anonymous caller must not list the tasks of others
+            abilities |= {"task_list"}
+        result = legacy.initialize_result(version, self._me, abilities, self._instructions, hubs)
+        return JsonRpcReply(jsonrpc.result(request.id, result))
 
-    async def _greeting(
+    async def _abilities(
         self, caller: Caller, surface: Surface, client_caps: ClientCapabilities
     ) -> tuple[View, frozenset[Ability]]:
-        """What a caller sees, and the capabilities to tell of.
+        """The caller's view, and the capabilities to announce.
 
-        Clients give up on a server that does not answer the greeting soon, often after ten seconds, so it waits less
-        than a list does. A legacy client never asks for what the greeting left out: while a server is starting of
-        which nothing is known, all lists are promised.
+        Clients give up on a server that does not answer `initialize` soon, often after ten seconds, so it waits less
+        than a list does. A legacy client never uses a capability that was not announced: while a server is starting
+        about which nothing is known, all lists are announced.
         """
-        view = await self.hub.view_for(caller, surface, client_caps, within=GREETING_SECONDS)
+        view = await self.hub.view_for(caller, surface, client_caps, within=INITIALIZE_SECONDS)
         return view, view.claimed | LISTS if self.hub.awaits(view.servers) else view.claimed
 
-    # -- tasks of the hub's own ------------------------------------------------------------------------------------
+    def _enabled_tasks(self) -> HubTasks | None:
+        """The hub tasks, if the operator wants them."""
+        return self.hub_tasks if self.hub_tasks is not None and self.hub_tasks.is_enabled else None
 
-    def _keeping(self) -> KeptTasks | None:
-        """Who keeps tasks where servers do not, if that is wanted."""
-        return self.kept if self.kept is not None and self.kept.are_offered else None
-
-    def _with_tasks(self, can: frozenset[Ability], ability: Ability) -> frozenset[Ability]:
-        """What can be called can also be run as a task, in its era's way."""
-        return can | {ability} if self._keeping() is not None and "tools" in can else can
-
-    async def _list_tasks(self, request: Request, pages: TaskPages, view: View) -> Answer:
-        """A page of a caller's own tasks."""
-        if self._keeping() is None and not tasks.are_spoken(request.method, "legacy", view):
-            return _unknown_method(request)
+    async def _list_tasks(self, request: Request, task_list: TaskList, view: View) -> JsonRpcReply:
+        if self._enabled_tasks() is None and not tasks.is_task_method(request.method, "legacy", view):
+            return _method_not_found(request)
         cursor = request.params.get("cursor", msgspec.Raw(b"null"))
+        page: bytes | None = None
         try:
-            page = await pages.page(view, read_string(cursor)) if _is_cursor(cursor) else None
-        except OSError as error:  # the journal's word for what it cannot do now
-            return answer_call(request.id, NotWritten(str(error)), "legacy")
+            if bytes(cursor) == b"null" or read_string(cursor) is not None:
+                page = await task_list.page(view, read_string(cursor))
+        except OSError as error:  # the journal is not available
+            return call_reply(request.id, NotWritten(str(error)), "legacy")
         if page is None:
             return refuse(request.id, jsonrpc.INVALID_PARAMS, "Invalid cursor")
-        return Answer(jsonrpc.result(request.id, page))
+        return JsonRpcReply(jsonrpc.result(request.id, page))
 
-    # -- what a legacy caller wants beside its calls ---------------------------------------------------------------
+    # -- a legacy caller's subscriptions ---------------------------------------------------------------------------
 
-    async def note(self, request: Request, interests: Interests) -> Answer | None:
-        """Take what the caller wants to be told from now on; None if the request is about something else."""
-        match request.method:
-            case "logging/setLevel":
-                answer = _set_level(request, interests)
-                await self.hub.levels.settled(interests.servers())
-                return answer
-            case "resources/subscribe" | "resources/unsubscribe":
-                return await _follow(request, interests)
-            case _:
-                return None
+    async def change_subscription(self, request: Request, subscriptions: CallerSubscriptions) -> JsonRpcReply | None:
+        """Answer `logging/setLevel`, `resources/subscribe` and `resources/unsubscribe`; None for any other method."""
+        if request.method == "logging/setLevel":
+            level = read_level(request.params.get("level"))
+            if level is not None:
+                subscriptions.set_level(level)
+            await self.hub.levels.settled(subscriptions.servers())
+            if level is None:
+                return refuse(request.id, jsonrpc.INVALID_PARAMS, f"level must be one of {', '.join(LOG_LEVELS)}")
+            return JsonRpcReply(jsonrpc.result(request.id, b"{}"))
+        if request.method not in ("resources/subscribe", "resources/unsubscribe"):
+            return None
+        uri = read_string(request.params.get("uri"))
+        if uri is None:
+            return refuse(request.id, jsonrpc.INVALID_PARAMS, f"{request.method} needs a uri, a string")
+        if request.method == "resources/unsubscribe":
+            subscriptions.unsubscribe(uri)
+        elif (fault := await subscriptions.subscribe(uri)) is not None:
+            return call_reply(request.id, fault, "legacy")
+        return JsonRpcReply(jsonrpc.result(request.id, b"{}"))
 
-    # -- calling ---------------------------------------------------------------------------------------------------
+    # -- calls -----------------------------------------------------------------------------------------------------
 
     def read_call(
         self,
@@ -232,226 +255,297 @@ class Dialogue:
         level: LogLevel | None = None,
         client_caps: ClientCapabilities = NO_CAPABILITIES,
         headers: Mapping[bytes, bytes] | None = None,
-    ) -> tuple[Call, msgspec.Raw | None] | Answer:
-        """Make a call of a request for one, with the caller's own token for progress.
+    ) -> tuple[Call, msgspec.Raw | None] | JsonRpcReply:
+        """Make a call of a request; returns it with the caller's progress token.
 
-        `meta` is a modern request's envelope, and `headers` are those that came with it over HTTP; `level` and
-        `client_caps` are what an earlier caller said once for all its calls.
+        `meta` is a modern request's checked `_meta`, and `headers` are its HTTP headers. `level` and `client_caps` are
+        those of a legacy caller's session.
         """
         asked = read_request(request.method, request.params, meta)
         if isinstance(asked, str):
             return refuse(request.id, jsonrpc.INVALID_PARAMS, asked)
         token = asked.meta.get(PROGRESS_TOKEN)
         if meta is not None:
-            level = self._level(meta) if modern.LOG_KEY in meta else None
-            client_caps = read_profile(meta.get(modern.CAPABILITIES_KEY), LATER)
+            level = None
+            if modern.LOG_KEY in meta and (level := read_level(meta[modern.LOG_KEY])) is not None:
+                self.hub.levels.call(level)  # a legacy server learns the level by a request of its own
+            client_caps = read_client_capabilities(meta.get(modern.CAPABILITIES_KEY), MODERN_EXTENSIONS)
         call = Call(  # by position: by name it takes three times as long, and every call comes through here
             caller,
             surface,
             asked.name,
             asked.arguments,
-            tasks.own_meta(asked.meta, caller),
+            {} if asked.meta.keys() <= modern.OWN_KEYS else tasks.server_meta(asked.meta, caller),
             asked.extra,
             token is not None,
             asked.kind,
             level,
             client_caps,
             "",
-            meta is not None and self.comebacks is not None,
+            meta is not None and self.client_input is not None,
             self.face,
         )
         if headers is not None and call.kind == "tool":
-            refutation = self._claims.refute(call, self.hub.snapshot, headers)
-            if refutation is not None:
-                return refuse(request.id, modern.HEADER_MISMATCH, refutation)
+            mismatch = self._header_params.find_mismatch(call, self.hub.snapshot, headers)
+            if mismatch is not None:
+                return refuse(request.id, modern.HEADER_MISMATCH, mismatch)
         if asked.extra or asked.kind in TASK_KINDS:
-            meant = self._meant(request, call, "legacy" if meta is None else "modern")
-            return meant if isinstance(meant, Answer) else (meant, token)
+            # A caller's own answers and state are dropped where the hub does not expect any: a modern server would
+            # believe them.
+            expected = INPUT_MEMBERS if call.comes_back or call.kind in TASK_KINDS else frozenset()
+            extra = passed_extra(call.extra, INPUT_MEMBERS, expected)
+            if len(extra) != len(call.extra):
+                call = msgspec.structs.replace(call, extra=extra)
+            if call.kind in TASK_KINDS or TASK in call.extra:
+                routed = self._route_task(request, call, "legacy" if meta is None else "modern")
+                return routed if isinstance(routed, JsonRpcReply) else (routed, token)
         return call, token
 
-    def _meant(self, request: Request, call: Call, era: Era) -> Call | Answer:
-        """A call that says more than what is called and with which arguments, as the hub understands it."""
-        call = _own_answers(call)
-        return self._aimed(request, call, era) if call.kind in TASK_KINDS or TASK in call.extra else call
-
-    def _level(self, meta: Members) -> LogLevel | None:
-        """How much a modern call wants to hear, of which an earlier server can be told only beside it."""
-        level = read_level(meta[modern.LOG_KEY])
-        if level is not None:
-            self.hub.levels.call(level)
-        return level
-
-    def _aimed(self, request: Request, call: Call, era: Era) -> Call | Answer:
-        """A call about a task, or one that asks for it, to the server whose it is."""
+    def _route_task(self, request: Request, call: Call, era: Era) -> Call | JsonRpcReply:
+        """A call about a task, addressed to the task's server or the hub; or a call that asks for a task."""
         view = self.hub.snapshot.view(call.caller.grants, call.surface, call.client_caps)
-        kept = self._keeping()
+        has_hub_tasks = self._enabled_tasks() is not None
         if call.kind not in TASK_KINDS:
-            return self._asking(request, tasks.asked_for(call, view, era, are_kept=kept is not None))
-        if not tasks.are_spoken(request.method, era, view, are_kept=kept is not None):
-            return _unknown_method(request)
-        if era == "modern" and KNOWN not in call.client_caps:
-            text = f"{request.method} needs a client that knows {EXTENSION}"
+            call = tasks.with_supported_task(call, view, era, has_hub_tasks=has_hub_tasks)
+            problem = read_ttl(call.extra[TASK]) if TASK in call.extra else None
+            return refuse(request.id, jsonrpc.INVALID_PARAMS, problem) if isinstance(problem, str) else call
+        if not tasks.is_task_method(request.method, era, view, has_hub_tasks=has_hub_tasks):
+            return _method_not_found(request)
+        if era == "modern" and TASKS_CAPABILITY not in call.client_caps:
+            text = f"{request.method} needs a client with the extension {EXTENSION}"
             return refuse(request.id, modern.MISSING_CAPABILITY, text, REQUIRED)
-        if kept is not None and is_kept_id(call.name):
+        if has_hub_tasks and tasks.is_hub_task_id(call.name):
             return msgspec.structs.replace(call, is_of_hub=True)
-        return tasks.aimed(call, view, self.hub.tasks) or refuse(request.id, jsonrpc.INVALID_PARAMS, tasks.NOT_FOUND)
+        routed = tasks.route_task_call(call, view, self.hub.tasks)
+        return routed or refuse(request.id, jsonrpc.INVALID_PARAMS, tasks.NOT_FOUND)
 
-    def _asking(self, request: Request, call: Call) -> Call | Answer:
-        """A call that asks for a task, if it does so in a way that can be understood."""
-        wrong = read_ttl(call.extra[TASK]) if TASK in call.extra else None
-        return refuse(request.id, jsonrpc.INVALID_PARAMS, wrong) if isinstance(wrong, str) else call
-
-    def read_wanted(self, request: Request, client_caps: ClientCapabilities) -> modern.Wanted | Answer:
-        """What a modern caller's subscription asks to be told of."""
-        wanted = modern.read_wanted(request.params)
+    def read_listen_filter(
+        self, request: Request, client_caps: ClientCapabilities
+    ) -> modern.ListenFilter | JsonRpcReply:
+        """What a `subscriptions/listen` asks for."""
+        wanted = modern.read_listen_filter(request.params)
         if wanted is None:
             text = "subscriptions/listen needs notifications, an object"
             return refuse(request.id, jsonrpc.INVALID_PARAMS, text)
-        if wanted.tasks and KNOWN not in client_caps:
-            text = f"To hear of tasks needs a client that knows {EXTENSION}"
+        if wanted.tasks and TASKS_CAPABILITY not in client_caps:
+            text = f"taskIds need a client with the extension {EXTENSION}"
             return refuse(request.id, modern.MISSING_CAPABILITY, text, REQUIRED)
         return wanted
 
-    def start(self, call: Call, exchange: Askable) -> InFlight | None:
-        """Start a call, or go on with the one that its caller comes back to; None if it has been answered already."""
-        if call.kind == "tool" and not call.extra and KNOWN not in call.client_caps:  # as nearly all are
+    def start(self, call: Call, exchange: AskableExchange) -> InFlight | None:
+        """Start a call, or resume a suspended one; None if it has been answered already."""
+        if call.kind == "tool" and not call.extra and TASKS_CAPABILITY not in call.client_caps:  # nearly all
             return self.hub.start(call, exchange)
-        kept = self._keeping()
-        if kept is not None and call.is_of_hub:
-            return kept.ask(call, exchange)
-        if kept is not None and kept.is_wanted(call):
-            return kept.create(call, exchange)
-        if not call.comes_back or STATE not in call.extra or self.comebacks is None:
+        hub_tasks = self._enabled_tasks()
+        if hub_tasks is not None and call.is_of_hub:
+            return hub_tasks.answer(call, exchange)
+        if hub_tasks is not None and hub_tasks.is_requested(call):
+            return hub_tasks.create(call, exchange)
+        if not call.comes_back or STATE not in call.extra or self.client_input is None:
             inflight: InFlight | None = self.hub.start(call, exchange)
         else:
-            inflight = self.comebacks.go_on(call, exchange, self.hub)
-        if kept is not None and KNOWN in call.client_caps and call.kind == "tool" and inflight is not None:
-            kept.watch(inflight)
+            inflight = self.client_input.resume(call, exchange, self.hub)
+        if (
+            hub_tasks is not None
+            and TASKS_CAPABILITY in call.client_caps
+            and call.kind == "tool"
+            and inflight is not None
+        ):
+            hub_tasks.watch(inflight)
         return inflight
 
 
-def profile_of(request: Request, era: Era, known: ClientCapabilities = NO_CAPABILITIES) -> ClientCapabilities:
-    """What a caller says it can be asked: a modern one with every request, an earlier one when it is greeted."""
+def client_capabilities(request: Request, era: Era, known: ClientCapabilities = NO_CAPABILITIES) -> ClientCapabilities:
+    """A caller's capabilities: a modern one sends them with every request, a legacy one with `initialize`."""
     if era == "modern":
         meta = object_members(request.params.get("_meta", b"")) or {}
-        return read_profile(meta.get(modern.CAPABILITIES_KEY), LATER)
-    return read_profile(request.params.get("capabilities")) if request.method == "initialize" else known
+        return read_client_capabilities(meta.get(modern.CAPABILITIES_KEY), MODERN_EXTENSIONS)
+    return read_client_capabilities(request.params.get("capabilities")) if request.method == "initialize" else known
 
 
-def _is_cursor(raw: msgspec.Raw) -> bool:
-    return bytes(raw) == b"null" or read_string(raw) is not None
-
-
-def _unknown_method(request: Request) -> Answer:
+def _method_not_found(request: Request) -> JsonRpcReply:
     return refuse(request.id, jsonrpc.METHOD_NOT_FOUND, f"Method not found: {request.method}")
 
 
-def _set_level(request: Request, interests: Interests) -> Answer:
-    level = read_level(request.params.get("level"))
-    if level is None:
-        return refuse(request.id, jsonrpc.INVALID_PARAMS, f"level must be one of {', '.join(LOG_LEVELS)}")
-    interests.set_level(level)
-    return Answer(jsonrpc.result(request.id, b"{}"))
+# -- lists ---------------------------------------------------------------------------------------------------------
 
 
-async def _follow(request: Request, interests: Interests) -> Answer:
-    uri = read_string(request.params.get("uri"))
-    if uri is None:
-        return refuse(request.id, jsonrpc.INVALID_PARAMS, f"{request.method} needs a uri, a string")
-    if request.method == "resources/unsubscribe":
-        interests.unfollow(uri)
-    elif (fault := await interests.follow(uri)) is not None:
-        return answer_call(request.id, fault, "legacy")
-    return Answer(jsonrpc.result(request.id, b"{}"))
-
-
-def _own_answers(call: Call) -> Call:
-    """A call without a state and answers that are not its caller's to bring: a modern server would believe them.
-
-    Who is asked by requests brings none with a call; who comes back brings them in one spelling, which the hub reads.
-    """
-    kept = ANSWERS if call.comes_back or call.kind in TASK_KINDS else frozenset()
-    extra = passed_extra(call.extra, ANSWERS, kept)
-    return call if len(extra) == len(call.extra) else msgspec.structs.replace(call, extra=extra)
-
-
-def _list(shape: ListShape, request: Request, view: View, era: Era, kept: KeptTasks | None) -> Answer:
-    if bytes(request.params.get("cursor", b"null")) != b"null":
-        # The whole list is one page, so no cursor of ours is out there.
-        return refuse(request.id, jsonrpc.INVALID_PARAMS, "Invalid cursor: the list has one page")
-    return Answer(jsonrpc.result(request.id, list_bytes(view, era, shape, kept)))
-
-
-def list_bytes(view: View, era: Era, shape: ListShape = TOOLS, kept: KeptTasks | None = None) -> bytes:
-    """A list's result, rendered once per view and era; with `kept`, tools say which of them the hub runs as tasks."""
-    is_offering = kept is not None and shape is TOOLS
-    key = f"{era} {shape.method} with tasks" if is_offering else f"{era} {shape.method}"
+def render_list(view: View, era: Era, shape: ListShape = TOOLS, hub_tasks: HubTasks | None = None) -> bytes:
+    """A list's result, rendered once per view and era; with `hub_tasks`, tools say which of them can be tasks."""
+    has_tasks = hub_tasks is not None and shape is TOOLS
+    key = f"{era} {shape.method} with tasks" if has_tasks else f"{era} {shape.method}"
     rendered = view.memo.get(key)
-    if rendered is None:
-        entries = array_of(
-            write_entry(shape, route.exposed, _shown(route, view, kept if is_offering else None))
-            for route in _of(view, shape)
-        )
-        write = modern.list_result if era == "modern" else legacy.list_result
-        rendered = view.memo[key] = write(shape.member, entries, _missing(view))
-    return rendered
-
-
-def _shown(route: Route, view: View, kept: KeptTasks | None) -> Members:
-    definition = route.feature.definition
-    is_kept = kept is not None and kept.are_for(view, route.feature.server, "tasks")
-    return with_support(definition) if is_kept else definition
-
-
-def _of(view: View, shape: ListShape) -> Iterable[Route]:
-    tables = {
+    if rendered is not None:
+        return rendered
+    routes: dict[str, Mapping[str, Route]] = {
         TOOLS.method: view.routes,
         PROMPTS.method: view.prompts,
         RESOURCES.method: view.resources,
         TEMPLATES.method: view.templates,
     }
-    return tables[shape.method].values()
+    entries: list[bytes] = []
+    for route in routes[shape.method].values():
+        definition = route.feature.definition
+        if has_tasks and hub_tasks is not None and hub_tasks.applies_to(view, route.feature.server, "tasks"):
+            definition = with_task_support(definition)
+        entries.append(write_entry(shape, route.exposed, definition))
+    missing: dict[str, MissingServer] = {
+        server: MissingServer(each.state, each.reason and without_locations(each.reason), each.is_listed)
+        for server, each in view.missing.items()
+    }
+    write = modern.list_result if era == "modern" else legacy.list_result
+    rendered = view.memo[key] = write(shape.member, array_of(entries), write_missing(missing) if missing else None)
+    return rendered
 
 
-def _missing(view: View) -> bytes | None:
-    if not view.missing:
-        return None
-    reasons = {server: each.reason and without_places(each.reason) for server, each in view.missing.items()}
-    return write_missing(
-        {server: Missing(each.state, reasons[server], each.is_listed) for server, each in view.missing.items()}
+class TaskList:
+    """The `tasks/list` of one legacy caller, as one of its sessions sees it: hub tasks first, then those of servers."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        caller: Caller,
+        surface: Surface,
+        hub_tasks: HubTasks | None = None,
+        *,
+        client_caps: ClientCapabilities = NO_CAPABILITIES,
+        session: str = "",
+    ) -> None:
+        """Without `hub_tasks` there are only tasks of servers."""
+        self._hub = hub
+        self._hub_tasks = hub_tasks
+        self._caller = caller
+        self._surface = surface
+        self._client_caps = client_caps
+        self._session = session
+
+    async def page(self, view: View, cursor: str | None) -> bytes | None:
+        """The result for a cursor, or the first page without one; None if the cursor is invalid."""
+        listed: list[Payload] = []
+        token = ""
+        try:
+            after = "" if cursor is None else _read_cursor(cursor)
+            if isinstance(after, str) and self._hub_tasks is not None:
+                listed, token = await self._hub_tasks.list_page(
+                    self._caller, self._surface, view, after, PAGE_MAX, self._session
+                )
+            elif isinstance(after, str) and after:
+                return None
+        except ValueError:
+            return None
+        if token:
+            return list_result(listed, _write_cursor(token))
+        return await self._server_tasks(view, after if isinstance(after, int) else 0, listed)
+
+    async def _server_tasks(self, view: View, after: int, hub_tasks: Sequence[Payload]) -> bytes:
+        """A page of hub tasks, filled up with those of servers. The states of running ones are queried."""
+        own = self._hub.tasks.of(self._caller, self._session)
+        own = [task for task in own if tasks.is_listed(task.session, self._caller, self._session)]
+        found = [task for task in own if task.number > after and tasks.is_visible(task, view, self._surface)]
+        page = found[: PAGE_MAX - len(hub_tasks)]
+        gone = await self._query_states([task for task in page if not task.state.is_over])
+        listed = [tasks.public_state(task, self._caller) for task in page if task not in gone]
+        last = page[-1].number if page else after
+        return list_result([*hub_tasks, *listed], _write_cursor(last) if len(found) > len(page) else None)
+
+    async def _query_states(self, running: Sequence[ServerTask]) -> set[ServerTask]:
+        """Query the states of tasks, all at once; the hub stores the replies. Returns tasks that no longer exist."""
+        queries = [_StateQuery(task) for task in running]
+        calls = [self._hub.start(self._query_call(query.task), query) for query in queries]
+        try:
+            if queries:
+                await asyncio.wait([query.over for query in queries], timeout=QUERY_SECONDS)
+        finally:
+            for inflight in calls:  # a deadline would count as a failure of the server
+                inflight.cancel("the list does not wait for it")
+        gone = {query.task for query in queries if query.is_gone}
+        for task in gone:
+            if task.session in ("", self._session):  # else the process of another session may have it
+                self._hub.tasks.forget(task)
+        return gone
+
+    def _query_call(self, task: ServerTask) -> Call:
+        return Call(
+            self._caller,
+            Surface("own", task.server),
+            task.state.id,
+            EMPTY_OBJECT,
+            kind="task",
+            client_caps=self._client_caps,
+            session=self._session if self._client_caps else "",
+        )
+
+
+class _StateQuery(HubExchange):
+    """Queries the state of one task."""
+
+    def __init__(self, task: ServerTask) -> None:
+        self.task = task
+        self.is_gone = False
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def emit(self, event: Event) -> None:
+        """Events of a query are ignored."""
+
+    def ask(self, question: Question, reply: OnReply) -> None:
+        """The caller asked for a list only."""
+        reply(NOT_ASKED)
+
+    def end(self, outcome: Outcome) -> None:
+        """The server replied, or failed to."""
+        self.is_gone = isinstance(outcome, ServerError) and outcome.code == jsonrpc.INVALID_PARAMS
+        self.over.set_result(None)
+
+
+def _write_cursor(last: int | str) -> str:
+    """A cursor: the number of the last task of servers, or the journal's token for hub tasks."""
+    return base64.urlsafe_b64encode(msgspec.json.encode(last)).decode()
+
+
+def _read_cursor(cursor: str) -> int | str:
+    """The same in reverse. Raises: ValueError, of which all errors of these decoders are subclasses."""
+    return msgspec.json.decode(base64.urlsafe_b64decode(cursor.encode()), type=int | str)
+
+
+# -- Mcp-Param-* headers -------------------------------------------------------------------------------------------
+
+
+class HeaderParamCheck:
+    """Checks a modern call's `Mcp-Param-*` headers against its arguments: a proxy may have routed by the headers.
+
+    Hardly any tool has such headers. Which ones do is determined once per schema.
+    """
+
+    def __init__(self) -> None:
+        self._by_digest: dict[bytes, HeaderParams] = {}
+        self._snapshot: Snapshot | None = None
+        self._is_needed = False
+
+    def find_mismatch(self, call: Call, snapshot: Snapshot, headers: Mapping[bytes, bytes]) -> str | None:
+        """How the headers contradict the arguments; None if they agree, or the tool has no such headers."""
+        if snapshot is not self._snapshot:
+            self._snapshot, self._is_needed = snapshot, _has_annotations(snapshot)
+        if not self._is_needed:
+            return None
+        route = snapshot.view(call.caller.grants, call.surface, call.client_caps).routes.get(call.name)
+        if route is None:
+            return None
+        digest = route.feature.digest
+        params = self._by_digest.get(digest)
+        if params is None:
+            if len(self._by_digest) >= KNOWN_SCHEMAS_MAX:
+                self._by_digest.clear()
+            params = self._by_digest[digest] = required_params(route.feature.definition.get("inputSchema"))
+        return find_mismatch(params, call.arguments, headers) if params else None
+
+
+def _has_annotations(snapshot: Snapshot) -> bool:
+    """Whether any tool may have header parameters: determined once per snapshot, so that calls need not."""
+    mark = ANNOTATION.encode()
+    return any(
+        mark in bytes(schema)
+        for server_status in snapshot.server_statuses.values()
+        for tools in (server_status.tools, *(variant.tools for variant in server_status.variants.values()))
+        for tool in tools
+        if (schema := tool.definition.get("inputSchema")) is not None
     )
-
-
-def withdrawn(id: Payload) -> Answer:
-    """The answer to a call that its caller withdrew before it was started."""
-    return answer_call(id, Cancelled("by the caller", executed="no"), "legacy")
-
-
-def answer_call(id: Payload, outcome: Outcome, era: Era, kind: Kind = "tool") -> Answer:
-    """How a call ended, in the caller's era."""
-    if isinstance(outcome, Fault):
-        return Answer(error_reply(id, outcome, era), code_of(outcome, era))
-    return Answer(jsonrpc.result(id, _in_era(outcome, era, kind)))
-
-
-def _in_era(result: Result, era: Era, kind: Kind) -> Payload:
-    if result.is_bare:
-        result = as_tool_result(result)
-    if result.is_typed == (era == "modern"):
-        return result.payload
-    # Only an object was accepted as a result, so there is always something to translate.
-    if era == "modern":
-        return modern.as_modern(result.payload, is_cacheable=kind == "resource") or result.payload
-    return modern.as_legacy(result.payload) or result.payload
-
-
-def event_notification(event: Event, token: Payload | None) -> bytes | None:
-    """An event of a call as the caller hears it, progress under the caller's own token; None if it has none."""
-    if isinstance(event, Progress):
-        return None if token is None else jsonrpc.notification(PROGRESS, progress_params(token, event.members))
-    return jsonrpc.notification(LOGGED, render(event.members))
-
-
-def updated_params(uri: str) -> dict[str, Payload]:
-    """What a caller is told of a resource that was updated."""
-    return {"uri": msgspec.json.encode(uri)}

@@ -1,4 +1,7 @@
-"""Faults as JSON-RPC errors for MCP callers, always with `executed` in the data. The codes are in `model.faults`."""
+"""JSON-RPC messages for MCP callers in both eras: results, errors and the notifications of a running call.
+
+An error always has `executed` in its data. The codes of faults are in `model.faults`.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,13 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from isthmus.model.faults import FAULTS, NOT_CONNECTED, Fault, ServerError, UnknownResource, is_unsent
+from isthmus.model.calls import Event, Kind, Outcome, Progress
+from isthmus.model.faults import FAULTS, NOT_CONNECTED, Cancelled, Fault, ServerError, UnknownResource, is_unsent
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload, object_members, render
+from isthmus.wire.mcp import modern
+from isthmus.wire.mcp.calls import wrap_bare_result
+from isthmus.wire.mcp.messages import LOGGED, PROGRESS, UPDATED, progress_params
 
 Era: TypeAlias = Literal["legacy", "modern"]
 
@@ -47,6 +54,51 @@ def data_of(fault: Fault) -> bytes:
     return render(members)
 
 
-def error_reply(id: Payload | None, fault: Fault, era: Era) -> bytes:
-    """The whole JSON-RPC error response for a call that ended in a fault."""
-    return jsonrpc.error(id, code_of(fault, era), fault.message, data_of(fault))
+class JsonRpcReply(msgspec.Struct, frozen=True):
+    """A rendered JSON-RPC response; `code` is its error code, or None for a result."""
+
+    body: bytes
+    code: int | None = None
+
+
+def refuse(id: Payload | None, code: int, message: str, data: Payload | None = None) -> JsonRpcReply:
+    """An error response."""
+    return JsonRpcReply(jsonrpc.error(id, code, message, data), code)
+
+
+def cancelled_reply(id: Payload) -> JsonRpcReply:
+    """The response to a call that its caller cancelled before it was started."""
+    return call_reply(id, Cancelled("by the caller", executed="no"), "legacy")
+
+
+def call_reply(id: Payload, outcome: Outcome, era: Era, kind: Kind = "tool") -> JsonRpcReply:
+    """The response to a call with this outcome, in the caller's era."""
+    if isinstance(outcome, Fault):
+        code = code_of(outcome, era)
+        return JsonRpcReply(jsonrpc.error(id, code, outcome.message, data_of(outcome)), code)
+    if outcome.is_bare:
+        outcome = wrap_bare_result(outcome)
+    payload: Payload = outcome.payload
+    # Results are always objects here, so translation cannot fail.
+    if era == "modern" and not outcome.is_typed:
+        payload = modern.as_modern(payload, is_cacheable=kind == "resource") or payload
+    elif era == "legacy" and outcome.is_typed:
+        payload = modern.as_legacy(payload) or payload
+    return JsonRpcReply(jsonrpc.result(id, payload))
+
+
+def event_notification(event: Event, token: Payload | None) -> bytes | None:
+    """The notification for an event of a call. Progress needs the caller's progress token; without one it is None."""
+    if isinstance(event, Progress):
+        return None if token is None else jsonrpc.notification(PROGRESS, progress_params(token, event.members))
+    return jsonrpc.notification(LOGGED, render(event.members))
+
+
+def updated_params(uri: str) -> dict[str, Payload]:
+    """The parameters of `notifications/resources/updated`."""
+    return {"uri": msgspec.json.encode(uri)}
+
+
+def updated_notification(uri: str) -> bytes:
+    """`notifications/resources/updated` for one resource."""
+    return jsonrpc.notification(UPDATED, render(updated_params(uri)))

@@ -1,7 +1,7 @@
-"""Sessions of legacy callers: random, bound to the caller, limited in number and idle time.
+"""HTTP sessions of legacy callers: random ids, bound to the caller, limited in number and idle time.
 
-A session is never a credential: every request is authenticated by itself, and a session of somebody else is as
-unknown as one that never was.
+A session is never a credential: every request is authenticated by itself, and another caller's session is answered
+like one that does not exist.
 """
 
 from __future__ import annotations
@@ -10,221 +10,200 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.watch.tasks import Task
-from isthmus.frontends.http.bodies import CROWDED_BYTES
-from isthmus.frontends.mcp.asking import Asked
-from isthmus.frontends.mcp.dialogue import updated_params
-from isthmus.frontends.mcp.interests import Interests
-from isthmus.frontends.mcp.replays import Bulletin, Shelf, Speaker, Tape
-from isthmus.frontends.mcp.task_news import TaskNews
-from isthmus.frontends.mcp.tasks import status_message
+from isthmus.core.watch.server_tasks import ServerTask
+from isthmus.frontends.http.request_cycle import CROWDED_BYTES
+from isthmus.frontends.mcp.event_store import NotificationLog, StreamStore
+from isthmus.frontends.mcp.input_required import LegacyClientInput
+from isthmus.frontends.mcp.responses import updated_notification
+from isthmus.frontends.mcp.subscriptions import CallerSubscriptions, TaskStatusNotifier
+from isthmus.frontends.mcp.tasks import status_notification
 from isthmus.model.callers import Caller
-from isthmus.model.calls import Surface
+from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities, Surface
 from isthmus.model.features import Topic
-from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
 from isthmus.wire import jsonrpc, sse
-from isthmus.wire.mcp.messages import CHANGED, UPDATED
+from isthmus.wire.mcp.messages import CHANGED
 
 Owner: TypeAlias = tuple[str, str]
-"""A caller's tenant and name."""
+"""A caller's tenant and name; two tenants may use the same name."""
 
 SESSIONS_MAX = 1_000
-"""Sessions that one caller may have at once; its one unused for longest goes first."""
+"""Sessions of one caller. Opening one more closes the one that was unused longest."""
 
 IDLE_SECONDS = 3600.0
-"""A session unused for this long is forgotten; its caller initialises again."""
+"""A session unused for this long is closed; its caller initializes again."""
 
-UNTOLD_MAX = 100
-"""Tasks of which a session is told when it listens; it can ask about each and all at any time."""
+UNSENT_TASKS_MAX = 100
+"""Task updates stored for a session without a stream; the caller can also poll its tasks at any time."""
 
 POLLING_VERSION = "2025-11-25"
-"""From here on, callers know that a stream may begin with an event without content, and be left and resumed."""
-
-
-class Ending(Protocol):
-    """Something that tells when it is over."""
-
-    on_end: Callable[[], None] | None
+"""From this version on, streams may begin with an empty event, and be closed and resumed."""
 
 
 @dataclass(slots=True, eq=False)
-class Listener:
-    """A stream on which a session is told what belongs to no call."""
+class SessionStream:
+    """An open GET stream, for messages that belong to no call."""
 
-    tell: Callable[[bytes], None]
+    send: Callable[[bytes], None]
     end: Callable[[], None]
     unsent_bytes: Callable[[], int] = lambda: 0
 
 
 @dataclass(slots=True)
-class Session:
-    """What the hub remembers between two requests of a legacy caller."""
+class HttpSession:
+    """What the hub stores between two requests of a legacy caller."""
 
     id: str
     caller: Caller
     surface: Surface
     used_at: float
-    shelf: Shelf = field(default_factory=Shelf)
-    """The streams of its caller's calls, its own among them."""
+    store: StreamStore = field(default_factory=StreamStore)
+    """The call streams of its caller, this session's among them."""
     version: str = ""
-    """What was agreed on when it was opened."""
+    """The negotiated protocol version."""
     calls: dict[bytes, InFlight] = field(default_factory=dict)
-    """Calls in flight by the caller's own id for them, so that they can be cancelled by it."""
+    """Calls in flight by the caller's request id, for `notifications/cancelled`."""
     waiting: set[bytes] = field(default_factory=set)
-    """Calls that were not started yet, because a server only starts."""
-    listeners: list[Listener] = field(default_factory=list)
-    """Streams that are open; the latest is told. A session that listens is in use."""
+    """Calls that wait for starting servers before they are sent."""
+    streams: list[SessionStream] = field(default_factory=list)
+    """Open GET streams; the latest is used. A session with one counts as in use."""
     seen: dict[Topic, bytes] = field(default_factory=dict)
-    """The digests of the lists it was last given."""
-    told: dict[Topic, bytes] = field(default_factory=dict)
-    """Those of the lists that it was last given, or told that they changed."""
-    interests: Interests | None = None
+    """Digests of the lists as last returned to the caller."""
+    notified: dict[Topic, bytes] = field(default_factory=dict)
+    """Digests of the lists as last returned, or as last notified."""
+    subscriptions: CallerSubscriptions | None = None
     client_caps: ClientCapabilities = NO_CAPABILITIES
-    """What the caller said it can be asked."""
-    asked: Asked = field(default_factory=Asked)
-    bulletin: Bulletin = field(default_factory=Bulletin)
-    missed: dict[str, None] = field(default_factory=dict)
-    """Resources that were updated while no stream was open, in the order in which they first were."""
-    news: TaskNews | None = None
-    untold: dict[Task, None] = field(default_factory=dict)
-    """Tasks of which there was something to tell meanwhile."""
+    client_input: LegacyClientInput = field(default_factory=LegacyClientInput)
+    notifications: NotificationLog = field(default_factory=NotificationLog)
+    unsent_updates: dict[str, None] = field(default_factory=dict)
+    """Resources that were updated while no stream was open, in the order of their first update."""
+    task_status: TaskStatusNotifier | None = None
+    unsent_tasks: dict[ServerTask, None] = field(default_factory=dict)
+    """Tasks whose status changed while no stream was open."""
 
     @property
-    def can_poll(self) -> bool:
-        """Whether its caller knows that it may have to come back to a stream."""
+    def can_resume(self) -> bool:
+        """Whether its caller knows that streams can be closed and resumed."""
         return self.version >= POLLING_VERSION
 
-    def record(self, speaker: Speaker) -> Tape:
-        """A stream for a call of this session, to which its caller can come back."""
-        return self.shelf.open(self.id, speaker)
-
     def is_crowded(self) -> bool:
-        """Whether the caller has not taken yet what it was told last."""
-        return bool(self.listeners) and self.listeners[-1].unsent_bytes() > 0
+        """Whether the caller has not read everything sent so far."""
+        return bool(self.streams) and self.streams[-1].unsent_bytes() > 0
 
     def is_slow(self) -> bool:
-        """Whether the caller is far behind with what it was told."""
-        return bool(self.listeners) and self.listeners[-1].unsent_bytes() > CROWDED_BYTES
+        """Whether the caller is far behind with reading."""
+        return bool(self.streams) and self.streams[-1].unsent_bytes() > CROWDED_BYTES
 
-    def say(self, message: bytes) -> None:
-        """Tell what belongs to no call that runs, if the caller listens; it is of no use later."""
-        if self.listeners:
-            self.listeners[-1].tell(sse.frame(message))
+    def send(self, message: bytes) -> None:
+        """Send a message that belongs to no running call; dropped if no stream is open."""
+        if self.streams:
+            self.streams[-1].send(sse.frame(message))
 
-    def report(self, message: bytes) -> None:
-        """The same for what a later report replaces, unless the caller reads slowly."""
+    def send_report(self, message: bytes) -> None:
+        """Send what a later report replaces; dropped if the caller reads slowly."""
         if not self.is_slow():
-            self.say(message)
+            self.send(message)
 
-    def updated(self, uri: str) -> None:
-        """Tell that a resource was updated, now or as soon as the caller listens."""
-        if not self.listeners:
-            self.missed[uri] = None
+    def resource_updated(self, uri: str) -> None:
+        """Notify of an updated resource, now or when the next stream opens."""
+        if not self.streams:
+            self.unsent_updates[uri] = None
         else:
-            self.listeners[-1].tell(self.bulletin.add(uri, _updated(uri)))
+            self.streams[-1].send(self.notifications.add(uri, updated_notification(uri)))
 
-    def forget(self, uri: str) -> None:
-        """Tell nothing of a resource that the caller does not follow any more."""
-        self.missed.pop(uri, None)
-        self.bulletin.forget(uri)
+    def forget_resource(self, uri: str) -> None:
+        """Drop notifications about a resource that the caller has unsubscribed from."""
+        self.unsent_updates.pop(uri, None)
+        self.notifications.forget(uri)
 
-    def task_told(self, task: Task) -> None:
-        """Tell how a task stands, now or as soon as the caller listens."""
-        if self.listeners:
-            self.say(status_message(task, self.caller))
+    def task_changed(self, task: ServerTask) -> None:
+        """Notify of a task's status, now or when the next stream opens."""
+        if self.streams:
+            self.send(status_notification(task, self.caller))
             return
-        self.untold[task] = None
-        if len(self.untold) > UNTOLD_MAX:
-            del self.untold[next(iter(self.untold))]
+        self.unsent_tasks[task] = None
+        if len(self.unsent_tasks) > UNSENT_TASKS_MAX:
+            del self.unsent_tasks[next(iter(self.unsent_tasks))]
 
-    def tell_change(self, topic: Topic, listener: Listener) -> bool:
-        """Tell that a list changed; False if there is a later stream on which that is told."""
-        if self.listeners[-1:] != [listener]:
+    def list_changed(self, topic: Topic, stream: SessionStream) -> bool:
+        """Notify of a changed list on this stream; False if a later stream does it instead."""
+        if self.streams[-1:] != [stream]:
             return False
-        listener.tell(self.bulletin.add(CHANGED[topic], jsonrpc.notification(CHANGED[topic], None)))
+        stream.send(self.notifications.add(CHANGED[topic], jsonrpc.notification(CHANGED[topic], None)))
         return True
 
-    def listen(self, listener: Listener, last_event_id: str | None = None) -> None:
-        """Tell on this stream from now on; first what followed the event that the caller heard last, then the rest."""
-        again = None if last_event_id is None else self.bulletin.after(last_event_id)
-        if again:
-            listener.tell(again)
-        self.listeners.append(listener)
-        missed, self.missed = self.missed, {}
-        for uri in missed:
-            self.updated(uri)
-        untold, self.untold = self.untold, {}
-        for task in untold:
-            self.task_told(task)
+    def open_stream(self, stream: SessionStream, last_event_id: str | None = None) -> None:
+        """Use this stream from now on. First repeat what followed `last_event_id`, then send what is unsent."""
+        missed = None if last_event_id is None else self.notifications.after(last_event_id)
+        if missed:
+            stream.send(missed)
+        self.streams.append(stream)
+        updates, self.unsent_updates = self.unsent_updates, {}
+        for uri in updates:
+            self.resource_updated(uri)
+        tasks, self.unsent_tasks = self.unsent_tasks, {}
+        for task in tasks:
+            self.task_changed(task)
 
-    def stop_listening(self, listener: Listener) -> None:
-        """A stream is over; if it was the latest, the one before it is told now."""
-        self.listeners.remove(listener)
+    def track(self, id: bytes, inflight: InFlight, on_end: Callable[[], None] | None) -> Callable[[], None]:
+        """Let the caller cancel a call by its request id; returns the call's new `on_end`, which also stops that."""
+        self.calls[id] = inflight
+
+        def release() -> None:
+            if self.calls.get(id) is inflight:
+                del self.calls[id]
+            if on_end is not None:
+                on_end()
+
+        return release
 
     def cancel(self, id: bytes) -> None:
-        """Withdraw the call that the caller knows by this id, if there is one."""
+        """Cancel the call with this request id, if there is one."""
         self.waiting.discard(id)
         inflight = self.calls.get(id)
         if inflight is not None:
             inflight.cancel("by the caller")
 
-    def hold(self, id: bytes, inflight: InFlight, exchange: Ending) -> None:
-        """Keep a call so that the caller can cancel it by its own id, until it ends."""
-        self.calls[id] = inflight
-        then = exchange.on_end
 
-        def release() -> None:
-            if self.calls.get(id) is inflight:
-                del self.calls[id]
-            if then is not None:
-                then()
-
-        exchange.on_end = release
-
-
-class Sessions:
-    """All sessions of one face, kept by caller so that nobody can crowd out another's. Time comes in."""
+class HttpSessions:
+    """All sessions, by caller, so that no caller can crowd out another. Time comes in as an argument."""
 
     def __init__(self, on_close: Callable[[str], None] = lambda _id: None) -> None:
-        """`on_close` hears of every session that is over, when its calls are."""
+        """`on_close` is called with the id of every closed session, after its calls were cancelled."""
         self._on_close = on_close
-        self._of: dict[Owner, OrderedDict[str, Session]] = {}
-        self._shelves: dict[Owner, Shelf] = {}
+        self._by_owner: dict[Owner, OrderedDict[str, HttpSession]] = {}
+        self._stores: dict[Owner, StreamStore] = {}
 
     def __len__(self) -> int:
-        return sum(map(len, self._of.values()))
+        return sum(map(len, self._by_owner.values()))
 
-    def open(self, caller: Caller, surface: Surface, now: float, version: str = "") -> Session:
-        """A new session, in which this version of MCP is spoken."""
-        owner = _owner(caller)
-        self._make_room(self._of.get(owner, OrderedDict()), now)
-        own = self._of.setdefault(owner, OrderedDict())
-        shelf = self._shelves.setdefault(owner, Shelf())
-        session = Session(secrets.token_urlsafe(24), caller, surface, now, shelf, version)
+    def open(self, caller: Caller, surface: Surface, now: float, version: str = "") -> HttpSession:
+        """Open a session. Closes the caller's idle ones, and its oldest if it has too many."""
+        owner = caller.tenant, caller.name
+        existing = self._by_owner.get(owner, OrderedDict())
+        for session in list(existing.values()):
+            if not _is_idle(session, now):
+                break
+            self.close(session)
+        if len(existing) >= SESSIONS_MAX:
+            self.close(next(iter(existing.values())))
+        own = self._by_owner.setdefault(owner, OrderedDict())
+        store = self._stores.setdefault(owner, StreamStore())
+        session = HttpSession(secrets.token_urlsafe(24), caller, surface, now, store, version)
         own[session.id] = session
         return session
 
     def sweep(self, now: float) -> None:
-        """Forget every session that was unused for too long."""
-        for own in list(self._of.values()):
+        """Close every idle session."""
+        for own in list(self._by_owner.values()):
             for session in [session for session in own.values() if _is_idle(session, now)]:
                 self.close(session)
 
-    def _make_room(self, own: OrderedDict[str, Session], now: float) -> None:
-        """Forget what was unused for too long, and the one unused for longest if there is no room."""
-        for session in list(own.values()):
-            if not _is_idle(session, now):
-                break
-            self.close(session)
-        if len(own) >= SESSIONS_MAX:
-            self.close(next(iter(own.values())))
-
-    def find(self, id: str, caller: Caller, surface: Surface, now: float) -> Session | None:
-        """The caller's own session; None if it is unknown, forgotten, or another's."""
-        own = self._of.get(_owner(caller), OrderedDict())
+    def find(self, id: str, caller: Caller, surface: Surface, now: float) -> HttpSession | None:
+        """The caller's own session; None if it is unknown, expired or another caller's."""
+        own = self._by_owner.get((caller.tenant, caller.name), OrderedDict())
         session = own.get(id)
         if session is None or session.caller != caller or session.surface != surface:
             return None
@@ -236,40 +215,31 @@ class Sessions:
         return session
 
     def retain(self, callers: Container[Caller]) -> None:
-        """End the sessions of everybody else: who was taken out of the configuration, or may now do other things."""
-        for own in list(self._of.values()):
+        """Close the sessions of all other callers: those removed, or whose permissions changed."""
+        for own in list(self._by_owner.values()):
             for session in list(own.values()):
                 if session.caller not in callers:
                     self.close(session)
 
-    def close(self, session: Session) -> None:
-        """End a session, the calls in it and its streams."""
-        owner = _owner(session.caller)
-        own = self._of.get(owner, OrderedDict())
+    def close(self, session: HttpSession) -> None:
+        """Close a session: cancel its calls and end its streams."""
+        owner = session.caller.tenant, session.caller.name
+        own = self._by_owner.get(owner, OrderedDict())
         if own.pop(session.id, None) is not None and not own:
-            # Callers may come by the thousand, each known by a token of its own.
-            del self._of[owner], self._shelves[owner]
-        if session.interests is not None:
-            session.interests.close()
-        if session.news is not None:
-            session.news.close()
-        session.asked.close()
+            # There may be thousands of callers, each known by its own token.
+            del self._by_owner[owner], self._stores[owner]
+        if session.subscriptions is not None:
+            session.subscriptions.close()
+        if session.task_status is not None:
+            session.task_status.close()
+        session.client_input.close()
         for inflight in list(session.calls.values()):
             inflight.cancel("the session was ended")
         self._on_close(session.id)
-        session.shelf.forget(session.id)
-        for listener in list(session.listeners):
-            listener.end()
+        session.store.forget(session.id)
+        for stream in list(session.streams):
+            stream.end()
 
 
-def _owner(caller: Caller) -> Owner:
-    """Two tenants may have a caller of the same name each."""
-    return caller.tenant, caller.name
-
-
-def _is_idle(session: Session, now: float) -> bool:
-    return now - session.used_at > IDLE_SECONDS and not session.calls and not session.listeners
-
-
-def _updated(uri: str) -> bytes:
-    return jsonrpc.notification(UPDATED, jsonrpc.render(updated_params(uri)))
+def _is_idle(session: HttpSession, now: float) -> bool:
+    return now - session.used_at > IDLE_SECONDS and not session.calls and not session.streams

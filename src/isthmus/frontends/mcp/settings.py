@@ -1,21 +1,21 @@
-"""What an operator can say of tasks on the MCP face; `config` fills it from `[tasks]`."""
+"""Settings of hub tasks for MCP callers; `config` fills them from `[tasks]`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 AFTER_MAX = 600.0
-"""As long as any call may take: with more, none would become a task."""
+"""The longest that any call may take; with more, no call would become a task."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSettings:
-    """What the hub does for callers where their servers have no tasks."""
+    """What the hub does for callers whose servers have no tasks."""
 
     provide: bool = True
-    """Whether it runs tools as tasks of its own."""
+    """Whether the hub runs tools as tasks itself."""
     after: float = 5.0
-    """After how many seconds a call becomes a task, for a modern caller that knows what to do with one."""
+    """After how many seconds a call becomes a task, for a modern caller that supports tasks."""
 
     def __post_init__(self) -> None:
         if not 0 < self.after <= AFTER_MAX:

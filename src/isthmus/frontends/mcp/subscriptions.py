@@ -1,88 +1,239 @@
-"""What one caller wants beside its calls: updates of resources, and how much servers should log.
+"""What a caller is notified of outside its calls: changed lists, updated resources, log level, and tasks.
 
-Held by whatever lasts on a face (a session, a conversation, a subscription's stream) and given up with it.
+A session holds a `CallerSubscriptions` and a `TaskStatusNotifier` for a legacy caller. A modern caller's
+`subscriptions/listen` is a `ListenSubscription`. Each of them is closed with the session or stream that holds it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Set
+import asyncio
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from functools import partial
+from itertools import islice
+
+import msgspec
 
 from isthmus.core.calls.hub import Hub
-from isthmus.core.ports.announcer import Follower
+from isthmus.core.ports import HubExchange, Subscriber
+from isthmus.core.watch.server_tasks import ServerTask
 from isthmus.core.watch.subscriptions import Key, Tell
-from isthmus.frontends.mcp.changes import UpdateFeed
-from isthmus.model.callers import Caller
-from isthmus.model.calls import Surface
-from isthmus.model.events import LogLevel
-from isthmus.model.faults import BadArguments, Fault, TooManySubscriptions, UnknownResource
+from isthmus.frontends.mcp.hub_tasks import HubTaskFollower, HubTasks, OnTaskState
+from isthmus.frontends.mcp.responses import updated_params
+from isthmus.frontends.mcp.tasks import is_hub_task_id, is_visible, public_id, route_task_call
+from isthmus.model.callers import Caller, Grants
+from isthmus.model.calls import (
+    NO_CAPABILITIES,
+    NOT_ASKED,
+    Call,
+    ClientCapabilities,
+    Event,
+    LogLevel,
+    OnReply,
+    Outcome,
+    Question,
+    Result,
+    Surface,
+)
+from isthmus.model.faults import BadArguments, Fault, ServerError, TooManySubscriptions, UnknownResource
 from isthmus.model.features import Topic
 from isthmus.model.names import ServerName
-from isthmus.model.questions import NO_CAPABILITIES, ClientCapabilities
+from isthmus.wire import jsonrpc, sse
+from isthmus.wire.jsonrpc import INVALID_PARAMS, Payload, object_members
+from isthmus.wire.mcp import modern
+from isthmus.wire.mcp.calls import EMPTY_OBJECT
 from isthmus.wire.mcp.lists import URI_LENGTH_MAX
+from isthmus.wire.mcp.messages import CHANGED, UPDATED
+from isthmus.wire.mcp.tasks import TASK_NOTIFICATION, read_poll_seconds, read_state, rename_ids
 
 SUBSCRIPTIONS_MAX = 1_000
-"""Resources that one session may follow."""
+"""Resources that one session may subscribe to."""
 
-FOLLOWED_LENGTH_MAX = 256 * 1024
-"""What their names may come to: what one session follows must leave room for others in what servers are asked."""
+SUBSCRIBED_LENGTH_MAX = 256 * 1024
+"""Total length of their URIs: servers are sent the URIs of all sessions, and each session must leave room."""
+
+QUIET_SECONDS = 1.0
+"""After a notification about a list, the next one about the same list waits this long."""
+
+GATHER_SECONDS = 0.05
+"""After a notification about a resource, further updates of it wait this long and become one."""
+
+SUBSCRIBE_SECONDS = 2.0
+"""How long servers may take to accept a subscription of `subscriptions/listen`; the caller can ask again."""
+
+POLLED_MAX = 100
+"""Tasks that one `subscriptions/listen` may name; further ones are ignored."""
+
+POLL_SECONDS = 5.0
+"""How often a task is polled whose server does not name an interval."""
+
+POLL_SECONDS_MIN, POLL_SECONDS_MAX = 1.0, 60.0
+"""Limits of a server's interval: shorter ones would load the hub, longer ones would delay callers."""
+
+_NOTHING: Mapping[Topic, bytes] = {}
 
 
-class Interests:
-    """One caller's. `tell` is called with the URI, as the caller spelt it, of whatever was updated."""
+# -- lists and resources -------------------------------------------------------------------------------------------
+
+
+class ListChangeFeed:
+    """Watches one caller's view and calls `notify` for each list that changed."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        grants: Grants,
+        surface: Surface,
+        notify: Callable[[Topic], None],
+        topics: Iterable[Topic],
+        *,
+        client_caps: ClientCapabilities = NO_CAPABILITIES,
+        seen: Mapping[Topic, bytes] = _NOTHING,
+    ) -> None:
+        """`seen` are the digests of the lists that the caller has; the current lists where it is unknown."""
+        self._hub = hub
+        self._grants = grants
+        self._surface = surface
+        self._client_caps = client_caps
+        self._notify = notify
+        self._loop = asyncio.get_running_loop()
+        self._seen = {topic: seen.get(topic) or self._digest(topic) for topic in topics}
+        self._notified_at: dict[Topic, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._unwatch = hub.watch(self._compare)
+        self._compare()
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._unwatch()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _digest(self, topic: Topic) -> bytes:
+        return self._hub.snapshot.view(self._grants, self._surface, self._client_caps).digest_of(topic)
+
+    def _compare(self) -> None:
+        """Notify of each changed list, unless it was notified a moment ago: then compare again later."""
+        changed = [topic for topic, digest in self._seen.items() if self._digest(topic) != digest]
+        if not changed:
+            return
+        now = self._loop.time()
+        waits = {topic: self._notified_at.get(topic, -QUIET_SECONDS) + QUIET_SECONDS - now for topic in changed}
+        for topic in [topic for topic, seconds in waits.items() if seconds <= 0]:
+            self._seen[topic] = self._digest(topic)
+            self._notified_at[topic] = now
+            del waits[topic]
+            self._notify(topic)
+        if waits and self._timer is None:
+            self._timer = self._loop.call_later(min(waits.values()), self._compare_again)
+
+    def _compare_again(self) -> None:
+        self._timer = None
+        self._compare()  # the lists may have changed back meanwhile
+
+
+class ResourceUpdateFeed:
+    """Notifies one caller of updated resources, in the order of their first update.
+
+    Updates of a resource that the caller has not read a notification of yet become one, so at most one notification
+    for each subscribed resource waits.
+    """
+
+    def __init__(self, notify: Callable[[str], None], is_crowded: Callable[[], bool]) -> None:
+        """`is_crowded` says that the caller has not read everything sent so far."""
+        self._notify = notify
+        self._is_crowded = is_crowded
+        self._loop = asyncio.get_running_loop()
+        self._unsent: dict[str, None] = {}
+        self._recent: set[str] = set()
+        """Sent since the timer was started."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def updated(self, uri: str) -> None:
+        """A resource was updated."""
+        self._unsent[uri] = None
+        if len(self._unsent) == 1 and uri not in self._recent:  # else it comes after those that wait already
+            self._flush()
+
+    def forget(self, uri: str) -> None:
+        """Drop a waiting notification."""
+        self._unsent.pop(uri, None)
+
+    def close(self) -> None:
+        """Notify of nothing any more."""
+        self._unsent.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _flush(self) -> None:
+        if self._unsent and self._timer is None:
+            self._timer = self._loop.call_later(GATHER_SECONDS, self._flush_again)
+        if self._unsent and not self._is_crowded():
+            unsent, self._unsent = self._unsent, {}
+            self._recent.update(unsent)
+            for uri in unsent:
+                self._notify(uri)
+
+    def _flush_again(self) -> None:
+        self._timer = None
+        self._recent.clear()
+        self._flush()
+
+
+class CallerSubscriptions:
+    """One caller's resource subscriptions and log level. `notify` is called with each updated URI, as subscribed."""
 
     def __init__(
         self,
         hub: Hub,
         caller: Caller,
         surface: Surface,
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
         *,
         client_caps: ClientCapabilities = NO_CAPABILITIES,
         session: str = "",
         is_crowded: Callable[[], bool] = lambda: False,
-        on_unfollow: Callable[[str], None] = lambda _: None,
+        on_unsubscribe: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`session` is what its calls name, if they do; `is_crowded` says that it has not taken what it was told.
+        """`session` is that of the caller's calls, if any; `is_crowded` says that it has not read everything sent.
 
-        `on_unfollow` is called with the URI of whatever is not followed any more, or could not be.
+        `on_unsubscribe` is called with every URI that is no longer subscribed to, or could not be.
         """
         self._hub = hub
         self._caller = caller
         self._surface = surface
         self.client_caps = client_caps
-        """What the caller can be asked."""
         self._session = session
-        self._tell = tell
-        self._feed = UpdateFeed(self._updated, is_crowded)
-        self._on_unfollow = on_unfollow
-        self._followed: dict[str, tuple[Key, Tell]] = {}
-        self._followed_length = 0
+        self._notify = notify
+        self._feed = ResourceUpdateFeed(self._resource_updated, is_crowded)
+        self._on_unsubscribe = on_unsubscribe
+        self._subscribed: dict[str, tuple[Key, Tell]] = {}
+        self._subscribed_length = 0
         self.level: LogLevel | None = None
         self._is_closed = False
 
-    def attend(self) -> None:
-        """Hear what servers log by themselves, until a level is chosen."""
+    def receive_default_logs(self) -> None:
+        """Receive what servers log by default, until the caller sets a level."""
         if self.level is None:
             self._hub.levels.hear(self)
 
     def set_level(self, level: LogLevel) -> None:
-        """Hear what servers log from this level on."""
+        """Receive log messages from this level on."""
         self.level = level
         if not self._is_closed:  # a request may be read after its caller has left
             self._hub.levels.want(self, level)
 
     def servers(self) -> Collection[ServerName]:
-        """Those that the caller can reach, and hear."""
+        """The servers that the caller can see."""
         return self._hub.snapshot.view(self._caller.grants, self._surface, self.client_caps).servers
 
-    async def topics(self, asked: Set[Topic]) -> frozenset[Topic]:
-        """Those lists of which the caller can be told that they changed, since some server that it sees has one."""
+    async def available_topics(self, wanted: Set[Topic]) -> frozenset[Topic]:
+        """Those of the wanted lists that some visible server has."""
         view = await self._hub.view_for(self._caller, self._surface, self.client_caps)
-        return frozenset(topic for topic in asked if topic in view.claimed)
+        return frozenset(topic for topic in wanted if topic in view.claimed)
 
-    async def follow(self, uri: str) -> Fault | None:
-        """Hear of updates of a resource; the fault if it cannot be found or its server does not agree."""
+    async def subscribe(self, uri: str) -> Fault | None:
+        """Subscribe to a resource; the fault if it does not exist or its server refuses."""
         if len(uri) > URI_LENGTH_MAX:
             return BadArguments("a subscription", f"a URI may have {URI_LENGTH_MAX} characters")
         view = await self._hub.view_for(self._caller, self._surface, self.client_caps)
@@ -90,52 +241,333 @@ class Interests:
         if found is None:
             return UnknownResource(uri, view.candidates(uri))
         server = found.route.feature.server
-        if uri in self._followed or self._is_closed:
+        if uri in self._subscribed or self._is_closed:
             return None
-        if len(self._followed) >= SUBSCRIPTIONS_MAX or self._followed_length + len(uri) > FOLLOWED_LENGTH_MAX:
-            return TooManySubscriptions(len(self._followed))
+        if len(self._subscribed) >= SUBSCRIPTIONS_MAX or self._subscribed_length + len(uri) > SUBSCRIBED_LENGTH_MAX:
+            return TooManySubscriptions(len(self._subscribed))
         key, tell = (server, found.name), partial(self._feed.updated, uri)
-        self._followed[uri] = (key, tell)
-        self._followed_length += len(uri)
-        follower = Follower(self._caller, self.client_caps, self._session)
-        fault = await self._hub.subscriptions.add(key, tell, follower)
+        self._subscribed[uri] = (key, tell)
+        self._subscribed_length += len(uri)
+        subscriber = Subscriber(self._caller, self.client_caps, self._session)
+        fault = await self._hub.subscriptions.add(key, tell, subscriber)
         if fault is not None:
             self._pop(uri)
-            self._forget(uri)
         return fault
 
-    def _updated(self, uri: str) -> None:
-        """Tell it, if the caller may see it still: what is said of it may be something else by now."""
-        followed = self._followed.get(uri)
-        if followed is None:
-            return
-        (server, name), _ = followed
-        view = self._hub.snapshot.view(self._caller.grants, self._surface, self.client_caps)
-        if view.may_hear_of(server, name, uri):
-            self._tell(uri)
-
-    def unfollow(self, uri: str) -> None:
-        """Hear no more of a resource."""
-        followed = self._pop(uri)
-        self._forget(uri)
-        if followed is not None:
-            self._hub.subscriptions.remove(*followed)
+    def unsubscribe(self, uri: str) -> None:
+        """Unsubscribe from a resource."""
+        subscribed = self._pop(uri)
+        if subscribed is not None:
+            self._hub.subscriptions.remove(*subscribed)
 
     def _pop(self, uri: str) -> tuple[Key, Tell] | None:
-        followed = self._followed.pop(uri, None)
-        self._followed_length -= 0 if followed is None else len(uri)
-        return followed
-
-    def _forget(self, uri: str) -> None:
+        subscribed = self._subscribed.pop(uri, None)
+        self._subscribed_length -= 0 if subscribed is None else len(uri)
         self._feed.forget(uri)
-        self._on_unfollow(uri)
+        self._on_unsubscribe(uri)
+        return subscribed
+
+    def _resource_updated(self, uri: str) -> None:
+        """Notify the caller, if it may still see the resource."""
+        subscribed = self._subscribed.get(uri)
+        if subscribed is None:
+            return
+        (server, name), _ = subscribed
+        view = self._hub.snapshot.view(self._caller.grants, self._surface, self.client_caps)
+        if view.may_receive_updates(server, name, uri):
+            self._notify(uri)
 
     def close(self) -> None:
-        """Want nothing any more, nor anything that is asked for later."""
+        """Unsubscribe from everything, and accept no further subscriptions."""
         self._is_closed = True
         self._feed.close()
-        followed, self._followed, self._followed_length = self._followed, {}, 0
-        for uri in followed:
-            self._forget(uri)
-        self._hub.subscriptions.leave(followed.values())
+        subscribed, self._subscribed, self._subscribed_length = self._subscribed, {}, 0
+        for uri in subscribed:
+            self._on_unsubscribe(uri)
+        self._hub.subscriptions.leave(subscribed.values())
         self._hub.levels.leave(self)
+
+
+# -- tasks ---------------------------------------------------------------------------------------------------------
+
+
+class TaskStatusNotifier:
+    """Calls `notify` with every task of a legacy caller whose server reports a status.
+
+    Modern callers are notified by a `TaskPoller`.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        caller: Caller,
+        surface: Surface,
+        notify: Callable[[ServerTask], None],
+        is_crowded: Callable[[], bool] = lambda: False,
+        *,
+        session: str = "",
+        client_caps: ClientCapabilities = NO_CAPABILITIES,
+    ) -> None:
+        """`is_crowded` says that the caller reads slowly; repetitions of a status are dropped then."""
+        self._hub = hub
+        self._caller = caller
+        self._surface = surface
+        self._client_caps = client_caps
+        self._notify = notify
+        self._is_crowded = is_crowded
+        self.close = hub.tasks.listen(caller, session, self._reported)
+        """Stop notifying."""
+
+    def _reported(self, task: ServerTask, is_other: bool) -> None:  # noqa: FBT001 - the type of a listener
+        view = self._hub.snapshot.view(self._caller.grants, self._surface, self._client_caps)
+        if is_visible(task, view, self._surface) and (is_other or not self._is_crowded()):
+            self._notify(task)
+
+
+class TaskPoller:
+    """Calls `notify` with the state of each task named in `taskIds` of a `subscriptions/listen`, and on every change.
+
+    The hub polls the servers, at the intervals that these name, by the route of the caller's own requests. So a caller
+    receives nothing about other callers' tasks and misses nothing while a link reconnects, and a server need not
+    support notifications. Hub tasks are followed without polling.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        caller: Caller,
+        surface: Surface,
+        client_caps: ClientCapabilities,
+        notify: OnTaskState,
+        hub_tasks: HubTasks | None = None,
+    ) -> None:
+        """Without `hub_tasks` there are only tasks of servers."""
+        self._hub = hub
+        self._hub_tasks = hub_tasks
+        self._caller = caller
+        self._surface = surface
+        self._client_caps = client_caps
+        self._notify = notify
+        self._followed: dict[str, _PolledTask | HubTaskFollower] = {}
+
+    async def add(self, ids: Iterable[str]) -> tuple[str, ...]:
+        """Add the tasks that the caller may follow, and return their ids; nothing is polled before `start`."""
+        for id in islice(ids, POLLED_MAX):
+            followed: _PolledTask | HubTaskFollower | None = None
+            if not is_hub_task_id(id):
+                followed = self._polled_task(id)
+            elif self._hub_tasks is not None:
+                followed = await self._hub_tasks.follow(
+                    self._caller, self._surface, self._client_caps, id, self._notify
+                )
+            if followed is not None:
+                self._followed[id] = followed
+        return tuple(self._followed)
+
+    def _polled_task(self, id: str) -> _PolledTask | None:
+        view = self._hub.snapshot.view(self._caller.grants, self._surface, self._client_caps)
+        asked = Call(self._caller, self._surface, id, EMPTY_OBJECT, kind="task", client_caps=self._client_caps)
+        call = route_task_call(asked, view, self._hub.tasks)
+        server = None if call is None else call.surface.server
+        if call is None or server is None or "task_handles" not in view.servers[server]:
+            return None
+        return _PolledTask(self._hub, call, server, self._notify)
+
+    def start(self) -> None:
+        """Start polling."""
+        for followed in self._followed.values():
+            followed.start()
+
+    def close(self) -> None:
+        """Stop polling."""
+        for followed in self._followed.values():
+            followed.stop()
+
+
+class _PolledTask(HubExchange):
+    """One task, polled until it has ended or its server does not know it any more."""
+
+    def __init__(self, hub: Hub, call: Call, server: ServerName, notify: OnTaskState) -> None:
+        self._hub = hub
+        self._call = call
+        self._server = server
+        self._notify = notify
+        self._pause = POLL_SECONDS
+        self._last_digest = b""
+        self._is_over = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Poll once; further polls follow."""
+        if not self._is_over:
+            self._hub.start(self._call, self)
+
+    def stop(self) -> None:
+        """Stop polling, and ignore a poll that is under way."""
+        self._is_over = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def emit(self, event: Event) -> None:
+        """Events of a poll are ignored."""
+
+    def ask(self, question: Question, reply: OnReply) -> None:
+        """Questions of a task are part of its state, so a poll asks nothing."""
+        reply(NOT_ASKED)
+
+    def end(self, outcome: Outcome) -> None:
+        """Notify of a changed state, and poll again later."""
+        if self._is_over:
+            return
+        if isinstance(outcome, Result):
+            self._received(outcome.payload)
+        elif isinstance(outcome, ServerError) and outcome.code == INVALID_PARAMS:
+            self._is_over = True  # the server has forgotten the task
+        if not self._is_over:
+            self._timer = asyncio.get_running_loop().call_later(self._pause, self.start)
+
+    def _received(self, payload: msgspec.Raw) -> None:
+        state = read_state(payload)
+        if state is None or state.id != self._call.name:
+            return  # not about this task
+        self._is_over = state.is_over
+        wanted = read_poll_seconds(payload) or POLL_SECONDS
+        self._pause = min(max(wanted, POLL_SECONDS_MIN), POLL_SECONDS_MAX)
+        digest = hashlib.blake2b(payload, digest_size=16).digest()
+        if digest != self._last_digest:
+            self._last_digest = digest
+            renamed = rename_ids(payload, partial(public_id, self._call.caller, self._server))
+            members = object_members(renamed) or {}
+            self._notify({key: value for key, value in members.items() if key not in ("resultType", "_meta")})
+
+
+# -- subscriptions/listen ------------------------------------------------------------------------------------------
+
+
+class SubscriptionStream:
+    """Writes the messages of one `subscriptions/listen`; each names the subscription by the request's id.
+
+    Updates that precede the acknowledgement wait for it.
+    """
+
+    def __init__(
+        self, id: msgspec.Raw, push: Callable[[bytes], None], frame: Callable[[bytes], bytes] = sse.frame
+    ) -> None:
+        self._id = id
+        self._push = push
+        self._frame = frame
+        self._early: dict[str, None] | None = {}
+
+    def acknowledgement(self, granted: modern.ListenFilter) -> bytes:
+        """The first message of the stream."""
+        return self._frame(jsonrpc.notification(modern.ACKNOWLEDGED, modern.acknowledged_params(self._id, granted)))
+
+    def release(self) -> None:
+        """The acknowledgement was sent: send the updates that waited for it, and all further ones at once."""
+        early, self._early = self._early or {}, None
+        for uri in early:
+            self.resource_updated(uri)
+
+    def list_changed(self, topic: Topic) -> None:
+        """Notify of a changed list."""
+        self._push(self._frame(jsonrpc.notification(CHANGED[topic], modern.subscription_params(self._id))))
+
+    def resource_updated(self, uri: str) -> None:
+        """Notify of an updated resource."""
+        if self._early is not None:
+            self._early[uri] = None
+            return
+        params = modern.subscription_params(self._id, updated_params(uri))
+        self._push(self._frame(jsonrpc.notification(UPDATED, params)))
+
+    def task_changed(self, members: Mapping[str, Payload]) -> None:
+        """Notify of a task's state."""
+        params = modern.subscription_params(self._id, members)
+        self._push(self._frame(jsonrpc.notification(TASK_NOTIFICATION, params)))
+
+    def final_result(self) -> bytes:
+        """The response to the request, which ends the stream."""
+        return self._frame(jsonrpc.result(self._id, modern.listen_result(self._id)))
+
+
+class ListenSubscription:
+    """A modern caller's `subscriptions/listen`. The transport sends the acknowledgement, and closes it."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        caller: Caller,
+        surface: Surface,
+        client_caps: ClientCapabilities,
+        stream: SubscriptionStream,
+        is_crowded: Callable[[], bool],
+        *,
+        session: str = "",
+        hub_tasks: HubTasks | None = None,
+    ) -> None:
+        """`is_crowded` says that the caller has not read everything sent so far."""
+        self.stream = stream
+        self._hub = hub
+        self._caller = caller
+        self._surface = surface
+        self._client_caps = client_caps
+        self._tasks = TaskPoller(hub, caller, surface, client_caps, stream.task_changed, hub_tasks)
+        self._resources = CallerSubscriptions(
+            hub,
+            caller,
+            surface,
+            stream.resource_updated,
+            client_caps=client_caps,
+            session=session,
+            is_crowded=is_crowded,
+        )
+        self._lists: ListChangeFeed | None = None
+
+    async def open(self, wanted: modern.ListenFilter) -> modern.ListenFilter:
+        """Subscribe to everything that is wanted, and return what was granted.
+
+        All servers are asked at once. A silent one delays the others by `SUBSCRIBE_SECONDS` at most, and its
+        resources are not granted.
+        """
+        uris = wanted.uris[:SUBSCRIPTIONS_MAX]
+        granted: set[str] = set()
+
+        async def subscribe(uri: str) -> None:
+            if await self._resources.subscribe(uri) is None:
+                granted.add(uri)
+
+        try:
+            async with asyncio.timeout(SUBSCRIBE_SECONDS):
+                await asyncio.gather(*map(subscribe, uris))
+        except TimeoutError:
+            for uri in uris:
+                if uri not in granted:
+                    self._resources.unsubscribe(uri)
+        return modern.ListenFilter(
+            await self._resources.available_topics(wanted.topics),
+            tuple(uri for uri in uris if uri in granted),
+            await self._tasks.add(wanted.tasks),
+        )
+
+    def start(self) -> None:
+        """The acknowledgement was sent: send waiting updates, and start polling tasks."""
+        self.stream.release()
+        self._tasks.start()
+
+    def watch_lists(self, topics: Set[Topic]) -> None:
+        """Notify of changes of these lists, where the transport does not do that itself."""
+        self._lists = ListChangeFeed(
+            self._hub,
+            self._caller.grants,
+            self._surface,
+            self.stream.list_changed,
+            topics,
+            client_caps=self._client_caps,
+        )
+
+    def close(self) -> None:
+        """Unsubscribe from everything."""
+        if self._lists is not None:
+            self._lists.close()
+        self._resources.close()
+        self._tasks.close()

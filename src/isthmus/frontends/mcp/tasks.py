@@ -1,8 +1,9 @@
-"""Tasks as callers know them: ids that say whose task it is, and that nobody else can use.
+"""Task ids as MCP callers see them.
 
-An id that the hub gives out holds the server and that server's own id, and is signed for the caller it is given to.
-So two servers' ids cannot be confused, none has to be remembered to be used, and an id that was overheard, guessed or
-made up leads nowhere. The dialogue reads ids, exchanges write them. Which tasks there are, `core.watch.tasks` knows.
+A public id contains the server, that server's own id, and a signature for one caller. So ids of two servers cannot be
+confused, nothing has to be stored, and an id that was overheard, guessed or invented is worthless. `methods` reads
+these ids, exchanges write them; `core.watch.server_tasks` knows which tasks exist. Tasks that the hub itself runs are
+in `hub_tasks`.
 """
 
 from __future__ import annotations
@@ -10,31 +11,29 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import re
 import secrets
 from functools import partial
 
 import msgspec
 
 from isthmus.core.catalog.view import View
-from isthmus.core.watch.tasks import Task, Tasks
-from isthmus.frontends.mcp.faults import Era
+from isthmus.core.watch.server_tasks import ServerTask, ServerTasks
+from isthmus.frontends.mcp.responses import Era
 from isthmus.model.callers import Caller
-from isthmus.model.calls import Call, Surface
-from isthmus.model.events import Event
+from isthmus.model.calls import Call, Event, Question, Result, Surface
 from isthmus.model.features import Ability
 from isthmus.model.names import ServerName
-from isthmus.model.outcomes import Outcome, Result
-from isthmus.model.questions import Question
 from isthmus.wire.jsonrpc import Payload, notification, object_members, render
+from isthmus.wire.mcp.calls import passed_meta
 from isthmus.wire.mcp.messages import Members
-from isthmus.wire.mcp.passing import passed_meta
 from isthmus.wire.mcp.tasks import (
     LEGACY_METHODS,
     MODERN_METHODS,
-    STATUS,
+    STATUS_NOTIFICATION,
     TASK,
-    with_ids,
-    with_related,
+    rename_ids,
+    rename_related,
 )
 
 NOT_FOUND = "Task not found"
@@ -43,31 +42,38 @@ _ABILITY: dict[Era, Ability] = {"legacy": "tasks", "modern": "task_handles"}
 _METHODS: dict[Era, frozenset[str]] = {"legacy": LEGACY_METHODS, "modern": MODERN_METHODS}
 
 _KEY = secrets.token_bytes(32)
-"""Signs ids while this process lives. Tasks are their servers', which forget them with the links of this process."""
+"""Signs ids for the life of this process. Servers forget their tasks when the links of this process close."""
+
+_HUB_TASK_ID = re.compile(r"[0-9a-f]{32}")
 
 
-def are_spoken(method: str, era: Era, view: View, *, are_kept: bool = False) -> bool:
-    """Whether a caller of this era can ask this of some server that it sees, or of the hub, if tasks are kept there."""
-    return method in _METHODS[era] and (are_kept or _ABILITY[era] in view.abilities)
+def is_task_method(method: str, era: Era, view: View, *, has_hub_tasks: bool = False) -> bool:
+    """Whether this era has the method and some visible server, or the hub itself, has tasks."""
+    return method in _METHODS[era] and (has_hub_tasks or _ABILITY[era] in view.abilities)
 
 
-def shown_id(caller: Caller, server: ServerName, own: str) -> str:
-    """The id under which a caller knows a task."""
+def is_hub_task_id(id: str) -> bool:
+    """Whether an id could be that of a hub task; ids of server tasks name their server."""
+    return _HUB_TASK_ID.fullmatch(id) is not None
+
+
+def public_id(caller: Caller, server: ServerName, own: str) -> str:
+    """The id that the caller uses for a server's task: server, the server's own id, and a signature."""
     text = base64.urlsafe_b64encode(own.encode("utf-8", "surrogatepass")).decode().rstrip("=")
     return f"{server}.{text}.{_signature(caller, server, own)}"
 
 
-def own_id(caller: Caller, shown: str) -> tuple[ServerName, str] | None:
-    """Whose task a caller's id stands for, and what its server calls it; None if it was not given to this caller."""
-    server, _, rest = shown.partition(".")
+def server_id(caller: Caller, public: str) -> tuple[ServerName, str] | None:
+    """The server and its own id for a public id; None if the id was not issued to this caller."""
+    server, _, rest = public.partition(".")
     text, _, signature = rest.partition(".")
     try:
         own = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode("utf-8", "surrogatepass")
     except (binascii.Error, UnicodeError, ValueError):
         return None
     expected = _signature(caller, ServerName(server), own)
-    is_given = secrets.compare_digest(expected.encode(), signature.encode("utf-8", "surrogatepass"))
-    return (ServerName(server), own) if is_given and shown_id(caller, ServerName(server), own) == shown else None
+    is_genuine = secrets.compare_digest(expected.encode(), signature.encode("utf-8", "surrogatepass"))
+    return (ServerName(server), own) if is_genuine and public_id(caller, ServerName(server), own) == public else None
 
 
 def _signature(caller: Caller, server: ServerName, own: str) -> str:
@@ -75,92 +81,92 @@ def _signature(caller: Caller, server: ServerName, own: str) -> str:
     return hashlib.blake2b(signed, digest_size=16, key=_KEY).hexdigest()
 
 
-def aimed(call: Call, view: View, known: Tasks) -> Call | None:
-    """A call about a task, as a call to the server whose it is; None if that is nobody's that this caller may know.
+def route_task_call(call: Call, view: View, known: ServerTasks) -> Call | None:
+    """A call about a task, addressed to the task's server; None if this caller has no such task.
 
-    An id may have outlived its task: by what is `known`, its server may have given its own id to another caller.
+    An id can outlive its task, and its server may have reused its own id for another caller's: `known` tells.
     """
-    found = own_id(call.caller, call.name)
+    found = server_id(call.caller, call.name)
     if found is None or found[0] not in view.servers or call.surface.server not in (None, found[0]):
         return None
     server, own = found
-    if known.is_anothers(call.caller, server, own):
+    if known.belongs_to_other(call.caller, server, own):
         return None
     return msgspec.structs.replace(call, name=own, surface=Surface("own", server))
 
 
-def asked_for(call: Call, view: View, era: Era, *, are_kept: bool = False) -> Call:
-    """A call that asks for a task; where nobody would know what that is, it asks for none.
-
-    `are_kept` says that the hub keeps one where its server does not.
-    """
+def with_supported_task(call: Call, view: View, era: Era, *, has_hub_tasks: bool = False) -> Call:
+    """A call that asks for a task; without that wish where neither the server nor the hub would run it as one."""
     route = view.routes.get(call.name)
     abilities = frozenset() if route is None else view.servers[route.feature.server]
-    is_known = "tasks" in abilities or (are_kept and route is not None and call.kind == "tool")
-    if era == "legacy" and is_known:
+    is_supported = "tasks" in abilities or (has_hub_tasks and route is not None and call.kind == "tool")
+    if era == "legacy" and is_supported:
         return call
     return msgspec.structs.replace(call, extra={key: value for key, value in call.extra.items() if key != TASK})
 
 
-def is_of_session(call: Call) -> bool:
-    """Whether a call asks for a task that is to be its conversation's, as its caller cannot be told from others."""
+def needs_session(call: Call) -> bool:
+    """Whether the task that a call asks for belongs to its session, because its caller is anonymous."""
     return call.caller.is_anyone and TASK in call.extra
 
 
-def shown(outcome: Outcome, call: Call) -> Outcome:
-    """An outcome with the id of its task, if it names one, as the caller knows it."""
-    if not isinstance(outcome, Result) or outcome.task_of is None:
-        return outcome
-    payload = with_ids(outcome.payload, partial(shown_id, call.caller, outcome.task_of))
-    return msgspec.structs.replace(outcome, payload=msgspec.Raw(payload))
+def with_public_id(result: Result, caller: Caller, server: ServerName) -> Result:
+    """A result of a server's task with the id that the caller uses."""
+    payload = rename_ids(result.payload, partial(public_id, caller, server))
+    return msgspec.structs.replace(result, payload=msgspec.Raw(payload))
 
 
-def shown_params(question: Question, call: Call) -> Payload:
-    """The parameters of what a server asks, with the task that it is about, if any, as the caller knows it."""
+def public_params(question: Question, call: Call) -> Payload:
+    """The parameters of a server's question, with the id that the caller uses for the related task, if any."""
     if question.task_of is None:
         return question.params
-    return with_ids(question.params, partial(shown_id, call.caller, question.task_of))
+    return rename_ids(question.params, partial(public_id, call.caller, question.task_of))
 
 
-def shown_event(event: Event, caller: Caller) -> Event:
-    """An event with the task to which it relates, if any, as the caller knows it."""
+def with_public_related(event: Event, caller: Caller) -> Event:
+    """An event with the id that the caller uses for the related task, if any."""
     if event.task_of is None:
         return event
-    members = with_related(event.members, partial(shown_id, caller, event.task_of))
+    members = rename_related(event.members, partial(public_id, caller, event.task_of))
     return msgspec.structs.replace(event, members=members)
 
 
-def own_meta(meta: Members, caller: Caller) -> Members:
-    """What travels on of a caller's `_meta`, with the task to which it relates, if any, as its server knows it."""
+def server_meta(meta: Members, caller: Caller) -> Members:
+    """The members of a caller's `_meta` that are passed on, with the server's own id for the related task, if any."""
     return passed_meta(meta, partial(_own, caller))
 
 
-def own_result(result: msgspec.Raw, caller: Caller) -> msgspec.Raw:
-    """What a caller answers, with the task to which it relates, if any, as its server knows it."""
+def server_result(result: msgspec.Raw, caller: Caller) -> msgspec.Raw:
+    """A caller's answer, with the server's own id for the related task, if any."""
     members = object_members(result) or {}
-    renamed = with_related(members, partial(_own, caller))
+    renamed = rename_related(members, partial(_own, caller))
     return result if renamed is members else msgspec.Raw(render(renamed))
 
 
-def _own(caller: Caller, shown: str) -> str | None:
-    found = own_id(caller, shown)
+def _own(caller: Caller, public: str) -> str | None:
+    found = server_id(caller, public)
     return None if found is None else found[1]
 
 
-def status_message(task: Task, caller: Caller) -> bytes:
-    """How a task stands, as a caller of the earlier era is told that nobody asked."""
-    return notification(STATUS, stated(task, caller))
+def status_notification(task: ServerTask, caller: Caller) -> bytes:
+    """The legacy notification of a task's status."""
+    return notification(STATUS_NOTIFICATION, public_state(task, caller))
 
 
-def stated(task: Task, caller: Caller) -> Payload:
-    """How a task stands, under the id by which its caller knows it."""
+def public_state(task: ServerTask, caller: Caller) -> Payload:
+    """The state of a task, with the id that the caller uses."""
     if task.is_kept:
         return render(task.state.members)
-    return with_ids(render(task.state.members), partial(shown_id, caller, task.server))
+    return rename_ids(render(task.state.members), partial(public_id, caller, task.server))
 
 
-def is_seen(task: Task, view: View, surface: Surface) -> bool:
-    """Whether a caller of the earlier era can ask about a task of its own here."""
+def is_visible(task: ServerTask, view: View, surface: Surface) -> bool:
+    """Whether a legacy caller can use its task on this surface."""
     if surface.server not in (None, task.server):
         return False
     return task.server in view.servers if task.is_kept else "tasks" in view.servers.get(task.server, ())
+
+
+def is_listed(session: str, caller: Caller, here: str) -> bool:
+    """Whether a task of one session is listed in another (`here`). Anonymous callers see only their session's."""
+    return not caller.is_anyone or (here != "" and session == here)

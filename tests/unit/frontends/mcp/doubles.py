@@ -13,13 +13,11 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.frontends.http.request_cycle import Message
-from isthmus.frontends.mcp.conversation import Conversation
-from isthmus.frontends.mcp.dialogue import Dialogue
+from isthmus.frontends.mcp.duplex import DuplexSession
+from isthmus.frontends.mcp.methods import McpMethods
 from isthmus.model.callers import Caller
-from isthmus.model.calls import EVERYTHING, Surface
-from isthmus.model.events import LogLevel
+from isthmus.model.calls import EVERYTHING, LogLevel, Result, Surface
 from isthmus.model.faults import Fault
-from isthmus.model.outcomes import Result
 from isthmus.wire.mcp.messages import Implementation
 from tests.hubs import META, MODERN
 from tests.unit.core.doubles import (
@@ -73,7 +71,7 @@ class Hosted:
         self.hub = self.stage.hub
         self.announcer = Announcer()
         self.hub.subscriptions.attach(SERVER, self.announcer)
-        self.dialogue = Dialogue(self.hub, Implementation("isthmus", "1"))
+        self.mcp_methods = McpMethods(self.hub, Implementation("isthmus", "1"))
 
     @property
     def last_call(self) -> InFlight:
@@ -103,8 +101,8 @@ class Talk:
         self.heard: list[Any] = []
         self.is_crowded = False
         self._news = asyncio.Event()
-        self.conversation = Conversation(
-            hosted.dialogue, caller, surface, self.background, self._deliver, lambda: self.is_crowded
+        self.conversation = DuplexSession(
+            hosted.mcp_methods, caller, surface, self.background, self._deliver, lambda: self.is_crowded
         )
 
     def _deliver(self, message: bytes) -> None:
@@ -114,7 +112,7 @@ class Talk:
     def say(self, method: str, params: Mapping[str, Any] | None = None, *, id: Any = None) -> None:
         """Send a request, or without an id a notification."""
         message = {"jsonrpc": "2.0", "method": method, "params": dict(params or {})}
-        assert self.conversation.take(json.dumps(message if id is None else {**message, "id": id}).encode()) is None
+        assert self.conversation.receive(json.dumps(message if id is None else {**message, "id": id}).encode()) is None
 
     async def until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(SECONDS):

@@ -9,12 +9,10 @@ import msgspec
 import pytest
 
 from isthmus.core.calls.inflight import InFlight
-from isthmus.frontends.mcp import asking
-from isthmus.frontends.mcp.asking import CROWDED, GONE, NO_ANSWER, Asked
-from isthmus.frontends.mcp.tasks import shown_id
-from isthmus.model.events import Event
-from isthmus.model.outcomes import Outcome, Result
-from isthmus.model.questions import Answered, Declined, OnReply, Question, Reply
+from isthmus.frontends.mcp import input_required
+from isthmus.frontends.mcp.input_required import CROWDED, GONE, NO_ANSWER, LegacyClientInput
+from isthmus.frontends.mcp.tasks import public_id
+from isthmus.model.calls import Answered, Declined, Event, OnReply, Outcome, Question, Reply, Result
 from isthmus.wire.jsonrpc import ErrorReply, Response
 from tests.unit.core.doubles import ANYONE, DONE, SERVER, call, raw
 
@@ -39,14 +37,14 @@ class Stream:
     def end(self, outcome: Outcome) -> None:
         raise AssertionError(outcome)
 
-    def say(self, message: bytes) -> None:
+    def send(self, message: bytes) -> None:
         self.read.append(json.loads(message))
 
-    def put(self, id: bytes, message: bytes) -> None:
-        self.say(message)
+    def send_request(self, id: bytes, message: bytes) -> None:
+        self.send(message)
         assert self.read[-1]["id"] == json.loads(id)
 
-    def settle(self, id: bytes) -> None:
+    def settle_request(self, id: bytes) -> None:
         self.settled.append(id)
 
 
@@ -54,7 +52,7 @@ class Seat:
     """A caller, what it was asked, and what it answered."""
 
     def __init__(self) -> None:
-        self.asked = Asked()
+        self.asked = LegacyClientInput()
         self.stream = Stream()
         self.answers: list[Reply] = []
 
@@ -78,8 +76,8 @@ def test_a_question_is_a_request_on_the_stream_of_its_call(seat: Seat) -> None:
 
 def test_an_answer_is_taken_once(seat: Seat) -> None:
     id = seat.ask()
-    assert seat.asked.take(Response(id, raw({"action": "accept"})))
-    assert not seat.asked.take(Response(id, raw({"action": "decline"})))
+    assert seat.asked.receive(Response(id, raw({"action": "accept"})))
+    assert not seat.asked.receive(Response(id, raw({"action": "decline"})))
     (answer,) = seat.answers
     assert isinstance(answer, Answered)
     assert bytes(answer.result) == b'{"action": "accept"}'
@@ -87,12 +85,12 @@ def test_an_answer_is_taken_once(seat: Seat) -> None:
 
 @pytest.mark.parametrize("text", [b"5", b"null", b"[]", b'"accept"'])
 def test_what_is_no_answer_does_not_reach_the_server(seat: Seat, text: bytes) -> None:
-    assert seat.asked.take(Response(seat.ask(), msgspec.Raw(text)))
+    assert seat.asked.receive(Response(seat.ask(), msgspec.Raw(text)))
     assert seat.answers == [NO_ANSWER]
 
 
 def test_a_refusal_is_the_servers_to_hear_as_it_is(seat: Seat) -> None:
-    assert seat.asked.take(ErrorReply(seat.ask(), -1, "User rejected", None))
+    assert seat.asked.receive(ErrorReply(seat.ask(), -1, "User rejected", None))
     assert seat.answers == [Declined(-1, "User rejected")]
 
 
@@ -101,7 +99,7 @@ def test_answers_in_any_order_find_their_questions(seat: Seat) -> None:
     for answers in heard.values():
         seat.asked.ask(seat.stream, FORM, answers.append)
     for number, request in reversed(list(enumerate(seat.stream.read))):
-        assert seat.asked.take(Response(raw(request["id"]), raw({"number": number})))
+        assert seat.asked.receive(Response(raw(request["id"]), raw({"number": number})))
     for number, (answer,) in heard.items():
         assert isinstance(answer, Answered)
         assert json.loads(bytes(answer.result)) == {"number": number}
@@ -110,14 +108,14 @@ def test_answers_in_any_order_find_their_questions(seat: Seat) -> None:
 @pytest.mark.parametrize("id", [b"1", b'"isthmus-2"', b'"isthmus-01"', b"null", b'"Isthmus-1"'])
 def test_an_answer_to_nothing_is_nobodys(seat: Seat, id: bytes) -> None:
     seat.ask()
-    assert not seat.asked.take(Response(msgspec.Raw(id), raw({})))
-    assert not seat.asked.take(ErrorReply(msgspec.Raw(id), -1, "no", None))
+    assert not seat.asked.receive(Response(msgspec.Raw(id), raw({})))
+    assert not seat.asked.receive(ErrorReply(msgspec.Raw(id), -1, "no", None))
     assert seat.answers == []
 
 
 def test_an_error_without_an_id_is_nobodys(seat: Seat) -> None:
     seat.ask()
-    assert not seat.asked.take(ErrorReply(None, -1, "no", None))
+    assert not seat.asked.receive(ErrorReply(None, -1, "no", None))
     assert seat.answers == []
 
 
@@ -125,18 +123,18 @@ def test_one_caller_cannot_answer_for_another(seat: Seat) -> None:
     other = Seat()
     other.ask()
     theirs = seat.ask()
-    assert other.asked.take(Response(theirs, raw({})))  # its own question of the same number
+    assert other.asked.receive(Response(theirs, raw({})))  # its own question of the same number
     assert (seat.answers, len(other.answers)) == ([], 1)
 
 
 def test_who_never_answers_has_the_oldest_question_given_up_for_a_new_one(
     seat: Seat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "OPEN_MAX", 3)
+    monkeypatch.setattr(input_required, "OPEN_MAX", 3)
     first, *others = [seat.ask() for _ in range(4)]
     assert seat.answers == [CROWDED]
-    assert not seat.asked.take(Response(first, raw({})))
-    assert all(seat.asked.take(Response(id, raw({}))) for id in others)
+    assert not seat.asked.receive(Response(first, raw({})))
+    assert all(seat.asked.receive(Response(id, raw({}))) for id in others)
 
 
 def test_a_question_that_is_not_asked_any_more_is_told_so_and_an_answer_to_it_is_nobodys(seat: Seat) -> None:
@@ -149,18 +147,18 @@ def test_a_question_that_is_not_asked_any_more_is_told_so_and_an_answer_to_it_is
         {
             "jsonrpc": "2.0",
             "method": "notifications/cancelled",
-            "params": {"requestId": id, "reason": "an answer is not needed any more"},
+            "params": {"requestId": id, "reason": "the answer is no longer needed"},
         }
     ]
-    assert not seat.asked.take(Response(raw(id), raw({})))
-    assert seat.asked.take(Response(first, raw({})))
+    assert not seat.asked.receive(Response(raw(id), raw({})))
+    assert seat.asked.receive(Response(first, raw({})))
     assert (len(seat.answers), second) == (1, [])
 
 
 def test_a_question_that_was_answered_outlives_nothing(seat: Seat) -> None:
     seat.asked.ask(seat.stream, FORM, reply := seat.answers.append)
-    seat.asked.take(Response(raw(seat.stream.read[-1]["id"]), raw({})))
-    assert seat.asked.outlive(reply, seat.stream.say) is None
+    seat.asked.receive(Response(raw(seat.stream.read[-1]["id"]), raw({})))
+    assert seat.asked.outlive(reply, seat.stream.send) is None
 
 
 def test_a_question_that_outlives_its_call_can_be_closed_without_telling_anybody(seat: Seat) -> None:
@@ -168,14 +166,14 @@ def test_a_question_that_outlives_its_call_can_be_closed_without_telling_anybody
     take_back = seat.asked.outlive(reply, None)
     assert take_back is not None
     take_back()
-    assert not seat.asked.take(Response(raw(seat.stream.read[-1]["id"]), raw({})))
+    assert not seat.asked.receive(Response(raw(seat.stream.read[-1]["id"]), raw({})))
     assert (len(seat.stream.read), seat.stream.settled, seat.answers) == (1, [], [])
 
 
 def test_a_question_that_is_over_need_not_be_heard_again(seat: Seat, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "OPEN_MAX", 2)
-    seat.asked.take(Response(seat.ask(), raw({})))
-    seat.asked.take(ErrorReply(seat.ask(), -1, "no", None))
+    monkeypatch.setattr(input_required, "OPEN_MAX", 2)
+    seat.asked.receive(Response(seat.ask(), raw({})))
+    seat.asked.receive(ErrorReply(seat.ask(), -1, "no", None))
     seat.asked.ask(seat.stream, FORM, reply := list[Reply]().append)
     seat.asked.retract(seat.stream, reply)
     for _ in range(3):
@@ -188,7 +186,7 @@ def test_when_the_caller_leaves_nobody_waits_for_it(seat: Seat) -> None:
     seat.asked.close()
     seat.asked.close()
     assert seat.answers == [GONE, GONE]
-    assert not any(seat.asked.take(Response(id, raw({}))) for id in ids)
+    assert not any(seat.asked.receive(Response(id, raw({}))) for id in ids)
 
 
 def test_there_is_nothing_to_seal_for_an_earlier_caller(seat: Seat) -> None:
@@ -200,8 +198,8 @@ def test_what_relates_to_a_task_is_asked_and_answered_under_each_ends_own_id(sea
     meta = {"io.modelcontextprotocol/related-task": {"taskId": "t"}}
     id = seat.ask(Question("elicitation/create", raw({"message": "?", "_meta": meta}), SERVER))
     asked = seat.stream.read[-1]["params"]["_meta"]
-    assert asked == {"io.modelcontextprotocol/related-task": {"taskId": shown_id(ANYONE, SERVER, "t")}}
-    seat.asked.take(Response(id, raw({"action": "accept", "_meta": asked})))
+    assert asked == {"io.modelcontextprotocol/related-task": {"taskId": public_id(ANYONE, SERVER, "t")}}
+    seat.asked.receive(Response(id, raw({"action": "accept", "_meta": asked})))
     (answer,) = seat.answers
     assert isinstance(answer, Answered)
     assert json.loads(bytes(answer.result)) == {"action": "accept", "_meta": meta}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from isthmus.frontends.http.bodies import JSON, STREAM
-from isthmus.frontends.mcp.batches import BatchReply, Part
+from isthmus.frontends.http.request_cycle import JSON, STREAM
+from isthmus.frontends.mcp.batches import BatchPart, BatchReply
 from tests.unit.frontends.mcp.doubles import Client
 
 
-def batch(client: Client, parts: int) -> tuple[BatchReply, list[Part], list[str]]:
+def batch(client: Client, parts: int) -> tuple[BatchReply, list[BatchPart], list[str]]:
     over: list[str] = []
     reply = BatchReply(client, lambda: over.append("over"))
     return reply, [reply.part() for _ in range(parts)], over

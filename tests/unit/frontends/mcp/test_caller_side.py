@@ -6,21 +6,20 @@ import asyncio
 
 import pytest
 
-from isthmus.core.ports.exchange import Lasting
-from isthmus.frontends.mcp.exchange import HttpExchange
-from isthmus.frontends.mcp.sessions import Listener, Session, Sessions
-from isthmus.frontends.mcp.tasks import shown_id
-from isthmus.model.calls import EVERYTHING
-from isthmus.model.events import Progress
+from isthmus.core.ports import LateProgressExchange
+from isthmus.frontends.mcp.http import HttpExchange
+from isthmus.frontends.mcp.sessions import HttpSession, HttpSessions, SessionStream
+from isthmus.frontends.mcp.tasks import public_id
+from isthmus.model.calls import EVERYTHING, Progress
 from isthmus.wire.mcp.tasks import RELATED
 from tests.unit.core.doubles import ANYONE, SERVER, call, raw
 from tests.unit.frontends.mcp.doubles import Client, Hosted, Talk, events
 
 REPORT = Progress({"progress": raw(1), "_meta": raw({RELATED: {"taskId": "t"}})}, SERVER)
-TOLD = {"progressToken": "mine", "progress": 1, "_meta": {RELATED: {"taskId": shown_id(ANYONE, SERVER, "t")}}}
+TOLD = {"progressToken": "mine", "progress": 1, "_meta": {RELATED: {"taskId": public_id(ANYONE, SERVER, "t")}}}
 
 
-def exchange(session: Session | None, token: str | None = "mine") -> HttpExchange:
+def exchange(session: HttpSession | None, token: str | None = "mine") -> HttpExchange:
     loop = asyncio.get_running_loop()
     made = HttpExchange(Client(), raw(1), "legacy", None if token is None else raw(token), loop, call())
     made.session = session
@@ -28,8 +27,8 @@ def exchange(session: Session | None, token: str | None = "mine") -> HttpExchang
 
 
 async def test_over_http_it_is_told_on_the_stream_of_the_session() -> None:
-    session, chunks = Sessions().open(ANYONE, EVERYTHING, 0.0), list[bytes]()
-    session.listen(Listener(chunks.append, lambda: None))
+    session, chunks = HttpSessions().open(ANYONE, EVERYTHING, 0.0), list[bytes]()
+    session.open_stream(SessionStream(chunks.append, lambda: None))
     report = exchange(session).reporter()
     assert report is not None
     report(REPORT)
@@ -38,7 +37,7 @@ async def test_over_http_it_is_told_on_the_stream_of_the_session() -> None:
 
 @pytest.mark.parametrize("is_wanted", [True, False])
 async def test_who_has_no_session_or_did_not_ask_is_told_nothing(*, is_wanted: bool) -> None:
-    session = None if is_wanted else Sessions().open(ANYONE, EVERYTHING, 0.0)
+    session = None if is_wanted else HttpSessions().open(ANYONE, EVERYTHING, 0.0)
     assert exchange(session, "mine" if is_wanted else None).reporter() is None
 
 
@@ -47,7 +46,7 @@ async def test_in_a_conversation_it_is_told_there_unless_its_caller_reads_slowly
     talk = Talk(hosted)
     talk.say("tools/call", {"name": "files.read", "arguments": {}, "_meta": {"progressToken": "mine"}}, id=1)
     side = hosted.last_call.exchange
-    assert isinstance(side, Lasting)
+    assert isinstance(side, LateProgressExchange)
     report = side.reporter()
     assert report is not None
     hosted.answer(content=[])
@@ -63,8 +62,8 @@ DONE_THERE = {"jsonrpc": "2.0", "method": "notifications/elicitation/complete", 
 
 
 async def test_that_a_user_is_done_elsewhere_is_told_on_the_stream_of_the_call_and_later_on_the_sessions() -> None:
-    session, chunks = Sessions().open(ANYONE, EVERYTHING, 0.0), list[bytes]()
-    session.listen(Listener(chunks.append, lambda: None))
+    session, chunks = HttpSessions().open(ANYONE, EVERYTHING, 0.0), list[bytes]()
+    session.open_stream(SessionStream(chunks.append, lambda: None))
     client = Client()
     side = HttpExchange(client, raw(1), "legacy", None, asyncio.get_running_loop(), call())
     side.session = session

@@ -6,8 +6,8 @@ import asyncio
 
 import msgspec
 
-from isthmus.core.catalog.snapshot import Offer
-from isthmus.frontends.mcp.changes import ChangeFeed, UpdateFeed
+from isthmus.core.catalog.snapshot import FeatureLists
+from isthmus.frontends.mcp.subscriptions import ListChangeFeed, ResourceUpdateFeed
 from isthmus.model.callers import Grants
 from isthmus.model.calls import EVERYTHING
 from isthmus.model.features import TOPICS, Topic
@@ -34,7 +34,7 @@ class Ear:
 
 async def test_a_change_is_told_at_once_and_the_next_ones_together() -> None:
     stage, ear = Stage(), Ear()
-    feed = ChangeFeed(stage.hub, ALL, EVERYTHING, ear, ["tools"])
+    feed = ListChangeFeed(stage.hub, ALL, EVERYTHING, ear, ["tools"])
     stage.hub.publish(ready(tool("a")))
     assert ear.count == 1
     for name in "bcd":
@@ -49,7 +49,7 @@ async def test_a_change_is_told_at_once_and_the_next_ones_together() -> None:
 
 async def test_what_changed_back_meanwhile_is_not_told() -> None:
     stage, ear = Stage(), Ear()
-    feed = ChangeFeed(stage.hub, ALL, EVERYTHING, ear, ["tools"])
+    feed = ListChangeFeed(stage.hub, ALL, EVERYTHING, ear, ["tools"])
     stage.hub.publish(ready(tool("a")))
     stage.hub.publish(ready(tool("b")))
     stage.hub.publish(ready(tool("a")))
@@ -62,7 +62,7 @@ async def test_what_changed_back_meanwhile_is_not_told() -> None:
 
 async def test_a_change_that_the_caller_cannot_see_is_not_told() -> None:
     stage, ear = Stage(), Ear()
-    feed = ChangeFeed(stage.hub, Grants(("files.read",)), EVERYTHING, ear, ["tools"])
+    feed = ListChangeFeed(stage.hub, Grants(("files.read",)), EVERYTHING, ear, ["tools"])
     stage.hub.publish(ready(tool("read"), tool("write")))
     assert ear.count == 0
     feed.close()
@@ -71,15 +71,15 @@ async def test_a_change_that_the_caller_cannot_see_is_not_told() -> None:
 async def test_who_has_an_old_list_is_told_at_once() -> None:
     stage, ear = Stage(), Ear()
     current = stage.hub.snapshot.view(ALL, EVERYTHING).digest
-    ChangeFeed(stage.hub, ALL, EVERYTHING, ear, ["tools"], seen={"tools": current}).close()
+    ListChangeFeed(stage.hub, ALL, EVERYTHING, ear, ["tools"], seen={"tools": current}).close()
     assert ear.count == 0
-    ChangeFeed(stage.hub, ALL, EVERYTHING, ear, ["tools"], seen={"tools": b"another"}).close()
+    ListChangeFeed(stage.hub, ALL, EVERYTHING, ear, ["tools"], seen={"tools": b"another"}).close()
     assert ear.count == 1
 
 
 async def test_a_closed_feed_tells_nothing_not_even_what_it_had_put_off() -> None:
     stage, ear = Stage(), Ear()
-    feed = ChangeFeed(stage.hub, ALL, EVERYTHING, ear, ["tools"])
+    feed = ListChangeFeed(stage.hub, ALL, EVERYTHING, ear, ["tools"])
     stage.hub.publish(ready(tool("a")))
     stage.hub.publish(ready(tool("b")))
     assert feed._timer is not None
@@ -91,7 +91,7 @@ async def test_a_closed_feed_tells_nothing_not_even_what_it_had_put_off() -> Non
 
 async def test_each_list_that_changed_is_told_and_no_other() -> None:
     stage, ear = Stage(), Ear()
-    feed = ChangeFeed(stage.hub, ALL, EVERYTHING, ear, TOPICS)
+    feed = ListChangeFeed(stage.hub, ALL, EVERYTHING, ear, TOPICS)
     stage.hub.publish(ready(tool(), prompts=[prompt("ask")], templates=[template("file:///{path}")]))
     assert ear.topics == ["prompts", "resources"]
     feed.close()
@@ -99,7 +99,7 @@ async def test_each_list_that_changed_is_told_and_no_other() -> None:
 
 async def test_a_list_that_nobody_asked_about_is_not_told() -> None:
     stage, ear = Stage(), Ear()
-    feed = ChangeFeed(stage.hub, ALL, EVERYTHING, ear, ["prompts"])
+    feed = ListChangeFeed(stage.hub, ALL, EVERYTHING, ear, ["prompts"])
     stage.hub.publish(ready(tool("another"), resources=[resource("file:///x")]))
     assert ear.topics == []
     feed.close()
@@ -107,13 +107,13 @@ async def test_a_list_that_nobody_asked_about_is_not_told() -> None:
 
 async def test_a_list_that_the_caller_has_not_seen_yet_counts_as_todays() -> None:
     stage, ear = Stage(), Ear()
-    ChangeFeed(stage.hub, ALL, EVERYTHING, ear, TOPICS, seen={"prompts": b"another"}).close()
+    ListChangeFeed(stage.hub, ALL, EVERYTHING, ear, TOPICS, seen={"prompts": b"another"}).close()
     assert ear.topics == ["prompts"]
 
 
 async def test_one_list_that_was_just_told_does_not_hold_up_another() -> None:
     stage, ear = Stage(), Ear()
-    feed = ChangeFeed(stage.hub, ALL, EVERYTHING, ear, TOPICS)
+    feed = ListChangeFeed(stage.hub, ALL, EVERYTHING, ear, TOPICS)
     stage.hub.publish(ready(tool("a")))
     stage.hub.publish(ready(tool("b"), prompts=[prompt("ask")]))
     assert ear.topics == ["tools", "prompts"]
@@ -124,10 +124,10 @@ async def test_who_can_be_asked_is_told_of_what_it_is_listed_and_of_nothing_else
     stage, able, other = Stage(), Ear(), Ear()
     client_caps = frozenset({"elicitation"})
     feeds = [
-        ChangeFeed(stage.hub, ALL, EVERYTHING, able, TOPICS, client_caps=client_caps),
-        ChangeFeed(stage.hub, ALL, EVERYTHING, other, TOPICS),
+        ListChangeFeed(stage.hub, ALL, EVERYTHING, able, TOPICS, client_caps=client_caps),
+        ListChangeFeed(stage.hub, ALL, EVERYTHING, other, TOPICS),
     ]
-    varied = msgspec.structs.replace(ready(tool()), variants={client_caps: Offer((tool(), tool("ask")))})
+    varied = msgspec.structs.replace(ready(tool()), variants={client_caps: FeatureLists((tool(), tool("ask")))})
     stage.hub.publish(varied)
     assert (able.topics, other.topics) == (["tools"], [])
     stage.hub.publish(msgspec.structs.replace(varied, prompts=(prompt("p"),)))
@@ -145,7 +145,7 @@ class Reader:
     def __init__(self) -> None:
         self.told: list[str] = []
         self.is_crowded = False
-        self.feed = UpdateFeed(self.told.append, lambda: self.is_crowded)
+        self.feed = ResourceUpdateFeed(self.told.append, lambda: self.is_crowded)
 
     async def until(self, count: int) -> None:
         async with asyncio.timeout(30):

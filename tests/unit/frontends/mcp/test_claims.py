@@ -7,10 +7,10 @@ import json
 import msgspec
 import pytest
 
-from isthmus.core.catalog.checks import CheckCache
+from isthmus.core.catalog.schema import CheckCache
 from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
-from isthmus.frontends.mcp import claims
-from isthmus.frontends.mcp.claims import ParamClaims
+from isthmus.frontends.mcp import methods
+from isthmus.frontends.mcp.methods import HeaderParamCheck
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, Call, Surface
 from isthmus.model.features import Tool
@@ -39,22 +39,22 @@ def call(name: str, caller: Caller = ANYONE, surface: Surface = EVERYTHING) -> C
 def test_a_header_must_repeat_the_argument_under_whichever_name_the_tool_is_called(surface: Surface) -> None:
     asked = call("where" if surface.server else "routed.where", surface=surface)
     for headers, is_believed in (({HEADER: b"eu"}, True), ({HEADER: b"us"}, False), ({}, False)):
-        assert (ParamClaims().refute(asked, SNAPSHOT, headers) is None) == is_believed
+        assert (HeaderParamCheck().find_mismatch(asked, SNAPSHOT, headers) is None) == is_believed
 
 
 def test_a_tool_without_annotations_is_called_without_headers() -> None:
-    assert ParamClaims().refute(call("routed.plain"), SNAPSHOT, {}) is None
+    assert HeaderParamCheck().find_mismatch(call("routed.plain"), SNAPSHOT, {}) is None
 
 
 def test_who_may_not_see_a_tool_learns_nothing_of_its_annotations() -> None:
     stranger = Caller("stranger", "t", Grants(("other.*",)))
-    assert ParamClaims().refute(call("routed.where", stranger), SNAPSHOT, {}) is None
-    assert ParamClaims().refute(call("routed.nothing"), SNAPSHOT, {}) is None
+    assert HeaderParamCheck().find_mismatch(call("routed.where", stranger), SNAPSHOT, {}) is None
+    assert HeaderParamCheck().find_mismatch(call("routed.nothing"), SNAPSHOT, {}) is None
 
 
 def test_what_is_remembered_of_descriptions_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "KNOWN_MAX", 1)
-    asked = ParamClaims()
+    monkeypatch.setattr(methods, "KNOWN_SCHEMAS_MAX", 1)
+    asked = HeaderParamCheck()
     for _ in range(3):
-        assert asked.refute(call("routed.plain"), SNAPSHOT, {}) is None
-        assert asked.refute(call("routed.where"), SNAPSHOT, {}) is not None
+        assert asked.find_mismatch(call("routed.plain"), SNAPSHOT, {}) is None
+        assert asked.find_mismatch(call("routed.where"), SNAPSHOT, {}) is not None

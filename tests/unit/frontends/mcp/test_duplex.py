@@ -10,11 +10,11 @@ import pytest
 
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.snapshot import ServerStatus
-from isthmus.core.watch import levels
-from isthmus.frontends.mcp.dialogue import Answer, Dialogue
+from isthmus.core.watch import log_levels as levels
+from isthmus.frontends.mcp.methods import McpMethods
+from isthmus.frontends.mcp.responses import JsonRpcReply
 from isthmus.model.callers import Caller, Grants
-from isthmus.model.calls import Surface
-from isthmus.model.events import LOG_LEVELS, Log
+from isthmus.model.calls import LOG_LEVELS, LogMessage, Surface
 from isthmus.model.faults import Cancelled, ServerError
 from isthmus.model.names import ServerName
 from isthmus.wire.jsonrpc import Request
@@ -49,8 +49,8 @@ def starting(hosted: Hosted, server: ServerName = SLOW) -> None:
     hosted.hub.open_server_queue(ServerQueue(server, hosted.hub.limits), ServerStatus(server))
 
 
-def logged(level: str) -> Log:
-    return Log(level, {"level": raw(level), "data": raw("x")})  # type: ignore[arg-type]
+def logged(level: str) -> LogMessage:
+    return LogMessage(level, {"level": raw(level), "data": raw("x")})  # type: ignore[arg-type]
 
 
 # -- greetings and lists -------------------------------------------------------------------------------------------
@@ -232,20 +232,20 @@ async def test_what_is_no_message_is_handed_back_refused() -> None:
         (b'{"jsonrpc":"2.0"}', -32600),
         (b'[{"jsonrpc":"2.0"}]', -32600),
     ):
-        refused = talk.conversation.take(body)
-        assert isinstance(refused, Answer)
+        refused = talk.conversation.receive(body)
+        assert isinstance(refused, JsonRpcReply)
         assert refused.code == code
-    assert talk.conversation.take(b'{"jsonrpc":"2.0","id":1,"result":{}}') is None
+    assert talk.conversation.receive(b'{"jsonrpc":"2.0","id":1,"result":{}}') is None
     assert talk.heard == []
 
 
 async def test_a_defect_costs_one_answer() -> None:
-    class Broken(Dialogue):
-        async def answer(self, request: Request, *_: Any) -> Answer:
+    class Broken(McpMethods):
+        async def answer(self, request: Request, *_: Any) -> JsonRpcReply:
             raise ZeroDivisionError
 
     hosted = Hosted()
-    hosted.dialogue = Broken(hosted.hub, Implementation("isthmus", "1"))
+    hosted.mcp_methods = Broken(hosted.hub, Implementation("isthmus", "1"))
     talk = Talk(hosted)
     assert await talk.ask("ping", id=1) == -32603
     async with asyncio.timeout(30):
@@ -285,7 +285,7 @@ async def test_a_call_that_waits_when_its_caller_leaves_is_not_started() -> None
 
 async def test_following_waits_for_servers_that_only_start() -> None:
     hosted, talk = talking(ServerStatus(SERVER))
-    hosted.hub.close_lane(SERVER)
+    hosted.hub.close_server_queue(SERVER)
     starting(hosted, SERVER)
     talk.say("resources/subscribe", {"uri": NOTES}, id=1)
     hosted.hub.publish(OFFER)
@@ -352,7 +352,7 @@ async def test_a_modern_caller_hears_what_each_call_asks_for() -> None:
 async def test_a_line_is_passed_on_as_the_server_gave_it() -> None:
     hosted, talk = talking()
     talk.say("tools/call", {"name": "files.read"}, id=1)
-    hosted.last_call.emit(Log("info", {"level": raw("info"), "logger": raw("db"), "data": raw({"n": 1})}))
+    hosted.last_call.emit(LogMessage("info", {"level": raw("info"), "logger": raw("db"), "data": raw({"n": 1})}))
     params = {"level": "info", "logger": "db", "data": {"n": 1}}
     assert talk.told() == [{"jsonrpc": "2.0", "method": "notifications/message", "params": params}]
 
@@ -388,7 +388,7 @@ async def test_changes_are_told_from_the_greeting_on_and_once_however_often_it_i
     assert [told["method"] for told in talk.told()] == [
         f"notifications/{topic}/list_changed" for topic in ("tools", "prompts", "resources")
     ]
-    talk.conversation.stop_telling()
+    talk.conversation.stop_notifying()
     assert hosted.is_forgotten()
 
 
@@ -450,7 +450,7 @@ async def test_a_conversation_that_ends_lets_go_of_everything() -> None:
     await talk.ask("resources/subscribe", {"uri": NOTES}, id=2)
     talk.say("subscriptions/listen", listen(resourceSubscriptions=[NOTES], toolsListChanged=True), id=3)
     await talk.until(lambda: len(talk.told()) == 1)
-    talk.conversation.stop_telling()
+    talk.conversation.stop_notifying()
     talk.say("notifications/initialized")  # read late, too
     assert hosted.is_forgotten()
     assert hosted.announcer.asked == [f"+{NOTES}", f"-{NOTES}"]
@@ -475,7 +475,7 @@ async def test_servers_hear_that_a_conversation_is_over() -> None:
 async def test_a_request_that_is_read_after_the_end_leaves_nothing(method: str, params: dict[str, Any] | None) -> None:
     hosted, talk = talking()
     talk.say(method, params or listen(resourceSubscriptions=[NOTES], toolsListChanged=True), id=1)
-    talk.conversation.stop_telling()  # before the request's turn has come
+    talk.conversation.stop_notifying()  # before the request's turn has come
     await talk.settle()
     assert hosted.is_forgotten()
 
@@ -487,7 +487,7 @@ async def test_a_request_that_is_under_way_at_the_end_leaves_nothing(method: str
     params = {"uri": NOTES} if method == "resources/subscribe" else listen(resourceSubscriptions=[NOTES])
     talk.say(method, params, id=1)
     await until_asked(hosted)
-    talk.conversation.stop_telling()
+    talk.conversation.stop_notifying()
     hosted.announcer.opened.set()
     await talk.settle()
     assert hosted.is_forgotten()
@@ -577,7 +577,7 @@ async def test_a_subscription_of_the_same_id_takes_the_others_place() -> None:
         await talk.until(lambda expected=count: len(talk.heard) == expected)  # type: ignore[misc]
     hosted.hub.subscriptions.updated(SERVER, NOTES)
     assert len(talk.heard) == 3
-    talk.conversation.stop_telling()
+    talk.conversation.stop_notifying()
     assert hosted.is_forgotten()
 
 
@@ -623,7 +623,7 @@ async def test_the_messages_of_a_batch_are_taken_one_by_one_where_the_revision_h
     await talk.ask("initialize", hello, id=0)
     ping = {"jsonrpc": "2.0", "id": "a", "method": "ping"}
     call = {"jsonrpc": "2.0", "id": "b", "method": "tools/call", "params": {"name": "files.read"}}
-    assert talk.conversation.take(json.dumps([ping, call, [ping], 7]).encode()) is None
+    assert talk.conversation.receive(json.dumps([ping, call, [ping], 7]).encode()) is None
     hosted.answer(content=[])
     assert [outcome(await talk.reply(id)) for id in ("a", "b")] == [{}, {"content": []}]
     refused = [message["error"]["code"] for message in talk.heard if message.get("id", "") is None]
@@ -635,6 +635,6 @@ async def test_other_batches_are_refused(version: str, count: int) -> None:
     talk = Talk(Hosted())
     hello = {"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
     await talk.ask("initialize", hello)
-    refused = talk.conversation.take(json.dumps([{"jsonrpc": "2.0", "id": 1, "method": "ping"}] * count).encode())
+    refused = talk.conversation.receive(json.dumps([{"jsonrpc": "2.0", "id": 1, "method": "ping"}] * count).encode())
     assert refused is not None
     assert refused.code == -32600

@@ -6,10 +6,9 @@ import asyncio
 
 import pytest
 
-from isthmus.frontends.http.bodies import CROWDED_BYTES
-from isthmus.frontends.http.request_cycle import Peer
-from isthmus.frontends.mcp import replays as module
-from isthmus.frontends.mcp.replays import Bulletin, Shelf, Tape
+from isthmus.frontends.http.request_cycle import CROWDED_BYTES, Peer
+from isthmus.frontends.mcp import event_store as module
+from isthmus.frontends.mcp.event_store import NotificationLog, StreamLog, StreamStore
 from isthmus.wire.sse import SseDecoder, SseEvent
 from tests.unit.frontends.mcp.doubles import Client
 
@@ -21,13 +20,13 @@ class Speaker:
 
     def __init__(self) -> None:
         self.heard: list[str] = []
-        self.tape: Tape | None = None
+        self.tape: StreamLog | None = None
 
-    def left(self, peer: Peer) -> None:
+    def disconnected(self, peer: Peer) -> None:
         assert self.tape is not None
-        self.heard.append("left" if self.tape.left(peer) else "left before")
+        self.heard.append("left" if self.tape.disconnected(peer) else "left before")
 
-    def came_back(self) -> None:
+    def reconnected(self) -> None:
         self.heard.append("back")
 
 
@@ -41,17 +40,17 @@ def said(client: Client) -> list[str]:
     return [event.data.decode() for event in events(client) if event.data]
 
 
-def started(shelf: Shelf, client: Client, *, is_primed: bool = True) -> Tape:
-    tape = shelf.open(OWNER, speaker := Speaker())
+def started(store: StreamStore, client: Client, *, is_primed: bool = True) -> StreamLog:
+    tape = store.open(OWNER, speaker := Speaker())
     speaker.tape = tape
     tape.start(client, is_primed=is_primed)
     return tape
 
 
-def resumed(shelf: Shelf, last: str | None) -> Client:
+def resumed(store: StreamStore, last: str | None) -> Client:
     """A client that comes back with the id of the last event that it heard."""
     assert last is not None
-    found = shelf.find(OWNER, last)
+    found = store.find(OWNER, last)
     assert found is not None
     client = Client()
     found[0].resume(client, found[1], lambda: None)
@@ -60,7 +59,7 @@ def resumed(shelf: Shelf, last: str | None) -> Client:
 
 async def test_a_primed_stream_begins_with_an_event_without_content_and_says_when_to_come_back() -> None:
     client = Client()
-    started(Shelf(), client)
+    started(StreamStore(), client)
     (first,) = events(client)
     assert (first.data, first.retry) == (b"", module.RETRY_MS)
     assert first.id
@@ -68,8 +67,8 @@ async def test_a_primed_stream_begins_with_an_event_without_content_and_says_whe
 
 async def test_a_stream_that_is_not_primed_has_ids_on_its_events_all_the_same() -> None:
     client = Client()
-    tape = started(Shelf(), client, is_primed=False)
-    tape.report(b"1")
+    tape = started(StreamStore(), client, is_primed=False)
+    tape.send_report(b"1")
     tape.end(b"2")
     assert [event.data for event in events(client)] == [b"1", b"2"]
     assert all(event.id for event in events(client))
@@ -80,17 +79,17 @@ async def test_a_stream_that_is_not_primed_has_ids_on_its_events_all_the_same() 
 async def test_wherever_a_stream_is_cut_nothing_is_lost_and_nothing_is_told_twice(
     *, cut: int, is_noticed: bool
 ) -> None:
-    shelf, whole = Shelf(), [b"0", b"1", b"2", b"3", b"4"]
+    store, whole = StreamStore(), [b"0", b"1", b"2", b"3", b"4"]
     client = Client()
-    tape = started(shelf, client)
+    tape = started(store, client)
     for message in whole[:cut]:
-        tape.end(message) if message == whole[-1] else tape.report(message)
+        tape.end(message) if message == whole[-1] else tape.send_report(message)
     heard, last = said(client), events(client)[-1].id
     if is_noticed:
-        tape.left(client)
+        tape.disconnected(client)
     for message in whole[cut:-1]:
-        tape.say(message)
-    back = resumed(shelf, last)
+        tape.send(message)
+    back = resumed(store, last)
     if not tape.is_over:
         tape.end(whole[-1])
     assert [*heard, *said(back)] == [message.decode() for message in whole]
@@ -98,140 +97,140 @@ async def test_wherever_a_stream_is_cut_nothing_is_lost_and_nothing_is_told_twic
 
 
 async def test_who_missed_everything_comes_back_with_the_first_event() -> None:
-    shelf, client = Shelf(), Client()
-    tape = started(shelf, client)
+    store, client = StreamStore(), Client()
+    tape = started(store, client)
     first = events(client)[0].id
-    tape.left(client)
+    tape.disconnected(client)
     tape.end(b"answer")
-    assert said(resumed(shelf, first)) == ["answer"]
+    assert said(resumed(store, first)) == ["answer"]
 
 
 async def test_the_connection_that_comes_later_is_spoken_to_and_the_earlier_one_ends() -> None:
-    shelf, old, released = Shelf(), Client(), list[str]()
-    tape = started(shelf, old)
-    found = shelf.find(OWNER, events(old)[0].id or "")
+    store, old, released = StreamStore(), Client(), list[str]()
+    tape = started(store, old)
+    found = store.find(OWNER, events(old)[0].id or "")
     assert found is not None
     middle, new = Client(), Client()
     tape.resume(middle, 0, lambda: released.append("middle"))
     tape.resume(new, 0, lambda: released.append("new"))
     assert (len(old.ended), len(middle.ended), released) == (1, 1, ["middle"])
-    tape.say(b"x")
+    tape.send(b"x")
     tape.end(b"y")
     assert (said(old), said(middle), said(new), released) == ([], [], ["x", "y"], ["middle", "new"])
 
 
 async def test_its_speaker_hears_who_leaves_and_who_comes_back() -> None:
-    shelf, client = Shelf(), Client()
+    store, client = StreamStore(), Client()
     speaker = Speaker()
-    tape = speaker.tape = shelf.open(OWNER, speaker)
+    tape = speaker.tape = store.open(OWNER, speaker)
     tape.start(client, is_primed=True)
-    back, again = (resumed(shelf, events(client)[0].id) for _ in range(2))
+    back, again = (resumed(store, events(client)[0].id) for _ in range(2))
     back.leave()
     again.leave()
     assert speaker.heard == ["back", "back", "left before", "left"]
 
 
 async def test_who_is_let_go_is_told_when_to_come_back_and_finds_the_rest() -> None:
-    shelf, client = Shelf(), Client()
-    tape = started(shelf, client)
+    store, client = StreamStore(), Client()
+    tape = started(store, client)
     assert tape.pause(250)
     assert client.ended == [b"retry: 250\n\n"]
     assert not tape.pause(250)
     tape.end(b"answer")
-    assert said(resumed(shelf, events(client)[0].id)) == ["answer"]
+    assert said(resumed(store, events(client)[0].id)) == ["answer"]
 
 
 async def test_reports_are_skipped_for_who_does_not_read_but_kept_for_who_is_away() -> None:
-    shelf, client = Shelf(), Client()
-    tape = started(shelf, client)
+    store, client = StreamStore(), Client()
+    tape = started(store, client)
     client.unsent_bytes = CROWDED_BYTES + 1
-    tape.report(b"skipped")
-    tape.say(b"needed")
-    tape.left(client)
-    tape.report(b"kept")
-    assert said(resumed(shelf, events(client)[0].id)) == ["needed", "kept"]
+    tape.send_report(b"skipped")
+    tape.send(b"needed")
+    tape.disconnected(client)
+    tape.send_report(b"kept")
+    assert said(resumed(store, events(client)[0].id)) == ["needed", "kept"]
 
 
 @pytest.mark.parametrize("limit", ["EVENTS_MAX", "EVENTS_BYTES"])
 async def test_of_many_reports_the_oldest_go_and_what_is_needed_stays(
     monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    shelf, client = Shelf(), Client()
-    tape = started(shelf, client)
-    tape.left(client)
-    tape.put(b"q", b"question")
-    tape.report(b"%03d" % 0)
+    store, client = StreamStore(), Client()
+    tape = started(store, client)
+    tape.disconnected(client)
+    tape.send_request(b"q", b"question")
+    tape.send_report(b"%03d" % 0)
     monkeypatch.setattr(module, limit, 3 if limit == "EVENTS_MAX" else 3 * tape.size_bytes // 2)
     for number in range(1, 100):
-        tape.report(b"%03d" % number)
+        tape.send_report(b"%03d" % number)
     tape.end(b"answer")
-    told = said(resumed(shelf, events(client)[0].id))
+    told = said(resumed(store, events(client)[0].id))
     assert (told[0], told[-2:]) == ("question", ["099", "answer"])
     assert len(told) <= 5
 
 
-# -- the shelf -------------------------------------------------------------------------------------------------------
+# -- the store -------------------------------------------------------------------------------------------------------
 
 
 async def test_an_event_is_known_to_its_own_session_only_and_made_up_ones_are_unknown() -> None:
-    shelf, client = Shelf(), Client()
-    started(shelf, client)
+    store, client = StreamStore(), Client()
+    started(store, client)
     id = events(client)[0].id or ""
     name = id.rpartition(".")[0]
-    assert shelf.find(OWNER, id) is not None
-    assert shelf.find("another", id) is None
+    assert store.find(OWNER, id) is not None
+    assert store.find("another", id) is None
     for odd in ("", ".", "x.0", name, f"{name}.", f"{name}.-1", f"{name}.1e3", f"{name}.{'9' * 5_000}", f"{name}.٣"):
-        assert shelf.find(OWNER, odd) is None
+        assert store.find(OWNER, odd) is None
 
 
 async def test_names_are_long_and_do_not_repeat() -> None:
-    shelf = Shelf()
-    names = {shelf.open(OWNER, Speaker()).name for _ in range(100)}
+    store = StreamStore()
+    names = {store.open(OWNER, Speaker()).name for _ in range(100)}
     assert (len(names), min(map(len, names))) == (100, 16)
 
 
 async def test_what_has_ended_is_given_up_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KEEP_SECONDS", 0.01)
-    shelf = Shelf()
+    store = StreamStore()
     for _ in range(2):
-        started(shelf, Client()).end(b"answer")
+        started(store, Client()).end(b"answer")
         await asyncio.sleep(0)
-    running = started(shelf, Client())
+    running = started(store, Client())
     async with asyncio.timeout(30):
-        while len(shelf) > 1:  # noqa: ASYNC110 - a shelf tells nobody
+        while len(store) > 1:  # noqa: ASYNC110 - a store tells nobody
             await asyncio.sleep(0.001)
     running.end(b"answer")
     async with asyncio.timeout(30):
-        while len(shelf):  # noqa: ASYNC110
+        while len(store):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
 
 async def test_ended_streams_are_bounded_and_those_that_were_heard_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    shelf = Shelf()
+    store = StreamStore()
     clients = [Client() for _ in range(3)]
-    broken, heard, later = (started(shelf, client) for client in clients)
-    broken.left(clients[0])
+    broken, heard, later = (started(store, client) for client in clients)
+    broken.disconnected(clients[0])
     broken.end(b"broken")
     heard.end(b"heard")
     monkeypatch.setattr(module, "ANSWERS_BYTES", broken.size_bytes + heard.size_bytes)
     later.end(b"later")
-    assert [shelf.find(OWNER, f"{tape.name}.0") is not None for tape in (broken, heard, later)] == [True, False, True]
+    assert [store.find(OWNER, f"{tape.name}.0") is not None for tape in (broken, heard, later)] == [True, False, True]
     monkeypatch.setattr(module, "ANSWERS_BYTES", 0)
-    last = started(shelf, Client())
+    last = started(store, Client())
     last.end(b"x" * 1_000)
-    assert len(shelf) == 1
-    assert shelf.find(OWNER, f"{last.name}.0") is not None
+    assert len(store) == 1
+    assert store.find(OWNER, f"{last.name}.0") is not None
 
 
 async def test_a_session_that_is_over_takes_its_streams_along_running_or_not() -> None:
-    shelf = Shelf()
-    ended, running = started(shelf, Client()), started(shelf, Client())
+    store = StreamStore()
+    ended, running = started(store, Client()), started(store, Client())
     ended.end(b"x")
-    kept = shelf.open("another", Speaker())
-    shelf.forget(OWNER)
+    kept = store.open("another", Speaker())
+    store.forget(OWNER)
     running.end(b"y")
-    assert len(shelf) == 1
-    assert shelf.find("another", f"{kept.name}.0") is not None
+    assert len(store) == 1
+    assert store.find("another", f"{kept.name}.0") is not None
 
 
 # -- bulletins -------------------------------------------------------------------------------------------------------
@@ -250,91 +249,91 @@ def last_id(chunk: bytes) -> str:
 
 
 def test_of_every_matter_the_last_word_is_told_again_to_who_did_not_hear_it() -> None:
-    bulletin = Bulletin()
-    start = last_id(bulletin.mark())
-    first = last_id(bulletin.add("a", b"1"))
-    bulletin.add("b", b"2")
-    last = last_id(bulletin.add("a", b"3"))
-    assert [decoded(bulletin.after(id)) for id in (start, first, last)] == [["2", "3"], ["2", "3"], []]
-    assert last_id(bulletin.mark()) == last
-    assert last_id(bulletin.mark(first)) == first
+    notifications = NotificationLog()
+    start = last_id(notifications.mark())
+    first = last_id(notifications.add("a", b"1"))
+    notifications.add("b", b"2")
+    last = last_id(notifications.add("a", b"3"))
+    assert [decoded(notifications.after(id)) for id in (start, first, last)] == [["2", "3"], ["2", "3"], []]
+    assert last_id(notifications.mark()) == last
+    assert last_id(notifications.mark(first)) == first
 
 
 def test_a_stream_that_is_marked_has_no_event_yet() -> None:
-    assert SseDecoder().feed(Bulletin().mark()) == []
+    assert SseDecoder().feed(NotificationLog().mark()) == []
 
 
 def test_the_events_of_others_are_unknown() -> None:
-    bulletin, other = Bulletin(), Bulletin()
-    id = last_id(bulletin.add("a", b"1"))
+    notifications, other = NotificationLog(), NotificationLog()
+    id = last_id(notifications.add("a", b"1"))
     assert other.after(id) is None
-    assert [bulletin.after(odd) for odd in ("", "x.0", id.rpartition(".")[0], f"{id}x")] == [None] * 4
+    assert [notifications.after(odd) for odd in ("", "x.0", id.rpartition(".")[0], f"{id}x")] == [None] * 4
 
 
 def test_a_matter_that_nobody_cares_for_any_more_is_not_told_again() -> None:
-    bulletin = Bulletin()
-    start = last_id(bulletin.mark())
+    notifications = NotificationLog()
+    start = last_id(notifications.mark())
     for matter in ("a", "b"):
-        bulletin.add(matter, matter.encode())
-    bulletin.forget("a")
-    bulletin.forget("never told")
-    assert decoded(bulletin.after(start)) == ["b"]
+        notifications.add(matter, matter.encode())
+    notifications.forget("a")
+    notifications.forget("never told")
+    assert decoded(notifications.after(start)) == ["b"]
 
 
 def test_only_so_many_matters_are_remembered_and_the_oldest_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MATTERS_MAX", 2)
-    bulletin = Bulletin()
-    start = last_id(bulletin.mark())
+    monkeypatch.setattr(module, "TOPICS_MAX", 2)
+    notifications = NotificationLog()
+    start = last_id(notifications.mark())
     for matter in ("a", "b", "a", "c"):
-        bulletin.add(matter, matter.encode())
-    assert decoded(bulletin.after(start)) == ["a", "c"]
+        notifications.add(matter, matter.encode())
+    assert decoded(notifications.after(start)) == ["a", "c"]
 
 
 # -- questions -------------------------------------------------------------------------------------------------------
 
 
 async def test_who_comes_back_hears_the_questions_that_are_still_open() -> None:
-    shelf, client = Shelf(), Client()
-    tape = started(shelf, client)
+    store, client = StreamStore(), Client()
+    tape = started(store, client)
     (first,) = events(client)
     for number in (b"1", b"2", b"3"):
-        tape.put(number, b"question " + number)
-    tape.settle(b"2")
-    tape.settle(b"2")
+        tape.send_request(number, b"question " + number)
+    tape.settle_request(b"2")
+    tape.settle_request(b"2")
     assert said(client) == ["question 1", "question 2", "question 3"]
-    assert said(resumed(shelf, first.id)) == ["question 1", "question 3"]
+    assert said(resumed(store, first.id)) == ["question 1", "question 3"]
 
 
 async def test_what_was_answered_takes_no_room() -> None:
-    shelf, client = Shelf(), Client()
-    tape = started(shelf, client)
+    store, client = StreamStore(), Client()
+    tape = started(store, client)
     for number in range(100):
-        tape.put(b"%d" % number, b"x" * 1_000_000)
-        tape.settle(b"%d" % number)
+        tape.send_request(b"%d" % number, b"x" * 1_000_000)
+        tape.settle_request(b"%d" % number)
     assert tape.size_bytes == 0
     tape.end(b"answer")
-    tape.settle(b"99")
+    tape.settle_request(b"99")
     assert 0 < tape.size_bytes < 100
 
 
 async def test_open_questions_are_kept_up_to_a_size_and_the_newest_in_any_case() -> None:
-    shelf, client = Shelf(), Client()
-    tape = started(shelf, client)
+    store, client = StreamStore(), Client()
+    tape = started(store, client)
     (first,) = events(client)
     for number in range(8):
-        tape.put(b"%d" % number, b"%d" % number * 1_000_000)
+        tape.send_request(b"%d" % number, b"%d" % number * 1_000_000)
     assert tape.size_bytes < module.QUESTIONS_BYTES
-    assert [text[:1] for text in said(resumed(shelf, first.id))] == ["4", "5", "6", "7"]
-    tape.put(b"long", b"x" * 2 * module.QUESTIONS_BYTES)
-    assert [text[:1] for text in said(resumed(shelf, first.id))] == ["x"]
+    assert [text[:1] for text in said(resumed(store, first.id))] == ["4", "5", "6", "7"]
+    tape.send_request(b"long", b"x" * 2 * module.QUESTIONS_BYTES)
+    assert [text[:1] for text in said(resumed(store, first.id))] == ["x"]
 
 
 async def test_what_is_said_beside_questions_is_kept_only_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "EVENTS_MAX", 2)
-    shelf, client = Shelf(), Client()
-    tape = started(shelf, client)
+    store, client = StreamStore(), Client()
+    tape = started(store, client)
     (first,) = events(client)
     for number in (b"1", b"2", b"3"):
-        tape.say(number)
+        tape.send(number)
     assert said(client) == ["1", "2", "3"]
-    assert said(resumed(shelf, first.id)) == ["2", "3"]
+    assert said(resumed(store, first.id)) == ["2", "3"]

@@ -11,16 +11,15 @@ import msgspec
 import pytest
 
 from isthmus.core.calls.deadlines import Deadlines
-from isthmus.frontends.http import bodies
-from isthmus.frontends.http.bodies import CROWDED_BYTES, KeepAlive
-from isthmus.frontends.mcp import exchange as module
-from isthmus.frontends.mcp.exchange import HttpExchange, Passing
-from isthmus.frontends.mcp.faults import Era
-from isthmus.frontends.mcp.sessions import Listener, Session, Sessions
-from isthmus.model.calls import EVERYTHING, Kind
-from isthmus.model.events import LOG_LEVELS, Log, LogLevel
+from isthmus.frontends.http import request_cycle
+from isthmus.frontends.http.request_cycle import CROWDED_BYTES, KeepAlive
+from isthmus.frontends.mcp import http as module
+from isthmus.frontends.mcp.event_store import ConnectionStream
+from isthmus.frontends.mcp.http import HttpExchange
+from isthmus.frontends.mcp.responses import Era
+from isthmus.frontends.mcp.sessions import HttpSession, HttpSessions, SessionStream
+from isthmus.model.calls import EVERYTHING, LOG_LEVELS, Kind, LogLevel, LogMessage, Question, Reply
 from isthmus.model.faults import Cancelled, TimedOut, UnknownResource, UnknownTool
-from isthmus.model.questions import Question, Reply
 from isthmus.wire.jsonrpc import Response
 from isthmus.wire.mcp.messages import PROGRESS as PROGRESSED
 from isthmus.wire.sse import SseDecoder
@@ -98,7 +97,7 @@ async def test_a_fault_has_the_status_of_its_era(era: Era, statuses: list[int]) 
 
 
 async def test_an_open_stream_says_something_regularly_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "KEEP_ALIVE_SECONDS", 0.001)
+    monkeypatch.setattr(request_cycle, "KEEP_ALIVE_SECONDS", 0.001)
     client = Client()
     alive = KeepAlive(client, asyncio.get_running_loop())
     for _ in range(3):
@@ -113,7 +112,7 @@ async def test_an_open_stream_says_something_regularly_until_it_ends(monkeypatch
 
 
 async def test_a_call_with_events_is_kept_alive_and_its_end_stops_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "KEEP_ALIVE_SECONDS", 0.001)
+    monkeypatch.setattr(request_cycle, "KEEP_ALIVE_SECONDS", 0.001)
     client = Client()
     made = exchange(client)
     made.emit(PROGRESS)
@@ -129,19 +128,19 @@ async def test_a_call_with_events_is_kept_alive_and_its_end_stops_that(monkeypat
 # -- streams that can be come back to ------------------------------------------------------------------------------
 
 
-def resumable(client: Client, version: str = "2025-11-25") -> tuple[HttpExchange, Session]:
+def resumable(client: Client, version: str = "2025-11-25") -> tuple[HttpExchange, HttpSession]:
     """The exchange of a running call in a session."""
-    made, session = exchange(client), Sessions().open(ANYONE, EVERYTHING, 0.0, version)
+    made, session = exchange(client), HttpSessions().open(ANYONE, EVERYTHING, 0.0, version)
     made.session = session
     made.inflight, _ = Stage().start()
     return made, session
 
 
-def come_back(session: Session, client: Client) -> Client:
+def come_back(session: HttpSession, client: Client) -> Client:
     """A connection that goes on where that client's stream broke off."""
     decoder = SseDecoder()
     decoder.feed(b"".join(client.pushed + client.ended))
-    found = session.shelf.find(session.id, decoder.last_event_id or "")
+    found = session.store.find(session.id, decoder.last_event_id or "")
     assert found is not None
     again = Client()
     found[0].resume(again, found[1], lambda: None)
@@ -156,7 +155,7 @@ async def test_an_answer_that_takes_long_becomes_a_stream_and_a_quick_one_does_n
     slow, quick = Client(), Client()
     late, early = resumable(slow)[0], resumable(quick)[0]
     for made in (late, early):
-        made.hasten(deadlines)
+        made.stream_when_slow(deadlines)
     early.end(DONE)
     await slow.until(lambda: bool(slow.pushed))
     late.end(DONE)
@@ -167,10 +166,10 @@ async def test_an_answer_that_takes_long_becomes_a_stream_and_a_quick_one_does_n
 async def test_no_stream_is_begun_for_who_has_left() -> None:
     client = Client()
     made, session = resumable(client)
-    made.left(client)
+    made.disconnected(client)
     made.expire()
     made.end(DONE)
-    assert (client.begun, len(session.shelf)) == ([], 0)
+    assert (client.begun, len(session.store)) == ([], 0)
 
 
 async def test_who_comes_back_hears_the_rest_and_is_waited_for_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,11 +179,11 @@ async def test_who_comes_back_hears_the_rest_and_is_waited_for_no_longer(monkeyp
     inflight = made.inflight
     assert inflight is not None
     monkeypatch.setattr(module, "RESUME_SECONDS", 0.0)
-    made.left(client)
+    made.disconnected(client)
     again = come_back(session, client)
     await asyncio.sleep(0.01)
     assert inflight.outcome is None
-    made.left(client)  # the connection before it, which is noticed late
+    made.disconnected(client)  # the connection before it, which is noticed late
     await asyncio.sleep(0.01)
     assert inflight.outcome is None
     made.emit(PROGRESS)
@@ -203,8 +202,8 @@ async def test_who_does_not_come_back_is_waited_for_only_so_long(
         made.emit(PROGRESS)
     inflight = made.inflight
     assert inflight is not None
-    made.left(client)
-    made.left(client)
+    made.disconnected(client)
+    made.disconnected(client)
     async with asyncio.timeout(30):
         while inflight.outcome is None:  # noqa: ASYNC110 - a call tells its exchange only
             await asyncio.sleep(0)
@@ -246,7 +245,7 @@ FORM = Question("elicitation/create", raw({"message": "who?"}))
 async def test_a_question_is_taken_back_on_the_stream_on_which_it_was_asked() -> None:
     client = Client()
     made, session = resumable(client)
-    made._asker = session.asked
+    made._client_input = session.client_input
     made.ask(FORM, reply := list[Reply]().append)
     made.retract(reply)
     made.end(DONE)
@@ -257,13 +256,13 @@ async def test_a_question_is_taken_back_on_the_stream_on_which_it_was_asked() ->
 async def test_after_the_answer_it_is_taken_back_where_the_session_listens_if_it_does() -> None:
     client, listening = Client(), list[bytes]()
     made, session = resumable(client)
-    made._asker = session.asked
+    made._client_input = session.client_input
     made.ask(FORM, reply := list[Reply]().append)
     made.ask(FORM, other := list[Reply]().append)
     made.end(DONE)
     said = len(client.pushed + client.ended)
     made.retract(reply)
-    session.listen(Listener(listening.append, lambda: None))
+    session.open_stream(SessionStream(listening.append, lambda: None))
     made.retract(other)
     assert len(client.pushed + client.ended) == said
     assert [b"notifications/cancelled" in chunk for chunk in listening] == [True]
@@ -272,7 +271,7 @@ async def test_after_the_answer_it_is_taken_back_where_the_session_listens_if_it
 async def test_a_question_that_stays_open_after_the_answer_keeps_nothing_of_the_call() -> None:
     client, listening, answers = Client(), list[bytes](), list[Reply]()
     made, session = resumable(client)
-    made._asker = session.asked
+    made._client_input = session.client_input
     replies = [answers.append for _ in range(3)]
     for reply in replies:
         made.ask(FORM, reply)
@@ -285,11 +284,11 @@ async def test_a_question_that_stays_open_after_the_answer_keeps_nothing_of_the_
     assert second is not None
     assert third is not None
     first()
-    session.listen(Listener(listening.append, lambda: None))
+    session.open_stream(SessionStream(listening.append, lambda: None))
     second()
     second()
     assert [b"notifications/cancelled" in chunk for chunk in listening] == [True]
-    assert session.asked.take(Response(raw("isthmus-3"), raw({})))
+    assert session.client_input.receive(Response(raw("isthmus-3"), raw({})))
     third()
     assert (len(listening), len(answers)) == (1, 1)
 
@@ -309,7 +308,7 @@ async def test_on_a_stream_that_is_over_nothing_is_said() -> None:
     made.emit(PROGRESS)
     made.end(DONE)
     said = len(client.pushed + client.ended)
-    made.say(b"{}")
+    made.send(b"{}")
     assert len(client.pushed + client.ended) == said
 
 
@@ -325,7 +324,7 @@ async def test_lines_are_told_from_the_level_on_that_the_caller_wants(
     client = Client()
     made = exchange(client, token=None, level=level)
     for said in LOG_LEVELS:
-        made.emit(Log(said, {"level": raw(said), "data": raw("x")}))
+        made.emit(LogMessage(said, {"level": raw(said), "data": raw("x")}))
     made.end(DONE)
     assert [told["params"]["level"] for told in client.events if "method" in told] == heard
     assert len(client.answers) == (0 if heard else 1)
@@ -355,16 +354,16 @@ async def test_a_resource_that_is_not_there_is_told_as_the_era_does(era: Era, co
 async def test_a_stream_that_nobody_can_come_back_to_falls_silent_when_its_caller_leaves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bodies, "KEEP_ALIVE_SECONDS", 0.0)
+    monkeypatch.setattr(request_cycle, "KEEP_ALIVE_SECONDS", 0.0)
     client = Client()
     made = exchange(client)
     made.emit(PROGRESS)
-    made.left(client)
+    made.disconnected(client)
     await asyncio.sleep(0.01)
     assert len(client.pushed) == 1
 
 
 async def test_a_stream_without_a_session_cannot_be_paused() -> None:
     client = Client()
-    assert not Passing(client, asyncio.get_running_loop()).pause(1)
+    assert not ConnectionStream(client, asyncio.get_running_loop()).pause(1)
     assert client.ended == []

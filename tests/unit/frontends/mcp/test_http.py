@@ -17,17 +17,15 @@ from isthmus.credentials.sealing import ProcessSealer
 from isthmus.frontends.http.auth import Authenticator, Fields
 from isthmus.frontends.http.origin import OriginGuard
 from isthmus.frontends.http.request_cycle import PEER, Message
-from isthmus.frontends.mcp import exchange as exchanges
+from isthmus.frontends.mcp import http as exchanges
 from isthmus.frontends.mcp import http as module
 from isthmus.frontends.mcp import sessions
-from isthmus.frontends.mcp.comebacks import Comebacks
 from isthmus.frontends.mcp.http import McpHttp
+from isthmus.frontends.mcp.input_required import ModernClientInput
 from isthmus.model.callers import Caller, Grants
-from isthmus.model.calls import EVERYTHING, Surface
-from isthmus.model.events import LOG_LEVELS, Log
+from isthmus.model.calls import EVERYTHING, LOG_LEVELS, LogMessage, Question, Reply, Surface
 from isthmus.model.faults import Cancelled, ServerError
 from isthmus.model.names import ServerName
-from isthmus.model.questions import Question, Reply
 from isthmus.wire.sse import SseDecoder
 from tests.unit.core.doubles import ANYONE, DONE, SERVER, prompt, raw, ready, tool
 from tests.unit.core.doubles import PROGRESS as PROGRESSED
@@ -58,7 +56,7 @@ class Face:
     def __init__(self, server_status: ServerStatus = OFFER) -> None:
         self.hosted = Hosted(server_status)
         self.hub = self.hosted.hub
-        self.http = McpHttp(self.hosted.dialogue, Authenticator(OriginGuard(bind_host="127.0.0.1"), self._identify))
+        self.http = McpHttp(self.hosted.mcp_methods, Authenticator(OriginGuard(bind_host="127.0.0.1"), self._identify))
 
     @staticmethod
     def _identify(fields: Fields) -> Caller | None:
@@ -298,7 +296,7 @@ async def hear_all(face: Face, body: Any, headers: Mapping[str, str]) -> list[st
     """The levels that a caller hears of a call during which its server logs at every level."""
     client = await face.visit(body, headers)
     for level in LOG_LEVELS:
-        face.hosted.last_call.emit(Log(level, {"level": raw(level), "data": raw("x")}))
+        face.hosted.last_call.emit(LogMessage(level, {"level": raw(level), "data": raw("x")}))
     face.hosted.answer()
     return [told["params"]["level"] for told in client.events if told.get("method") == "notifications/message"]
 
@@ -437,7 +435,7 @@ async def test_who_was_taken_out_loses_sessions_and_streams() -> None:
     assert await face.ask("ping", session=mine) == -32600
     assert outcome((await face.visit(request("ping"), {**of(theirs), "x-api-key": "other"})).json) == {}
     assert face.hosted.announcer.asked == [f"+{NOTES}", f"-{NOTES}"]
-    assert (len(face.http.sessions), face.http.streams) == (1, {})
+    assert (len(face.http.sessions), len(face.http.streams)) == (1, 0)
 
 
 # -- streams of changes --------------------------------------------------------------------------------------------
@@ -478,7 +476,7 @@ async def test_a_subscription_ends_with_its_answer_when_the_hub_goes() -> None:
         face.http.end_streams()
         await stream.until(lambda: bool(stream.ended))
     assert stream.events[-1]["result"]["resultType"] == "complete"
-    assert face.http.streams == {}
+    assert not len(face.http.streams)
 
 
 async def test_a_subscriber_that_leaves_before_it_is_acknowledged_leaves_nothing() -> None:
@@ -647,7 +645,7 @@ FORM = Question("elicitation/create", raw({"message": "who?"}))
 def asking(gather_seconds: float) -> Face:
     """A face whose modern callers can be asked."""
     face = Face()
-    face.hosted.dialogue.comebacks = Comebacks(ProcessSealer(), Limits(), gather_seconds=gather_seconds)
+    face.hosted.mcp_methods.client_input = ModernClientInput(ProcessSealer(), Limits(), gather_seconds=gather_seconds)
     return face
 
 
@@ -848,7 +846,7 @@ async def test_ending_a_session_ends_its_streams_at_once() -> None:
     async with face.streaming(None, session, method="GET") as stream:
         assert (await face.visit(None, session, method="DELETE")).status == 204
         await stream.until(lambda: bool(stream.ended))
-    assert face.http.streams == {}
+    assert not len(face.http.streams)
 
 
 async def test_sessions_that_nobody_uses_go_without_another_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,20 +12,17 @@ import pytest
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
-from isthmus.core.ports.journal import Document, Page
-from isthmus.core.tasks.engine import Engine
+from isthmus.core.ports import Document, Page
+from isthmus.core.tasks.engine import TaskEngine
 from isthmus.core.tasks.record import owner_of
 from isthmus.credentials.sealing import ProcessSealer
-from isthmus.frontends.mcp import kept_states, kept_waits
-from isthmus.frontends.mcp.comebacks import Comebacks
-from isthmus.frontends.mcp.kept_tasks import KeptTasks
+from isthmus.frontends.mcp import hub_tasks
+from isthmus.frontends.mcp.hub_tasks import HubTasks
+from isthmus.frontends.mcp.input_required import ModernClientInput
 from isthmus.frontends.mcp.settings import TaskSettings
 from isthmus.model.callers import Caller
-from isthmus.model.calls import EVERYTHING, Surface
-from isthmus.model.events import Log
-from isthmus.model.outcomes import Result
-from isthmus.model.questions import Answered, Question, Reply
-from isthmus.wire.mcp.tasks import KNOWN, RELATED
+from isthmus.model.calls import EVERYTHING, Answered, LogMessage, Question, Reply, Result, Surface
+from isthmus.wire.mcp.tasks import RELATED, TASKS_CAPABILITY
 from tests.unit.core.doubles import ANYONE, DONE, PROGRESS, SERVER, raw, ready, tool
 from tests.unit.core.tasks.doubles import HeldJournal, turns, until
 from tests.unit.frontends.mcp.doubles import META, Hosted, Talk
@@ -51,8 +48,8 @@ class House:
         self.seconds = 100.0
         self.settings = DEFAULT
         self.background = BackgroundTasks("house")
-        self.engine = Engine(self.hub, self.journal, lambda: self.seconds)
-        self.kept = KeptTasks(
+        self.engine = TaskEngine(self.hub, self.journal, lambda: self.seconds)
+        self.kept = HubTasks(
             self.hub,
             self.engine,
             self.journal,
@@ -61,8 +58,8 @@ class House:
             lambda: keep,
             lambda: self.seconds,
         )
-        self.hosted.dialogue.kept = self.kept
-        self.hosted.dialogue.comebacks = Comebacks(ProcessSealer(), self.hub.limits, gather_seconds=0)
+        self.hosted.mcp_methods.hub_tasks = self.kept
+        self.hosted.mcp_methods.client_input = ModernClientInput(ProcessSealer(), self.hub.limits, gather_seconds=0)
 
     def talk(self, caller: Caller = ANYONE, surface: Surface = EVERYTHING) -> Talk:
         return Talk(self.hosted, caller, surface)
@@ -121,7 +118,7 @@ async def test_who_gives_up_the_request_before_it_is_acknowledged_gives_up_the_t
     assert (await talk.reply("c"))["error"]["data"]["reason"] == "cancelled"
     house.journal.let_go()
     await until(lambda: bool(house.hosted.stage.link.withdrawn))
-    await house.engine.until_idle()
+    await house.engine.wait_idle()
     assert (await house.journal.page("task", owner_of(ANYONE, "mcp").key, limit=5)).documents[0].state == "canceled"
 
 
@@ -171,8 +168,8 @@ async def test_a_task_is_forgotten_when_its_time_has_passed_and_it_has_ended() -
     house.seconds += 500.0
     assert (await ask(talk, "tasks/get", id))["status"] == "working"
     house.sent[0].finish(DONE)
-    await house.engine.until_idle()
-    house.seconds += kept_states.ENDED_SECONDS - 1.0
+    await house.engine.wait_idle()
+    house.seconds += hub_tasks.ENDED_SECONDS - 1.0
     assert (await ask(talk, "tasks/get", id))["status"] == "completed"
     house.seconds += 1.0
     assert (await talk.ask("tasks/list", id="l"))["tasks"] == []
@@ -182,7 +179,7 @@ async def test_a_task_is_forgotten_when_its_time_has_passed_and_it_has_ended() -
 
 
 async def test_it_is_forgotten_by_itself_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_states, "ENDED_SECONDS", 0.0)
+    monkeypatch.setattr(hub_tasks, "ENDED_SECONDS", 0.0)
     house = House()
     talk = house.talk()
     await begin(talk, ttl=0)
@@ -193,13 +190,13 @@ async def test_it_is_forgotten_by_itself_too(monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_not_more_than_so_many_are_forgotten_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("isthmus.frontends.mcp.kept_tasks.EXPIRING_MAX", 1)
+    monkeypatch.setattr("isthmus.frontends.mcp.hub_tasks.EXPIRING_MAX", 1)
     house = House()
     talk = house.talk()
     for number, task in enumerate(({}, {"ttl": 1_000}, {"ttl": 1_000})):
         await begin(talk, number, **task)
         house.sent[-1].finish(DONE)
-        await house.engine.until_idle()
+        await house.engine.wait_idle()
     assert house.kept._expiring == 1
 
 
@@ -207,17 +204,17 @@ async def test_a_task_of_the_hubs_own_is_followed_without_asking_its_server() ->
     house = House()
     id = await begin(house.talk())
     told: list[Any] = []
-    following = await house.kept.follow(ANYONE, EVERYTHING, frozenset({KNOWN}), id, told.append)
+    following = await house.kept.follow(ANYONE, EVERYTHING, frozenset({TASKS_CAPABILITY}), id, told.append)
     assert following is not None
-    following.look()
+    following.start()
     house.sent[0].emit(PROGRESS)
     house.sent[0].finish(DONE)
-    await house.engine.until_idle()
+    await house.engine.wait_idle()
     assert [json.loads(bytes(members["status"])) for members in told] == ["working", "completed"]
-    assert await house.kept.follow(OTHER, EVERYTHING, frozenset({KNOWN}), id, told.append) is None
-    again = await house.kept.follow(ANYONE, EVERYTHING, frozenset({KNOWN}), id, told.append)
+    assert await house.kept.follow(OTHER, EVERYTHING, frozenset({TASKS_CAPABILITY}), id, told.append) is None
+    again = await house.kept.follow(ANYONE, EVERYTHING, frozenset({TASKS_CAPABILITY}), id, told.append)
     assert again is not None
-    again.look()
+    again.start()
     assert len(told) == 3
 
 
@@ -251,7 +248,7 @@ async def test_of_those_who_wait_one_is_asked_and_another_if_it_leaves() -> None
     talk.say("notifications/cancelled", {"requestId": 1})
     await talk.until(lambda: len(asked_of(talk)) == 2)
     answer = {"jsonrpc": "2.0", "id": asked_of(talk)[1]["id"], "result": {"action": "accept"}}
-    assert talk.conversation.take(json.dumps(answer).encode()) is None
+    assert talk.conversation.receive(json.dumps(answer).encode()) is None
     assert replies == [Answered(raw({"action": "accept"}))]
     house.sent[0].finish(DONE)
     assert "result" in await talk.reply(2)
@@ -321,7 +318,7 @@ async def test_progress_reaches_who_asked_for_it_and_lines_do_not() -> None:
     talk = house.talk()
     params = {"name": "files.read", "arguments": {}, "task": {}, "_meta": {"progressToken": 7}}
     id = (await talk.ask("tools/call", params))["task"]["taskId"]
-    house.sent[0].emit(Log("info", {"level": raw("info"), "data": raw("x")}))
+    house.sent[0].emit(LogMessage("info", {"level": raw("info"), "data": raw("x")}))
     house.sent[0].emit(PROGRESS)
     assert talk.heard[1:] == [
         {
@@ -349,7 +346,7 @@ async def test_a_task_is_called_in_the_conversation_that_asked_for_it() -> None:
     for id in ("a", "b"):
         await begin(talk, id)
         house.sent[-1].finish(DONE)
-        await house.engine.until_idle()
+        await house.engine.wait_idle()
     assert house.sent[0].call.session == house.sent[1].call.session != ""
 
 
@@ -374,7 +371,7 @@ async def test_a_call_that_is_not_over_soon_becomes_a_task() -> None:
     assert state["inputRequests"] == {"q1": {"method": "elicitation/create", "params": {"message": "go on?"}}}
     await ask_modern(talk, "tasks/update", taskId=made["taskId"], inputResponses={"q1": {"action": "accept"}})
     house.sent[0].finish(DONE)
-    await house.engine.until_idle()
+    await house.engine.wait_idle()
     ended = await ask_modern(talk, "tasks/get", taskId=made["taskId"])
     assert (ended["status"], ended["result"]) == ("completed", {"resultType": "complete", "content": []})
     assert replies == [Answered(raw({"action": "accept"}))]
@@ -422,14 +419,14 @@ async def test_a_call_whose_task_cannot_be_written_goes_on_as_what_it_was() -> N
 
 async def test_while_tasks_hold_half_of_a_server_no_call_becomes_one(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
-    let_last = ServerQueue.let_last
+    admit_long_call = ServerQueue.admit_long_call
 
     def note(server_queue: ServerQueue, inflight: InFlight) -> bool:
-        seen.append(let_last(server_queue, inflight))
+        seen.append(admit_long_call(server_queue, inflight))
         return seen[-1]
 
-    monkeypatch.setattr(ServerQueue, "let_last", note)
-    monkeypatch.setattr("isthmus.frontends.mcp.kept_tasks.AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(ServerQueue, "admit_long_call", note)
+    monkeypatch.setattr("isthmus.frontends.mcp.hub_tasks.RETRY_SECONDS", 0.01)
     house = House()
     house.hosted.stage.server_queue.adjust(2, 10, 60.0)
     task = await begin(house.talk())
@@ -456,8 +453,8 @@ async def test_a_server_that_decides_itself_is_left_to_it() -> None:
     house.hub.publish(ready(tool(), abilities=frozenset({"tools", "task_handles", "tasks"})))
     talk = house.talk()
     view = house.hub.snapshot.view(ANYONE.grants, EVERYTHING)
-    assert not house.kept.are_for(view, SERVER, "tasks")
-    assert not house.kept.are_for(view, SERVER, "task_handles")
+    assert not house.kept.applies_to(view, SERVER, "tasks")
+    assert not house.kept.applies_to(view, SERVER, "task_handles")
     talk.say("tools/call", {"name": "files.read", "arguments": {}, "_meta": meta()}, id="m")
     await turns()
     assert not house.kept._slow._buckets
@@ -473,7 +470,7 @@ async def test_switched_off_there_are_none() -> None:
     talk.say("tools/call", {"name": "files.read", "arguments": {}, "task": {}}, id="plain")
     house.sent[-1].finish(DONE)
     assert (await talk.reply("plain"))["result"] == {"content": []}
-    assert await house.kept.follow(ANYONE, EVERYTHING, frozenset({KNOWN}), id, print) is None
+    assert await house.kept.follow(ANYONE, EVERYTHING, frozenset({TASKS_CAPABILITY}), id, print) is None
 
 
 class AwayJournal(HeldJournal):
@@ -496,8 +493,8 @@ async def test_a_journal_that_cannot_be_read_is_told_of_and_costs_nothing_else()
         error = (await talk.reply(id))["error"]
         assert (error["code"], error["data"]["reason"]) == (-32603, "not_written")
         assert error["message"] == "the journal cannot be read: it is away"
-    assert await house.kept.follow(ANYONE, EVERYTHING, frozenset({KNOWN}), "0" * 32, print) is None
-    await house.kept._forget(owner_of(ANYONE, "mcp"), "0" * 32)
+    assert await house.kept.follow(ANYONE, EVERYTHING, frozenset({TASKS_CAPABILITY}), "0" * 32, print) is None
+    house.kept._expire(owner_of(ANYONE, "mcp"), "0" * 32)
     assert await begin(talk)
 
 
@@ -509,8 +506,8 @@ async def test_a_defect_costs_one_answer(monkeypatch: pytest.MonkeyPatch) -> Non
     def broken(*_: object) -> None:
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr(kept_waits, "result_of", broken)
-    monkeypatch.setattr("isthmus.frontends.mcp.kept_tasks.told_earlier", broken)
+    monkeypatch.setattr(hub_tasks, "result_of", broken)
+    monkeypatch.setattr("isthmus.frontends.mcp.hub_tasks.legacy_status", broken)
     assert await ask(talk, "tasks/get", id) == -32603
 
 
@@ -525,12 +522,12 @@ async def test_a_task_is_given_up_once_before_2026_07_28_and_as_often_as_liked_s
     assert await ask(talk, "tasks/cancel", first) == -32602
     for _ in range(2):
         assert await ask_modern(talk, "tasks/cancel", taskId=second) == {"resultType": "complete"}
-    assert [reason for _, reason in house.hosted.stage.link.withdrawn] == ["the caller gave the task up"] * 2
+    assert [reason for _, reason in house.hosted.stage.link.withdrawn] == ["the caller cancelled the task"] * 2
     assert await ask(talk, "tasks/result", second) == -32012
 
 
 async def test_a_caller_lists_its_own_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("isthmus.frontends.mcp.task_pages.PAGE_MAX", 2)
+    monkeypatch.setattr("isthmus.frontends.mcp.methods.PAGE_MAX", 2)
     house = House()
     talk = house.talk()
     ids = [await begin(talk, number) for number in range(3)]
@@ -588,9 +585,9 @@ async def test_a_subscription_follows_tasks_of_the_hubs_own() -> None:
     acknowledged, told = talk.heard[1:]
     assert acknowledged["params"]["notifications"]["taskIds"] == [id]
     assert (told["method"], told["params"]["taskId"]) == ("notifications/tasks", id)
-    talk.conversation.stop_telling()
+    talk.conversation.stop_notifying()
     house.sent[0].finish(DONE)
-    await house.engine.until_idle()
+    await house.engine.wait_idle()
     assert len(talk.heard) == 3
 
 

@@ -12,19 +12,29 @@ import msgspec
 import pytest
 
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.catalog.rules import Rules
+from isthmus.core.catalog.rules import ToolRules
 from isthmus.core.settings import Limits
 from isthmus.credentials.sealing import ProcessSealer
-from isthmus.frontends.mcp import comebacks as module
-from isthmus.frontends.mcp import parked as parking
-from isthmus.frontends.mcp.comebacks import STATE_LENGTH_MAX, Comebacks
-from isthmus.frontends.mcp.dialogue import Dialogue
+from isthmus.frontends.mcp import input_required as module
+from isthmus.frontends.mcp import input_required as parking
+from isthmus.frontends.mcp.input_required import STATE_LENGTH_MAX, ModernClientInput
+from isthmus.frontends.mcp.methods import McpMethods
 from isthmus.model.callers import Caller, Grants
-from isthmus.model.calls import EVERYTHING, Call, Kind, Surface
-from isthmus.model.events import Event
+from isthmus.model.calls import (
+    EVERYTHING,
+    TOO_LATE,
+    Answered,
+    Call,
+    Event,
+    Kind,
+    OnReply,
+    Outcome,
+    Question,
+    Reply,
+    Result,
+    Surface,
+)
 from isthmus.model.faults import BadReply, BadState, Cancelled, NotConnected, Unanswered, UnknownTool
-from isthmus.model.outcomes import Outcome, Result
-from isthmus.model.questions import TOO_LATE, Answered, OnReply, Question, Reply
 from isthmus.wire.mcp.messages import Implementation
 from tests.unit.core.doubles import (
     ANYONE,
@@ -68,13 +78,13 @@ class Visit:
     def end(self, outcome: Outcome) -> None:
         self.ends.append(outcome)
 
-    def say(self, message: bytes) -> None:
+    def send(self, message: bytes) -> None:
         raise AssertionError(message)
 
-    def put(self, id: bytes, message: bytes) -> None:
+    def send_request(self, id: bytes, message: bytes) -> None:
         raise AssertionError(message)
 
-    def settle(self, id: bytes) -> None:
+    def settle_request(self, id: bytes) -> None:
         raise AssertionError(id)
 
     @property
@@ -97,17 +107,17 @@ class Visit:
 class Visitor(Visit):
     """The same as a face makes it: it asks by the comebacks."""
 
-    def __init__(self, asked: Call, comebacks: Comebacks) -> None:
+    def __init__(self, asked: Call, client_input: ModernClientInput) -> None:
         super().__init__(asked)
-        self._comebacks = comebacks
+        self._client_input = client_input
 
     def ask(self, question: Question, reply: OnReply) -> None:
-        self._comebacks.ask(self, question, reply)
+        self._client_input.ask(self, question, reply)
 
     def end(self, outcome: Outcome) -> None:
         self.inflight = None
         if isinstance(outcome, Result) and outcome.asked_by:
-            outcome = self._comebacks.seal(self.call, outcome)
+            outcome = self._client_input.seal(self.call, outcome)
         super().end(outcome)
 
 
@@ -131,11 +141,11 @@ class Desk:
                 odd,
                 prompts=[prompt()],
                 resources=[resource("a:b")],
-                rules=Rules(is_trusted=True),
+                rules=ToolRules(is_trusted=True),
             )
         )
-        self.comebacks = Comebacks(ProcessSealer(), Limits(), gather_seconds=gather_seconds)
-        self.dialogue = Dialogue(self.stage.hub, Implementation("isthmus", "1"), comebacks=self.comebacks)
+        self.client_input = ModernClientInput(ProcessSealer(), Limits(), gather_seconds=gather_seconds)
+        self.mcp_methods = McpMethods(self.stage.hub, Implementation("isthmus", "1"), client_input=self.client_input)
 
     def visit(
         self,
@@ -155,8 +165,8 @@ class Desk:
         given = ARGUMENTS if arguments is None else arguments
         written = given if isinstance(given, msgspec.Raw) else raw(given)
         asked = call(name, caller=caller, surface=surface, kind=kind, client_caps=ABLE, comes_back=True)
-        visit = Visitor(msgspec.structs.replace(asked, extra=extra, arguments=written), self.comebacks)
-        inflight = self.dialogue.start(visit.call, visit)
+        visit = Visitor(msgspec.structs.replace(asked, extra=extra, arguments=written), self.client_input)
+        inflight = self.mcp_methods.start(visit.call, visit)
         if inflight is not None and inflight.outcome is None and inflight.exchange is visit:
             visit.inflight = inflight
         return visit
@@ -252,7 +262,7 @@ async def test_states_that_were_used_are_forgotten_when_they_cease_to_hold(
             await asyncio.sleep(0.005)
     assert is_refused(desk.visit(state=state))
     assert desk.visit(state=fresh).ends == []
-    ((_, used),) = desk.comebacks._used.items()
+    ((_, used),) = desk.client_input._used.items()
     assert len(used) == 1
 
 
@@ -300,7 +310,7 @@ async def test_what_may_be_given_again_is_kept_though_it_was_come_back_to(desk: 
     state = desk.required(name="a:b", kind="resource").state
     desk.visit("a:b", kind="resource", state=state)
     desk.last.finish(Result(raw({"contents": []}), ttl_seconds=60.0))
-    assert len(desk.stage.hub.recall) == 1
+    assert len(desk.stage.hub.result_cache) == 1
 
 
 async def test_a_state_that_could_not_be_brought_back_is_not_handed_out(desk: Desk) -> None:
@@ -308,7 +318,7 @@ async def test_a_state_that_could_not_be_brought_back_is_not_handed_out(desk: De
     refused = desk.required("x" * 800_000)
     assert isinstance(refused.outcome, BadReply)
     assert refused.outcome.server == SERVER
-    desk.comebacks.limits = Limits(request_bytes=4096)
+    desk.client_input.limits = Limits(request_bytes=4096)
     assert isinstance(desk.required("x" * 2000).outcome, BadReply)
     assert desk.visit(state=desk.required("x" * 500).state).ends == []
 
@@ -323,11 +333,11 @@ def both(desk: Desk, **more: Any) -> list[str]:
 
 async def test_a_state_with_any_byte_changed_is_refused_and_the_server_sees_nothing(desk: Desk) -> None:
     for state in both(desk):
-        sent, parked = len(desk.sent), len(desk.comebacks)
+        sent, parked = len(desk.sent), len(desk.client_input)
         for at, was in enumerate(state):
             changed = state[:at] + ("A" if was != "A" else "B") + state[at + 1 :]
             assert is_refused(desk.visit(state=changed, responses={"q1": ACCEPTED}))
-        assert (len(desk.sent), len(desk.comebacks)) == (sent, parked)
+        assert (len(desk.sent), len(desk.client_input)) == (sent, parked)
         assert desk.visit(state=state, responses={"q1": ACCEPTED}).ends == []  # and none of that used it up
 
 
@@ -351,9 +361,9 @@ async def test_a_state_of_somebody_or_something_else_is_refused_and_the_server_s
     desk: Desk, other: dict[str, Any]
 ) -> None:
     for state in both(desk):
-        sent, parked = len(desk.sent), len(desk.comebacks)
+        sent, parked = len(desk.sent), len(desk.client_input)
         assert is_refused(desk.visit(state=state, responses={"q1": ACCEPTED}, **other))
-        assert (len(desk.sent), len(desk.comebacks)) == (sent, parked)
+        assert (len(desk.sent), len(desk.client_input)) == (sent, parked)
         assert desk.visit(state=state, responses={"q1": ACCEPTED}).ends == []
 
 
@@ -373,8 +383,8 @@ async def test_a_made_up_state_is_refused(desk: Desk, state: str) -> None:
 
 @pytest.mark.parametrize("state", [7, None, {}, [], True])
 async def test_a_state_that_is_no_text_is_refused(desk: Desk, state: object) -> None:
-    visit = Visitor(msgspec.structs.replace(call(comes_back=True), extra={"requestState": raw(state)}), desk.comebacks)
-    assert desk.dialogue.start(visit.call, visit) is None
+    visit = Visitor(msgspec.structs.replace(call(comes_back=True), extra={"requestState": raw(state)}), desk.client_input)
+    assert desk.mcp_methods.start(visit.call, visit) is None
     assert is_refused(visit)
 
 
@@ -455,10 +465,10 @@ async def test_what_ended_before_its_tool_was_gone_is_not_told(desk: Desk) -> No
 async def test_the_parked_calls_of_who_was_taken_out_are_given_up(desk: Desk) -> None:
     asked, _ = desk.asked()
     desk.asked(caller=OTHER)
-    desk.comebacks.retain({OTHER})
+    desk.client_input.retain({OTHER})
     assert [withdrawn for withdrawn, _ in desk.stage.link.withdrawn] == [desk.sent[0]]
     assert isinstance(desk.visit(state=asked.state).outcome, Cancelled)
-    desk.comebacks.retain({OTHER})
+    desk.client_input.retain({OTHER})
     assert desk.sent[1].outcome is None
 
 
@@ -474,14 +484,14 @@ async def test_a_question_is_the_result_and_the_call_goes_on_when_its_caller_is_
     asked, answers = desk.asked()
     assert asked.result["resultType"] == "input_required"
     assert asked.result["inputRequests"] == {"q1": {"method": "elicitation/create", "params": {"message": "who?"}}}
-    assert (len(desk.comebacks), desk.stage.server_queue.running) == (1, 1)
+    assert (len(desk.client_input), desk.stage.server_queue.running) == (1, 1)
     again = desk.visit(state=asked.state, responses={"q1": ACCEPTED})
     (answer,) = answers
     assert isinstance(answer, Answered)
     assert json.loads(bytes(answer.result)) == ACCEPTED
     desk.last.emit(PROGRESS)
     desk.last.finish(DONE)
-    assert (again.outcome, again.events, len(desk.sent), len(desk.comebacks)) == (DONE, [PROGRESS], 1, 0)
+    assert (again.outcome, again.events, len(desk.sent), len(desk.client_input)) == (DONE, [PROGRESS], 1, 0)
     assert len(asked.ends) == 1
 
 
@@ -502,7 +512,7 @@ async def test_every_further_question_is_a_result_of_its_own(desk: Desk) -> None
         before, asked = asked, desk.visit(state=asked.state, responses={"q1": ACCEPTED})
         desk.last.ask(FORM, answers.append)
         assert is_refused(desk.visit(state=before.state, responses={"q1": ACCEPTED}))
-    assert (len(desk.sent), len(desk.comebacks)) == (1, 1)
+    assert (len(desk.sent), len(desk.client_input)) == (1, 1)
 
 
 async def test_questions_that_came_meanwhile_are_asked_when_the_caller_is_back(desk: Desk) -> None:
@@ -518,22 +528,22 @@ async def test_who_answers_a_part_is_asked_for_the_rest(desk: Desk) -> None:
     asked, answers = desk.asked(FORM, ROOTS)
     more = desk.visit(state=asked.state, responses={"q1": ACCEPTED})
     assert more.result["inputRequests"] == {"q2": {"method": "roots/list", "params": {}}}
-    assert (len(answers), len(desk.comebacks)) == (1, 1)
+    assert (len(answers), len(desk.client_input)) == (1, 1)
     assert is_refused(desk.visit(state=asked.state, responses={"q2": {"roots": []}}))
     last = desk.visit(state=more.state, responses={"q2": {"roots": []}})
-    assert (len(answers), last.ends, len(desk.comebacks)) == (2, [], 0)
+    assert (len(answers), last.ends, len(desk.client_input)) == (2, [], 0)
 
 
 async def test_what_a_server_asks_at_once_is_put_together() -> None:
     desk = Desk(gather_seconds=0.001)
     asked, answers = desk.asked(FORM, ROOTS)
     assert asked.ends == []
-    assert [parked.where for parked in desk.comebacks._lot] == [asked]
+    assert [parked.waiting_exchange for parked in desk.client_input._calls] == [asked]
     await until(lambda: bool(asked.ends))
-    assert [parked.where for parked in desk.comebacks._lot] == [None]
+    assert [parked.waiting_exchange for parked in desk.client_input._calls] == [None]
     assert list(asked.result["inputRequests"]) == ["q1", "q2"]
     desk.visit(state=asked.state, responses={"q1": ACCEPTED, "q2": {"roots": []}})
-    assert (len(answers), len(desk.comebacks)) == (2, 0)
+    assert (len(answers), len(desk.client_input)) == (2, 0)
 
 
 async def test_a_call_that_ends_before_its_questions_are_put_is_simply_answered() -> None:
@@ -541,7 +551,7 @@ async def test_a_call_that_ends_before_its_questions_are_put_is_simply_answered(
     asked, _ = desk.asked()
     desk.last.finish(DONE)
     await until(lambda: bool(asked.ends))
-    assert (asked.ends, len(desk.comebacks)) == ([DONE], 0)
+    assert (asked.ends, len(desk.client_input)) == ([DONE], 0)
 
 
 @pytest.mark.parametrize(
@@ -559,17 +569,17 @@ async def test_who_comes_back_without_an_answer_is_asked_again(desk: Desk, respo
 async def test_a_call_that_ended_meanwhile_is_told_to_who_comes_back(desk: Desk) -> None:
     asked, answers = desk.asked()
     desk.last.finish(DONE)
-    assert (desk.stage.server_queue.running, len(desk.comebacks)) == (0, 1)
+    assert (desk.stage.server_queue.running, len(desk.client_input)) == (0, 1)
     again = desk.visit(state=asked.state, responses={"q1": ACCEPTED})
-    assert (again.outcome, again.inflight, len(answers), len(desk.comebacks)) == (DONE, None, 1, 0)
+    assert (again.outcome, again.inflight, len(answers), len(desk.client_input)) == (DONE, None, 1, 0)
 
 
 async def test_an_end_is_kept_for_as_long_as_its_state_holds(desk: Desk) -> None:
     desk.asked()
     desk.last.finish(DONE)
-    (parked,) = desk.comebacks._lot
-    assert parked.clock is not None
-    assert parked.clock.when() == parked.until > asyncio.get_running_loop().time()
+    (parked,) = desk.client_input._calls
+    assert parked.expiry is not None
+    assert parked.expiry.when() == parked.until > asyncio.get_running_loop().time()
 
 
 async def test_an_end_that_nobody_comes_back_for_is_forgotten(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -577,7 +587,7 @@ async def test_an_end_that_nobody_comes_back_for_is_forgotten(desk: Desk, monkey
     asked, _ = desk.asked()
     desk.last.finish(DONE)
     async with asyncio.timeout(SECONDS):
-        while len(desk.comebacks):  # noqa: ASYNC110 - it tells nobody
+        while len(desk.client_input):  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0.001)
     assert is_refused(desk.visit(state=asked.state, responses={"q1": ACCEPTED}))
 
@@ -598,7 +608,7 @@ async def test_a_link_that_breaks_as_it_is_answered_ends_the_call_once(desk: Des
     desk.last.ask(ROOTS, lambda _: None)
     again = desk.visit(state=asked.state, responses={"q1": ACCEPTED})
     assert isinstance(again.outcome, Cancelled)
-    assert (again.inflight, len(desk.comebacks)) == (None, 0)
+    assert (again.inflight, len(desk.client_input)) == (None, 0)
 
 
 async def test_a_server_that_asks_on_as_it_is_answered_has_its_caller_come_back_again(desk: Desk) -> None:
@@ -618,10 +628,10 @@ async def test_a_server_that_asks_on_as_it_is_answered_has_its_caller_come_back_
 async def test_only_so_many_calls_of_one_caller_are_parked_and_others_are_not_crowded_out(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parking, "PARKED_EACH_MAX", 2)
+    monkeypatch.setattr(parking, "SUSPENDED_EACH_MAX", 2)
     parked = [desk.asked()[0] for _ in range(2)]
     crowded, refusals = desk.asked()
-    assert (refusals, crowded.ends, len(desk.comebacks)) == ([parking.FULL], [], 2)
+    assert (refusals, crowded.ends, len(desk.client_input)) == ([parking.FULL], [], 2)
     for caller in (OTHER, NAMESAKE):
         assert desk.asked(caller=caller)[1] == []
     desk.visit(state=parked[0].state, responses={"q1": ACCEPTED})
@@ -631,28 +641,28 @@ async def test_only_so_many_calls_of_one_caller_are_parked_and_others_are_not_cr
 async def test_a_question_that_is_too_much_to_keep_is_declined_and_nothing_is_parked(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parking, "ASKED_BYTES_MAX", 10)
+    monkeypatch.setattr(parking, "QUESTIONS_BYTES_MAX", 10)
     visit, answers = desk.asked()
-    assert (answers, visit.ends, visit.inflight, len(desk.comebacks)) == ([parking.LARGE], [], desk.last, 0)
+    assert (answers, visit.ends, visit.inflight, len(desk.client_input)) == ([parking.LARGE], [], desk.last, 0)
     desk.last.finish(DONE)
     assert visit.ends == [DONE]
 
 
 async def test_only_so_many_calls_are_parked_in_all(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parking, "PARKED_MAX", 2)
+    monkeypatch.setattr(parking, "SUSPENDED_MAX", 2)
     desk.asked()
     desk.asked(caller=OTHER)
     assert desk.asked(caller=NAMESAKE)[1] == [parking.FULL]
     desk.sent[0].finish(DONE)
-    assert len(desk.comebacks) == 2, "its end waits for its caller"
+    assert len(desk.client_input) == 2, "its end waits for its caller"
 
 
 async def test_who_is_not_parked_can_be_counted_on_not_to_be(desk: Desk) -> None:
-    for _ in range(parking.PARKED_EACH_MAX * 3):
+    for _ in range(parking.SUSPENDED_EACH_MAX * 3):
         asked, _ = desk.asked()
         desk.visit(state=asked.state, responses={"q1": ACCEPTED})
         desk.last.finish(DONE)
-    assert (len(desk.comebacks), desk.comebacks._lot._counts, desk.comebacks._used) == (0, {}, {})
+    assert (len(desk.client_input), desk.client_input._calls._counts, desk.client_input._used) == (0, {}, {})
 
 
 # -- questions that are not asked any more -----------------------------------------------------------------------------
@@ -662,19 +672,19 @@ async def test_who_answers_what_was_taken_back_comes_back_to_how_the_call_goes_o
     visit, answers = desk.visit(), list[Reply]()
     question = desk.last.ask(FORM, answers.append)
     assert question is not None
-    question.take_back()
+    question.retract()
     again = desk.visit(state=visit.state, responses={"q1": ACCEPTED})
     assert (again.ends, answers, len(desk.sent)) == ([], [], 1)
     desk.last.emit(PROGRESS)
     desk.last.finish(DONE)
-    assert (again.events, again.ends, len(desk.comebacks)) == ([PROGRESS], [DONE], 0)
+    assert (again.events, again.ends, len(desk.client_input)) == ([PROGRESS], [DONE], 0)
 
 
 async def test_who_answers_what_was_taken_back_comes_back_to_how_the_call_ended(desk: Desk) -> None:
     visit, answers = desk.visit(), list[Reply]()
     question = desk.last.ask(FORM, answers.append)
     assert question is not None
-    question.take_back()
+    question.retract()
     desk.last.finish(DONE)
     again = desk.visit(state=visit.state, responses={"q1": ACCEPTED})
     assert (again.ends, answers) == ([DONE], [])
@@ -685,7 +695,7 @@ async def test_of_several_questions_only_what_is_still_asked_is_asked_again(desk
     first, _, third = [desk.last.ask(question, answers.append) for question in (FORM, ROOTS, FORM)]
     assert first is not None
     assert third is not None
-    third.take_back()
+    third.retract()
     again = desk.visit(state=visit.state, responses={"q1": ACCEPTED, "q3": ACCEPTED})
     assert (list(again.result["inputRequests"]), len(answers)) == (["q2"], 1)
     last = desk.visit(state=again.state, responses={"q2": {"roots": []}})
@@ -698,9 +708,9 @@ async def test_a_question_that_is_taken_back_before_it_is_handed_out_is_never_se
     visit, answers = desk.visit(), list[Reply]()
     question = desk.last.ask(FORM, answers.append)
     assert question is not None
-    question.take_back()
+    question.retract()
     await until(lambda: desk.last.exchange is visit)
-    assert (visit.ends, visit.inflight, len(desk.comebacks)) == ([], desk.last, 0)
+    assert (visit.ends, visit.inflight, len(desk.client_input)) == ([], desk.last, 0)
     desk.last.finish(DONE)
     assert visit.ends == [DONE]
 
@@ -726,7 +736,7 @@ async def test_what_outlasts_its_call_is_answered_by_who_comes_back_or_given_up(
     desk.last.ask(ROOTS, answers.append, lasts=True)
     desk.last.finish(DONE)
     await until(lambda: len(answers) == 2)
-    assert (answers[1], len(desk.comebacks)) == (TOO_LATE, 0)
+    assert (answers[1], len(desk.client_input)) == (TOO_LATE, 0)
 
 
 async def test_what_outlasts_its_call_and_is_taken_back_is_not_answered_by_who_comes_back(desk: Desk) -> None:
@@ -734,14 +744,14 @@ async def test_what_outlasts_its_call_and_is_taken_back_is_not_answered_by_who_c
     question = desk.last.ask(ROOTS, answers.append, lasts=True)
     desk.last.finish(DONE)
     assert question is not None
-    question.take_back()
-    assert [parked.questions for parked in desk.comebacks._lot] == [{}]
+    question.retract()
+    assert [parked.questions for parked in desk.client_input._calls] == [{}]
     assert desk.visit(state=visit.state, responses={"q1": {"roots": []}}).ends == [DONE]
     assert answers == []
 
 
 async def test_a_caller_that_is_not_parked_was_asked_nothing(desk: Desk) -> None:
     visit = desk.visit()
-    desk.comebacks.retract(visit, list[Reply]().append)
-    desk.comebacks.outlive(list[Reply]().append, None)
+    desk.client_input.retract(visit, list[Reply]().append)
+    desk.client_input.outlive(list[Reply]().append, None)
     assert visit.ends == []

@@ -9,27 +9,26 @@ import msgspec
 import pytest
 
 from isthmus.core.tasks.engine import LOST
-from isthmus.core.tasks.record import Asked, Ending, Record, ending_of, owner_of, state_after
-from isthmus.frontends.mcp.kept_states import (
+from isthmus.core.tasks.record import StoredOutcome, StoredQuestion, TaskRecord, owner_of, state_after, stored_outcome
+from isthmus.frontends.mcp.hub_tasks import (
     ENDED_SECONDS,
     REALM,
-    Brief,
-    announced,
-    created_earlier,
+    HubTaskInfo,
+    created_legacy,
     created_modern,
-    is_kept_id,
-    is_seen,
+    expiry_of,
+    is_info_visible,
+    legacy_status,
+    modern_status,
+    notified_state,
     question_of,
     result_of,
-    told_earlier,
-    told_modern,
-    until,
 )
-from isthmus.model.calls import EVERYTHING, Surface
-from isthmus.model.conversation import TaskState
+from isthmus.frontends.mcp.tasks import is_hub_task_id
+from isthmus.model.calls import EVERYTHING, Outcome, Result, Surface
 from isthmus.model.faults import Cancelled, Overloaded, ServerError
 from isthmus.model.names import ServerName
-from isthmus.model.outcomes import Outcome, Result
+from isthmus.model.tasks import TaskState
 from isthmus.wire.mcp.tasks import RELATED
 from tests.unit.core.doubles import ANYONE, DONE, SERVER, Stage, raw
 
@@ -39,13 +38,13 @@ TYPED = Result(raw({"resultType": "complete", "content": [], "_meta": {"a": 1}})
 REFUSED = ServerError(SERVER, -32099, "not today", raw({"why": 1}))
 
 
-def record(state: TaskState = "working", *, asked: Asked | None = None, ending: Ending | None = None) -> Record:
-    brief = msgspec.Raw(msgspec.json.encode(Brief(SERVER, 120.0)))
-    return Record(ID, owner_of(ANYONE, REALM), "", REALM, state, 10.0, 20.0, asked=asked, ending=ending, brief=brief)
+def record(state: TaskState = "working", *, asked: StoredQuestion | None = None, ending: StoredOutcome | None = None) -> TaskRecord:
+    brief = msgspec.Raw(msgspec.json.encode(HubTaskInfo(SERVER, 120.0)))
+    return TaskRecord(ID, owner_of(ANYONE, REALM), "", REALM, state, 10.0, 20.0, asked=asked, ending=ending, brief=brief)
 
 
-def ended(outcome: Outcome) -> Record:
-    return record(state_after(outcome), ending=ending_of(outcome))
+def ended(outcome: Outcome) -> TaskRecord:
+    return record(state_after(outcome), ending=stored_outcome(outcome))
 
 
 def told(result: Outcome) -> Any:
@@ -53,8 +52,8 @@ def told(result: Outcome) -> Any:
     return json.loads(bytes(result.payload))
 
 
-ASKING = record("input_required", asked=Asked("roots/list", raw({"x": 1}), 3))
-BOTH = msgspec.structs.replace(ASKING, besides=(Asked("roots/list", raw({}), 5),))
+ASKING = record("input_required", asked=StoredQuestion("roots/list", raw({"x": 1}), 3))
+BOTH = msgspec.structs.replace(ASKING, besides=(StoredQuestion("roots/list", raw({}), 5),))
 
 
 @pytest.mark.parametrize(
@@ -73,36 +72,36 @@ BOTH = msgspec.structs.replace(ASKING, besides=(Asked("roots/list", raw({}), 5),
         (record("canceled"), "cancelled", "cancelled"),
     ],
 )
-def test_every_state_has_a_word_in_each_era(kept: Record, earlier: str, modern: str) -> None:
-    assert told(told_earlier(kept))["status"] == announced(kept).status == earlier
-    assert told(told_modern(kept))["status"] == modern
-    assert announced(kept).is_over == kept.is_ended
+def test_every_state_has_a_word_in_each_era(kept: TaskRecord, earlier: str, modern: str) -> None:
+    assert told(legacy_status(kept))["status"] == notified_state(kept).status == earlier
+    assert told(modern_status(kept))["status"] == modern
+    assert notified_state(kept).is_over == kept.is_ended
 
 
 def test_a_modern_task_brings_along_what_belongs_to_its_state() -> None:
-    assert told(told_modern(ASKING))["inputRequests"] == {"q3": {"method": "roots/list", "params": {"x": 1}}}
-    assert list(told(told_modern(BOTH))["inputRequests"]) == ["q3", "q5"]
-    assert told(told_modern(ended(DONE)))["result"] == {"resultType": "complete", "content": []}
-    error = told(told_modern(ended(REFUSED)))["error"]
+    assert told(modern_status(ASKING))["inputRequests"] == {"q3": {"method": "roots/list", "params": {"x": 1}}}
+    assert list(told(modern_status(BOTH))["inputRequests"]) == ["q3", "q5"]
+    assert told(modern_status(ended(DONE)))["result"] == {"resultType": "complete", "content": []}
+    error = told(modern_status(ended(REFUSED)))["error"]
     assert (error["code"], error["message"], error["data"]["why"]) == (-32099, "not today", 1)
-    lost = told(told_modern(record("failed", ending=LOST)))["error"]
+    lost = told(modern_status(record("failed", ending=LOST)))["error"]
     assert (lost["code"], lost["data"]["executed"]) == (-32012, "unknown")
     for kept in (record(), ended(Cancelled("enough", executed="no"))):
-        assert told(told_modern(kept)).keys().isdisjoint({"inputRequests", "result", "error"})
+        assert told(modern_status(kept)).keys().isdisjoint({"inputRequests", "result", "error"})
 
 
 def test_a_task_begins_as_one_that_is_worked_on() -> None:
     for kept in (record(), ended(DONE)):
-        assert told(created_earlier(kept))["task"]["status"] == "working"
+        assert told(created_legacy(kept))["task"]["status"] == "working"
         made = told(created_modern(kept))
         assert (made["resultType"], made["status"], made["ttlMs"]) == ("task", "working", 120_000)
 
 
 def test_a_task_that_was_not_sent_is_worked_on_and_says_that_it_waits() -> None:
     waiting = msgspec.structs.replace(record(), phase="waiting")
-    for state in (told(told_earlier(waiting)), told(told_modern(waiting)), told(created_earlier(waiting))["task"]):
+    for state in (told(legacy_status(waiting)), told(modern_status(waiting)), told(created_legacy(waiting))["task"]):
         assert (state["status"], "not been sent" in state["statusMessage"]) == ("working", True)
-    assert "statusMessage" not in told(told_earlier(record()))
+    assert "statusMessage" not in told(legacy_status(record()))
 
 
 def test_the_result_is_what_the_call_would_have_been_answered() -> None:
@@ -123,7 +122,7 @@ def test_the_result_is_what_the_call_would_have_been_answered() -> None:
 
 def test_what_a_plain_server_returned_is_told_as_a_result_of_mcp() -> None:
     kept = ended(Result(raw(7), is_bare=True))
-    for result in (told(result_of(kept)), told(told_modern(kept))["result"]):
+    for result in (told(result_of(kept)), told(modern_status(kept))["result"]):
         assert (result["content"], result["structuredContent"]) == ([{"type": "text", "text": "7"}], {"result": 7})
 
 
@@ -138,22 +137,22 @@ def test_a_question_says_for_which_task_it_is() -> None:
 
 
 def test_an_ended_task_is_kept_as_long_as_was_asked_for_and_a_while_at_least() -> None:
-    assert until(record("completed")) == 10.0 + 120.0
+    assert expiry_of(record("completed")) == 10.0 + 120.0
     late = msgspec.structs.replace(record("completed"), updated=500.0)
-    assert until(late) == 500.0 + ENDED_SECONDS
+    assert expiry_of(late) == 500.0 + ENDED_SECONDS
 
 
 @pytest.mark.parametrize(
     ("id", "is_kept"), [(ID, True), (ID[1:], False), (ID.upper(), False), ("a.b.c", False), (ID + "\n", False)]
 )
 def test_an_id_of_the_hubs_own_is_known_by_its_form(id: str, *, is_kept: bool) -> None:
-    assert is_kept_id(id) == is_kept
+    assert is_hub_task_id(id) == is_kept
 
 
 async def test_a_task_is_seen_where_its_server_is() -> None:
     hub = Stage().hub
     seen = [
-        is_seen(Brief(ServerName(server), 1.0), hub.snapshot.view(ANYONE.grants, surface), surface)
+        is_info_visible(HubTaskInfo(ServerName(server), 1.0), hub.snapshot.view(ANYONE.grants, surface), surface)
         for server, surface in (
             ("files", EVERYTHING),
             ("files", Surface("own", SERVER)),

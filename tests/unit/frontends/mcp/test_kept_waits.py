@@ -8,13 +8,10 @@ from typing import Any
 import msgspec
 
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.tasks.live import Live
-from isthmus.core.watch.tasks import Task
-from isthmus.frontends.mcp.kept_states import REALM, Brief
-from isthmus.frontends.mcp.kept_waits import Following, News, Waiting
-from isthmus.model.events import Progress
-from isthmus.model.outcomes import Result
-from isthmus.model.questions import NOT_ASKED, Answered, Question, Reply
+from isthmus.core.tasks.live_task import LiveTask
+from isthmus.core.watch.server_tasks import ServerTask
+from isthmus.frontends.mcp.hub_tasks import REALM, HubTaskFollower, HubTaskInfo, HubTaskNotifier, ResultWaiter
+from isthmus.model.calls import NOT_ASKED, Answered, Progress, Question, Reply, Result
 from isthmus.wire.mcp.tasks import RELATED
 from tests.unit.core.doubles import ANYONE, DONE, PROGRESS, SERVER, HeldLink, Listener, call, raw
 from tests.unit.core.tasks.doubles import Workshop, draft, turns
@@ -22,19 +19,19 @@ from tests.unit.core.tasks.doubles import Workshop, draft, turns
 FORM = Question("elicitation/create", raw({"message": "go on?"}))
 
 
-async def begun(shop: Workshop, *news: News) -> Live:
+async def begun(shop: Workshop, *news: HubTaskNotifier) -> LiveTask:
     """A task of this face whose call runs."""
-    brief = msgspec.Raw(msgspec.json.encode(Brief(SERVER, 60.0)))
+    brief = msgspec.Raw(msgspec.json.encode(HubTaskInfo(SERVER, 60.0)))
     made = msgspec.structs.replace(draft(call(), state="working"), brief=brief, realm=REALM, listeners=news)
     return await shop.engine.begin(made)
 
 
-def waiting(shop: Workshop, live: Live, *can: str) -> tuple[Waiting, InFlight, Listener]:
+def waiting(shop: Workshop, live: LiveTask, *can: str) -> tuple[ResultWaiter, InFlight, Listener]:
     """One that waits for the result, and can be asked this."""
     caller = Listener()
     asked = call(live.record.id, kind="task_result", client_caps=frozenset(can or {"elicitation"}))
-    inflight = shop.stage.hub.attend(asked, caller, HeldLink())
-    return Waiting(shop.engine, inflight, live), inflight, caller
+    inflight = shop.stage.hub.start_builtin(asked, caller, HeldLink())
+    return ResultWaiter(shop.engine, inflight, live), inflight, caller
 
 
 async def test_who_waits_is_given_the_result_and_listens_no_more() -> None:
@@ -43,7 +40,7 @@ async def test_who_waits_is_given_the_result_and_listens_no_more() -> None:
     _, _, caller = waiting(shop, live)
     shop.sent[0].emit(PROGRESS)
     shop.sent[0].finish(DONE)
-    await shop.engine.until_idle()
+    await shop.engine.wait_idle()
     (result,) = caller.ends
     assert isinstance(result, Result)
     assert json.loads(bytes(result.payload))["_meta"] == {RELATED: {"taskId": live.record.id}}
@@ -111,16 +108,16 @@ async def test_what_nobody_can_be_asked_stays_open_for_who_can() -> None:
     assert len(waiting(shop, live)[2].asked) == 1
 
 
-def news_of(shop: Workshop, **more: Any) -> tuple[News, list[str], list[Live], list[Progress]]:
+def news_of(shop: Workshop, **more: Any) -> tuple[HubTaskNotifier, list[str], list[LiveTask], list[Progress]]:
     told: list[str] = []
-    ended: list[Live] = []
+    ended: list[LiveTask] = []
     reports: list[Progress] = []
 
-    def tell(task: Task, is_other: bool) -> None:  # noqa: FBT001 - the type of a listener
+    def tell(task: ServerTask, is_other: bool) -> None:  # noqa: FBT001 - the type of a listener
         told.append(f"{task.state.status} {is_other}")
 
     shop.stage.hub.tasks.listen(ANYONE, "", tell)
-    news = News(shop.stage.hub, ANYONE, SERVER, ended.append, report=reports.append, **more)
+    news = HubTaskNotifier(shop.stage.hub, ANYONE, SERVER, ended.append, report=reports.append, **more)
     return news, told, ended, reports
 
 
@@ -130,10 +127,10 @@ async def test_nothing_is_told_before_the_caller_knows_of_the_task() -> None:
     live = await begun(shop, news)
     shop.sent[0].emit(PROGRESS)
     assert (told, reports) == ([], [])
-    news.begin(live)
+    news.start(live)
     shop.sent[0].emit(PROGRESS)
     shop.sent[0].finish(DONE)
-    await shop.engine.until_idle()
+    await shop.engine.wait_idle()
     assert (told, ended, live.listeners) == (["completed True"], [live], {})
     related = [json.loads(bytes(report.members["_meta"])) for report in reports]
     assert related == [{RELATED: {"taskId": live.record.id}}] * 2  # the one from before is told once it may be
@@ -144,9 +141,9 @@ async def test_a_task_that_ended_before_is_told_at_once() -> None:
     news, told, ended, _ = news_of(shop, session="")
     shop.link.at_once = lambda inflight: inflight.finish(DONE)
     live = await begun(shop, news)
-    await shop.engine.until_idle()
+    await shop.engine.wait_idle()
     assert (told, ended) == ([], [])
-    news.begin(live)
+    news.start(live)
     assert (told, ended) == (["completed True"], [live])
 
 
@@ -154,9 +151,9 @@ async def test_of_a_call_that_became_a_task_no_conversation_hears() -> None:
     shop = Workshop()
     news, told, ended, _ = news_of(shop, session=None)
     live = await begun(shop, news)
-    news.begin(live)
+    news.start(live)
     shop.sent[0].finish(DONE)
-    await shop.engine.until_idle()
+    await shop.engine.wait_idle()
     assert (told, ended) == ([], [live])
 
 
@@ -164,14 +161,14 @@ async def test_who_follows_a_task_is_told_until_it_stops_or_the_task_ends() -> N
     shop = Workshop()
     live = await begun(shop)
     told: list[list[Any]] = [[], [], []]
-    one, other, late = [Following(live, heard.append) for heard in told]
-    one.look()
-    other.look()
+    one, other, late = [HubTaskFollower(live, heard.append) for heard in told]
+    one.start()
+    other.start()
     shop.sent[0].emit(PROGRESS)
     other.stop()
     shop.sent[0].finish(DONE)
-    await shop.engine.until_idle()
-    late.look()
+    await shop.engine.wait_idle()
+    late.start()
     statuses = [[json.loads(bytes(members["status"])) for members in heard] for heard in told]
     assert statuses == [["working", "completed"], ["working"], ["completed"]]
     assert live.listeners == {}

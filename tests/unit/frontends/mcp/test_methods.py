@@ -10,19 +10,11 @@ import pytest
 
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.credentials.sealing import ProcessSealer
-from isthmus.frontends.mcp.comebacks import Comebacks
-from isthmus.frontends.mcp.dialogue import (
-    answer_call,
-    event_notification,
-    list_bytes,
-    profile_of,
-    updated_params,
-    withdrawn,
-)
-from isthmus.model.calls import EVERYTHING, Call
-from isthmus.model.events import Log
+from isthmus.frontends.mcp.input_required import ModernClientInput
+from isthmus.frontends.mcp.methods import client_capabilities, render_list
+from isthmus.frontends.mcp.responses import call_reply, cancelled_reply, event_notification, updated_params
+from isthmus.model.calls import EVERYTHING, Call, LogMessage, Result
 from isthmus.model.names import ServerName
-from isthmus.model.outcomes import Result
 from isthmus.wire.jsonrpc import Request
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS
 from tests.unit.core.doubles import ANYONE, DONE, PROGRESS, raw
@@ -33,10 +25,10 @@ ID = msgspec.Raw(b"1")
 
 def read(hosted: Hosted, method: str, params: dict[str, Any], level: Any = None) -> tuple[Call, msgspec.Raw | None]:
     request = Request(ID, method, members(params))
-    is_modern = hosted.dialogue.era_of(request, None) == "modern"
-    meta = hosted.dialogue.check(request, None) if is_modern else None
+    is_modern = hosted.mcp_methods.era_of(request, None) == "modern"
+    meta = hosted.mcp_methods.check(request, None) if is_modern else None
     assert meta is None or isinstance(meta, dict)
-    made = hosted.dialogue.read_call(request, ANYONE, EVERYTHING, meta, level)
+    made = hosted.mcp_methods.read_call(request, ANYONE, EVERYTHING, meta, level)
     assert isinstance(made, tuple)
     return made
 
@@ -55,17 +47,17 @@ async def test_a_modern_caller_brings_its_answers_in_their_own_spelling() -> Non
     hosted = Hosted()
     asked = {"name": "files.read", "_meta": META, **ANSWERS, **SPELT, "own": 1}
     assert list(read(hosted, "tools/call", asked)[0].extra) == ["own"], "it cannot be asked"
-    hosted.dialogue.comebacks = Comebacks(ProcessSealer(), hosted.hub.limits)
+    hosted.mcp_methods.client_input = ModernClientInput(ProcessSealer(), hosted.hub.limits)
     assert list(read(hosted, "tools/call", asked)[0].extra) == [*ANSWERS, "own"]
 
 
 async def test_a_list_is_rendered_once_for_each_view_era_and_kind() -> None:
     view = Hosted().hub.snapshot.view(ANYONE.grants, EVERYTHING)
     rendered = [
-        list_bytes(view, era, shape) for era in ("legacy", "modern") for shape in (TOOLS, PROMPTS, RESOURCES, TEMPLATES)
+        render_list(view, era, shape) for era in ("legacy", "modern") for shape in (TOOLS, PROMPTS, RESOURCES, TEMPLATES)
     ]
     assert len({bytes(text) for text in rendered}) == 8
-    assert list_bytes(view, "modern", RESOURCES) is list_bytes(view, "modern", RESOURCES)
+    assert render_list(view, "modern", RESOURCES) is render_list(view, "modern", RESOURCES)
 
 
 async def test_every_list_names_each_server_that_is_missing_and_why_but_not_where_it_is() -> None:
@@ -74,7 +66,7 @@ async def test_every_list_names_each_server_that_is_missing_and_why_but_not_wher
     hosted.hub.publish(away)
     view = hosted.hub.snapshot.view(ANYONE.grants, EVERYTHING)
     for shape in (TOOLS, PROMPTS, RESOURCES, TEMPLATES):
-        assert json.loads(list_bytes(view, "legacy", shape))["_meta"]["isthmus/missing"] == {
+        assert json.loads(render_list(view, "legacy", shape))["_meta"]["isthmus/missing"] == {
             "web": {"state": "retrying", "reason": "connection refused by its address", "listed": False}
         }
 
@@ -115,7 +107,7 @@ async def test_who_greets_the_hub_is_told_which_hubs_are_here_and_behind(era: An
     hosted.hub.publish(ServerStatus(ServerName("web"), "ready", is_settled=True, hubs={"another": 0, "far": 2}))
     method = "initialize" if era == "legacy" else "server/discover"
     params: dict[str, Any] = {"protocolVersion": "2025-11-25"} if era == "legacy" else {"_meta": META}
-    told = await hosted.dialogue.answer(Request(ID, method, members(params)), ANYONE, EVERYTHING, era)
+    told = await hosted.mcp_methods.answer(Request(ID, method, members(params)), ANYONE, EVERYTHING, era)
     hubs = json.loads(told.body)["result"]["_meta"]["isthmus/hubs"]
     assert hubs == {hosted.hub.id: 0, "another": 1, "far": 3}
 
@@ -123,20 +115,20 @@ async def test_who_greets_the_hub_is_told_which_hubs_are_here_and_behind(era: An
 @pytest.mark.parametrize(("era", "is_typed"), [("legacy", False), ("modern", True)])
 def test_a_result_of_the_callers_own_era_is_not_touched(era: Any, *, is_typed: bool) -> None:
     odd = msgspec.Raw(b'{ "n" : 1.0e2 }')
-    assert b'"result":{ "n" : 1.0e2 }' in answer_call(ID, Result(odd, is_typed=is_typed), era).body
+    assert b'"result":{ "n" : 1.0e2 }' in call_reply(ID, Result(odd, is_typed=is_typed), era).body
 
 
 def test_events_are_told_as_they_came() -> None:
-    line = Log("info", members({"level": "info", "data": 1}))
+    line = LogMessage("info", members({"level": "info", "data": 1}))
     assert json.loads(event_notification(line, None) or b"")["params"] == {"level": "info", "data": 1}
     assert event_notification(PROGRESS, None) is None
     assert json.loads(event_notification(PROGRESS, raw("t")) or b"")["params"] == {"progressToken": "t", "progress": 1}
 
 
 def test_small_words() -> None:
-    assert json.loads(withdrawn(ID).body)["error"]["data"] == {"executed": "no", "reason": "cancelled"}
+    assert json.loads(cancelled_reply(ID).body)["error"]["data"] == {"executed": "no", "reason": "cancelled"}
     assert updated_params('a"b') == {"uri": b'"a\\"b"'}
-    assert answer_call(ID, DONE, "legacy").code is None
+    assert call_reply(ID, DONE, "legacy").code is None
 
 
 def test_what_a_caller_can_be_asked_is_said_with_each_modern_request_and_once_in_the_earlier_era() -> None:
@@ -145,7 +137,7 @@ def test_what_a_caller_can_be_asked_is_said_with_each_modern_request_and_once_in
     greeting = Request(ID, "initialize", members({"capabilities": can}))
     later = Request(ID, "tools/list", members({"capabilities": can, "_meta": {}}))
     known = frozenset({"roots"})
-    assert profile_of(modern, "modern", known) == {"elicitation"}
-    assert profile_of(later, "modern", known) == frozenset()
-    assert profile_of(greeting, "legacy", known) == {"elicitation"}
-    assert profile_of(later, "legacy", known) == known
+    assert client_capabilities(modern, "modern", known) == {"elicitation"}
+    assert client_capabilities(later, "modern", known) == frozenset()
+    assert client_capabilities(greeting, "legacy", known) == {"elicitation"}
+    assert client_capabilities(later, "legacy", known) == known

@@ -5,12 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from isthmus.frontends.mcp import parked as module
-from isthmus.frontends.mcp.parked import LARGE, Lot, Parked, owner_of
+from isthmus.frontends.mcp import input_required as module
+from isthmus.frontends.mcp.input_required import LARGE, SuspendedCall, SuspendedCalls, owner_of
 from isthmus.model.callers import Caller, Grants
+from isthmus.model.calls import TOO_LATE, Answered, Outcome, Question, Reply, Result
 from isthmus.model.faults import BadReply, ServerError, TimedOut
-from isthmus.model.outcomes import Outcome, Result
-from isthmus.model.questions import TOO_LATE, Answered, Question, Reply
 from tests.unit.core.doubles import ANYONE, DONE, PROGRESS, SERVER, Stage, call, raw
 
 OTHER = Caller("other", "default", Grants(("*",)))
@@ -22,18 +21,18 @@ class Place:
     """A lot, and calls that are parked on it."""
 
     def __init__(self) -> None:
-        self.lot = Lot()
+        self.lot = SuspendedCalls()
         self.answers: list[Reply] = []
 
-    def park(self, caller: Caller = ANYONE, number: str | None = "1") -> Parked:
+    def park(self, caller: Caller = ANYONE, number: str | None = "1") -> SuspendedCall:
         """A parked call whose caller was let go, unless it has no number."""
         inflight, _ = Stage().start(call(caller=caller))
-        parked = self.lot.park(inflight)
+        parked = self.lot.suspend(inflight)
         assert parked is not None
         parked.number = number
         return parked
 
-    def ask(self, parked: Parked) -> None:
+    def ask(self, parked: SuspendedCall) -> None:
         parked.ask(QUESTION, self.answers.append)
 
     @property
@@ -43,7 +42,7 @@ class Place:
 
 
 async def test_one_calls_questions_are_bounded_and_each_that_ends_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ASKED_BYTES_MAX", 2 * SIZE)
+    monkeypatch.setattr(module, "QUESTIONS_BYTES_MAX", 2 * SIZE)
     place = Place()
     parked = place.park()
     for _ in range(3):
@@ -59,7 +58,7 @@ async def test_one_calls_questions_are_bounded_and_each_that_ends_makes_room(mon
 async def test_what_is_kept_for_one_caller_is_bounded_and_leaves_others_their_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "KEPT_EACH_BYTES_MAX", 2 * SIZE)
+    monkeypatch.setattr(module, "STORED_EACH_BYTES_MAX", 2 * SIZE)
     place = Place()
     for caller in (ANYONE, ANYONE, ANYONE, OTHER):
         place.ask(place.park(caller))
@@ -68,13 +67,13 @@ async def test_what_is_kept_for_one_caller_is_bounded_and_leaves_others_their_ro
 
 
 async def test_what_is_kept_in_all_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "KEPT_BYTES_MAX", 2 * SIZE)
+    monkeypatch.setattr(module, "STORED_BYTES_MAX", 2 * SIZE)
     place = Place()
     parked = [place.park(caller) for caller in (ANYONE, OTHER, ANYONE)]
     for each in parked:
         place.ask(each)
     assert place.answers == [LARGE]
-    place.lot.leave(parked[0])
+    place.lot.remove(parked[0])
     assert place.answers == [LARGE, TOO_LATE]
     place.ask(parked[2])
     assert len(place.answers) == 2
@@ -87,7 +86,7 @@ async def test_whatever_a_call_kept_is_given_back_when_it_goes() -> None:
     parked.end(DONE)
     assert place.kept[0] == SIZE + len(memoryview(DONE.payload))
     for _ in range(2):
-        place.lot.leave(parked)
+        place.lot.remove(parked)
     assert (place.kept, len(place.lot), place.lot._counts, place.answers) == ((0, {}), 0, {}, [TOO_LATE])
 
 
@@ -104,7 +103,7 @@ async def test_an_end_is_kept_if_there_is_room_and_else_that_there_was_none(
     outcome: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = Place()
-    monkeypatch.setattr(module, "KEPT_EACH_BYTES_MAX", size_of(outcome))
+    monkeypatch.setattr(module, "STORED_EACH_BYTES_MAX", size_of(outcome))
     first, second = place.park(), place.park()
     first.end(outcome)
     second.end(outcome)
@@ -126,7 +125,7 @@ async def test_the_error_of_a_server_is_kept_with_its_data() -> None:
 
 
 async def test_an_end_that_is_told_at_once_needs_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "KEPT_EACH_BYTES_MAX", 0)
+    monkeypatch.setattr(module, "STORED_EACH_BYTES_MAX", 0)
     place, ends = Place(), list[Outcome | None]()
     parked = place.park(number=None)
     parked.on_end = lambda: ends.append(parked.outcome)
@@ -157,5 +156,5 @@ async def test_calls_are_found_by_their_ids_and_can_go_while_they_are_looked_thr
     parked = [place.park() for _ in range(3)]
     assert [place.lot.find(each.id) for each in parked] == parked
     for each in place.lot:
-        place.lot.leave(each)
+        place.lot.remove(each)
     assert [place.lot.find(each.id) for each in parked] == [None] * 3

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.frontends.mcp.faults import code_of, data_of, error_reply
+from isthmus.frontends.mcp.responses import call_reply, code_of, data_of
 from isthmus.model import faults
 from isthmus.model.faults import Fault, ServerError
 from isthmus.model.names import ServerName
@@ -81,7 +81,7 @@ TOLD: list[tuple[Fault, int, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("fault", "code", "data"), TOLD, ids=lambda value: getattr(value, "reason", ""))
 def test_a_fault_is_told_with_its_code_and_whether_the_tool_ran(fault: Fault, code: int, data: dict[str, Any]) -> None:
-    reply = json.loads(error_reply(msgspec.Raw(b'"x"'), fault, "modern"))
+    reply = json.loads(call_reply(msgspec.Raw(b'"x"'), fault, "modern").body)
     assert reply == {"jsonrpc": "2.0", "id": "x", "error": {"code": code, "message": fault.message, "data": data}}
     assert code_of(fault) == code
 
@@ -91,7 +91,7 @@ def test_the_earlier_era_has_the_same_codes_but_for_a_resource_that_is_not_there
     fault: Fault, code: int, _data: dict[str, Any]
 ) -> None:
     assert code_of(fault, "legacy") == (-32002 if isinstance(fault, faults.UnknownResource) else code)
-    assert json.loads(error_reply(None, fault, "legacy"))["error"]["code"] == code_of(fault, "legacy")
+    assert json.loads(call_reply(b"1", fault, "legacy").body)["error"]["code"] == code_of(fault, "legacy")
 
 
 @pytest.mark.parametrize(

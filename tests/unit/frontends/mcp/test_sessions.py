@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from isthmus.core.watch.tasks import Place, Task, Tasks
-from isthmus.frontends.http.bodies import CROWDED_BYTES
+from isthmus.core.watch.server_tasks import LinkSession, ServerTask, ServerTasks
+from isthmus.frontends.http.request_cycle import CROWDED_BYTES
 from isthmus.frontends.mcp import sessions as module
-from isthmus.frontends.mcp.interests import Interests
-from isthmus.frontends.mcp.sessions import IDLE_SECONDS, UNTOLD_MAX, Listener, Sessions
-from isthmus.frontends.mcp.task_news import TaskNews
-from isthmus.frontends.mcp.tasks import shown_id
+from isthmus.frontends.mcp.sessions import IDLE_SECONDS, UNSENT_TASKS_MAX, HttpSessions, SessionStream
+from isthmus.frontends.mcp.subscriptions import CallerSubscriptions, TaskStatusNotifier
+from isthmus.frontends.mcp.tasks import public_id
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, Surface
 from isthmus.model.faults import Cancelled
 from isthmus.model.names import ServerName
-from isthmus.model.tasks import TaskState
+from isthmus.model.tasks import ServerTaskState
 from isthmus.wire.mcp.messages import CHANGED, UPDATED
 from isthmus.wire.sse import SseDecoder
 from tests.unit.core.doubles import ANYONE, DONE, SERVER, Stage, raw
@@ -32,7 +29,7 @@ class Told:
     def __init__(self) -> None:
         self.chunks: list[bytes] = []
         self.ends = 0
-        self.listener = Listener(self.chunks.append, self._end)
+        self.listener = SessionStream(self.chunks.append, self._end)
 
     def _end(self) -> None:
         self.ends += 1
@@ -53,14 +50,8 @@ class Told:
         return decoder.last_event_id
 
 
-class Call:
-    """Something that ends."""
-
-    on_end: Callable[[], None] | None = None
-
-
 def test_a_session_is_found_by_its_caller_on_its_surface_only() -> None:
-    sessions = Sessions()
+    sessions = HttpSessions()
     session = sessions.open(ANYONE, EVERYTHING, 0.0)
     assert sessions.find(session.id, ANYONE, EVERYTHING, 1.0) is session
     assert sessions.find(session.id, OTHER, EVERYTHING, 1.0) is None
@@ -70,30 +61,30 @@ def test_a_session_is_found_by_its_caller_on_its_surface_only() -> None:
 
 def test_a_namesake_of_another_tenant_has_sessions_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SESSIONS_MAX", 1)
-    sessions = Sessions()
+    sessions = HttpSessions()
     namesake = Caller(ANYONE.name, "elsewhere", ANYONE.grants)
     own, theirs = sessions.open(ANYONE, EVERYTHING, 0.0), sessions.open(namesake, EVERYTHING, 0.0)
     assert sessions.find(own.id, ANYONE, EVERYTHING, 1.0) is own, "nobody is crowded out by another tenant"
     assert sessions.find(own.id, namesake, EVERYTHING, 1.0) is None
-    assert own.shelf is not theirs.shelf
+    assert own.store is not theirs.store
 
 
 def test_nothing_is_left_of_who_has_no_session_any_more() -> None:
-    sessions = Sessions()
+    sessions = HttpSessions()
     for number in range(100):
         sessions.close(sessions.open(Caller(f"token-{number}", "default", ANYONE.grants), EVERYTHING, 0.0))
-    assert (sessions._of, sessions._shelves) == ({}, {})
+    assert (sessions._by_owner, sessions._stores) == ({}, {})
 
 
 def test_ids_are_long_and_do_not_repeat() -> None:
-    sessions = Sessions()
+    sessions = HttpSessions()
     ids = {sessions.open(ANYONE, EVERYTHING, 0.0).id for _ in range(100)}
     assert len(ids) == 100
     assert min(map(len, ids)) >= 32
 
 
 def test_an_idle_session_is_forgotten_and_a_used_one_is_not() -> None:
-    sessions = Sessions()
+    sessions = HttpSessions()
     session = sessions.open(ANYONE, EVERYTHING, 0.0)
     assert sessions.find(session.id, ANYONE, EVERYTHING, IDLE_SECONDS) is session
     assert sessions.find(session.id, ANYONE, EVERYTHING, 2 * IDLE_SECONDS) is session
@@ -103,7 +94,7 @@ def test_an_idle_session_is_forgotten_and_a_used_one_is_not() -> None:
 
 def test_beyond_the_limit_the_one_unused_for_longest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SESSIONS_MAX", 2)
-    sessions = Sessions()
+    sessions = HttpSessions()
     first, second = sessions.open(ANYONE, EVERYTHING, 0.0), sessions.open(ANYONE, EVERYTHING, 1.0)
     sessions.find(first.id, ANYONE, EVERYTHING, 2.0)
     third = sessions.open(ANYONE, EVERYTHING, 3.0)
@@ -112,10 +103,10 @@ def test_beyond_the_limit_the_one_unused_for_longest_goes(monkeypatch: pytest.Mo
 
 
 async def test_ending_a_session_cancels_its_calls_and_one_with_calls_is_not_idle() -> None:
-    sessions = Sessions()
+    sessions = HttpSessions()
     session = sessions.open(ANYONE, EVERYTHING, 0.0)
     inflight, listener = Stage().start()
-    session.hold(b"1", inflight, Call())
+    session.track(b"1", inflight, None)
     assert sessions.find(session.id, ANYONE, EVERYTHING, 2 * IDLE_SECONDS) is session
     sessions.close(session)
     assert isinstance(listener.fault, Cancelled)
@@ -125,34 +116,30 @@ async def test_ending_a_session_cancels_its_calls_and_one_with_calls_is_not_idle
 async def test_a_session_that_is_over_is_told_of_when_its_calls_are() -> None:
     heard: list[tuple[str, bool]] = []
     inflight, listener = Stage().start()
-    sessions = Sessions(on_close=lambda id: heard.append((id, bool(listener.ends))))
+    sessions = HttpSessions(on_close=lambda id: heard.append((id, bool(listener.ends))))
     session = sessions.open(ANYONE, EVERYTHING, 0.0)
-    session.hold(b"1", inflight, Call())
+    session.track(b"1", inflight, None)
     sessions.close(session)
     assert heard == [(session.id, True)]
 
 
 async def test_a_call_that_ended_is_let_go_and_one_of_the_same_id_is_kept() -> None:
-    session = Sessions().open(ANYONE, EVERYTHING, 0.0)
+    session = HttpSessions().open(ANYONE, EVERYTHING, 0.0)
     stage = Stage()
     (first, _), (second, _) = stage.start(), stage.start()
     told: list[str] = []
-    one, two = Call(), Call()
-    one.on_end = lambda: told.append("first")
-    session.hold(b"1", first, one)
-    session.hold(b"1", second, two)
+    end_first = session.track(b"1", first, lambda: told.append("first"))
+    end_second = session.track(b"1", second, None)
     first.finish(DONE)
-    assert one.on_end is not None
-    one.on_end()
+    end_first()
     assert (session.calls, told) == ({b"1": second}, ["first"])
-    assert two.on_end is not None
-    two.on_end()
+    end_second()
     assert session.calls == {}
 
 
 def test_a_caller_with_many_sessions_crowds_out_only_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SESSIONS_MAX", 3)
-    sessions = Sessions()
+    sessions = HttpSessions()
     quiet = sessions.open(OTHER, EVERYTHING, 0.0)
     first, *_ = [sessions.open(ANYONE, EVERYTHING, 1.0) for _ in range(10)]
     assert sessions.find(first.id, ANYONE, EVERYTHING, 2.0) is None
@@ -164,128 +151,128 @@ def test_a_caller_with_many_sessions_crowds_out_only_its_own(monkeypatch: pytest
 
 
 def test_updates_are_told_on_the_stream_that_is_open_and_those_that_were_missed_first() -> None:
-    session = Sessions().open(ANYONE, EVERYTHING, 0.0)
+    session = HttpSessions().open(ANYONE, EVERYTHING, 0.0)
     told = Told()
     for uri in ("b", "a", "b"):
-        session.updated(uri)
-    session.listen(told.listener)
+        session.resource_updated(uri)
+    session.open_stream(told.listener)
     assert told.uris == ["b", "a"]
-    session.updated("c")
-    session.stop_listening(told.listener)
-    session.updated("d")
-    assert (told.uris, list(session.missed)) == (["b", "a", "c"], ["d"])
+    session.resource_updated("c")
+    session.streams.remove(told.listener)
+    session.resource_updated("d")
+    assert (told.uris, list(session.unsent_updates)) == (["b", "a", "c"], ["d"])
 
 
 def test_what_is_not_followed_any_more_is_told_neither_late_nor_again() -> None:
-    session = Sessions().open(ANYONE, EVERYTHING, 0.0)
+    session = HttpSessions().open(ANYONE, EVERYTHING, 0.0)
     first, second, third = Told(), Told(), Told()
-    session.listen(first.listener)
-    session.updated("a")
+    session.open_stream(first.listener)
+    session.resource_updated("a")
     heard = first.last_id
-    session.updated("b")
-    session.updated("c")
-    session.stop_listening(first.listener)
-    session.updated("d")
-    session.updated("e")
+    session.resource_updated("b")
+    session.resource_updated("c")
+    session.streams.remove(first.listener)
+    session.resource_updated("d")
+    session.resource_updated("e")
     for uri in ("c", "d"):
-        session.forget(uri)
-    session.listen(second.listener, heard)
+        session.forget_resource(uri)
+    session.open_stream(second.listener, heard)
     assert second.uris == ["b", "e"]
-    session.listen(third.listener, heard)
+    session.open_stream(third.listener, heard)
     assert third.uris == ["b", "e"]
 
 
 def test_of_two_streams_the_later_one_is_told_and_the_earlier_takes_over_when_it_ends() -> None:
-    session = Sessions().open(ANYONE, EVERYTHING, 0.0)
+    session = HttpSessions().open(ANYONE, EVERYTHING, 0.0)
     old, new = Told(), Told()
-    session.listen(old.listener)
-    session.listen(new.listener)
-    session.updated("a")
-    assert [session.tell_change("tools", told.listener) for told in (old, new)] == [False, True]
-    session.stop_listening(new.listener)
-    session.updated("b")
-    assert session.tell_change("tools", old.listener)
+    session.open_stream(old.listener)
+    session.open_stream(new.listener)
+    session.resource_updated("a")
+    assert [session.list_changed("tools", told.listener) for told in (old, new)] == [False, True]
+    session.streams.remove(new.listener)
+    session.resource_updated("b")
+    assert session.list_changed("tools", old.listener)
     assert (old.methods, new.methods) == ([UPDATED, CHANGED["tools"]],) * 2
-    assert (old.uris, new.uris, session.missed) == (["b"], ["a"], {})
+    assert (old.uris, new.uris, session.unsent_updates) == (["b"], ["a"], {})
 
 
 def test_a_stream_that_ends_before_the_later_one_changes_nothing() -> None:
-    session = Sessions().open(ANYONE, EVERYTHING, 0.0)
+    session = HttpSessions().open(ANYONE, EVERYTHING, 0.0)
     old, new = Told(), Told()
-    session.listen(old.listener)
-    session.listen(new.listener)
-    session.stop_listening(old.listener)
-    session.updated("a")
+    session.open_stream(old.listener)
+    session.open_stream(new.listener)
+    session.streams.remove(old.listener)
+    session.resource_updated("a")
     assert (old.uris, new.uris) == ([], ["a"])
 
 
 def test_who_says_what_it_heard_last_is_told_the_rest_and_then_what_happened_meanwhile() -> None:
-    session = Sessions().open(ANYONE, EVERYTHING, 0.0)
+    session = HttpSessions().open(ANYONE, EVERYTHING, 0.0)
     first, second, third = Told(), Told(), Told()
-    session.listen(first.listener)
-    session.updated("a")
+    session.open_stream(first.listener)
+    session.resource_updated("a")
     heard = first.last_id
-    session.updated("b")  # into a connection that had broken
-    session.stop_listening(first.listener)
-    session.updated("c")
-    session.listen(second.listener, heard)
+    session.resource_updated("b")  # into a connection that had broken
+    session.streams.remove(first.listener)
+    session.resource_updated("c")
+    session.open_stream(second.listener, heard)
     assert second.uris == ["b", "c"]
-    session.listen(third.listener, second.last_id)
+    session.open_stream(third.listener, second.last_id)
     assert third.uris == []
 
 
 def test_a_session_that_listens_is_in_use() -> None:
-    sessions = Sessions()
+    sessions = HttpSessions()
     session = sessions.open(ANYONE, EVERYTHING, 0.0)
-    session.listen(Told().listener)
+    session.open_stream(Told().listener)
     assert sessions.find(session.id, ANYONE, EVERYTHING, 2 * IDLE_SECONDS) is session
 
 
 async def test_a_session_that_ends_wants_nothing_any_more() -> None:
-    hosted, sessions = Hosted(), Sessions()
+    hosted, sessions = Hosted(), HttpSessions()
     session = sessions.open(ANYONE, EVERYTHING, 0.0)
-    session.interests = Interests(hosted.hub, ANYONE, EVERYTHING, session.updated)
-    session.interests.set_level("debug")
-    assert await session.interests.follow(NOTES) is None
+    session.subscriptions = CallerSubscriptions(hosted.hub, ANYONE, EVERYTHING, session.resource_updated)
+    session.subscriptions.set_level("debug")
+    assert await session.subscriptions.subscribe(NOTES) is None
     sessions.close(session)
     assert hosted.is_forgotten()
 
 
 def test_a_session_that_ends_ends_its_streams() -> None:
-    sessions, told = Sessions(), [Told(), Told()]
+    sessions, told = HttpSessions(), [Told(), Told()]
     session = sessions.open(ANYONE, EVERYTHING, 0.0)
     for each in told:
-        session.listen(each.listener)
+        session.open_stream(each.listener)
     sessions.close(session)
     assert [each.ends for each in told] == [1, 1]
 
 
 def test_every_session_that_nobody_uses_is_swept_also_behind_one_that_is_in_use() -> None:
-    sessions = Sessions()
+    sessions = HttpSessions()
     busy, idle = sessions.open(ANYONE, EVERYTHING, 0.0), sessions.open(ANYONE, EVERYTHING, 0.0)
     theirs, later = sessions.open(OTHER, EVERYTHING, 0.0), sessions.open(OTHER, EVERYTHING, 1.0)
-    busy.listen(Told().listener)
+    busy.open_stream(Told().listener)
     sessions.sweep(IDLE_SECONDS + 1.0)
     left = [sessions.find(each.id, each.caller, EVERYTHING, 1.0) for each in (busy, idle, theirs, later)]
     assert left == [busy, None, None, later]
 
 
-@pytest.mark.parametrize(("version", "can_poll"), [("2025-03-26", False), ("2025-06-18", False), ("2025-11-25", True)])
+@pytest.mark.parametrize(("version", "can_resume"), [("2025-03-26", False), ("2025-06-18", False), ("2025-11-25", True)])
 def test_only_who_speaks_the_last_of_the_earlier_versions_knows_of_streams_that_end_too_soon(
-    version: str, *, can_poll: bool
+    version: str, *, can_resume: bool
 ) -> None:
-    assert Sessions().open(ANYONE, EVERYTHING, 0.0, version).can_poll is can_poll
+    assert HttpSessions().open(ANYONE, EVERYTHING, 0.0, version).can_resume is can_resume
 
 
 def test_the_sessions_of_one_caller_share_what_may_be_kept_for_it() -> None:
-    sessions = Sessions()
+    sessions = HttpSessions()
     one, two = (sessions.open(ANYONE, EVERYTHING, 0.0) for _ in range(2))
-    assert one.shelf is two.shelf
-    assert sessions.open(OTHER, EVERYTHING, 0.0).shelf is not one.shelf
+    assert one.store is two.store
+    assert sessions.open(OTHER, EVERYTHING, 0.0).store is not one.store
 
 
 def test_only_the_sessions_of_known_callers_are_retained() -> None:
-    sessions = Sessions()
+    sessions = HttpSessions()
     mine, theirs = sessions.open(ANYONE, EVERYTHING, 0.0), sessions.open(OTHER, EVERYTHING, 0.0)
     sessions.retain({OTHER})
     assert sessions.find(mine.id, ANYONE, EVERYTHING, 1.0) is None
@@ -293,7 +280,7 @@ def test_only_the_sessions_of_known_callers_are_retained() -> None:
 
 
 def test_who_is_not_retained_loses_its_sessions_and_their_calls() -> None:
-    sessions = Sessions()
+    sessions = HttpSessions()
     theirs, ours = sessions.open(OTHER, EVERYTHING, 0.0), sessions.open(ANYONE, EVERYTHING, 0.0)
     sessions.retain({ANYONE})
     assert sessions.find(theirs.id, OTHER, EVERYTHING, 1.0) is None
@@ -306,47 +293,47 @@ def test_who_is_not_retained_loses_its_sessions_and_their_calls() -> None:
 # -- tasks ---------------------------------------------------------------------------------------------------------
 
 
-def tasks(*ids: str) -> list[Task]:
-    known = Tasks(lambda: 0.0)
+def tasks(*ids: str) -> list[ServerTask]:
+    known = ServerTasks(lambda: 0.0)
     for id in ids:
         members = {"taskId": raw(id), "status": raw("working")}
-        known.made(ANYONE, SERVER, Place(), TaskState(id, "working", is_over=False, ttl_seconds=None, members=members))
+        known.made(ANYONE, SERVER, LinkSession(), ServerTaskState(id, "working", is_over=False, ttl_seconds=None, members=members))
     return known.of(ANYONE)
 
 
 def test_how_a_task_stands_is_told_on_the_stream_or_when_there_is_one() -> None:
-    session, told = Sessions().open(ANYONE, EVERYTHING, 0.0), Told()
+    session, told = HttpSessions().open(ANYONE, EVERYTHING, 0.0), Told()
     (task,) = tasks("t")
-    session.task_told(task)
-    session.task_told(task)
-    session.listen(told.listener)
-    session.task_told(task)
+    session.task_changed(task)
+    session.task_changed(task)
+    session.open_stream(told.listener)
+    session.task_changed(task)
     assert [chunk.count(b"notifications/tasks/status") for chunk in told.chunks] == [1, 1]
-    assert shown_id(ANYONE, SERVER, "t").encode() in told.chunks[-1]
+    assert public_id(ANYONE, SERVER, "t").encode() in told.chunks[-1]
 
 
 def test_of_tasks_that_nobody_listened_to_the_latest_are_remembered() -> None:
-    session, told = Sessions().open(ANYONE, EVERYTHING, 0.0), Told()
-    for task in tasks(*map(str, range(UNTOLD_MAX + 1))):
-        session.task_told(task)
-    session.listen(told.listener)
-    assert len(told.chunks) == UNTOLD_MAX
-    assert shown_id(ANYONE, SERVER, "1").encode() in told.chunks[0]
+    session, told = HttpSessions().open(ANYONE, EVERYTHING, 0.0), Told()
+    for task in tasks(*map(str, range(UNSENT_TASKS_MAX + 1))):
+        session.task_changed(task)
+    session.open_stream(told.listener)
+    assert len(told.chunks) == UNSENT_TASKS_MAX
+    assert public_id(ANYONE, SERVER, "1").encode() in told.chunks[0]
 
 
 async def test_a_session_that_ends_hears_of_no_task_any_more() -> None:
-    hosted, sessions = Hosted(), Sessions()
+    hosted, sessions = Hosted(), HttpSessions()
     session = sessions.open(ANYONE, EVERYTHING, 0.0)
-    session.news = TaskNews(hosted.hub, ANYONE, EVERYTHING, session.task_told)
+    session.task_status = TaskStatusNotifier(hosted.hub, ANYONE, EVERYTHING, session.task_changed)
     sessions.close(session)
     assert not hosted.hub.tasks._listeners
 
 
 def test_a_report_is_for_who_listens_and_is_not_far_behind() -> None:
-    session, chunks, unsent = Sessions().open(ANYONE, EVERYTHING, 0.0), list[bytes](), 0
-    session.report(b"1")
-    session.listen(Listener(chunks.append, lambda: None, lambda: unsent))
-    session.report(b"2")
+    session, chunks, unsent = HttpSessions().open(ANYONE, EVERYTHING, 0.0), list[bytes](), 0
+    session.send_report(b"1")
+    session.open_stream(SessionStream(chunks.append, lambda: None, lambda: unsent))
+    session.send_report(b"2")
     unsent = CROWDED_BYTES + 1
-    session.report(b"3")
+    session.send_report(b"3")
     assert [b"2" in chunk for chunk in chunks] == [True]

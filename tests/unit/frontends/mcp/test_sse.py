@@ -52,7 +52,7 @@ class Face:
         self.hosted = Hosted()
         self.background = BackgroundTasks("face")
         gate = Authenticator(OriginGuard(bind_host="127.0.0.1"), self._identify)
-        self.sse = McpSse(self.hosted.dialogue, gate, self.background, EVERYTHING)
+        self.sse = McpSse(self.hosted.mcp_methods, gate, self.background, EVERYTHING)
 
     @staticmethod
     def _identify(fields: Fields) -> Caller | None:
@@ -212,7 +212,7 @@ async def test_whoever_says_something_keeps_the_session(face: Face, says: str) -
         if says == "the caller":
             await face.post(stream.address, {"jsonrpc": "2.0", "method": "notifications/initialized"})
         else:
-            session.tell(b"{}")
+            session.send(b"{}")
         face.sweep(0.0)
         assert not session.over.done()
         session.used_at -= LATE

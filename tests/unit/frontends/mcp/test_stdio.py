@@ -9,8 +9,8 @@ import pytest
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
-from isthmus.frontends.mcp.dialogue import Dialogue
-from isthmus.frontends.mcp.stdio import McpStdio
+from isthmus.frontends.mcp.duplex import McpStdio
+from isthmus.frontends.mcp.methods import McpMethods
 from isthmus.model.calls import EVERYTHING
 from isthmus.wire.mcp.messages import Implementation
 from tests.unit.core.doubles import ANYONE, Stage
@@ -24,8 +24,8 @@ class Streams:
         self.stage = Stage.of(OFFER, Limits(request_bytes=4096))
         self.background = BackgroundTasks("stdio")
         self.written: list[Any] = []
-        dialogue = Dialogue(self.stage.hub, Implementation("isthmus", "1"))
-        self.face = McpStdio(dialogue, ANYONE, EVERYTHING, self.background, self._write)
+        mcp_methods = McpMethods(self.stage.hub, Implementation("isthmus", "1"))
+        self.face = McpStdio(mcp_methods, ANYONE, EVERYTHING, self.background, self._write)
 
     def _write(self, line: bytes) -> None:
         assert line.endswith(b"\n")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from isthmus.core.catalog.rules import NO_RULES, Rules
-from isthmus.core.ports.announcer import Follower
-from isthmus.frontends.mcp import interests as module
-from isthmus.frontends.mcp.interests import Interests
+from isthmus.core.catalog.rules import NO_TOOL_RULES, ToolRules
+from isthmus.core.ports import Subscriber
+from isthmus.frontends.mcp import subscriptions as module
+from isthmus.frontends.mcp.subscriptions import CallerSubscriptions
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING
 from isthmus.model.faults import BadArguments, ServerError, TooManySubscriptions, UnknownResource
@@ -17,16 +17,16 @@ from tests.unit.core.doubles import ANYONE, SERVER
 from tests.unit.frontends.mcp.doubles import NOTES, Hosted
 
 
-def wanting(hosted: Hosted, caller: Caller = ANYONE) -> tuple[Interests, list[str]]:
+def wanting(hosted: Hosted, caller: Caller = ANYONE) -> tuple[CallerSubscriptions, list[str]]:
     told: list[str] = []
-    return Interests(hosted.hub, caller, EVERYTHING, told.append), told
+    return CallerSubscriptions(hosted.hub, caller, EVERYTHING, told.append), told
 
 
 async def test_an_update_is_told_as_the_caller_spelt_it() -> None:
     hosted = Hosted()
     interests, told = wanting(hosted)
     for uri in (NOTES, f"isthmus://hub/files/{NOTES}"):
-        assert await interests.follow(uri) is None
+        assert await interests.subscribe(uri) is None
     hosted.hub.subscriptions.updated(SERVER, NOTES)
     assert told == [NOTES, f"isthmus://hub/files/{NOTES}"]
     assert hosted.announcer.asked == [f"+{NOTES}"]
@@ -35,28 +35,28 @@ async def test_an_update_is_told_as_the_caller_spelt_it() -> None:
 async def test_what_the_caller_may_not_see_it_cannot_follow() -> None:
     hosted = Hosted()
     interests, _ = wanting(hosted, Caller("limited", "default", Grants(("files.read",))))
-    assert isinstance(await interests.follow(NOTES), UnknownResource)
+    assert isinstance(await interests.subscribe(NOTES), UnknownResource)
     assert hosted.announcer.asked == []
 
 
 @pytest.mark.parametrize(
     ("grants", "then"),
     [
-        (Grants(("*",), ("tag:secret",)), Rules(tags={NOTES: ("secret",)})),
-        (Grants(("tag:open",)), Rules(tags={NOTES: ("secret",)})),
-        (Grants(("files.read", "tag:open")), NO_RULES),
+        (Grants(("*",), ("tag:secret",)), ToolRules(tags={NOTES: ("secret",)})),
+        (Grants(("tag:open",)), ToolRules(tags={NOTES: ("secret",)})),
+        (Grants(("files.read", "tag:open")), NO_TOOL_RULES),
     ],
 )
-async def test_of_what_the_caller_may_see_no_more_no_update_is_told(grants: Grants, then: Rules) -> None:
+async def test_of_what_the_caller_may_see_no_more_no_update_is_told(grants: Grants, then: ToolRules) -> None:
     hosted = Hosted()
     server_status = hosted.hub.snapshot.server_statuses[SERVER]
-    hosted.hub.publish(msgspec.structs.replace(server_status, rules=Rules(tags={NOTES: ("open",)})))
+    hosted.hub.publish(msgspec.structs.replace(server_status, rules=ToolRules(tags={NOTES: ("open",)})))
     interests, told = wanting(hosted, Caller("limited", "default", grants))
-    assert await interests.follow(NOTES) is None
+    assert await interests.subscribe(NOTES) is None
     hosted.hub.subscriptions.updated(SERVER, NOTES)
     assert told == [NOTES]
     hosted.hub.publish(msgspec.structs.replace(server_status, rules=then))
-    interests._feed._tick()
+    interests._feed._flush_again()
     hosted.hub.subscriptions.updated(SERVER, NOTES)
     assert told == [NOTES]
 
@@ -64,7 +64,7 @@ async def test_of_what_the_caller_may_see_no_more_no_update_is_told(grants: Gran
 async def test_of_what_is_not_listed_any_more_updates_are_told_as_before() -> None:
     hosted = Hosted()
     interests, told = wanting(hosted)
-    assert await interests.follow(NOTES) is None
+    assert await interests.subscribe(NOTES) is None
     hosted.hub.publish(msgspec.structs.replace(hosted.hub.snapshot.server_statuses[SERVER], resources=()))
     hosted.hub.subscriptions.updated(SERVER, NOTES)
     assert told == [NOTES]
@@ -79,23 +79,23 @@ async def test_the_callers_servers_are_those_that_it_may_see() -> None:
 async def test_following_twice_is_following_once() -> None:
     hosted = Hosted()
     interests, told = wanting(hosted)
-    assert (await interests.follow(NOTES), await interests.follow(NOTES)) == (None, None)
+    assert (await interests.subscribe(NOTES), await interests.subscribe(NOTES)) == (None, None)
     hosted.hub.subscriptions.updated(SERVER, NOTES)
     assert told == [NOTES]
-    interests.unfollow(NOTES)
-    interests.unfollow(NOTES)
+    interests.unsubscribe(NOTES)
+    interests.unsubscribe(NOTES)
     assert hosted.is_forgotten()
 
 
 async def test_what_is_not_followed_any_more_or_could_not_be_is_to_be_forgotten() -> None:
     hosted, forgotten = Hosted(), list[str]()
-    interests = Interests(hosted.hub, ANYONE, EVERYTHING, lambda _: None, on_unfollow=forgotten.append)
-    assert await interests.follow(NOTES) is None
+    interests = CallerSubscriptions(hosted.hub, ANYONE, EVERYTHING, lambda _: None, on_unsubscribe=forgotten.append)
+    assert await interests.subscribe(NOTES) is None
     assert forgotten == []
-    interests.unfollow(NOTES)
+    interests.unsubscribe(NOTES)
     assert forgotten == [NOTES]
     hosted.announcer.refusal = ServerError(SERVER, -32000, "no")
-    assert await interests.follow(NOTES) is hosted.announcer.refusal
+    assert await interests.subscribe(NOTES) is hosted.announcer.refusal
     assert forgotten == [NOTES, NOTES]
 
 
@@ -103,46 +103,46 @@ async def test_a_refusal_can_be_followed_by_another_try() -> None:
     hosted = Hosted()
     interests, _ = wanting(hosted)
     hosted.announcer.refusal = ServerError(SERVER, -32000, "no")
-    assert await interests.follow(NOTES) is hosted.announcer.refusal
+    assert await interests.subscribe(NOTES) is hosted.announcer.refusal
     hosted.announcer.refusal = None
-    assert await interests.follow(NOTES) is None
+    assert await interests.subscribe(NOTES) is None
 
 
 async def test_there_is_an_end_to_what_one_caller_may_follow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SUBSCRIPTIONS_MAX", 2)
     hosted = Hosted()
     interests, _ = wanting(hosted)
-    ends = [await interests.follow(f"file:///{n}") for n in range(3)]
+    ends = [await interests.subscribe(f"file:///{n}") for n in range(3)]
     assert [type(end) for end in ends] == [type(None), type(None), TooManySubscriptions]
     assert len(hosted.announcer.asked) == 2
 
 
 async def test_there_is_an_end_to_the_names_of_what_one_caller_may_follow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FOLLOWED_LENGTH_MAX", 100)
+    monkeypatch.setattr(module, "SUBSCRIBED_LENGTH_MAX", 100)
     hosted = Hosted()
     interests, _ = wanting(hosted)
     long, short = "file:///" + "x" * 80, "file:///" + "y" * 10
-    assert await interests.follow(long) is None
-    assert isinstance(await interests.follow(short), TooManySubscriptions)
-    interests.unfollow(long)
+    assert await interests.subscribe(long) is None
+    assert isinstance(await interests.subscribe(short), TooManySubscriptions)
+    interests.unsubscribe(long)
     hosted.announcer.refusal = ServerError(SERVER, -32000, "no")
-    assert await interests.follow(long) is hosted.announcer.refusal
+    assert await interests.subscribe(long) is hosted.announcer.refusal
     hosted.announcer.refusal = None
-    assert (await interests.follow(short), await interests.follow(short[:-1])) == (None, None)
+    assert (await interests.subscribe(short), await interests.subscribe(short[:-1])) == (None, None)
 
 
 async def test_a_name_longer_than_any_that_is_listed_cannot_be_followed() -> None:
     hosted = Hosted()
     interests, _ = wanting(hosted)
-    assert isinstance(await interests.follow("file:///" + "x" * URI_LENGTH_MAX), BadArguments)
+    assert isinstance(await interests.subscribe("file:///" + "x" * URI_LENGTH_MAX), BadArguments)
     assert hosted.announcer.asked == []
 
 
 async def test_two_callers_want_their_own() -> None:
     hosted = Hosted()
     (one, heard), (two, also) = wanting(hosted), wanting(hosted)
-    await one.follow(NOTES)
-    await two.follow(NOTES)
+    await one.subscribe(NOTES)
+    await two.subscribe(NOTES)
     one.set_level("error")
     two.set_level("info")
     assert hosted.level() == "info"
@@ -157,13 +157,13 @@ async def test_two_callers_want_their_own() -> None:
 async def test_who_never_chose_a_level_must_miss_nothing() -> None:
     hosted = Hosted()
     (one, _), (two, _) = wanting(hosted), wanting(hosted)
-    one.attend()
+    one.receive_default_logs()
     assert hosted.level() is None
     two.set_level("error")
     assert hosted.level() == "debug"
     one.close()
     assert hosted.level() == "error"
-    two.attend()  # it has chosen already
+    two.receive_default_logs()  # it has chosen already
     assert hosted.level() == "error"
 
 
@@ -172,7 +172,7 @@ async def test_who_has_left_wants_nothing_any_more_whatever_is_read_late() -> No
     interests, _ = wanting(hosted)
     interests.close()
     interests.set_level("debug")
-    assert await interests.follow(NOTES) is None
+    assert await interests.subscribe(NOTES) is None
     assert hosted.is_forgotten()
     assert hosted.announcer.asked == []
 
@@ -180,11 +180,11 @@ async def test_who_has_left_wants_nothing_any_more_whatever_is_read_late() -> No
 async def test_a_storm_of_updates_is_told_once_and_what_is_given_up_is_not_told() -> None:
     hosted = Hosted()
     interests, told = wanting(hosted)
-    await interests.follow(NOTES)
+    await interests.subscribe(NOTES)
     for _ in range(1000):
         hosted.hub.subscriptions.updated(SERVER, NOTES)
-    interests.unfollow(NOTES)
-    await interests.follow("file:///other")
+    interests.unsubscribe(NOTES)
+    await interests.subscribe("file:///other")
     hosted.hub.subscriptions.updated(SERVER, "file:///other")
     assert told == [NOTES, "file:///other"]
     interests.close()
@@ -193,8 +193,8 @@ async def test_a_storm_of_updates_is_told_once_and_what_is_given_up_is_not_told(
 async def test_too_much_is_said_in_words_that_help(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SUBSCRIPTIONS_MAX", 1)
     interests, _ = wanting(Hosted())
-    await interests.follow("file:///1")
-    fault = await interests.follow("file:///2")
+    await interests.subscribe("file:///1")
+    fault = await interests.subscribe("file:///2")
     assert fault is not None
     assert fault.message == "Too many subscriptions: 1 resources are followed; unsubscribe from some first"
     assert (fault.server, fault.retry_after) == (None, None)
@@ -202,9 +202,9 @@ async def test_too_much_is_said_in_words_that_help(monkeypatch: pytest.MonkeyPat
 
 async def test_a_server_is_told_who_follows_as_its_calls_say_it() -> None:
     hosted = Hosted()
-    interests = Interests(hosted.hub, ANYONE, EVERYTHING, lambda _uri: None, session="s")
+    interests = CallerSubscriptions(hosted.hub, ANYONE, EVERYTHING, lambda _uri: None, session="s")
     interests.client_caps = frozenset({"roots"})
-    assert await interests.follow(NOTES) is None
-    assert list(hosted.hub.subscriptions.followers(SERVER)) == [Follower(ANYONE, frozenset({"roots"}), "s")]
+    assert await interests.subscribe(NOTES) is None
+    assert list(hosted.hub.subscriptions.followers(SERVER)) == [Subscriber(ANYONE, frozenset({"roots"}), "s")]
     interests.close()
     assert list(hosted.hub.subscriptions.followers(SERVER)) == []

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from isthmus.core.watch.tasks import Place, Task
-from isthmus.frontends.mcp.task_news import TaskNews
-from isthmus.frontends.mcp.tasks import shown_id
+from isthmus.core.watch.server_tasks import LinkSession, ServerTask
+from isthmus.frontends.mcp.subscriptions import TaskStatusNotifier
+from isthmus.frontends.mcp.tasks import public_id
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, Surface
 from isthmus.model.features import Ability
 from isthmus.model.names import ServerName
-from isthmus.model.tasks import TaskState
+from isthmus.model.tasks import ServerTaskState
 from tests.unit.core.doubles import ANYONE, SERVER, raw, ready, tool
 from tests.unit.frontends.mcp.doubles import Hosted, Talk
 
 ABLE: frozenset[Ability] = frozenset({"tools", "tasks"})
-HERE = Place()
+HERE = LinkSession()
 HELLO = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
 
 
-def state(status: str = "working") -> TaskState:
+def state(status: str = "working") -> ServerTaskState:
     members = {"taskId": raw("t"), "status": raw(status)}
-    return TaskState("t", status, status == "completed", None, members)
+    return ServerTaskState("t", status, status == "completed", None, members)
 
 
 def hosted(caller: Caller = ANYONE) -> Hosted:
@@ -30,8 +30,8 @@ def hosted(caller: Caller = ANYONE) -> Hosted:
 
 
 async def test_a_caller_hears_what_is_told_of_its_tasks_until_it_leaves() -> None:
-    host, heard = hosted(), list[Task]()
-    news = TaskNews(host.hub, ANYONE, EVERYTHING, heard.append)
+    host, heard = hosted(), list[ServerTask]()
+    news = TaskStatusNotifier(host.hub, ANYONE, EVERYTHING, heard.append)
     host.hub.tasks.told(SERVER, HERE, state())
     news.close()
     host.hub.tasks.told(SERVER, HERE, state("completed"))
@@ -40,16 +40,16 @@ async def test_a_caller_hears_what_is_told_of_its_tasks_until_it_leaves() -> Non
 
 async def test_a_task_of_a_server_that_is_not_on_this_surface_or_not_seen_is_not_told() -> None:
     blind = Caller(ANYONE.name, ANYONE.tenant, Grants(("other.*",)))
-    host, heard = hosted(), list[Task]()
-    TaskNews(host.hub, ANYONE, Surface("own", ServerName("other")), heard.append)
-    TaskNews(host.hub, blind, EVERYTHING, heard.append)
+    host, heard = hosted(), list[ServerTask]()
+    TaskStatusNotifier(host.hub, ANYONE, Surface("own", ServerName("other")), heard.append)
+    TaskStatusNotifier(host.hub, blind, EVERYTHING, heard.append)
     host.hub.tasks.told(SERVER, HERE, state("completed"))
     assert heard == []
 
 
 async def test_who_reads_slowly_hears_what_changes() -> None:
     host, heard = hosted(), list[str]()
-    TaskNews(host.hub, ANYONE, EVERYTHING, lambda task: heard.append(task.state.status), lambda: True)
+    TaskStatusNotifier(host.hub, ANYONE, EVERYTHING, lambda task: heard.append(task.state.status), lambda: True)
     for status in ("working", "input_required", "input_required", "working", "completed"):
         host.hub.tasks.told(SERVER, HERE, state(status))
     assert heard == ["input_required", "working", "completed"]
@@ -62,8 +62,8 @@ async def test_a_conversation_is_told_once_it_has_begun_and_until_it_ends() -> N
     host.hub.tasks.told(SERVER, HERE, state())
     talk.say("notifications/initialized")
     host.hub.tasks.told(SERVER, HERE, state("input_required"))
-    talk.conversation.stop_telling()
+    talk.conversation.stop_notifying()
     host.hub.tasks.told(SERVER, HERE, state("completed"))
     (told,) = talk.told()
     assert told["method"] == "notifications/tasks/status"
-    assert told["params"] == {"taskId": shown_id(ANYONE, SERVER, "t"), "status": "input_required"}
+    assert told["params"] == {"taskId": public_id(ANYONE, SERVER, "t"), "status": "input_required"}

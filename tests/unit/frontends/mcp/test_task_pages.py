@@ -11,14 +11,11 @@ import pytest
 from isthmus.core.calls.inflight import InFlight
 from isthmus.frontends.mcp import methods as module
 from isthmus.frontends.mcp.methods import TaskList
-from isthmus.frontends.mcp.tasks import shown_id
+from isthmus.frontends.mcp.tasks import public_id
 from isthmus.model.callers import Caller
-from isthmus.model.calls import EVERYTHING, Surface
-from isthmus.model.events import Progress
+from isthmus.model.calls import EVERYTHING, NOT_ASKED, ClientCapabilities, Outcome, Progress, Question, Reply, Surface
 from isthmus.model.faults import Overloaded, ServerError, TimedOut
 from isthmus.model.features import Ability
-from isthmus.model.outcomes import Outcome
-from isthmus.model.questions import NOT_ASKED, ClientCapabilities, Question, Reply
 from isthmus.model.tasks import ServerTaskState
 from isthmus.upstream.waiters import CallWaiter
 from tests.unit.core.doubles import ANYONE, SERVER, raw, ready, tool
@@ -56,7 +53,7 @@ async def test_anyone_is_listed_what_it_asked_for_in_the_same_conversation() -> 
     for session in ("one", "other", ""):
         host.hub.tasks.made(anybody, SERVER, None, state(f"of {session}", "completed"), session=session)
     view = host.hub.snapshot.view(anybody.grants, EVERYTHING)
-    for session, expected in (("one", [shown_id(anybody, SERVER, "of one")]), ("", [])):
+    for session, expected in (("one", [public_id(anybody, SERVER, "of one")]), ("", [])):
         result = await TaskList(host.hub, anybody, EVERYTHING, session=session).page(view, None)
         assert [task["taskId"] for task in msgspec.json.decode(result or b"")["tasks"]] == expected
 
@@ -66,7 +63,7 @@ def listed(page: Any) -> list[tuple[str, str]]:
 
 
 def shown(id: str) -> str:
-    return shown_id(ANYONE, SERVER, id)
+    return public_id(ANYONE, SERVER, id)
 
 
 def ending(host: Hosted, **outcomes: Outcome | str) -> None:
@@ -118,7 +115,7 @@ async def test_what_another_conversation_asked_for_is_not_forgotten_for_it() -> 
 
 
 async def test_a_server_that_says_nothing_is_waited_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ASK_SECONDS", 0.05)
+    monkeypatch.setattr(module, "QUERY_SECONDS", 0.05)
     host = hosted(*"123456")  # one more than the failures for which a server is given a rest
     assert listed(await page(host)) == [(shown(id), "working") for id in "123456"]
     assert [why for _, why in host.stage.link.withdrawn] == ["the list does not wait for it"] * 6

@@ -9,26 +9,23 @@ from typing import Any
 
 import pytest
 
-from isthmus.frontends.mcp import task_polls as module
-from isthmus.frontends.mcp.task_polls import TaskPolls
-from isthmus.frontends.mcp.tasks import shown_id
+from isthmus.frontends.mcp import subscriptions as module
+from isthmus.frontends.mcp.subscriptions import TaskPoller
+from isthmus.frontends.mcp.tasks import public_id
 from isthmus.model.callers import Caller
-from isthmus.model.calls import EVERYTHING, Surface
-from isthmus.model.events import Progress
+from isthmus.model.calls import EVERYTHING, NOT_ASKED, Progress, Question, Reply, Result, Surface
 from isthmus.model.faults import ServerError, TimedOut
 from isthmus.model.features import Ability
 from isthmus.model.names import ServerName
-from isthmus.model.outcomes import Result
-from isthmus.model.questions import NOT_ASKED, Question, Reply
 from isthmus.wire.jsonrpc import Payload
-from isthmus.wire.mcp.tasks import EXTENSION, KNOWN
+from isthmus.wire.mcp.tasks import EXTENSION, TASKS_CAPABILITY
 from tests.hubs import META
 from tests.unit.core.doubles import ANYONE, SERVER, raw, ready, tool
 from tests.unit.frontends.mcp.doubles import SECONDS, Hosted, Talk
 
-PROFILE = frozenset({KNOWN})
+PROFILE = frozenset({TASKS_CAPABILITY})
 STRANGER = Caller("stranger", ANYONE.tenant, ANYONE.grants)
-MINE = shown_id(ANYONE, SERVER, "t")
+MINE = public_id(ANYONE, SERVER, "t")
 CAPABILITIES: dict[str, Any] = {"io.modelcontextprotocol/clientCapabilities": {"extensions": {EXTENSION: {}}}}
 
 
@@ -44,10 +41,10 @@ class Following:
         monkeypatch.setattr(module, "POLL_SECONDS_MIN", 0.0)
         self.host = hosted()
         self.told: list[dict[str, Any]] = []
-        self.polls = TaskPolls(self.host.hub, ANYONE, EVERYTHING, PROFILE, self.tell)
+        self.polls = TaskPoller(self.host.hub, ANYONE, EVERYTHING, PROFILE, self.tell)
 
     async def begin(self) -> Following:
-        assert await self.polls.agree([MINE]) == (MINE,)
+        assert await self.polls.add([MINE]) == (MINE,)
         self.polls.start()
         return self
 
@@ -137,29 +134,29 @@ async def test_what_a_server_asks_or_reports_meanwhile_is_nobodys(monkeypatch: p
     ("id", "ability"),
     [
         ("t", "task_handles"),
-        (shown_id(STRANGER, SERVER, "t"), "task_handles"),
-        (shown_id(ANYONE, ServerName("gone"), "t"), "task_handles"),
+        (public_id(STRANGER, SERVER, "t"), "task_handles"),
+        (public_id(ANYONE, ServerName("gone"), "t"), "task_handles"),
         (MINE, "tasks"),
     ],
     ids=["made up", "a stranger's", "of a server that is gone", "of an earlier server"],
 )
 async def test_what_is_not_the_callers_to_follow_is_not_followed(id: str, ability: Ability) -> None:
     host = hosted(ability)
-    assert await TaskPolls(host.hub, ANYONE, EVERYTHING, PROFILE, lambda _members: None).agree([id]) == ()
+    assert await TaskPoller(host.hub, ANYONE, EVERYTHING, PROFILE, lambda _members: None).add([id]) == ()
 
 
 async def test_there_is_an_end_to_what_one_subscription_may_follow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FOLLOWED_MAX", 2)
-    ids = [shown_id(ANYONE, SERVER, own) for own in "abc"]
-    polls = TaskPolls(hosted().hub, ANYONE, EVERYTHING, PROFILE, lambda _members: None)
-    assert await polls.agree(ids) == tuple(ids[:2])
+    monkeypatch.setattr(module, "POLLED_MAX", 2)
+    ids = [public_id(ANYONE, SERVER, own) for own in "abc"]
+    polls = TaskPoller(hosted().hub, ANYONE, EVERYTHING, PROFILE, lambda _members: None)
+    assert await polls.add(ids) == tuple(ids[:2])
 
 
 async def test_what_is_named_beyond_that_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FOLLOWED_MAX", 2)
-    ids = iter(["made up", MINE, *(shown_id(ANYONE, SERVER, own) for own in "bcd")])
-    polls = TaskPolls(hosted().hub, ANYONE, EVERYTHING, PROFILE, lambda _members: None)
-    assert await polls.agree(ids) == (MINE,)
+    monkeypatch.setattr(module, "POLLED_MAX", 2)
+    ids = iter(["made up", MINE, *(public_id(ANYONE, SERVER, own) for own in "bcd")])
+    polls = TaskPoller(hosted().hub, ANYONE, EVERYTHING, PROFILE, lambda _members: None)
+    assert await polls.add(ids) == (MINE,)
     assert len(list(ids)) == 3
 
 
@@ -187,7 +184,7 @@ async def test_a_subscription_names_what_it_follows_and_marks_what_it_tells() ->
     assert told["params"]["taskId"] == MINE
     assert told["params"]["_meta"] == acknowledged["params"]["_meta"]
     talk.say("notifications/cancelled", {"requestId": "s"})
-    assert not talk.conversation._streams
+    assert not talk.conversation._listens
 
 
 async def test_who_does_not_know_the_extension_is_refused() -> None:

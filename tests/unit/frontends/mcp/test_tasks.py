@@ -10,34 +10,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.core.catalog.checks import CheckCache
+from isthmus.core.catalog.schema import CheckCache
 from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
 from isthmus.core.catalog.view import View
-from isthmus.core.watch.tasks import Place, Tasks
-from isthmus.frontends.mcp.faults import Era
+from isthmus.core.watch.server_tasks import LinkSession, ServerTasks
+from isthmus.frontends.mcp.responses import Era
 from isthmus.frontends.mcp.tasks import (
-    aimed,
-    are_spoken,
-    asked_for,
-    is_seen,
-    own_id,
-    own_meta,
-    own_result,
-    shown,
-    shown_event,
-    shown_id,
-    shown_params,
-    status_message,
+    is_task_method,
+    is_visible,
+    public_id,
+    public_params,
+    route_task_call,
+    server_id,
+    server_meta,
+    server_result,
+    status_notification,
+    with_public_id,
+    with_public_related,
+    with_supported_task,
 )
 from isthmus.model.callers import Caller
-from isthmus.model.calls import EVERYTHING, Call, Kind, Surface
-from isthmus.model.events import Progress
-from isthmus.model.faults import Draining
+from isthmus.model.calls import EVERYTHING, Call, Kind, Progress, Question, Result, Surface
 from isthmus.model.features import Ability, Tool
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.model.outcomes import Result
-from isthmus.model.questions import Question
-from isthmus.model.tasks import TaskState
+from isthmus.model.tasks import ServerTaskState
 from isthmus.wire.mcp.tasks import RELATED
 from tests.unit.core.doubles import ANYONE, raw
 
@@ -56,13 +52,13 @@ def view(surface: Surface = EVERYTHING) -> View:
     return Snapshot(1, server_statuses, CheckCache(limit_bytes=4096)).view(ANYONE.grants, surface)
 
 
-def known() -> Tasks:
-    return Tasks(lambda: 0.0)
+def known() -> ServerTasks:
+    return ServerTasks(lambda: 0.0)
 
 
-def state(id: str, **more: Any) -> TaskState:
+def state(id: str, **more: Any) -> ServerTaskState:
     members = {"taskId": raw(id), "status": raw("working"), **{key: raw(value) for key, value in more.items()}}
-    return TaskState(id, "working", is_over=False, ttl_seconds=None, members=members)
+    return ServerTaskState(id, "working", is_over=False, ttl_seconds=None, members=members)
 
 
 def call(name: str, kind: Kind = "task", surface: Surface = EVERYTHING, **extra: Any) -> Call:
@@ -74,35 +70,35 @@ def call(name: str, kind: Kind = "task", surface: Surface = EVERYTHING, **extra:
 
 @given(own=st.text())
 def test_an_id_leads_back_to_what_it_stands_for(own: str) -> None:
-    assert own_id(ANYONE, shown_id(ANYONE, OLD, own)) == (OLD, own)
+    assert server_id(ANYONE, public_id(ANYONE, OLD, own)) == (OLD, own)
 
 
 def test_an_id_is_the_same_whenever_it_is_given_and_another_for_whatever_differs() -> None:
     given_out = [
-        shown_id(ANYONE, OLD, "t"),
-        shown_id(ANYONE, OLD, "t"),
-        shown_id(STRANGER, OLD, "t"),
-        shown_id(ANYONE, NEW, "t"),
-        shown_id(ANYONE, OLD, "u"),
+        public_id(ANYONE, OLD, "t"),
+        public_id(ANYONE, OLD, "t"),
+        public_id(STRANGER, OLD, "t"),
+        public_id(ANYONE, NEW, "t"),
+        public_id(ANYONE, OLD, "u"),
     ]
     assert len(set(given_out)) == 4
 
 
 @given(text=st.text())
 def test_what_was_never_given_out_stands_for_nothing(text: str) -> None:
-    assert own_id(ANYONE, text) is None
+    assert server_id(ANYONE, text) is None
 
 
 def test_an_id_with_one_character_changed_stands_for_nothing() -> None:
-    shown_to_me = shown_id(ANYONE, OLD, "task-1")
+    shown_to_me = public_id(ANYONE, OLD, "task-1")
     for place in range(len(shown_to_me)):
         for other in "A.=0é":
             if shown_to_me[place] != other:
-                assert own_id(ANYONE, shown_to_me[:place] + other + shown_to_me[place + 1 :]) is None
+                assert server_id(ANYONE, shown_to_me[:place] + other + shown_to_me[place + 1 :]) is None
 
 
 def test_an_id_is_of_no_use_to_anybody_else() -> None:
-    assert own_id(STRANGER, shown_id(ANYONE, OLD, "t")) is None
+    assert server_id(STRANGER, public_id(ANYONE, OLD, "t")) is None
 
 
 # -- calls ---------------------------------------------------------------------------------------------------------
@@ -120,13 +116,13 @@ def test_an_id_is_of_no_use_to_anybody_else() -> None:
     ],
 )
 def test_each_era_has_methods_of_its_own(method: str, era: Era, *, is_spoken: bool) -> None:
-    assert are_spoken(method, era, view()) is is_spoken
-    assert not are_spoken(method, era, view(Surface("own", PLAIN)))
+    assert is_task_method(method, era, view()) is is_spoken
+    assert not is_task_method(method, era, view(Surface("own", PLAIN)))
 
 
 @pytest.mark.parametrize("surface", [EVERYTHING, Surface("own", OLD)])
 def test_a_call_about_a_task_goes_to_the_server_whose_it_is(surface: Surface) -> None:
-    found = aimed(call(shown_id(ANYONE, OLD, "t"), surface=surface), view(surface), known())
+    found = route_task_call(call(public_id(ANYONE, OLD, "t"), surface=surface), view(surface), known())
     assert found is not None
     assert (found.name, found.surface) == ("t", Surface("own", OLD))
 
@@ -135,23 +131,23 @@ def test_a_call_about_a_task_goes_to_the_server_whose_it_is(surface: Surface) ->
     ("id", "surface"),
     [
         ("t", EVERYTHING),
-        (shown_id(STRANGER, OLD, "t"), EVERYTHING),
-        (shown_id(ANYONE, OLD, "t"), Surface("own", NEW)),
-        (shown_id(ANYONE, ServerName("gone"), "t"), EVERYTHING),
+        (public_id(STRANGER, OLD, "t"), EVERYTHING),
+        (public_id(ANYONE, OLD, "t"), Surface("own", NEW)),
+        (public_id(ANYONE, ServerName("gone"), "t"), EVERYTHING),
     ],
     ids=["plain", "a stranger's", "another server's", "of a server that is gone"],
 )
 def test_a_task_that_is_not_there_for_the_caller_leads_nowhere(id: str, surface: Surface) -> None:
-    assert aimed(call(id, surface=surface), view(surface), known()) is None
+    assert route_task_call(call(id, surface=surface), view(surface), known()) is None
 
 
 def test_an_id_whose_server_gave_it_to_somebody_else_leads_nowhere() -> None:
     tasks = known()
-    tasks.made(STRANGER, OLD, Place(), state("t"))
-    asked = call(shown_id(ANYONE, OLD, "t"))
-    assert aimed(asked, view(), tasks) is None
-    tasks.made(ANYONE, OLD, Place(), state("t"))
-    assert aimed(asked, view(), tasks) is not None
+    tasks.made(STRANGER, OLD, LinkSession(), state("t"))
+    asked = call(public_id(ANYONE, OLD, "t"))
+    assert route_task_call(asked, view(), tasks) is None
+    tasks.made(ANYONE, OLD, LinkSession(), state("t"))
+    assert route_task_call(asked, view(), tasks) is not None
 
 
 @pytest.mark.parametrize(
@@ -165,7 +161,7 @@ def test_an_id_whose_server_gave_it_to_somebody_else_leads_nowhere() -> None:
     ],
 )
 def test_a_task_is_asked_for_only_where_that_is_known(name: str, era: Era, *, is_asked: bool) -> None:
-    asked = asked_for(call(name, "tool", task={"ttl": 1}, other=2), view(), era)
+    asked = with_supported_task(call(name, "tool", task={"ttl": 1}, other=2), view(), era)
     assert ("task" in asked.extra, "other" in asked.extra) == (is_asked, True)
 
 
@@ -174,47 +170,39 @@ def test_a_task_is_asked_for_only_where_that_is_known(name: str, era: Era, *, is
 
 def test_a_result_names_the_task_as_its_caller_knows_it() -> None:
     result = Result(raw({"task": {"taskId": "t"}}), task_of=OLD)
-    told = shown(result, call("old.slow", "tool"))
-    assert isinstance(told, Result)
-    assert json.loads(bytes(told.payload)) == {"task": {"taskId": shown_id(ANYONE, OLD, "t")}}
-
-
-def test_a_result_that_names_no_task_is_not_read() -> None:
-    result = Result(raw({"taskId": "t"}))
-    assert shown(result, call("old.slow", "tool")) is result
-    draining = Draining()
-    assert shown(draining, call("old.slow", "tool")) is draining
+    told = with_public_id(result, ANYONE, OLD)
+    assert json.loads(bytes(told.payload)) == {"task": {"taskId": public_id(ANYONE, OLD, "t")}}
 
 
 def test_a_question_names_the_task_that_it_is_about() -> None:
     params = raw({"message": "?", "_meta": {RELATED: {"taskId": "t"}}})
-    told = shown_params(Question("elicitation/create", params, OLD), call("old.slow", "tool"))
-    assert msgspec.json.decode(told)["_meta"] == {RELATED: {"taskId": shown_id(ANYONE, OLD, "t")}}
-    assert shown_params(Question("elicitation/create", params), call("old.slow", "tool")) is params
+    told = public_params(Question("elicitation/create", params, OLD), call("old.slow", "tool"))
+    assert msgspec.json.decode(told)["_meta"] == {RELATED: {"taskId": public_id(ANYONE, OLD, "t")}}
+    assert public_params(Question("elicitation/create", params), call("old.slow", "tool")) is params
 
 
 def test_an_event_names_the_task_that_it_relates_to() -> None:
     members = {"progress": raw(1), "_meta": raw({RELATED: {"taskId": "t"}, "x": 1})}
-    told = shown_event(Progress(members, OLD), ANYONE)
-    assert json.loads(bytes(told.members["_meta"])) == {RELATED: {"taskId": shown_id(ANYONE, OLD, "t")}, "x": 1}
+    told = with_public_related(Progress(members, OLD), ANYONE)
+    assert json.loads(bytes(told.members["_meta"])) == {RELATED: {"taskId": public_id(ANYONE, OLD, "t")}, "x": 1}
     plain = Progress(members)
-    assert shown_event(plain, ANYONE) is plain
+    assert with_public_related(plain, ANYONE) is plain
 
 
 def test_what_a_caller_says_names_the_task_as_its_server_knows_it() -> None:
-    mine, anothers = ({RELATED: raw({"taskId": shown_id(who, OLD, "t")})} for who in (ANYONE, STRANGER))
-    assert json.loads(bytes(own_meta(mine, ANYONE)[RELATED])) == {"taskId": "t"}
-    assert own_meta({**anothers, "x": raw(1)}, ANYONE) == {"x": raw(1)}
+    mine, anothers = ({RELATED: raw({"taskId": public_id(who, OLD, "t")})} for who in (ANYONE, STRANGER))
+    assert json.loads(bytes(server_meta(mine, ANYONE)[RELATED])) == {"taskId": "t"}
+    assert server_meta({**anothers, "x": raw(1)}, ANYONE) == {"x": raw(1)}
     plain = {"x": raw(1)}
-    assert own_meta(plain, ANYONE) == plain
+    assert server_meta(plain, ANYONE) == plain
 
 
 def test_what_a_caller_answers_does_too() -> None:
-    answer = raw({"action": "accept", "_meta": {RELATED: {"taskId": shown_id(ANYONE, OLD, "t")}}})
-    told = json.loads(bytes(own_result(answer, ANYONE)))
+    answer = raw({"action": "accept", "_meta": {RELATED: {"taskId": public_id(ANYONE, OLD, "t")}}})
+    told = json.loads(bytes(server_result(answer, ANYONE)))
     assert told == {"action": "accept", "_meta": {RELATED: {"taskId": "t"}}}
     for plain in (raw({"action": "accept"}), raw([1]), raw({"_meta": 1})):
-        assert own_result(plain, ANYONE) is plain
+        assert server_result(plain, ANYONE) is plain
 
 
 # -- tasks that are known ------------------------------------------------------------------------------------------
@@ -222,11 +210,11 @@ def test_what_a_caller_answers_does_too() -> None:
 
 def test_how_a_task_stands_is_said_under_its_callers_id() -> None:
     tasks = known()
-    tasks.made(ANYONE, OLD, Place(), state("t", more=1))
+    tasks.made(ANYONE, OLD, LinkSession(), state("t", more=1))
     (task,) = tasks.of(ANYONE)
-    message = json.loads(status_message(task, ANYONE))
+    message = json.loads(status_notification(task, ANYONE))
     assert message["method"] == "notifications/tasks/status"
-    assert message["params"] == {"taskId": shown_id(ANYONE, OLD, "t"), "status": "working", "more": 1}
+    assert message["params"] == {"taskId": public_id(ANYONE, OLD, "t"), "status": "working", "more": 1}
 
 
 @pytest.mark.parametrize(
@@ -241,6 +229,6 @@ def test_how_a_task_stands_is_said_under_its_callers_id() -> None:
 )
 def test_a_task_is_seen_where_it_can_be_asked_about(server: ServerName, surface: Surface, *, is_so: bool) -> None:
     tasks = known()
-    tasks.made(ANYONE, server, Place(), state("t"))
+    tasks.made(ANYONE, server, LinkSession(), state("t"))
     (task,) = tasks.of(ANYONE)
-    assert is_seen(task, view(surface), surface) is is_so
+    assert is_visible(task, view(surface), surface) is is_so
