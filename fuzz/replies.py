@@ -19,7 +19,8 @@ from isthmus.wire.a2a.operations import GetTask
 from isthmus.wire.lines import LineDecoder
 from isthmus.wire.mcp import calls, header_params, hub_meta, input_requests, legacy, lists, messages, modern, tasks
 from isthmus.wire.mcp.hub_meta import read_hubs
-from isthmus.wire.relay import messages, mux
+from isthmus.wire.relay import messages as relay_messages
+from isthmus.wire.relay import mux
 from isthmus.wire.sse import SseDecoder, SseEvent
 
 LIMIT_BYTES = 64
@@ -145,6 +146,6 @@ def of_dialled_in(data: bytes) -> None:
             pass
     checked = jsonrpc.decode_object(data)
     if isinstance(checked, msgspec.Raw):
-        messages.add_server_id(checked, "id")
-        messages.with_error_text(checked)
-        messages.read_entries(checked, "tools")
+        relay_messages.add_server_id(checked, "id")
+        relay_messages.with_error_text(checked)
+        relay_messages.read_entries(checked, "tools")
