@@ -233,7 +233,7 @@ async def test_who_gives_a_task_up_has_it_ended_and_its_server_told(place: Place
     await place.noted("hold c")
     state = (await place.ask("tasks/cancel", {"taskId": id}))["result"]
     assert (state["taskId"], state["status"]) == (id, "cancelled")
-    await place.noted("cancelled the caller gave the task up")
+    await place.noted("cancelled the caller cancelled the task")
     again = (await place.ask("tasks/cancel", {"taskId": id}))["error"]
     assert (again["code"], again["message"]) == (-32602, "Cannot cancel the task: it has ended (cancelled)")
     assert (await place.ask("tasks/result", {"taskId": id}))["error"]["data"]["reason"] == "cancelled"

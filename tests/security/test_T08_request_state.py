@@ -4,7 +4,7 @@ Answer: it is sealed (AEAD) with a key of this process, bound to tenant, caller,
 after a time, and is good once unless a server that the operator trusts says that its tool may run twice. That it is
 refused over a socket with any byte changed, as another caller, on another tool, after its time and again, before the
 server sees anything, is shown in `tests/faults/test_questions.py` for servers of both eras; more odd forms are in
-`tests/unit/frontends/mcp/test_comebacks.py`. Here: every single bit, and all of a race.
+`tests/unit/frontends/mcp/test_input_required.py`. Here: every single bit, and all of a race.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import base64
 
 import pytest
 
-from isthmus.frontends.mcp import comebacks
-from tests.unit.frontends.mcp.test_comebacks import ACCEPTED, NAMESAKE, OTHER, Desk, is_refused
+from isthmus.frontends.mcp import input_required
+from tests.unit.frontends.mcp.test_input_required import ACCEPTED, NAMESAKE, OTHER, Desk, is_refused
 
 
 def states_of(desk: Desk) -> list[str]:
@@ -25,14 +25,14 @@ def states_of(desk: Desk) -> list[str]:
 async def test_a_state_with_any_bit_changed_is_refused() -> None:
     desk = Desk()
     for state in states_of(desk):
-        sent, parked = len(desk.sent), len(desk.comebacks)
+        sent, parked = len(desk.sent), len(desk.client_input)
         sealed = base64.urlsafe_b64decode(state)
         for at in range(len(sealed) * 8):
             changed = bytearray(sealed)
             changed[at // 8] ^= 1 << at % 8
             text = base64.urlsafe_b64encode(changed).decode()
             assert is_refused(desk.visit(state=text, responses={"q1": ACCEPTED})), at
-        assert (len(desk.sent), len(desk.comebacks)) == (sent, parked)
+        assert (len(desk.sent), len(desk.client_input)) == (sent, parked)
 
 
 @pytest.mark.parametrize("caller", [OTHER, NAMESAKE], ids=["another", "a namesake of another tenant"])
@@ -54,7 +54,7 @@ async def test_of_many_who_bring_it_back_at_once_one_is_taken() -> None:
 
 
 async def test_it_ends_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comebacks, "STATE_SECONDS", -1.0)
+    monkeypatch.setattr(input_required, "STATE_SECONDS", -1.0)
     desk = Desk()
     for state in states_of(desk):
         assert is_refused(desk.visit(state=state, responses={"q1": ACCEPTED}))

@@ -14,7 +14,7 @@ import hashlib
 import json
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, MutableMapping
 from functools import partial
 from typing import TypeAlias
 

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.frontends.http.auth import PLAIN_DENIAL, Authenticator, Denied
-from isthmus.frontends.http.failed_auth_limit import ADDRESSES_MAX, COMING_FROM, TOLD_SECONDS, FailedAuthLimit
+from isthmus.frontends.http.auth import (
+    ADDRESSES_MAX,
+    COMING_FROM,
+    PLAIN_DENIAL,
+    TOLD_SECONDS,
+    Authenticator,
+    Denied,
+    FailedAuthLimit,
+)
 from isthmus.frontends.http.origin import OriginGuard
 
 ONE = ("192.0.2.1", 50_000)

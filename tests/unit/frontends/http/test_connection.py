@@ -10,9 +10,8 @@ import httptools
 import pytest
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
-from isthmus.frontends.http.connection import LINGER_SECONDS, MAX_PIPELINED, MAX_WAITING
-from isthmus.frontends.http.listener import DoorSettings
-from isthmus.frontends.http.refusals import refusal_for
+from isthmus.frontends.http.connection import LINGER_SECONDS, MAX_PIPELINED, MAX_WAITING, refusal_for
+from isthmus.frontends.http.listener import HttpSettings
 from isthmus.frontends.http.request_cycle import Message, Receive, Send
 from tests.unit.frontends.http.visiting import (
     LONG,
@@ -860,7 +859,7 @@ async def test_a_websocket_cannot_be_pipelined() -> None:
 )
 def test_a_senseless_limit_is_named(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=rf"{name} must be .*, not {value}"):
-        DoorSettings(**{name: value})  # type: ignore[arg-type]
+        HttpSettings(**{name: value})  # type: ignore[arg-type]
 
 
 async def test_nobody_is_left_inside_when_everybody_has_gone() -> None:

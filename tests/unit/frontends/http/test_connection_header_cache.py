@@ -9,9 +9,15 @@ from typing import Any
 import pytest
 
 from isthmus.frontends.http import connection as connection_module
-from isthmus.frontends.http.connection import MAX_PIPELINED, Connection, DoorState
-from isthmus.frontends.http.header_cache import HEAD_BYTES_MAX, HEADS_MAX, remembered
-from isthmus.frontends.http.listener import DoorSettings, _uvicorn_config
+from isthmus.frontends.http.connection import (
+    HEAD_BYTES_MAX,
+    HEADS_MAX,
+    MAX_PIPELINED,
+    HttpServerConnection,
+    ListenerState,
+    remembered,
+)
+from isthmus.frontends.http.listener import HttpSettings, _uvicorn_config
 from isthmus.frontends.http.request_cycle import IncomingRequest, Message, Receive, Send
 from tests.unit.frontends.http.visiting import PATIENCE_SECONDS, Echo, opened, read_body, request, visiting
 
@@ -69,12 +75,12 @@ def test_what_might_be_read_in_two_ways_is_not_remembered(data: bytes, body_byte
 async def test_a_head_that_comes_again_is_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[bytes] = []
 
-    def parse(self: Connection, data: bytes) -> None:
+    def parse(self: HttpServerConnection, data: bytes) -> None:
         parsed.append(data)
         plain(self, data)
 
-    plain = Connection._parse
-    monkeypatch.setattr(Connection, "_parse", parse)
+    plain = HttpServerConnection._parse
+    monkeypatch.setattr(HttpServerConnection, "_parse", parse)
     async with opened(Echo()) as (_, port), visiting(port) as visitor:
         for number in range(6):
             visitor.say(request("/same", b"x" * number * 7 + b"y"))
@@ -138,10 +144,10 @@ async def said_of(reads: list[bytes]) -> tuple[list[Any], bytes, bool]:
         await send({"type": "http.response.start", "status": 200})
         await send({"type": "http.response.body", "body": b"later"})
 
-    state = DoorState(DoorSettings(port=0, max_body_bytes=64))
+    state = ListenerState(HttpSettings(port=0, max_body_bytes=64))
     state.at_once = at_once
     cable = Cable()
-    connection = Connection(_uvicorn_config(app), state)
+    connection = HttpServerConnection(_uvicorn_config(app), state)
     connection.connection_made(cable)
     for data in reads:
         connection.data_received(data)
@@ -161,8 +167,8 @@ async def test_known_heads_count_among_the_requests_that_may_wait() -> None:
         await send({"type": "http.response.start", "status": 200})
         await send({"type": "http.response.body", "body": b""})
 
-    state, cable = DoorState(DoorSettings(port=0)), Cable()
-    connection = Connection(_uvicorn_config(app), state)
+    state, cable = ListenerState(HttpSettings(port=0)), Cable()
+    connection = HttpServerConnection(_uvicorn_config(app), state)
     connection.connection_made(cable)
     for _ in range(MAX_PIPELINED + 3):
         connection.data_received(HEAD + b"{}")
@@ -175,7 +181,7 @@ async def test_known_heads_count_among_the_requests_that_may_wait() -> None:
     assert cable.written.count(b"HTTP/1.1 503") == 1
 
 
-async def let_go_on(state: DoorState) -> None:
+async def let_go_on(state: ListenerState) -> None:
     """As far as it goes without more of a request."""
     for _ in range(6 if state.tasks else 0):
         await asyncio.sleep(0)
@@ -226,14 +232,14 @@ async def test_whatever_is_in_a_head_means_the_same_when_it_comes_again(
 async def test_what_is_remembered_changes_nothing_that_anybody_sees(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = 0
 
-    def is_taken_again(self: Connection, data: bytes) -> bool:
+    def is_taken_again(self: HttpServerConnection, data: bytes) -> bool:
         nonlocal taken
         found = plain(self, data)
         taken += found
         return found
 
-    plain = Connection._is_taken_again
-    monkeypatch.setattr(Connection, "_is_taken_again", is_taken_again)
+    plain = HttpServerConnection._is_taken_again
+    monkeypatch.setattr(HttpServerConnection, "_is_taken_again", is_taken_again)
     for case in range(CASES):
         random = Random(case)
         reads = [some_request(random) for _ in range(8)]

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from isthmus.frontends.http.bind import DoorError, advice, bind_all
+from isthmus.frontends.http.listener import ListenError, advice, bind_all
 
 
 async def bound_port(host: str, port: int = 0) -> tuple[int, int]:
@@ -32,7 +32,7 @@ async def test_all_addresses_of_a_host_share_one_port(host: str) -> None:
 async def test_an_address_in_use_is_named_with_what_to_do() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(DoorError, match=rf"cannot listen on 127\.0\.0\.1:{port}: .*in use.*another port") as caught:
+        with pytest.raises(ListenError, match=rf"cannot listen on 127\.0\.0\.1:{port}: .*in use.*another port") as caught:
             await bound_port("127.0.0.1", port)
         assert (caught.value.host, caught.value.port) == ("127.0.0.1", port)
 
@@ -42,7 +42,7 @@ async def test_one_taken_address_of_a_host_with_two_frees_the_other_again() -> N
         pytest.skip("this machine has no IPv6")
     port = await port_of_which_one_half_is_free()
     with socket.create_server(("::", port), family=socket.AF_INET6):
-        with pytest.raises(DoorError, match=f":{port}: the address is in use"):
+        with pytest.raises(ListenError, match=f":{port}: the address is in use"):
             await bound_port("", port)
         assert await bound_port("127.0.0.1", port) == (1, port)
 
@@ -52,18 +52,18 @@ async def port_of_which_one_half_is_free() -> int:
     while True:
         with socket.create_server(("::", 0), family=socket.AF_INET6) as found:
             port: int = found.getsockname()[1]
-            with suppress(DoorError):
+            with suppress(ListenError):
                 await bound_port("127.0.0.1", port)
                 return port
 
 
 async def test_an_address_of_another_machine_is_named() -> None:
-    with pytest.raises(DoorError, match=r"192\.0\.2\.1:0: this machine does not have that address"):
+    with pytest.raises(ListenError, match=r"192\.0\.2\.1:0: this machine does not have that address"):
         await bound_port("192.0.2.1")
 
 
 async def test_a_host_that_does_not_exist_is_named() -> None:
-    with pytest.raises(DoorError, match=r"no such host\.invalid:0: the host name is not known"):
+    with pytest.raises(ListenError, match=r"no such host\.invalid:0: the host name is not known"):
         await bound_port("no such host.invalid")
 
 
@@ -81,4 +81,4 @@ def test_every_refusal_of_the_system_has_words(number: int, words: str) -> None:
 
 
 def test_an_ipv6_address_is_shown_in_brackets() -> None:
-    assert "[::1]:80" in str(DoorError("::1", 80, "taken"))
+    assert "[::1]:80" in str(ListenError("::1", 80, "taken"))

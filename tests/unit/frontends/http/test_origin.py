@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.frontends.http.bodies import joined
 from isthmus.frontends.http.origin import CACHED_PAIRS, OriginGuard, is_loopback
+from isthmus.frontends.http.request_cycle import join_headers
 
 
 def status(guard: OriginGuard, host: str | None, *origins: str) -> int | None:
@@ -13,7 +13,7 @@ def status(guard: OriginGuard, host: str | None, *origins: str) -> int | None:
     if host is not None:
         headers.append((b"host", host.encode("latin-1")))
     headers.extend((b"origin", origin.encode("latin-1")) for origin in origins)
-    refusal = guard.check(joined(headers))
+    refusal = guard.check(join_headers(headers))
     return None if refusal is None else refusal.status
 
 
@@ -87,7 +87,7 @@ def test_a_malformed_host_is_refused_everywhere(guard: OriginGuard, host: str) -
 
 def test_no_host_and_two_hosts_are_refused() -> None:
     assert status(WIDE, None) == 400
-    refusal = LOCAL.check(joined([(b"host", b"localhost"), (b"host", b"localhost")]))
+    refusal = LOCAL.check(join_headers([(b"host", b"localhost"), (b"host", b"localhost")]))
     assert refusal is not None
     assert refusal.status == 400
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.frontends.http.bodies import is_json, joined, read_body
-from isthmus.frontends.http.request_cycle import Message
+from isthmus.frontends.http.request_cycle import Message, is_json, join_headers, read_body
 
 
 def test_a_header_given_twice_is_one_list() -> None:
-    assert joined([(b"a", b"1"), (b"b", b"2")]) == {b"a": b"1", b"b": b"2"}
-    assert joined([(b"a", b"1"), (b"b", b"2"), (b"a", b"3")]) == {b"a": b"1, 3", b"b": b"2"}
+    assert join_headers([(b"a", b"1"), (b"b", b"2")]) == {b"a": b"1", b"b": b"2"}
+    assert join_headers([(b"a", b"1"), (b"b", b"2"), (b"a", b"3")]) == {b"a": b"1, 3", b"b": b"2"}
 
 
 @pytest.mark.parametrize(

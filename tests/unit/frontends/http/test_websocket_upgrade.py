@@ -17,7 +17,7 @@ from websockets.frames import Frame, Opcode
 from isthmus.frontends.http.auth import Denied
 from isthmus.frontends.http.listener import HttpListener
 from isthmus.frontends.http.request_cycle import Message
-from isthmus.frontends.http.upgrade import Opening
+from isthmus.frontends.http.websocket_upgrade import WebSocketOffer
 from isthmus.transport.websocket import AcceptedSocket, Hearer
 from tests.unit.frontends.http.visiting import PATIENCE_SECONDS, Echo, Held, inside, opened, request, visiting
 
@@ -56,9 +56,9 @@ class Parlour:
     reasons: list[str] = field(default_factory=list)
     subprotocol: str | None = None
 
-    def decide(self, scope: Message) -> Opening | Denied:
+    def decide(self, scope: Message) -> WebSocketOffer | Denied:
         self.scopes.append(scope)
-        return Opening(self.take, 100_000, self.subprotocol)
+        return WebSocketOffer(self.take, 100_000, self.subprotocol)
 
     def take(self, socket: AcceptedSocket) -> Hearer:
         self.sockets.append(socket)
@@ -82,7 +82,7 @@ class _Echo:
 
 @asynccontextmanager
 async def parlour(
-    decide: Callable[[Message], Opening | Denied] | None = None, **limits: Any
+    decide: Callable[[Message], WebSocketOffer | Denied] | None = None, **limits: Any
 ) -> AsyncIterator[tuple[Parlour, HttpListener, int]]:
     made = Parlour()
     async with opened(Echo(), **limits) as (door, port):
@@ -199,7 +199,7 @@ async def test_where_no_websocket_is_offered_it_is_not_found() -> None:
 
 
 async def test_a_face_that_fails_is_one_clients_trouble() -> None:
-    def fail(scope: Message) -> Opening:
+    def fail(scope: Message) -> WebSocketOffer:
         raise RuntimeError("secret")
 
     async with parlour(fail) as (_, _, port), visiting(port) as visitor:

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from isthmus.frontends.http.connection import Connection
-from isthmus.frontends.http.listener import PEER, App, DoorSettings, HttpListener
-from isthmus.frontends.http.request_cycle import Message, Receive, Send, Taking
+from isthmus.frontends.http.connection import HttpServerConnection
+from isthmus.frontends.http.listener import PEER, App, HttpListener, HttpSettings
+from isthmus.frontends.http.request_cycle import DrainAwarePeer, Message, Receive, Send
 
 PATIENCE_SECONDS = 30.0
 """How long what must come may take; only a machine that stands still is slower."""
@@ -25,7 +25,7 @@ _UNHURRIED = {"header_seconds": LONG, "body_seconds": LONG, "stall_seconds": LON
 @asynccontextmanager
 async def opened(app: App, **limits: Any) -> AsyncIterator[tuple[HttpListener, int]]:
     """A door around `app` on a port of the system's choice, in no hurry unless `limits` say so."""
-    door = HttpListener(app, DoorSettings(port=0, **{**_UNHURRIED, **limits}))
+    door = HttpListener(app, HttpSettings(port=0, **{**_UNHURRIED, **limits}))
     port = await door.open()
     try:
         yield door, port
@@ -33,9 +33,9 @@ async def opened(app: App, **limits: Any) -> AsyncIterator[tuple[HttpListener, i
         await door.close()
 
 
-def inside(door: HttpListener) -> list[Connection]:
+def inside(door: HttpListener) -> list[HttpServerConnection]:
     """The door's own ends of its connections."""
-    return [connection for connection in door._state.connections if isinstance(connection, Connection)]
+    return [connection for connection in door._state.connections if isinstance(connection, HttpServerConnection)]
 
 
 def look_later(door: HttpListener, seconds: float) -> None:
@@ -182,7 +182,7 @@ class Visit:
     scope: Message
     receive: Receive
     send: Send
-    peer: Taking
+    peer: DrainAwarePeer
     released: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def answer(self, body: bytes) -> None:

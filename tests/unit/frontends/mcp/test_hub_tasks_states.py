@@ -38,9 +38,13 @@ TYPED = Result(raw({"resultType": "complete", "content": [], "_meta": {"a": 1}})
 REFUSED = ServerError(SERVER, -32099, "not today", raw({"why": 1}))
 
 
-def record(state: TaskState = "working", *, asked: StoredQuestion | None = None, ending: StoredOutcome | None = None) -> TaskRecord:
+def record(
+    state: TaskState = "working", *, asked: StoredQuestion | None = None, ending: StoredOutcome | None = None
+) -> TaskRecord:
     brief = msgspec.Raw(msgspec.json.encode(HubTaskInfo(SERVER, 120.0)))
-    return TaskRecord(ID, owner_of(ANYONE, REALM), "", REALM, state, 10.0, 20.0, asked=asked, ending=ending, brief=brief)
+    return TaskRecord(
+        ID, owner_of(ANYONE, REALM), "", REALM, state, 10.0, 20.0, asked=asked, ending=ending, brief=brief
+    )
 
 
 def ended(outcome: Outcome) -> TaskRecord:

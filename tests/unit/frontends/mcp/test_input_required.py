@@ -105,7 +105,7 @@ class Visit:
 
 
 class Visitor(Visit):
-    """The same as a face makes it: it asks by the comebacks."""
+    """The same as a face makes it: it asks by the client input."""
 
     def __init__(self, asked: Call, client_input: ModernClientInput) -> None:
         super().__init__(asked)
@@ -383,7 +383,9 @@ async def test_a_made_up_state_is_refused(desk: Desk, state: str) -> None:
 
 @pytest.mark.parametrize("state", [7, None, {}, [], True])
 async def test_a_state_that_is_no_text_is_refused(desk: Desk, state: object) -> None:
-    visit = Visitor(msgspec.structs.replace(call(comes_back=True), extra={"requestState": raw(state)}), desk.client_input)
+    visit = Visitor(
+        msgspec.structs.replace(call(comes_back=True), extra={"requestState": raw(state)}), desk.client_input
+    )
     assert desk.mcp_methods.start(visit.call, visit) is None
     assert is_refused(visit)
 

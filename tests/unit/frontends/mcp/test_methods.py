@@ -54,7 +54,9 @@ async def test_a_modern_caller_brings_its_answers_in_their_own_spelling() -> Non
 async def test_a_list_is_rendered_once_for_each_view_era_and_kind() -> None:
     view = Hosted().hub.snapshot.view(ANYONE.grants, EVERYTHING)
     rendered = [
-        render_list(view, era, shape) for era in ("legacy", "modern") for shape in (TOOLS, PROMPTS, RESOURCES, TEMPLATES)
+        render_list(view, era, shape)
+        for era in ("legacy", "modern")
+        for shape in (TOOLS, PROMPTS, RESOURCES, TEMPLATES)
     ]
     assert len({bytes(text) for text in rendered}) == 8
     assert render_list(view, "modern", RESOURCES) is render_list(view, "modern", RESOURCES)

@@ -257,7 +257,9 @@ def test_every_session_that_nobody_uses_is_swept_also_behind_one_that_is_in_use(
     assert left == [busy, None, None, later]
 
 
-@pytest.mark.parametrize(("version", "can_resume"), [("2025-03-26", False), ("2025-06-18", False), ("2025-11-25", True)])
+@pytest.mark.parametrize(
+    ("version", "can_resume"), [("2025-03-26", False), ("2025-06-18", False), ("2025-11-25", True)]
+)
 def test_only_who_speaks_the_last_of_the_earlier_versions_knows_of_streams_that_end_too_soon(
     version: str, *, can_resume: bool
 ) -> None:
@@ -297,7 +299,12 @@ def tasks(*ids: str) -> list[ServerTask]:
     known = ServerTasks(lambda: 0.0)
     for id in ids:
         members = {"taskId": raw(id), "status": raw("working")}
-        known.made(ANYONE, SERVER, LinkSession(), ServerTaskState(id, "working", is_over=False, ttl_seconds=None, members=members))
+        known.made(
+            ANYONE,
+            SERVER,
+            LinkSession(),
+            ServerTaskState(id, "working", is_over=False, ttl_seconds=None, members=members),
+        )
     return known.of(ANYONE)
 
 

@@ -72,7 +72,9 @@ async def test_only_what_its_servers_agree_to_is_honoured() -> None:
     wanted = ListenFilter(frozenset({"tools"}), (NOTES, "file:///other"))
     assert await subscription.open(wanted) == wanted
     hosted.announcer.refusal = ServerError(SERVER, -32000, "no")
-    assert await subscription.open(ListenFilter(frozenset(), (NOTES, "file:///new"))) == ListenFilter(frozenset(), (NOTES,))
+    assert await subscription.open(ListenFilter(frozenset(), (NOTES, "file:///new"))) == ListenFilter(
+        frozenset(), (NOTES,)
+    )
 
 
 async def test_no_list_is_honoured_that_no_server_has() -> None:

@@ -9,8 +9,7 @@ import pytest
 from isthmus.frontends.http.auth import Authenticator, Fields
 from isthmus.frontends.http.origin import OriginGuard
 from isthmus.frontends.http.request_cycle import PEER, Message
-from isthmus.frontends.wellknown.cards import Cards
-from isthmus.frontends.wellknown.http import CATALOG_PATH, WellKnown
+from isthmus.frontends.wellknown.http import CATALOG_PATH, ServerCards, WellKnown
 from isthmus.model.callers import Caller
 from isthmus.wire.mcp.messages import Implementation
 from tests.unit.core.doubles import ANYONE, SERVER, Stage
@@ -22,7 +21,7 @@ def identify(fields: Fields) -> Caller | None:
 
 
 def face() -> WellKnown:
-    cards = Cards(Implementation("isthmus", "1"), "https://hub.example", ("2026-07-28",))
+    cards = ServerCards(Implementation("isthmus", "1"), "https://hub.example", ("2026-07-28",))
     gate = Authenticator(OriginGuard(bind_host="127.0.0.1"), identify)
     return WellKnown(Stage.of(OFFER).hub, gate, cards, lambda: True, lambda: "Helper")
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from isthmus.frontends.wellknown.cards import CARD_TYPE, SCHEMA, Cards
+from isthmus.frontends.wellknown.http import CARD_TYPE, SCHEMA, ServerCards
 from isthmus.model.names import ServerName
 from isthmus.wire.mcp.messages import Implementation
 
@@ -24,7 +24,7 @@ FILES = ServerName("files")
     ],
 )
 def test_names_are_those_of_the_public_address(public_url: str, name: str, urn: str) -> None:
-    cards = Cards(ME, public_url, ("2026-07-28",))
+    cards = ServerCards(ME, public_url, ("2026-07-28",))
     card = cards.card(None, needs_key=False)
     assert card["name"] == name
     assert re.fullmatch(r"[a-zA-Z0-9.-]+/[a-zA-Z0-9._-]+", name)
@@ -33,7 +33,7 @@ def test_names_are_those_of_the_public_address(public_url: str, name: str, urn: 
 
 
 def test_a_card_has_what_a_client_needs_to_connect() -> None:
-    card = Cards(ME, "https://hub.example/", ("2026-07-28", "2025-11-25")).card(FILES, needs_key=True)
+    card = ServerCards(ME, "https://hub.example/", ("2026-07-28", "2025-11-25")).card(FILES, needs_key=True)
     assert (card["$schema"], card["version"], card["title"]) == (SCHEMA, "1.2.3", "files")
     assert 0 < len(card["description"]) <= 100
     (remote,) = card["remotes"]
@@ -44,7 +44,7 @@ def test_a_card_has_what_a_client_needs_to_connect() -> None:
 
 def test_no_server_can_be_taken_for_the_hub() -> None:
     named_like_it = ServerName("isthmus")
-    entries = Cards(ME, "https://hub.example", ()).catalog([FILES, named_like_it])["entries"]
+    entries = ServerCards(ME, "https://hub.example", ()).catalog([FILES, named_like_it])["entries"]
     assert [entry["identifier"].rpartition(":")[2] for entry in entries] == [
         "isthmus",
         "isthmus.files",
@@ -54,7 +54,7 @@ def test_no_server_can_be_taken_for_the_hub() -> None:
 
 
 def test_the_agent_is_one_more_entry_that_points_to_its_card() -> None:
-    *_, entry = Cards(ME, "https://hub.example/under", ()).catalog([FILES], "Helper")["entries"]
+    *_, entry = ServerCards(ME, "https://hub.example/under", ()).catalog([FILES], "Helper")["entries"]
     assert entry == {
         "identifier": "urn:air:hub.example:a2a:isthmus",
         "displayName": "Helper",
@@ -65,6 +65,6 @@ def test_the_agent_is_one_more_entry_that_points_to_its_card() -> None:
 
 
 def test_a_hub_without_a_title_is_shown_by_its_name() -> None:
-    card = Cards(Implementation("isthmus", "1"), "https://hub.example", ()).card(None, needs_key=False)
+    card = ServerCards(Implementation("isthmus", "1"), "https://hub.example", ()).card(None, needs_key=False)
     assert card["title"] == "isthmus"
     assert "headers" not in card["remotes"][0]

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from isthmus.model.calls import Kind
-from isthmus.wire.mcp.requests import (
+from isthmus.wire.mcp.calls import (
     CALLS,
     METHODS,
-    CallAnswer,
     CallRequest,
+    CallResultInfo,
     read_any_result,
     read_call_result,
     read_request,
@@ -107,32 +107,32 @@ def test_an_envelope_that_was_read_before_is_not_read_again() -> None:
 @pytest.mark.parametrize(
     ("told", "answer"),
     [
-        ({}, CallAnswer(False, None)),
-        ({"isError": True, "resultType": "complete"}, CallAnswer(True, "complete")),
-        ({"isError": None, "resultType": "task"}, CallAnswer(False, "task")),
-        ({"ttlMs": 5000, "cacheScope": "public"}, CallAnswer(False, None)),
+        ({}, CallResultInfo(False, None)),
+        ({"isError": True, "resultType": "complete"}, CallResultInfo(True, "complete")),
+        ({"isError": None, "resultType": "task"}, CallResultInfo(False, "task")),
+        ({"ttlMs": 5000, "cacheScope": "public"}, CallResultInfo(False, None)),
         ([], None),
         ("x", None),
     ],
 )
-def test_of_a_result_only_what_matters_is_read(told: object, answer: CallAnswer | None) -> None:
+def test_of_a_result_only_what_matters_is_read(told: object, answer: CallResultInfo | None) -> None:
     assert read_call_result(json.dumps(told).encode()) == answer
 
 
 @pytest.mark.parametrize(
     ("told", "answer"),
     [
-        ({}, CallAnswer(False, None)),
-        ({"isError": True}, CallAnswer(False, None)),
-        ({"ttlMs": 1500, "cacheScope": "public", "resultType": "complete"}, CallAnswer(False, "complete", 1.5, True)),
-        ({"ttlMs": 1500, "cacheScope": "whatever"}, CallAnswer(False, None, 1.5)),
-        ({"ttlMs": -5}, CallAnswer(False, None)),
-        ({"ttlMs": "soon", "cacheScope": ["public"]}, CallAnswer(False, None)),
-        ({"ttlMs": {}, "cacheScope": "public"}, CallAnswer(False, None, 0.0, True)),
+        ({}, CallResultInfo(False, None)),
+        ({"isError": True}, CallResultInfo(False, None)),
+        ({"ttlMs": 1500, "cacheScope": "public", "resultType": "complete"}, CallResultInfo(False, "complete", 1.5, True)),
+        ({"ttlMs": 1500, "cacheScope": "whatever"}, CallResultInfo(False, None, 1.5)),
+        ({"ttlMs": -5}, CallResultInfo(False, None)),
+        ({"ttlMs": "soon", "cacheScope": ["public"]}, CallResultInfo(False, None)),
+        ({"ttlMs": {}, "cacheScope": "public"}, CallResultInfo(False, None, 0.0, True)),
         ([], None),
     ],
 )
-def test_a_resource_says_how_long_it_may_be_kept(told: object, answer: CallAnswer | None) -> None:
+def test_a_resource_says_how_long_it_may_be_kept(told: object, answer: CallResultInfo | None) -> None:
     assert read_resource_result(json.dumps(told).encode()) == answer
 
 
@@ -152,5 +152,5 @@ def test_a_method_has_its_parameters_as_they_are_and_what_the_hub_says_of_it(
 
 
 def test_what_a_method_answers_is_an_object_and_nothing_else_is_known_of_it() -> None:
-    assert read_any_result(msgspec.Raw(b'{"isError":"odd","resultType":7}')) == CallAnswer(False, None)
+    assert read_any_result(msgspec.Raw(b'{"isError":"odd","resultType":7}')) == CallResultInfo(False, None)
     assert read_any_result(msgspec.Raw(b"[]")) is None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
+from isthmus.wire.mcp.calls import INPUT_MEMBERS, passed_extra, passed_meta
 from isthmus.wire.mcp.modern import OWN_KEYS
-from isthmus.wire.mcp.passing import ANSWERS, passed_extra, passed_meta
 from isthmus.wire.mcp.tasks import RELATED
 from tests.unit.core.doubles import raw
 
@@ -30,5 +30,5 @@ def test_a_task_is_named_as_its_server_knows_it_or_not_at_all() -> None:
 
 def test_answers_travel_only_where_they_are_kept_and_in_their_own_spelling() -> None:
     extra = {key: raw(1) for key in ("requestState", "RequestState", "inputResponses", "InputResponses", "own")}
-    assert list(passed_extra(extra, ANSWERS)) == ["own"]
-    assert list(passed_extra(extra, ANSWERS, ANSWERS)) == ["requestState", "inputResponses", "own"]
+    assert list(passed_extra(extra, INPUT_MEMBERS)) == ["own"]
+    assert list(passed_extra(extra, INPUT_MEMBERS, INPUT_MEMBERS)) == ["requestState", "inputResponses", "own"]

@@ -7,11 +7,17 @@ import json
 import msgspec
 import pytest
 
-from isthmus.wire.mcp.results import as_tool_result, failure, plain, result_of, verbatim
+from isthmus.wire.mcp.calls import (
+    failed_tool_result,
+    json_tool_result,
+    tool_result,
+    untouched_result,
+    wrap_bare_result,
+)
 
 
 def test_a_value_keeps_its_exact_text() -> None:
-    result = result_of(msgspec.Raw(b'{"n": 1.50, "s": "\\u00e9"}'))
+    result = tool_result(msgspec.Raw(b'{"n": 1.50, "s": "\\u00e9"}'))
     assert bytes(result.payload) == (
         b'{"content":[{"type":"text","text":"{\\"n\\": 1.50, \\"s\\": \\"\\\\u00e9\\"}"}],'
         b'"structuredContent":{"n": 1.50, "s": "\\u00e9"},"isError":false}'
@@ -27,12 +33,12 @@ def test_a_value_keeps_its_exact_text() -> None:
     ],
 )
 def test_what_is_a_result_already_stays_as_it_is(value: bytes) -> None:
-    assert bytes(result_of(value).payload) == value
+    assert bytes(tool_result(value).payload) == value
 
 
 def test_a_typed_result_is_known_as_one() -> None:
-    assert result_of(b'{"content":[],"resultType":"complete"}').is_typed
-    assert not result_of(b'{"content":[]}').is_typed
+    assert tool_result(b'{"content":[],"resultType":"complete"}').is_typed
+    assert not tool_result(b'{"content":[]}').is_typed
 
 
 @pytest.mark.parametrize(
@@ -48,7 +54,7 @@ def test_a_typed_result_is_known_as_one() -> None:
     ],
 )
 def test_what_only_looks_like_one_is_a_value(value: bytes) -> None:
-    result = result_of(value)
+    result = tool_result(value)
     assert json.loads(bytes(result.payload))["structuredContent"] == json.loads(value)
     assert not result.is_error
     assert not result.is_typed
@@ -56,13 +62,13 @@ def test_what_only_looks_like_one_is_a_value(value: bytes) -> None:
 
 @pytest.mark.parametrize("value", [b"7", b'"x"', b"[1]", b"null", b"true"])
 def test_structured_content_is_always_an_object(value: bytes) -> None:
-    shown = json.loads(bytes(plain(value).payload))
+    shown = json.loads(bytes(json_tool_result(value).payload))
     assert shown["structuredContent"] == {"result": json.loads(value)}
     assert isinstance(shown["content"][0]["text"], str)
 
 
 def test_a_failure_is_its_words() -> None:
-    result = failure('it said "no"')
+    result = failed_tool_result('it said "no"')
     assert result.is_error
     assert json.loads(bytes(result.payload)) == {
         "content": [{"type": "text", "text": 'it said "no"'}],
@@ -74,15 +80,15 @@ def test_a_failure_is_its_words() -> None:
     "value", [b"7", b'"hi"', b"null", b"[1]", b'{"sum":3}', b'{"content":[{"type":"code_output"}]}']
 )
 def test_a_bare_value_stays_as_it_is_until_mcp_must_carry_it(value: bytes) -> None:
-    result = verbatim(value)
+    result = untouched_result(value)
     assert (bytes(result.payload), result.is_bare, result.is_error) == (value, True, False)
-    assert as_tool_result(result).payload == plain(value).payload
+    assert wrap_bare_result(result).payload == json_tool_result(value).payload
 
 
 def test_a_bare_value_that_says_that_it_is_an_error_is_one() -> None:
-    result = verbatim(b'{"isError":true,"content":[{"type":"odd"}]}')
-    assert (result.is_bare, result.is_error, as_tool_result(result).is_error) == (True, True, True)
+    result = untouched_result(b'{"isError":true,"content":[{"type":"odd"}]}')
+    assert (result.is_bare, result.is_error, wrap_bare_result(result).is_error) == (True, True, True)
 
 
 def test_a_result_of_mcp_is_not_bare() -> None:
-    assert not verbatim(b'{"content":[{"type":"text","text":"x"}],"more":1}').is_bare
+    assert not untouched_result(b'{"content":[{"type":"text","text":"x"}],"more":1}').is_bare

@@ -12,18 +12,18 @@ from isthmus.model.features import Ability
 from isthmus.wire.mcp.capabilities import (
     APP_TYPE,
     APPS,
-    LATER,
-    Capabilities,
-    capabilities_of,
-    profile_capabilities,
-    read_profile,
+    MODERN_EXTENSIONS,
+    ServerCapabilities,
+    read_client_capabilities,
+    write_client_capabilities,
+    write_server_capabilities,
 )
 
 ABILITIES: tuple[Ability, ...] = get_args(Ability)
 
 
-def read(told: dict[str, Any]) -> Capabilities:
-    return msgspec.json.decode(msgspec.json.encode(told), type=Capabilities)
+def read(told: dict[str, Any]) -> ServerCapabilities:
+    return msgspec.json.decode(msgspec.json.encode(told), type=ServerCapabilities)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_server_announces_changes_if_it_says_so_of_any_list(told: dict[str, An
 def test_callers_are_told_what_the_servers_can_do_and_nothing_else() -> None:
     for size in range(len(ABILITIES) + 1):
         for chosen in itertools.combinations(ABILITIES, size):
-            told = capabilities_of(frozenset(chosen))
+            told = write_server_capabilities(frozenset(chosen))
             hidden = {"task_list"} if "resources" in chosen else {"subscribe", "task_list"}  # nothing to subscribe to
             assert ("list" in told.get("tasks", ())) == ({"tasks", "task_list"} <= set(chosen))
             assert read(told).abilities() == set(chosen) - hidden
@@ -78,9 +78,9 @@ def test_callers_are_told_what_the_servers_can_do_and_nothing_else() -> None:
 
 
 def test_an_extension_is_told_only_if_all_that_it_needs_is_passed_on() -> None:
-    told = capabilities_of({"tools", "apps"})
+    told = write_server_capabilities({"tools", "apps"})
     assert told["extensions"] == {"io.modelcontextprotocol/ui": {}}
-    assert "extensions" not in capabilities_of({"tools"})
+    assert "extensions" not in write_server_capabilities({"tools"})
 
 
 TASKS = "io.modelcontextprotocol/tasks"
@@ -93,23 +93,23 @@ def client(**told: Any) -> msgspec.Raw:
 def test_the_extensions_that_a_client_knows_are_words_of_its_profile() -> None:
     shown = {"mimeTypes": [APP_TYPE]}
     told = client(extensions={TASKS: {}, APPS: shown, "com.example/own": {}}, roots={})
-    assert read_profile(told) == {"roots", f"extensions.{APPS}"}
-    client_caps = read_profile(told, LATER)
+    assert read_client_capabilities(told) == {"roots", f"extensions.{APPS}"}
+    client_caps = read_client_capabilities(told, MODERN_EXTENSIONS)
     assert client_caps == {"roots", f"extensions.{APPS}", f"extensions.{TASKS}"}
-    assert profile_capabilities(client_caps) == {"roots": {}, "extensions": {TASKS: {}, APPS: shown}}
+    assert write_client_capabilities(client_caps) == {"roots": {}, "extensions": {TASKS: {}, APPS: shown}}
 
 
 @pytest.mark.parametrize("extensions", [{APPS: {}}, {APPS: {"mimeTypes": ["text/plain"]}}, {}, [APPS], None])
 def test_who_cannot_show_an_app_is_not_said_to(extensions: object) -> None:
-    assert read_profile(client(extensions=extensions)) == frozenset()
+    assert read_client_capabilities(client(extensions=extensions)) == frozenset()
 
 
 def test_servers_are_not_told_to_expect_news_of_roots() -> None:
-    client_caps = read_profile(client(roots={"listChanged": True}, elicitation={"form": {}, "url": {}}))
-    assert profile_capabilities(client_caps) == {"roots": {}, "elicitation": {"form": {}, "url": {}}}
+    client_caps = read_client_capabilities(client(roots={"listChanged": True}, elicitation={"form": {}, "url": {}}))
+    assert write_client_capabilities(client_caps) == {"roots": {}, "elicitation": {"form": {}, "url": {}}}
 
 
 def test_a_profile_holds_only_what_the_protocol_knows() -> None:
     made_up: dict[str, Any] = {f"x{number}": {} for number in range(50)}
     told = client(elicitation={**made_up, "url": {}}, sampling={"tools": {}, "context": {}, **made_up}, more=made_up)
-    assert read_profile(told) == {"elicitation", "elicitation.url", "sampling", "sampling.tools", "sampling.context"}
+    assert read_client_capabilities(told) == {"elicitation", "elicitation.url", "sampling", "sampling.tools", "sampling.context"}

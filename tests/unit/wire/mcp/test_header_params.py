@@ -16,7 +16,14 @@ from mcp.shared.inbound import (
     x_mcp_header_map,
 )
 
-from isthmus.wire.mcp.params import DEPTH_MAX, annotated, contradiction, demanded, is_well_marked, param_headers
+from isthmus.wire.mcp.header_params import (
+    DEPTH_MAX,
+    annotated_params,
+    find_mismatch,
+    is_annotation_valid,
+    param_headers,
+    required_params,
+)
 
 REGION = {"type": "string", "x-mcp-header": "Region"}
 SCHEMA: dict[str, Any] = {
@@ -47,7 +54,7 @@ def raw(value: object) -> msgspec.Raw:
 )
 def test_headers_are_those_that_the_official_client_writes(arguments: dict[str, Any]) -> None:
     expected = {name.lower(): value for name, value in mcp_param_headers(x_mcp_header_map(SCHEMA), arguments).items()}
-    assert param_headers(annotated(raw(SCHEMA)), raw(arguments)) == expected
+    assert param_headers(annotated_params(raw(SCHEMA)), raw(arguments)) == expected
 
 
 @pytest.mark.parametrize(
@@ -62,22 +69,22 @@ def test_headers_are_those_that_the_official_client_writes(arguments: dict[str, 
     ],
 )
 def test_what_is_no_annotation_asks_for_no_header(schema: dict[str, Any]) -> None:
-    assert annotated(raw(schema)) == ()
+    assert annotated_params(raw(schema)) == ()
 
 
 def test_a_tool_without_a_schema_asks_for_no_header() -> None:
-    assert annotated(None) == ()
-    assert annotated(msgspec.Raw(b'{"x-mcp-header":')) == ()
+    assert annotated_params(None) == ()
+    assert annotated_params(msgspec.Raw(b'{"x-mcp-header":')) == ()
 
 
 def test_a_value_that_is_no_scalar_has_no_header() -> None:
-    places = annotated(raw(SCHEMA))
+    places = annotated_params(raw(SCHEMA))
     assert param_headers(places, raw({"region": ["eu"], "dry": 1.5})) == {}
 
 
 def test_an_integer_that_is_written_as_a_fraction_has_a_header_too() -> None:
     arguments = msgspec.Raw(b'{"where":{"zone":42.0}}')
-    headers = param_headers(annotated(raw(SCHEMA)), arguments)
+    headers = param_headers(annotated_params(raw(SCHEMA)), arguments)
     assert headers == {"mcp-param-zone": "42"}
     assert validate_mcp_param_headers(SCHEMA, {"where": {"zone": 42.0}}, headers) is None
 
@@ -130,7 +137,7 @@ def test_headers_are_believed_where_the_official_server_believes_them(
 ) -> None:
     official = validate_mcp_param_headers(SCHEMA, arguments, headers)
     told = {name.encode(): value.encode() for name, value in headers.items()}
-    ours = contradiction(demanded(raw(SCHEMA)), raw(arguments), told)
+    ours = find_mismatch(required_params(raw(SCHEMA)), raw(arguments), told)
     assert (ours is None) == (official is None), (ours, official)
 
 
@@ -140,15 +147,15 @@ def test_headers_are_believed_where_the_official_server_believes_them(
 )
 def test_an_argument_that_is_there_twice_is_what_no_header_says(arguments: bytes) -> None:
     """Who routes by the header and the server that reads the body could go by two different ones."""
-    said = contradiction(demanded(raw(SCHEMA)), msgspec.Raw(arguments), {b"mcp-param-region": b"eu"})
+    said = find_mismatch(required_params(raw(SCHEMA)), msgspec.Raw(arguments), {b"mcp-param-region": b"eu"})
     assert said is not None
     assert "twice" in said
-    assert param_headers(annotated(raw(SCHEMA)), msgspec.Raw(arguments)) == {}
+    assert param_headers(annotated_params(raw(SCHEMA)), msgspec.Raw(arguments)) == {}
 
 
 def test_a_value_hidden_behind_an_odd_key_is_seen() -> None:
     arguments = msgspec.Raw(b'{"\\"":"\\u0022","region":"eu"}')
-    assert contradiction(demanded(raw(SCHEMA)), arguments, {}) is not None
+    assert find_mismatch(required_params(raw(SCHEMA)), arguments, {}) is not None
 
 
 def annotated_with(part: dict[str, Any]) -> dict[str, Any]:
@@ -169,14 +176,14 @@ def annotated_with(part: dict[str, Any]) -> dict[str, Any]:
 )
 def test_nothing_is_demanded_of_callers_where_one_annotation_breaks_the_rules(part: dict[str, Any]) -> None:
     schema = annotated_with(part)
-    assert demanded(raw(schema)) == ()
+    assert required_params(raw(schema)) == ()
     assert validate_mcp_param_headers(schema, {"region": "eu"}, {}) is None
 
 
 def test_a_description_that_speaks_of_the_annotation_is_none() -> None:
     schema = annotated_with({"type": "string", "description": 'see "x-mcp-header": it is new', "const": "x-mcp-header"})
-    assert demanded(raw(schema)) == ((("region",), "mcp-param-region"),)
-    assert demanded(None) == ()
+    assert required_params(raw(schema)) == ((("region",), "mcp-param-region"),)
+    assert required_params(None) == ()
 
 
 # -- what is a mark, and what only has its name --------------------------------------------------------------------
@@ -202,19 +209,19 @@ NAMESAKES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("schema", NAMESAKES)
 def test_a_name_or_a_value_is_no_mark(schema: dict[str, Any]) -> None:
     assert find_invalid_x_mcp_header(schema) is None
-    assert is_well_marked(raw(schema))
-    assert annotated(raw(schema)) == ()
+    assert is_annotation_valid(raw(schema))
+    assert annotated_params(raw(schema)) == ()
 
 
 @pytest.mark.parametrize("schema", NAMESAKES)
 def test_a_mark_beside_its_namesakes_counts(schema: dict[str, Any]) -> None:
     marked = {**schema, "properties": {**schema.get("properties", {}), "region": REGION}}
-    assert demanded(raw(marked)) == ((("region",), "mcp-param-region"),)
+    assert required_params(raw(marked)) == ((("region",), "mcp-param-region"),)
 
 
 def test_a_property_with_the_name_of_the_mark_can_be_marked_itself() -> None:
     schema = {"properties": {"x-mcp-header": REGION}}
-    assert demanded(raw(schema)) == ((("x-mcp-header",), "mcp-param-region"),)
+    assert required_params(raw(schema)) == ((("x-mcp-header",), "mcp-param-region"),)
 
 
 @pytest.mark.parametrize(
@@ -235,8 +242,8 @@ def test_a_property_with_the_name_of_the_mark_can_be_marked_itself() -> None:
     ],
 )
 def test_a_mark_in_a_place_that_does_not_count_spoils_its_tool(schema: dict[str, Any]) -> None:
-    assert not is_well_marked(raw(schema))
-    assert demanded(raw(schema)) == ()
+    assert not is_annotation_valid(raw(schema))
+    assert required_params(raw(schema)) == ()
 
 
 def nested(depth: int, part: dict[str, Any]) -> msgspec.Raw:
@@ -246,15 +253,15 @@ def nested(depth: int, part: dict[str, Any]) -> msgspec.Raw:
 
 
 def test_a_mark_counts_down_to_a_depth_and_spoils_its_tool_below() -> None:
-    assert demanded(nested(DEPTH_MAX, REGION)) == ((("a",) * DEPTH_MAX, "mcp-param-region"),)
-    assert not is_well_marked(nested(DEPTH_MAX + 1, REGION))
-    assert annotated(nested(DEPTH_MAX + 1, REGION)) == ()
-    assert is_well_marked(nested(DEPTH_MAX + 1, {"properties": NAMED}))
+    assert required_params(nested(DEPTH_MAX, REGION)) == ((("a",) * DEPTH_MAX, "mcp-param-region"),)
+    assert not is_annotation_valid(nested(DEPTH_MAX + 1, REGION))
+    assert annotated_params(nested(DEPTH_MAX + 1, REGION)) == ()
+    assert is_annotation_valid(nested(DEPTH_MAX + 1, {"properties": NAMED}))
 
 
 def test_a_schema_too_deep_to_read_is_not_well_marked() -> None:
-    assert not is_well_marked(nested(100_000, REGION))
-    assert demanded(nested(100_000, REGION)) == ()
+    assert not is_annotation_valid(nested(100_000, REGION))
+    assert required_params(nested(100_000, REGION)) == ()
 
 
 WORDS = st.sampled_from(["x-mcp-header", "properties", "items", "$defs", "default", "region", "type"])
@@ -294,12 +301,12 @@ SCHEMAS = st.recursive(
 @given(SCHEMAS)
 def test_marks_are_read_where_the_official_client_reads_them(schema: dict[str, Any]) -> None:
     is_well = find_invalid_x_mcp_header(schema) is None
-    assert is_well_marked(raw(schema)) == is_well
+    assert is_annotation_valid(raw(schema)) == is_well
     official = {(path, f"mcp-param-{token.lower()}") for path, token in x_mcp_header_map(schema).items()}
-    assert set(demanded(raw(schema))) == (official if is_well else set())
+    assert set(required_params(raw(schema))) == (official if is_well else set())
 
 
 @given(DATA)
 def test_no_schema_however_odd_breaks_the_reading(schema: object) -> None:
-    assert annotated(raw(schema)) is not None
-    assert is_well_marked(raw(schema)) or demanded(raw(schema)) == ()
+    assert annotated_params(raw(schema)) is not None
+    assert is_annotation_valid(raw(schema)) or required_params(raw(schema)) == ()

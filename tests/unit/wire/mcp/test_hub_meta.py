@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from isthmus.wire.mcp import legacy, modern
-from isthmus.wire.mcp.hubs import HUBS_KEY, HUBS_MAX, STEPS_MAX, read_hubs, write_hubs
+from isthmus.wire.mcp.hub_meta import HUBS_KEY, HUBS_MAX, STEPS_MAX, read_hubs, write_hubs
 from isthmus.wire.mcp.messages import Implementation
 
 ME = Implementation("isthmus", "1")
@@ -16,8 +16,8 @@ HUBS = {"near": 0, "far": 3}
 
 
 def test_what_is_written_is_read_in_both_eras() -> None:
-    discovery = modern.read_discovery(modern.discover_result(modern.VERSIONS, ME, frozenset(), None, HUBS))
-    welcome = legacy.read_welcome(legacy.initialize_result(legacy.LATEST, ME, frozenset(), None, HUBS))
+    discovery = modern.read_discover_result(modern.discover_result(modern.VERSIONS, ME, frozenset(), None, HUBS))
+    welcome = legacy.read_initialize_result(legacy.initialize_result(legacy.LATEST, ME, frozenset(), None, HUBS))
     assert discovery is not None
     assert not isinstance(welcome, str)
     assert read_hubs(discovery.meta) == read_hubs(welcome.meta) == HUBS
@@ -26,7 +26,7 @@ def test_what_is_written_is_read_in_both_eras() -> None:
 def test_a_server_that_is_no_hub_says_nothing_of_hubs() -> None:
     assert write_hubs({}) == {}
     assert "_meta" not in json.loads(legacy.initialize_result(legacy.LATEST, ME, frozenset(), None))
-    welcome = legacy.read_welcome(legacy.initialize_result(legacy.LATEST, ME, frozenset(), None))
+    welcome = legacy.read_initialize_result(legacy.initialize_result(legacy.LATEST, ME, frozenset(), None))
     assert not isinstance(welcome, str)
     assert read_hubs(welcome.meta) == {}
 

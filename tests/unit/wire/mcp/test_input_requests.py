@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.model.questions import Question
-from isthmus.wire.mcp.inputs import (
-    ASKED_OF,
+from isthmus.model.calls import Question
+from isthmus.wire.mcp.input_requests import (
+    CAPABILITY_NEEDED,
     QUESTIONS_MAX,
-    Inputs,
-    as_request,
-    read_elsewhere,
-    read_inputs,
+    InputRequests,
+    as_legacy_request,
+    read_input_required,
     read_responses,
+    read_url_elicitations,
     with_state,
-    write_inputs,
+    write_input_required,
 )
 
 ROOTS = {"method": "roots/list"}
@@ -31,13 +31,13 @@ def raw(value: Any) -> msgspec.Raw:
     return msgspec.Raw(json.dumps(value).encode())
 
 
-def read(**members: Any) -> Inputs | str:
-    return read_inputs(raw({"resultType": "input_required", **members}))
+def read(**members: Any) -> InputRequests | str:
+    return read_input_required(raw({"resultType": "input_required", **members}))
 
 
 def test_questions_are_read_as_the_server_wrote_them() -> None:
     inputs = read(inputRequests={"r": ROOTS, "f": FORM}, requestState="s", other=1)
-    assert isinstance(inputs, Inputs)
+    assert isinstance(inputs, InputRequests)
     assert {key: question.method for key, question in inputs.questions.items()} == {
         "r": "roots/list",
         "f": "elicitation/create",
@@ -50,12 +50,12 @@ def test_questions_are_read_as_the_server_wrote_them() -> None:
 
 @pytest.mark.parametrize("members", [{"inputRequests": {"r": ROOTS}}, {"requestState": "s"}])
 def test_questions_or_a_state_alone_will_do(members: dict[str, Any]) -> None:
-    assert isinstance(read(**members), Inputs)
+    assert isinstance(read(**members), InputRequests)
 
 
-@pytest.mark.parametrize("method", ASKED_OF)
+@pytest.mark.parametrize("method", CAPABILITY_NEEDED)
 def test_everything_that_can_be_asked_is_read(method: str) -> None:
-    assert isinstance(read(inputRequests={"q": {"method": method, "params": {}}}), Inputs)
+    assert isinstance(read(inputRequests={"q": {"method": method, "params": {}}}), InputRequests)
 
 
 @pytest.mark.parametrize(
@@ -83,19 +83,19 @@ def test_what_is_wrong_with_it_is_said(members: dict[str, Any], why: str) -> Non
 
 @given(st.binary(max_size=100))
 def test_nothing_that_a_server_writes_makes_reading_fail(text: bytes) -> None:
-    assert isinstance(read_inputs(text), str)
+    assert isinstance(read_input_required(text), str)
 
 
 names = st.text(max_size=20)
 
 
-@given(st.dictionaries(names, st.sampled_from(sorted(ASKED_OF)), min_size=1, max_size=5), st.text(max_size=50))
+@given(st.dictionaries(names, st.sampled_from(sorted(CAPABILITY_NEEDED)), min_size=1, max_size=5), st.text(max_size=50))
 def test_what_is_written_can_be_read(asked: dict[str, str], state: str) -> None:
     questions = {key: Question(method, raw({"k": key})) for key, method in asked.items()}
-    written = write_inputs(questions, state)
+    written = write_input_required(questions, state)
     assert json.loads(written)["resultType"] == "input_required"
-    inputs = read_inputs(written)
-    assert isinstance(inputs, Inputs)
+    inputs = read_input_required(written)
+    assert isinstance(inputs, InputRequests)
     assert {key: (question.method, bytes(question.params)) for key, question in inputs.questions.items()} == {
         key: (question.method, bytes(question.params)) for key, question in questions.items()
     }
@@ -123,9 +123,9 @@ def test_answers_are_read_as_the_caller_wrote_them() -> None:
 
 def test_a_question_that_sends_the_user_elsewhere_has_an_id_for_earlier_callers() -> None:
     asked = Question("elicitation/create", raw({"mode": "url", "url": "https://login.example/", "message": "in?"}))
-    told = as_request(asked, "e1")
+    told = as_legacy_request(asked, "e1")
     assert json.loads(bytes(told.params)) == {**json.loads(bytes(asked.params)), "elicitationId": "e1"}
-    assert as_request(told, "e2") == told
+    assert as_legacy_request(told, "e2") == told
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_question_that_sends_the_user_elsewhere_has_an_id_for_earlier_callers(
     ],
 )
 def test_other_questions_are_the_same_for_earlier_callers(question: Question) -> None:
-    assert as_request(question, "e1") is question
+    assert as_legacy_request(question, "e1") is question
 
 
 @pytest.mark.parametrize(
@@ -153,5 +153,5 @@ def test_other_questions_are_the_same_for_earlier_callers(question: Question) ->
     ],
 )
 def test_an_error_may_name_the_questions_that_send_the_user_elsewhere_first(data: object, ids: list[bytes]) -> None:
-    read = read_elsewhere(None if data is None else msgspec.Raw(msgspec.json.encode(data)))
+    read = read_url_elicitations(None if data is None else msgspec.Raw(msgspec.json.encode(data)))
     assert [bytes(id) for id in read] == ids

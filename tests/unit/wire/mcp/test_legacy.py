@@ -25,8 +25,8 @@ def test_the_hub_asks_for_the_newest_version_and_claims_nothing() -> None:
 @pytest.mark.parametrize("version", legacy.VERSIONS)
 def test_a_welcome_is_read_with_what_the_server_can_do(version: str) -> None:
     told = {"protocolVersion": version, "capabilities": {"tools": {}, "resources": {"subscribe": True}}, "new": 1}
-    welcome = legacy.read_welcome(json.dumps(told).encode())
-    assert isinstance(welcome, legacy.Welcome)
+    welcome = legacy.read_initialize_result(json.dumps(told).encode())
+    assert isinstance(welcome, legacy.InitializeResult)
     assert welcome.capabilities.abilities() == {"tools", "resources", "subscribe"}
 
 
@@ -40,7 +40,7 @@ def test_a_welcome_is_read_with_what_the_server_can_do(version: str) -> None:
     ],
 )
 def test_what_is_no_welcome_is_told_so(told: object, words: str) -> None:
-    welcome = legacy.read_welcome(json.dumps(told).encode())
+    welcome = legacy.read_initialize_result(json.dumps(told).encode())
     assert isinstance(welcome, str)
     assert words in welcome
 
@@ -88,12 +88,12 @@ def test_a_list_names_what_is_missing_only_if_something_is() -> None:
 )
 def test_who_a_server_says_it_is_is_read_as_far_as_it_can_be(info: object, who: Implementation | None) -> None:
     told = {"protocolVersion": "2024-11-05", "capabilities": {}, "serverInfo": info}
-    welcome = legacy.read_welcome(json.dumps(told).encode())
-    assert isinstance(welcome, legacy.Welcome)
+    welcome = legacy.read_initialize_result(json.dumps(told).encode())
+    assert isinstance(welcome, legacy.InitializeResult)
     assert legacy.read_server_info(welcome.serverInfo) == who
 
 
 def test_a_server_need_not_say_who_it_is() -> None:
-    welcome = legacy.read_welcome(b'{"protocolVersion":"2024-11-05"}')
-    assert isinstance(welcome, legacy.Welcome)
+    welcome = legacy.read_initialize_result(b'{"protocolVersion":"2024-11-05"}')
+    assert isinstance(welcome, legacy.InitializeResult)
     assert legacy.read_server_info(welcome.serverInfo) is None

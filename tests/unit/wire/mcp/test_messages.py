@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 
-from isthmus.model.events import LOG_LEVELS, Log
+from isthmus.model.calls import LOG_LEVELS, LogMessage
 from isthmus.model.features import TOPICS
 from isthmus.wire.mcp.messages import (
     CHANGED,
@@ -33,7 +33,7 @@ def test_every_topic_has_its_own_announcement() -> None:
 @pytest.mark.parametrize("level", LOG_LEVELS)
 def test_a_line_is_read_with_its_level_and_kept_as_it_is(level: str) -> None:
     members = {"level": raw(level), "data": raw({"n": 1}), "logger": raw("db"), "new": raw(True)}
-    assert read_log(members) == Log(level, members)  # type: ignore[arg-type]
+    assert read_log(members) == LogMessage(level, members)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def request(method: str, meta: object = GOOD, **told: Any) -> Request:
     ],
 )
 def test_a_refusal_of_the_version_may_name_it_as_spoken(data: bytes | None, names: bool) -> None:  # noqa: FBT001
-    assert modern.names_version(data) == names
+    assert modern.is_version_supported(data) == names
 
 
 # -- envelopes and headers -----------------------------------------------------------------------------------------
@@ -82,11 +82,11 @@ def test_an_envelope_that_is_wrong_is_refused(meta: object, code: int) -> None:
 @pytest.mark.parametrize("meta", [None, 7, {"trace": 1}, {modern.CAPABILITIES_KEY: {}}])
 def test_a_header_alone_that_names_a_version_not_spoken_is_told_so(meta: object) -> None:
     spoken = ("2026-07-28", "2025-11-25")
-    refused = modern.check(request("ping", meta), modern.Claims("1999-01-01", None, None), spoken)
+    refused = modern.check(request("ping", meta), modern.RoutingHeaders("1999-01-01", None, None), spoken)
     assert isinstance(refused, modern.Rejection)
     assert refused.code == modern.UNSUPPORTED_VERSION
     assert all(version in refused.message for version in ("1999-01-01", *spoken))
-    known = modern.check(request("ping", meta), modern.Claims("2026-07-28", None, None), spoken)
+    known = modern.check(request("ping", meta), modern.RoutingHeaders("2026-07-28", None, None), spoken)
     assert isinstance(known, modern.Rejection)
     assert known.code == INVALID_PARAMS
 
@@ -104,11 +104,11 @@ def test_a_header_alone_that_names_a_version_not_spoken_is_told_so(meta: object)
 )
 def test_headers_repeat_what_the_body_says(method: str, told: dict[str, Any], name: str | None) -> None:
     asked = request(method, **told)
-    good = modern.Claims(modern.VERSION, method, name)
+    good = modern.RoutingHeaders(modern.VERSION, method, name)
     assert modern.check(asked, good, ()) == raws(GOOD)
-    wrong = [modern.Claims(None, method, name), modern.Claims(modern.VERSION, "other", name)]
+    wrong = [modern.RoutingHeaders(None, method, name), modern.RoutingHeaders(modern.VERSION, "other", name)]
     if name is not None:
-        wrong += [modern.Claims(modern.VERSION, method, None), modern.Claims(modern.VERSION, method, name + "x")]
+        wrong += [modern.RoutingHeaders(modern.VERSION, method, None), modern.RoutingHeaders(modern.VERSION, method, name + "x")]
     for claims in wrong:
         refused = modern.check(asked, claims, ())
         assert isinstance(refused, modern.Rejection)
@@ -119,8 +119,8 @@ def test_headers_repeat_what_the_body_says(method: str, told: dict[str, Any], na
 def test_a_task_need_not_be_named_in_a_header_but_not_another_one(method: str) -> None:
     asked = request(method, taskId="t")
     for name in ("t", None):
-        assert modern.check(asked, modern.Claims(modern.VERSION, method, name), ()) == raws(GOOD)
-    refused = modern.check(asked, modern.Claims(modern.VERSION, method, "u"), ())
+        assert modern.check(asked, modern.RoutingHeaders(modern.VERSION, method, name), ()) == raws(GOOD)
+    refused = modern.check(asked, modern.RoutingHeaders(modern.VERSION, method, "u"), ())
     assert isinstance(refused, modern.Rejection)
     assert refused.code == modern.HEADER_MISMATCH
 
@@ -152,7 +152,7 @@ def test_an_envelope_is_put_around_what_is_passed_on() -> None:
 
 def test_discovery_is_read_as_it_is_written() -> None:
     told = modern.discover_result(("2026-07-28", "2025-11-25"), ME, frozenset({"resources", "subscribe"}), "Be kind.")
-    discovery = modern.read_discovery(told)
+    discovery = modern.read_discover_result(told)
     assert discovery is not None
     assert discovery.capabilities.abilities() == {"resources", "subscribe"}
     plain = json.loads(told)
@@ -162,7 +162,7 @@ def test_discovery_is_read_as_it_is_written() -> None:
 
 @pytest.mark.parametrize("told", [{}, [], {"supportedVersions": ["2025-11-25"]}, {"supportedVersions": "2026-07-28"}])
 def test_what_names_no_modern_version_is_no_discovery(told: object) -> None:
-    assert modern.read_discovery(json.dumps(told).encode()) is None
+    assert modern.read_discover_result(json.dumps(told).encode()) is None
 
 
 # -- results of one era in another ---------------------------------------------------------------------------------
@@ -209,10 +209,10 @@ def test_a_list_says_that_it_is_whole_and_not_to_be_kept() -> None:
 def test_what_is_wanted_is_read_and_written_again(
     told: dict[str, Any], topics: set[str], uris: tuple[str, ...]
 ) -> None:
-    wanted = modern.read_wanted(raws({"notifications": told}))
+    wanted = modern.read_listen_filter(raws({"notifications": told}))
     assert wanted is not None
     assert ({*wanted.topics}, wanted.uris) == ({*topics}, uris)
-    assert modern.read_wanted({"notifications": msgspec.Raw(modern.write_wanted(wanted))}) == wanted
+    assert modern.read_listen_filter({"notifications": msgspec.Raw(modern.write_listen_filter(wanted))}) == wanted
 
 
 @pytest.mark.parametrize(
@@ -220,26 +220,26 @@ def test_what_is_wanted_is_read_and_written_again(
     [{}, {"notifications": 7}, {"notifications": {"resourceSubscriptions": [7]}}, {"notifications": {"taskIds": "t"}}],
 )
 def test_what_cannot_be_read_is_not_wanted(told: dict[str, Any]) -> None:
-    assert modern.read_wanted(raws(told)) is None
+    assert modern.read_listen_filter(raws(told)) is None
 
 
 def test_only_what_is_told_is_acknowledged() -> None:
-    assert json.loads(modern.write_wanted(modern.Wanted(frozenset({"tools"})))) == {"toolsListChanged": True}
-    assert json.loads(modern.write_wanted(modern.Wanted(frozenset()))) == {}
-    assert json.loads(modern.write_wanted(modern.Wanted(frozenset(), (), ("t",)))) == {"taskIds": ["t"]}
+    assert json.loads(modern.write_listen_filter(modern.ListenFilter(frozenset({"tools"})))) == {"toolsListChanged": True}
+    assert json.loads(modern.write_listen_filter(modern.ListenFilter(frozenset()))) == {}
+    assert json.loads(modern.write_listen_filter(modern.ListenFilter(frozenset(), (), ("t",)))) == {"taskIds": ["t"]}
 
 
 def test_tasks_are_followed_once_each() -> None:
-    wanted = modern.read_wanted(raws({"notifications": {"taskIds": ["t", "u", "t"]}}))
-    assert wanted == modern.Wanted(frozenset(), (), ("t", "u"))
+    wanted = modern.read_listen_filter(raws({"notifications": {"taskIds": ["t", "u", "t"]}}))
+    assert wanted == modern.ListenFilter(frozenset(), (), ("t", "u"))
 
 
 def test_every_message_of_a_subscription_is_marked_with_its_id() -> None:
-    wanted = modern.Wanted(frozenset({"prompts"}), ("x",))
+    wanted = modern.ListenFilter(frozenset({"prompts"}), ("x",))
     for text in (
         modern.acknowledged_params(b'"s"', wanted),
-        modern.marked_params(b'"s"'),
-        modern.marked_params(b'"s"', {"uri": b'"x"'}),
+        modern.subscription_params(b'"s"'),
+        modern.subscription_params(b'"s"', {"uri": b'"x"'}),
         modern.listen_result(b'"s"'),
     ):
         assert modern.read_subscription(raws(json.loads(text))) == b'"s"'

@@ -14,24 +14,24 @@ from isthmus.wire.mcp.tasks import (
     ID_LENGTH_MAX,
     RELATED,
     STATE_BYTES_MAX,
-    Summary,
-    earlier_state,
+    TaskSummary,
+    legacy_state,
     list_result,
     modern_state,
     read_poll_seconds,
     read_state,
     read_ttl,
-    related_meta,
     related_to,
-    with_ids,
-    with_related,
-    with_support,
+    rename_ids,
+    rename_related,
+    rename_related_meta,
+    with_task_support,
 )
 from tests.unit.core.doubles import raw
 
 
 def renamed(told: object) -> Any:
-    return json.loads(bytes(with_ids(msgspec.Raw(json.dumps(told).encode()), lambda own: f"hub-{own}")))
+    return json.loads(bytes(rename_ids(msgspec.Raw(json.dumps(told).encode()), lambda own: f"hub-{own}")))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_what_is_no_id_is_left_alone(told: object) -> None:
 
 def test_a_message_without_an_id_stays_as_it_was_written() -> None:
     written = msgspec.Raw(b'{ "content" : [ ] , "n" : 1.50 }')
-    assert with_ids(written, str.upper) is written
+    assert rename_ids(written, str.upper) is written
 
 
 # -- how a task stands ---------------------------------------------------------------------------------------------
@@ -143,19 +143,19 @@ def test_a_page_names_the_next_if_there_is_one() -> None:
 
 def test_what_relates_to_a_task_names_it_anew() -> None:
     members = {"x": raw(1), "_meta": raw({"a": 1, RELATED: {"taskId": "t", "b": 2}})}
-    told = with_related(members, str.upper)
+    told = rename_related(members, str.upper)
     assert told["x"] == raw(1)
     assert json.loads(bytes(told["_meta"])) == {"a": 1, RELATED: {"taskId": "T", "b": 2}}
 
 
 @pytest.mark.parametrize("related", [{"taskId": "t"}, {"taskId": 7}, {}, "t"])
 def test_what_relates_to_a_task_without_a_name_does_not_relate_to_it(related: object) -> None:
-    assert related_meta({"a": raw(1), RELATED: raw(related)}, lambda _id: None) == {"a": raw(1)}
+    assert rename_related_meta({"a": raw(1), RELATED: raw(related)}, lambda _id: None) == {"a": raw(1)}
 
 
 @pytest.mark.parametrize("members", [{}, {"_meta": raw({"a": 1})}, {"_meta": raw(7)}])
 def test_what_relates_to_no_task_is_left_alone(members: dict[str, msgspec.Raw]) -> None:
-    assert with_related(members, str.upper) is members
+    assert rename_related(members, str.upper) is members
 
 
 # -- the hub's own -------------------------------------------------------------------------------------------------
@@ -165,15 +165,15 @@ def read(members: Mapping[str, Payload]) -> Any:
     return json.loads(render(members))
 
 
-SUMMARY = Summary("t", "failed", 1_700_000_000.0, 1_700_000_000.5, 60.0, "not today")
+SUMMARY = TaskSummary("t", "failed", 1_700_000_000.0, 1_700_000_000.5, 60.0, "not today")
 TIMES = {"createdAt": "2023-11-14T22:13:20.000Z", "lastUpdatedAt": "2023-11-14T22:13:20.500Z"}
 
 
 def test_a_task_is_told_in_the_words_of_each_era() -> None:
     told = {"taskId": "t", "status": "failed", "statusMessage": "not today", **TIMES}
-    assert read(earlier_state(SUMMARY)) == {**told, "ttl": 60_000, "pollInterval": 1000}
+    assert read(legacy_state(SUMMARY)) == {**told, "ttl": 60_000, "pollInterval": 1000}
     assert read(modern_state(SUMMARY)) == {**told, "ttlMs": 60_000, "pollIntervalMs": 1000}
-    assert "statusMessage" not in earlier_state(msgspec.structs.replace(SUMMARY, message=""))
+    assert "statusMessage" not in legacy_state(msgspec.structs.replace(SUMMARY, message=""))
 
 
 @pytest.mark.parametrize(
@@ -191,8 +191,8 @@ def test_what_cannot_be_meant_is_said_in_words(wanted: bytes) -> None:
 
 def test_a_tool_is_said_to_be_one_that_may_be_run_as_a_task() -> None:
     own = {"name": raw("a"), "execution": raw({"taskSupport": "forbidden", "x": 1})}
-    assert read(with_support(own)) == {"name": "a", "execution": {"taskSupport": "optional", "x": 1}}
-    assert read(with_support({"execution": raw(5)})) == {"execution": {"taskSupport": "optional"}}
+    assert read(with_task_support(own)) == {"name": "a", "execution": {"taskSupport": "optional", "x": 1}}
+    assert read(with_task_support({"execution": raw(5)})) == {"execution": {"taskSupport": "optional"}}
 
 
 def test_a_message_says_to_which_task_it_relates_beside_what_it_said() -> None:
