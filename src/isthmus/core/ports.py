@@ -361,7 +361,7 @@ class ClosableJournal(Journal, Protocol):
 # -- audit and metrics -------------------------------------------------------------------------------------------------
 
 
-class AuditSigner(Protocol):
+class AuditNotary(Protocol):
     """Encodes facts as records and signs the log. Called by the journal's writer, not on the path of a call."""
 
     def record(self, fact: Fact) -> tuple[float, bytes]:
@@ -381,7 +381,7 @@ class AuditJournal(Protocol):
     def write(self, documents: Sequence[Document], done: OnWritten, facts: Sequence[Fact] = ()) -> None:
         """Write all of these or none, the facts as the next records of the log; see `Journal.write`."""
 
-    async def open_log(self, notary: AuditSigner) -> LogState:
+    async def open_log(self, notary: AuditNotary) -> LogState:
         """Open the log for writing and return its state. Raises `OSError`."""
 
     async def prune_log(self, *, before: float, limit: int) -> int:

@@ -30,15 +30,15 @@ class Limits:
     """All limits; durations are seconds."""
 
     call_seconds: float = CALL_SECONDS
-    """How long a server may be silent about a call: since its start, or since the last sign of life (progress, a log line,
-        an answered question, an agent's status update)."""
+    """How long a server may be silent about a call: since its start, or since the last sign of life (progress, a log
+    line, an answered question, an agent's status update)."""
     hard_seconds: float = HARD_SECONDS
     """How long any call may take, whatever its server reports and however long its caller takes to answer questions."""
     connect_seconds: float = 5.0
     listing_seconds: float = 25.0
     """How long a list waits for servers without a cached list that are still connecting for the first time. A package
-        runner that downloads its packages takes ten seconds and more, and most clients list once. Some clients give a server
-        30 s to start: one that hangs must not cost them all the others."""
+    runner that downloads its packages takes ten seconds and more, and most clients list once. Some clients give a
+    server 30 s to start: one that hangs must not cost them all the others."""
     drain_seconds: float = 30.0
     """How long running calls may take once the hub is stopping."""
     lag_seconds: float = 10.0

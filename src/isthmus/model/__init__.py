@@ -1,1 +1,1 @@
-"""Values that every room shares: frozen, free of I/O, of clocks and of any wire format."""
+"""Values that all packages share: frozen, without I/O, clocks or wire formats."""

@@ -1,7 +1,7 @@
-"""What the operator configured to be shown to a server: headers, and logins by OAuth, of all callers or of one.
+"""What the operator configured to send to a server: headers, and logins by OAuth, for all callers or for one.
 
-Values only, checked when made and compared on reload. `config` fills them in, `upstream` looks at whose they are, and
-`credentials` acts on them. No message and no `repr` quotes what may be a secret.
+Values only, checked when created and compared on reload. `config` fills them in, `upstream` checks whose they are, and
+`credentials` uses them. No message and no `repr` contains a possible secret.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from isthmus.model.relay import DEFAULT_TENANT
 Grant: TypeAlias = Literal[
     "authorization_code", "device", "client_credentials", "token_exchange", "jwt_bearer", "enterprise_managed"
 ]
-"""How the hub comes by a token: a person logs in, in a browser here or on another device; the hub itself does; it
-exchanges what each caller has shown (RFC 8693); it presents a workload's identity token (RFC 7523); or it exchanges an
-employee's identity token at the company's identity provider for a grant to the server's authorization server."""
+"""How the hub gets a token: a person logs in, in a browser here or on another device; the hub itself does; it exchanges
+each caller's token (RFC 8693); it presents a workload's identity token (RFC 7523); or it exchanges an employee's
+identity token at the company's identity provider for a grant to the server's authorization server."""
 
 Dpop: TypeAlias = Literal["auto", "always", "never"]
-"""Whether tokens are bound to a key of the hub (RFC 9449); `auto` does so where both servers know how."""
+"""Whether tokens are bound to a key of the hub (RFC 9449); `auto` if both servers support it."""
 
 URL_LENGTH_MAX = 2_000
-"""Longer ones are no addresses that anybody would have to visit."""
+"""Longer URLs are rejected."""
 
 _SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+( [\x21\x23-\x5b\x5d-\x7e]+)*")
 _ORIGIN = re.compile(r"(https?)://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(\d{1,5}|\*))?/?")
@@ -34,52 +34,52 @@ _VISIBLE = re.compile(r"[\x20-\x7e]+")
 
 
 class Subject(NamedTuple):
-    """In whose name a server is called."""
+    """The caller in whose name a server is called."""
 
     tenant: str
     name: str
     rights: str = ""
-    """See `model.callers.Caller.rights`; what is configured for a caller is so for all its tokens."""
+    """See `model.callers.Caller.rights`; what is configured for a caller applies to all its tokens."""
 
     @property
     def at_large(self) -> Subject:
-        """The same with whichever token."""
+        """The same caller with any token."""
         return Subject(self.tenant, self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class OAuthSettings:
-    """How a token for a server is come by; what is left out is found out from the server."""
+    """How to get a token for a server; missing settings are discovered from the server."""
 
     grant: Grant = "authorization_code"
     client_id: str = ""
     client_secret: str = field(default="", repr=False)
     private_key: str = field(default="", repr=False)
-    """A PEM with which the client proves itself instead of a secret (RFC 7523)."""
+    """A PEM key that authenticates the client instead of a secret (RFC 7523)."""
     client_metadata: str = ""
-    """An https address that describes this client, for authorization servers that take one as its id."""
+    """The https URL of this client's metadata document, for authorization servers that accept one as client id."""
     issuer: str = ""
     token_endpoint: str = ""
     authorization_endpoint: str = ""
     device_endpoint: str = ""
     resource: str = ""
-    """What the token is to be for (RFC 8707); the server's own address unless said."""
+    """The resource of the token (RFC 8707); by default the server's own address."""
     audience: str = ""
     scope: str = ""
     origins: tuple[str, ...] = ()
     """Where a login may lead besides public https addresses: `http://localhost:9000`, `http://localhost:*`."""
     redirect_port: int = 0
-    """Where a browser comes back to on this machine; 0 takes a free one."""
+    """The local port that the browser returns to; 0 takes a free one."""
     dpop: Dpop = "auto"
     identity_token: str = field(default="", repr=False)
     """The signed token to present for `jwt_bearer`, or to exchange for `enterprise_managed`."""
     identity_token_file: str = ""
-    """A file that holds it instead, read for every request: platforms replace such files while the hub runs."""
+    """A file that contains it instead, read for every request: platforms replace such files while the hub runs."""
     idp_issuer: str = ""
     """The company's identity provider, for `enterprise_managed`."""
     idp_token_endpoint: str = ""
     idp_client_id: str = ""
-    """What the hub is there, which need not be its `client_id` at the server's authorization server."""
+    """The hub's client id there, which may differ from its `client_id` at the server's authorization server."""
     idp_client_secret: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
@@ -100,12 +100,12 @@ class OAuthSettings:
         _check_url("client_metadata", self.client_metadata, ("https",))
         for key in ("client_id", "audience", "idp_client_id"):
             if getattr(self, key) and _VISIBLE.fullmatch(getattr(self, key)) is None:
-                raise ValueError(f"{key} must be one line of plain text, not another one")
+                raise ValueError(f"{key} must be one line of printable ASCII")
         if self.scope and _SCOPE.fullmatch(self.scope) is None:
-            raise ValueError(f"scope must be words with one blank between them, not {self.scope!r}")
+            raise ValueError(f"scope must be words separated by single spaces, not {self.scope!r}")
         for position, origin in enumerate(self.origins):
             if _ORIGIN.fullmatch(origin) is None:
-                said = "one with a user in it" if "@" in origin else repr(origin)
+                said = "a URL with a user" if "@" in origin else repr(origin)
                 raise ValueError(f"origins.{position} must be like http://localhost:9000, not {said}")
         if not 0 <= self.redirect_port <= 65535:
             raise ValueError(f"redirect_port must be 0 to 65535, not {self.redirect_port}")
@@ -114,41 +114,39 @@ class OAuthSettings:
 
     def _check_client(self) -> None:
         if self.client_secret and self.private_key:
-            raise ValueError("client_secret must be left out beside private_key, not given as well")
+            raise ValueError("client_secret must not be set beside private_key")
         if (self.client_secret or self.private_key) and not self.client_id:
-            raise ValueError("client_id must be given beside client_secret or private_key, not left out")
+            raise ValueError("client_id must be set beside client_secret or private_key")
         if self.grant in ("client_credentials", "token_exchange") and not (self.client_secret or self.private_key):
-            raise ValueError(f"client_secret must be given, or private_key, for {self.grant}, not left out")
+            raise ValueError(f"client_secret must be set, or private_key, for {self.grant}")
         if self.grant == "token_exchange" and not (self.issuer or self.token_endpoint):
-            # Else a server could name an authorization server of its own, and have callers' tokens sent there.
-            raise ValueError("issuer must be given, or token_endpoint, for token_exchange, not left out")
+            # Otherwise a server could name an authorization server of its own and receive callers' tokens.
+            raise ValueError("issuer must be set, or token_endpoint, for token_exchange")
         if self.grant == "enterprise_managed":
             if not (self.idp_issuer or self.idp_token_endpoint):
-                raise ValueError(
-                    "idp_issuer must be given, or idp_token_endpoint, for enterprise_managed, not left out"
-                )
+                raise ValueError("idp_issuer must be set, or idp_token_endpoint, for enterprise_managed")
             if not self.idp_client_id:
-                raise ValueError("idp_client_id must be given for enterprise_managed, not left out")
+                raise ValueError("idp_client_id must be set for enterprise_managed")
             if self.is_for_each and not (self.client_secret or self.private_key):
-                # The server is listed in the hub's own name.
-                raise ValueError("client_secret must be given where callers' own tokens are exchanged, not left out")
+                # The server's lists are requested in the hub's own name.
+                raise ValueError("client_secret must be set where callers' own tokens are exchanged")
 
     def _check_identity_token(self) -> None:
         if self.identity_token and self.identity_token_file:
-            raise ValueError("identity_token must be left out beside identity_token_file, not given as well")
+            raise ValueError("identity_token must not be set beside identity_token_file")
         if self.identity_token and (_VISIBLE.fullmatch(self.identity_token) is None or " " in self.identity_token):
-            raise ValueError("identity_token must be one word, as tokens are, not another text")
+            raise ValueError("identity_token must be one word of printable ASCII")
         if self.identity_token_file and not PurePath(self.identity_token_file).is_absolute():
-            # Not from the folder of whichever file: it is opened long after that was read.
+            # Not relative to a configuration file: it is opened long after that was read.
             raise ValueError(f"identity_token_file must be an absolute path, not {self.identity_token_file!r}")
         if self.grant == "jwt_bearer" and not self.has_identity_token:
-            raise ValueError("identity_token_file must be given, or identity_token, for jwt_bearer, not left out")
+            raise ValueError("identity_token_file must be set, or identity_token, for jwt_bearer")
         if self.has_identity_token and self.grant not in ("jwt_bearer", "enterprise_managed"):
-            raise ValueError(f"identity_token must be left out for {self.grant}, not given")
+            raise ValueError(f"identity_token must not be set for {self.grant}")
 
     @property
     def has_identity_token(self) -> bool:
-        """Whether the operator says which identity token the hub presents."""
+        """Whether the operator configured an identity token."""
         return bool(self.identity_token or self.identity_token_file)
 
     @property
@@ -158,11 +156,11 @@ class OAuthSettings:
 
     @property
     def shows_secrets(self) -> bool:
-        """Whether a token endpoint is sent what would let its owner pretend to be the hub elsewhere."""
+        """Whether the token endpoint receives something that would let its owner impersonate the hub elsewhere."""
         return bool(self.client_secret) or self.grant in ("jwt_bearer", "token_exchange")
 
     def allows(self, scheme: str, host: str, port: int) -> bool:
-        """Whether the operator lets a login lead there, wherever that is."""
+        """Whether the operator allows a login to lead to this origin."""
         named = (
             self.issuer,
             self.token_endpoint,
@@ -179,7 +177,7 @@ NO_HEADERS: Mapping[str, str] = {}
 
 @dataclass(frozen=True, slots=True)
 class OwnCredentials:
-    """What a server is shown when it is called in one caller's name."""
+    """What a server receives when it is called in one caller's name."""
 
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     oauth: OAuthSettings | None = None
@@ -187,17 +185,17 @@ class OwnCredentials:
 
 @dataclass(frozen=True, slots=True)
 class ServerCredentials:
-    """What a server is shown beside its headers, and to whom that belongs."""
+    """What a server receives beside its headers, and for which callers."""
 
     oauth: OAuthSettings | None = None
     own: Mapping[Subject, OwnCredentials] = field(default_factory=dict)
     """Callers that have credentials of their own."""
     are_demanded: bool = False
-    """Whether a caller without credentials of its own is refused, instead of being called for by the common ones."""
+    """Whether a caller without credentials of its own is refused, instead of using the common ones."""
 
     @property
     def is_divided(self) -> bool:
-        """Whether not all callers are shown by the same credentials, so that they may not share links."""
+        """Whether callers use different credentials, so that they must not share links."""
         return bool(self.own) or self.are_demanded or (self.oauth is not None and self.oauth.is_for_each)
 
     def has_own(self, subject: Subject) -> bool:
@@ -206,7 +204,7 @@ class ServerCredentials:
 
     @property
     def are_exchanged(self) -> bool:
-        """Whether what callers have shown is exchanged for some of them."""
+        """Whether callers' tokens are exchanged, for at least some of them."""
         own = (each.oauth for each in self.own.values())
         return any(oauth is not None and oauth.is_for_each for oauth in (self.oauth, *own))
 
@@ -215,13 +213,13 @@ NO_CREDENTIALS = ServerCredentials()
 
 
 def subject_of(text: str) -> Subject:
-    """Read `NAME`, or `TENANT/NAME` of another tenant than the usual one."""
+    """Parse `NAME`, or `TENANT/NAME` for another tenant than the default."""
     tenant, slash, name = text.partition("/")
     return Subject(tenant, name) if slash else Subject(DEFAULT_TENANT, text)
 
 
 def written(subject: Subject) -> str:
-    """The same as a key of a file: of another tenant it needs quotes."""
+    """The same as a key of a file; another tenant needs quotes."""
     is_usual = subject.tenant == DEFAULT_TENANT and "/" not in subject.name
     return subject.name if is_usual else f'"{subject.tenant}/{subject.name}"'
 
@@ -231,9 +229,9 @@ def _check_url(key: str, url: str, schemes: tuple[str, ...]) -> None:
         return
     parts = _split(url)
     if parts is None or parts.scheme not in schemes or not parts.hostname or "@" in parts.netloc:
-        raise ValueError(f"{key} must be an address with {' or '.join(schemes)}://, not another text")
+        raise ValueError(f"{key} must be a URL with {' or '.join(schemes)}://")
     if parts.fragment or len(url) > URL_LENGTH_MAX:
-        raise ValueError(f"{key} must be short and without a fragment, not another address")
+        raise ValueError(f"{key} must have at most {URL_LENGTH_MAX} characters and no fragment")
 
 
 def _split(url: str) -> _Parts | None:
@@ -255,7 +253,7 @@ class _Parts(NamedTuple):
 
 
 def _is_at(place: str, scheme: str, host: str, port: int) -> bool:
-    """Whether an address is one of this origin; the port may be `*`."""
+    """Whether a URL has this origin; the port may be `*`."""
     is_any = place.rstrip("/").endswith(":*")
     parts = _split(place.rstrip("/").removesuffix(":*"))
     if parts is None or (parts.scheme, parts.hostname.lower()) != (scheme, host):
@@ -264,4 +262,4 @@ def _is_at(place: str, scheme: str, host: str, port: int) -> bool:
 
 
 ANYONE = OAuthSettings()
-"""How one logs in at a server of which nothing is configured: as it says itself."""
+"""How to log in at a server without settings: as the server says itself."""

@@ -1,8 +1,8 @@
-"""Every way a call can fail, and how each protocol reports it.
+"""Why a call did not end in a result, and whether the tool ran nevertheless.
 
-The classes split first by who is at fault: the caller, the server or the hub. `FAULTS` has one row per kind with all
-its codes; frontends, the library and the command line read that table and have none of their own. A new kind is a
-class and a row here. Stages return faults; code that connects to servers raises them.
+The tree splits first by who is at fault. Every leaf sets `executed`: "no" is a proof, "yes" a fact, "unknown"
+everything else. Faults are both returned (by stages) and raised (while connecting). Frontends map the leaves to their
+protocols' codes.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def is_unsent(reason: str, executed: Executed) -> bool:
 
 
 class Fault(Exception):
-    """Base of every way a call can fail. `reason` is the stable code for programs; the message is for people."""
+    """Base of every way a call can fail. `reason` is a stable word for programs; the message is for people."""
 
     reason = "fault"
     executed: Executed = "no"
@@ -190,7 +190,7 @@ class CallerFault(Fault):
 
 
 class BadArguments(CallerFault):
-    """The tool's schema rejects the arguments."""
+    """The tool's own schema rejects the arguments."""
 
     reason = "bad_arguments"
 
@@ -199,7 +199,7 @@ class BadArguments(CallerFault):
 
 
 class UnknownTool(CallerFault):
-    """The tool does not exist, or the caller may not see it: callers cannot tell which."""
+    """No such tool, or not visible to this caller: the two are never distinguished."""
 
     reason = "unknown_tool"
 
@@ -208,7 +208,7 @@ class UnknownTool(CallerFault):
 
 
 class UnknownPrompt(CallerFault):
-    """The prompt does not exist, or the caller may not see it."""
+    """No such prompt, or not visible to this caller."""
 
     reason = "unknown_prompt"
 
@@ -217,7 +217,7 @@ class UnknownPrompt(CallerFault):
 
 
 class UnknownResource(CallerFault):
-    """No visible server has the resource, or several have it and the request does not say which."""
+    """No visible server has such a resource, or several do and the URI does not say which."""
 
     reason = "unknown_resource"
 
@@ -228,7 +228,7 @@ class UnknownResource(CallerFault):
 
 
 class UnknownTask(CallerFault):
-    """The task does not exist, has expired, or belongs to another caller."""
+    """No such task, or it belongs to another caller, or it was deleted."""
 
     reason = "unknown_task"
 
@@ -237,7 +237,7 @@ class UnknownTask(CallerFault):
 
 
 class TaskEnded(CallerFault):
-    """The caller wants to cancel a task that has already ended."""
+    """An ended task cannot be cancelled."""
 
     reason = "task_ended"
 
@@ -246,7 +246,7 @@ class TaskEnded(CallerFault):
 
 
 class TooManySubscriptions(CallerFault):
-    """The caller has reached its limit of resource subscriptions."""
+    """The caller is subscribed to as many resources as allowed."""
 
     reason = "too_many_subscriptions"
 
@@ -255,7 +255,7 @@ class TooManySubscriptions(CallerFault):
 
 
 class TooManyCalls(CallerFault):
-    """The caller's tenant has reached its limit of concurrent calls in the whole hub."""
+    """The caller's tenant has as many running calls in the whole hub as allowed."""
 
     reason = "too_many_calls"
 
@@ -265,7 +265,7 @@ class TooManyCalls(CallerFault):
 
 
 class TargetRefused(CallerFault):
-    """The caller named a server address that is not allowed; the message says what would allow it."""
+    """The caller may not name this address; the message says what would allow it."""
 
     reason = "target_refused"
 
@@ -280,7 +280,7 @@ class Cancelled(CallerFault):
 
 
 class Unanswered(CallerFault):
-    """The server requested input (elicitation, sampling, roots) and got no usable response."""
+    """The server asked the caller something and got no usable answer."""
 
     reason = "unanswered"
 
@@ -290,9 +290,9 @@ class Unanswered(CallerFault):
 
 
 class BadState(CallerFault):
-    """A retry carries a `requestState` that the hub never issued, or that was used already.
+    """The caller sent answers to a question that it was never asked, or that is answered already.
 
-    The retry itself is not sent. The call that it continues may have run, so `executed` is unknown.
+    Nothing was sent; but the question may belong to a call that ran, about which nothing is known now.
     """
 
     reason = "bad_state"
@@ -306,7 +306,7 @@ class UpstreamFault(Fault):
 
 
 class NotConnected(UpstreamFault):
-    """There is no connection to the server, or it rejected the request before running it."""
+    """There is no link to the server, or the server rejected the request before running it."""
 
     reason = "not_connected"
 
@@ -316,11 +316,11 @@ class NotConnected(UpstreamFault):
         self.status = status
         """The HTTP status with which the server rejected the request, if it did."""
         self.login = login
-        """The server's `WWW-Authenticate` metadata address, if it requires a login."""
+        """The URL of the server's protected resource metadata, if it requires a login."""
 
 
 class Overloaded(UpstreamFault):
-    """The server's queue is full."""
+    """The server has as many running and queued calls as allowed."""
 
     reason = "overloaded"
 
@@ -331,7 +331,7 @@ class Overloaded(UpstreamFault):
 
 
 class TooManyTargets(UpstreamFault):
-    """The limit of servers at addresses that callers named is reached."""
+    """As many servers at caller-named addresses are in use as allowed."""
 
     reason = "too_many_targets"
 
@@ -341,7 +341,7 @@ class TooManyTargets(UpstreamFault):
 
 
 class BreakerOpen(UpstreamFault):
-    """The server failed too often; its circuit breaker is open."""
+    """The server failed too often; it gets no calls for a moment."""
 
     reason = "breaker_open"
 
@@ -351,7 +351,7 @@ class BreakerOpen(UpstreamFault):
 
 
 class ServerError(UpstreamFault):
-    """The server returned a JSON-RPC error. It reaches the caller unchanged."""
+    """The server answered with a JSON-RPC error, which reaches the caller unchanged."""
 
     reason = "server_error"
 
@@ -362,7 +362,7 @@ class ServerError(UpstreamFault):
 
 
 class BadReply(UpstreamFault):
-    """The server's response is invalid."""
+    """The server's response is not valid."""
 
     reason = "bad_reply"
 
@@ -372,7 +372,7 @@ class BadReply(UpstreamFault):
 
 
 class Lost(UpstreamFault):
-    """The connection broke during the call."""
+    """The link broke during the call."""
 
     reason = "lost"
 
@@ -381,11 +381,11 @@ class Lost(UpstreamFault):
         super().__init__(message, server=server, executed=executed)
         self.why = detail
         self.is_behind = is_behind
-        """A hub behind the link lost the server; the link itself works."""
+        """A hub behind the link lost it; the link itself works."""
 
 
 class TimedOut(UpstreamFault):
-    """The server did not respond before the deadline; the hub sent it a cancellation."""
+    """No response within the deadline; the server was told to stop."""
 
     reason = "timed_out"
 
@@ -394,7 +394,7 @@ class TimedOut(UpstreamFault):
 
 
 class OwnFault(Fault):
-    """The hub is at fault, or is shutting down."""
+    """The hub itself is at fault, or is shutting down."""
 
 
 class Draining(OwnFault):
@@ -408,7 +408,7 @@ class Draining(OwnFault):
 
 
 class NotWritten(OwnFault):
-    """The journal failed to store what must be stored first, or cannot say whether it did."""
+    """The journal did not store what must be stored first, or cannot say what it has."""
 
     reason = "not_written"
 
@@ -418,7 +418,7 @@ class NotWritten(OwnFault):
 
 
 class Bug(OwnFault):
-    """A defect of the hub. Its log has the traceback under the incident id."""
+    """A defect of the hub; the incident id is in its log with the traceback."""
 
     reason = "internal"
 
@@ -428,7 +428,7 @@ class Bug(OwnFault):
 
 
 def leaves(root: type[Fault] = Fault) -> Iterator[type[Fault]]:
-    """Every class that a call can end in: those without subclasses."""
+    """Every fault class that can be an outcome: those without subclasses."""
     children = root.__subclasses__()
     if not children:
         yield root

@@ -1,4 +1,4 @@
-"""What servers offer: tools, prompts, resources and templates of resources, as their servers describe them."""
+"""What servers offer: tools, prompts, resources and resource templates, with their definitions."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Ability: TypeAlias = Literal[
     "task_list",
     "task_handles",
 ]
-"""What a server says it can do. `apps` are resources that a tool's caller can show as a user interface. A tool may be
-run as a task if its caller asks for it (`tasks`, before 2026-07-28), or if its server sees fit (`task_handles`). The
-list of a caller's tasks (`task_list`) is the hub's own, and no server's."""
+"""What a server says it can do. `apps` are resources that a client can show as a user interface. A tool runs as a task
+if its caller requests it (`tasks`, before 2026-07-28), or if its server decides so (`task_handles`). The list of a
+caller's tasks (`task_list`) is the hub's own, and no server's."""
 
 TASK_ABILITIES: frozenset[Ability] = frozenset({"tasks", "task_handles"})
 
 Topic: TypeAlias = Literal["tools", "prompts", "resources"]
-"""A list that callers can be told has changed; that of the resources is also that of their templates."""
+"""A list whose changes clients can be notified of; resources include their templates."""
 
 TOPICS: tuple[Topic, ...] = ("tools", "prompts", "resources")
 
@@ -38,8 +38,8 @@ F = TypeVar("F", bound="Feature")
 class Feature(msgspec.Struct, frozen=True):
     """Something that one server offers; its kind and the pair (server, name) are its only identity.
 
-    `definition` is the server's own description, one level deep and otherwise untouched, so that fields this
-    hub has never heard of reach the caller. `digest` changes exactly when the description does.
+    `definition` is the server's own definition, decoded one level deep and otherwise unchanged, so that members unknown
+    to this hub reach the caller. `digest` changes exactly when the definition does.
     """
 
     server: ServerName
@@ -49,16 +49,16 @@ class Feature(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls: type[F], server: ServerName, name: FeatureName, definition: dict[str, msgspec.Raw]) -> F:
-        """Make one and compute its digest."""
+        """Create one and compute its digest."""
         return cls(server, name, definition, digest_of(definition))
 
 
 class Tool(Feature, frozen=True):
-    """Something that can be done."""
+    """Something that can be called."""
 
 
 class Prompt(Feature, frozen=True):
-    """A text to begin a conversation with."""
+    """A prompt template."""
 
 
 class Resource(Feature, frozen=True):

@@ -1,7 +1,7 @@
-"""What callers are told of why a server is not there: the cause, without where the operator keeps things.
+"""Removes addresses, hosts and folders from the reasons that callers see.
 
-A reason may name an address that a host has in the operator's network, or a folder of this machine. Operators read it
-whole, in the log and where the hub tells them more than callers; faults and lists have it without.
+A reason may contain an address in the operator's network, or a folder of this machine. Operators read it whole, in the
+log and in the hub's own views; faults and lists contain it without.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 _ADDRESS = re.compile(r"(?<![\w.])(?:[0-9]{1,3}(?:\.[0-9]{1,3}){3}|\[[0-9A-Fa-f:.]+\])(?::[0-9]+)?(?![\w.])")
-# Words are taken whole (`++`): a server may say megabytes without a blank, which must be gone through only once.
+# Words match possessively (`++`): a server may send megabytes without a space, which must be scanned only once.
 _REDIRECTED = re.compile(r"(?<!\S)[^\s:]++://[^\s,]++, which is not [^\s:]++://[^\s;]++")
 _OTHER_CARD = re.compile(r"(?<!\S)[^\s:]++://\S++ (is not where its card is)")
 _WRONG_NAME = re.compile(r"(certificate is not valid for) '[^']*'")
@@ -25,13 +25,13 @@ _PLACES = (
     (_ADDRESS, "its address"),
     (_FOLDERS, "…/"),
 )
-"""What is taken out, and the words that are put there."""
+"""The patterns that are replaced, and the replacements."""
 _SIGNS = (".", "/", "[", "host", "certificate", "resolved")
-"""One of these is in every reason that says a place: a host may be called by one word, without any dot."""
+"""Every reason with a location contains one of these; a host may be a single word without a dot."""
 
 
 def without_locations(reason: str) -> str:
-    """The same reason without addresses, names of hosts, and folders; where to log in is for callers to know."""
+    """The reason without addresses, hosts and folders; a login URL stays."""
     if not any(sign in reason for sign in _SIGNS):
         return reason
     for place, words in _PLACES:

@@ -1,8 +1,8 @@
-"""What servers and tools are called inside the hub.
+"""Names of servers and tools inside the hub.
 
-A tool's identity is the pair (server, tool), never one string. How a pair is shown on a face (dotted,
-flattened for a language model, bare) is not decided here but in the catalog's tables. Whoever reads a
-server's name from outside, chiefly `config`, parses it once here and passes the checked type on.
+A tool's identity is the pair (server, tool), never one string. How a pair is shown on a surface (dotted, flattened for
+a language model, bare) is decided by the catalog's tables. Server names from outside, chiefly from `config`, are parsed
+once here and passed on as the checked type.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ ServerName = NewType("ServerName", str)
 """A server's name, checked by `parse_server_name`."""
 
 FeatureName = NewType("FeatureName", str)
-"""What a server itself calls something it offers: a tool's or prompt's name (which may contain dots), a resource's
-URI, a template of URIs."""
+"""A server's own name for something it offers: a tool's or prompt's name (which may contain dots), a resource's URI, a
+template of URIs."""
 
 SERVER_NAME_LENGTH_MAX = 50
 
@@ -30,8 +30,7 @@ def parse_server_name(text: str) -> ServerName:
     """Return `text` as a server's name.
 
     Raises:
-        ValueError: it breaks the rule; no dot in a server's name is what lets `server.tool` split at the
-            first dot.
+        ValueError: it is not valid; because names contain no dot, `server.tool` splits at the first dot.
     """
     if _SERVER_NAME.fullmatch(text) is None:
         raise ValueError(f"a server name must be 1 to 50 of A-Z a-z 0-9 _ - (no dot), not {text!r}")
@@ -39,10 +38,10 @@ def parse_server_name(text: str) -> ServerName:
 
 
 def legal_server_name(text: str) -> ServerName:
-    """Return the name of a server that calls itself `text`: `My files` becomes `My-files`, `Café` becomes `Cafe`.
+    """The name of a server that calls itself `text`: `My files` becomes `My-files`, `Café` becomes `Cafe`.
 
-    A name that loses letters or its end gets digits of the whole text, because what is left may say nothing and may be
-    the same for others. `天气` becomes `server-` and digits, each time the same, whatever other servers there are.
+    A name that loses letters or its end gets digits of the whole text, because the rest may be meaningless or equal to
+    others. `天气` becomes `server-` and digits, each time the same, whatever other servers there are.
     """
     if _SERVER_NAME.fullmatch(text) is not None:
         return ServerName(text)
@@ -52,7 +51,7 @@ def legal_server_name(text: str) -> ServerName:
 
 
 def server_name_with_digits(text: str, *, stem: str | None = None) -> ServerName:
-    """Return a legal name that ends in digits of `text`; without a `stem`, it begins with what is legal in `text`."""
+    """A legal name that ends in digits of `text`; without a `stem`, it begins with what is legal in `text`."""
     stem = (_stem(text) if stem is None else stem)[: SERVER_NAME_LENGTH_MAX - _DIGITS - 1].rstrip("-") or "server"
     return ServerName(f"{stem}-{digits_of(text)[:_DIGITS]}")
 
@@ -62,17 +61,17 @@ def _stem(text: str) -> str:
 
 
 def without_accents(text: str) -> str:
-    """Return `text` with plain letters where it has accents or another width."""
+    """`text` with plain letters instead of accented or wide ones."""
     if text.isascii():
         return text
     return "".join(each for each in unicodedata.normalize("NFKD", text) if not unicodedata.combining(each))
 
 
 def loses_letters(text: str) -> bool:
-    """Whether `text` has letters or digits that ASCII does not have, not even without accents."""
+    """Whether `text` has letters or digits that ASCII does not have, even without accents."""
     return not text.isascii() and any(each.isalnum() and not each.isascii() for each in without_accents(text))
 
 
 def digits_of(*parts: str) -> str:
-    """Return hex digits that tell these texts from others, the same in every process."""
+    """Hex digits that distinguish these texts from others, the same in every process."""
     return hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()

@@ -119,7 +119,7 @@ def test_whether_it_may_is_a_truth_or_the_caller_is_left_out() -> None:
         (
             {**GOOD, "deny": ["a", "f*"]},
             ".deny.1 must be *, server.*, server.tool, agent:KEY, tag:NAME or hint:NAME, not 'f*': "
-            "a star cannot stand for a part of a name",
+            "* cannot be part of a name",
         ),
         ({**GOOD, "tenant": ""}, ".tenant must be a printable text, not ''"),
         ({**GOOD, "tenant": 5}, ".tenant must be a text, not 5"),
@@ -329,7 +329,7 @@ def test_an_entry_says_what_everybody_of_a_tenant_is_held_to(
     [
         ({"denny": ["files"]}, "must have only allow, deny, max_calls, not 'denny'"),
         ({"allow": "files"}, ".allow must be a list of texts, not 'files'"),
-        ({"deny": ["tag:"]}, "not 'tag:': it names no tag"),
+        ({"deny": ["tag:"]}, "not 'tag:': the tag is missing"),
         ({"max_calls": 0}, ".max_calls must be at least 1, not 0"),
         ("files", "must be a table, not another value"),
     ],

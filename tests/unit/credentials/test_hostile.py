@@ -29,10 +29,10 @@ from isthmus.credentials.login import Login
 from isthmus.credentials.logins import Logins
 from isthmus.credentials.tokens import OAuthClient, StoredLogin, StoredToken
 from isthmus.credentials.vault import Slot, Vault
+from isthmus.model.calls import Result
 from isthmus.model.credentials import OAuthSettings, ServerCredentials, Subject
 from isthmus.model.faults import NotConnected
 from isthmus.model.names import ServerName
-from isthmus.model.outcomes import Result
 from isthmus.transport.egress import Egress, HttpOrigin
 from isthmus.upstream.http_shared import advice_for
 from isthmus.upstream.settings import HttpSettings, ServerSettings
@@ -270,7 +270,7 @@ async def test_no_server_says_where_a_clients_secret_goes() -> None:
 
 def test_no_server_says_where_callers_tokens_go() -> None:
     exchange = {"grant": "token_exchange", "client_id": "hub", "client_secret": "the secret"}
-    with pytest.raises(ValueError, match="issuer must be given, or token_endpoint, for token_exchange"):
+    with pytest.raises(ValueError, match="issuer must be set, or token_endpoint, for token_exchange"):
         OAuthSettings(**exchange)  # type: ignore[arg-type]
     OAuthSettings(**exchange, token_endpoint="https://login.example/token")  # type: ignore[arg-type]
 

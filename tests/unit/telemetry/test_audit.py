@@ -12,9 +12,9 @@ import pytest
 from isthmus.core.audit import Fact, LogState, RecordEncoder
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.server_queue import ServerQueue
-from isthmus.core.ports import AuditSigner, Document, OnWritten, WriteResult
+from isthmus.core.ports import AuditNotary, Document, OnWritten, WriteResult
 from isthmus.core.settings import Limits
-from isthmus.core.tasks.engine import TaskEngine
+from isthmus.core.tasks.engine import TaskEngine, TaskExchange
 from isthmus.core.tasks.live_task import NewTask
 from isthmus.core.tasks.record import TaskRecord
 from isthmus.model.calls import Outcome
@@ -53,7 +53,7 @@ class Held:
             self.documents += documents
         done(verdict)
 
-    async def open_log(self, notary: AuditSigner) -> LogState:
+    async def open_log(self, notary: AuditNotary) -> LogState:
         raise NotImplementedError
 
     async def prune_log(self, *, before: float, limit: int) -> int:
@@ -298,5 +298,5 @@ async def test_what_was_noted_of_a_call_that_was_refused_does_not_count_for_the_
     bench.journal.answer()
     live = await beginning
     assert bench.journal.events == ["call"]
-    bench.hub.start(call(), live)
+    bench.hub.start(call(), TaskExchange(engine, live))
     assert bench.link.sent == [], "the next one is written down first"

@@ -1,1 +1,1 @@
-"""Who may call what, and how much of it at once."""
+"""What callers may call, and how many calls at once."""

@@ -83,8 +83,8 @@ NO_TENANTS = Tenants()
 class TenantCalls:
     """Counts the running calls of each tenant, on the path of every call.
 
-    While there is only one tenant, and the operator set no limit for it, nothing is counted: calls that run when a second
-    tenant calls for the first time are never counted.
+    While there is only one tenant, and the operator set no limit for it, nothing is counted: calls that run when a
+    second tenant calls for the first time are never counted.
     """
 
     __slots__ = ("_known", "_under_way", "are_several", "uncounted")

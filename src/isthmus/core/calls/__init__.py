@@ -1,1 +1,1 @@
-"""The way of a call: stages, the lane of its server, and the in-flight entry that ends exactly once."""
+"""The path of a call: the hub and its stages, its server's queue, and the in-flight entry that ends exactly once."""

@@ -8,8 +8,8 @@ from isthmus.core.settings import Limits
 class CircuitBreaker:
     """Opens after failures in a row, or when too large a share of the calls in one window failed.
 
-    Open, it refuses calls for a while that doubles each time; then one call may probe. A success, or a new link, closes it.
-    Windows follow each other instead of sliding: two integers then suffice, however many calls there are.
+    Open, it refuses calls for a while that doubles each time; then one call may probe. A success, or a new link, closes
+    it. Windows follow each other instead of sliding: two integers then suffice, however many calls there are.
     """
 
     __slots__ = ("_calls", "_failed", "_is_probing", "_limits", "_pause", "_row", "_window_ends", "open_until")

@@ -1,8 +1,8 @@
 """When calls time out: one timer for all of them instead of one each.
 
-A wheel of buckets, each a twentieth of a second wide: a call is put into the bucket in which it expires and removed when
-it ends. Both are dictionary operations; a timer of the loop costs ten times as much to start and to cancel, and nearly
-all are cancelled.
+A wheel of buckets, each a twentieth of a second wide: a call is put into the bucket in which it expires and removed
+when it ends. Both are dictionary operations; a timer of the loop costs ten times as much to start and to cancel, and
+nearly all are cancelled.
 """
 
 from __future__ import annotations

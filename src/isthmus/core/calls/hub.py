@@ -559,7 +559,7 @@ def assign(hub: Hub, inflight: InFlight) -> Fault | None:
 
 
 def submit(hub: Hub, inflight: InFlight) -> Fault | None:
-    """Submit the call to its server's queue, which sends, queues or refuses it; first to the worker or the audit log."""
+    """Submit the call to its server's queue, which sends, queues or refuses it; first to the worker or audit log."""
     assert inflight.server_queue is not None
     if inflight.carriage is EXPENSIVE:
         assert hub.validation is not None

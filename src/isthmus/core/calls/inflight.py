@@ -50,9 +50,9 @@ class InFlight:
 
     The hub's stages set `route`, `name` and `server_queue`; the server's queue sets `link` when it sends the call; the
     link uses `carriage` for its own data (a request id, a connection), which is `EXPENSIVE` before that while the
-    arguments are checked in a worker. `name` is the server's own name for the tool. `keep`, if set, receives the outcome
-    to cache it. While its end is being written to the audit log (`is_sealed`), it has ended for its server and not yet
-    for its caller.
+    arguments are checked in a worker. `name` is the server's own name for the tool. `keep`, if set, receives the
+    outcome to cache it. While its end is being written to the audit log (`is_sealed`), it has ended for its server and
+    not yet for its caller.
     """
 
     __slots__ = (
@@ -300,7 +300,7 @@ class InFlight:
         return True
 
     def deliver(self, outcome: Outcome) -> None:
-        """Send the outcome to the caller once the audit log has it, or cannot have it. Called once, by the audit gate."""
+        """Send the outcome to the caller, once the audit log has it or cannot have it. The audit gate calls it once."""
         self.outcome = outcome
         self._deliver(outcome)
 

@@ -1,8 +1,11 @@
-"""What is odd about a definition that a model will read: characters that nobody sees, orders, names that deceive.
+"""What is suspicious or unusable in definitions: hidden characters, orders, misleading names, outside references.
 
-Nothing is changed or left out for it: what is odd is listed as its server wrote it, with a mark in its `_meta`. Who
-means to deceive a model in plain words cannot be told from who describes a tool; what is found here is the careless
-part of them. `core.catalog.review` calls it for whatever a server lists.
+Suspicious definitions are listed unchanged, with flags in their `_meta`. Deception in plain words cannot be detected;
+these flags catch the careless part.
+
+A tool whose schema refers outside of itself (a URL, a file, a missing document) is left out. MCP forbids following such
+references unasked and wants the schema rejected rather than treated as allowing everything (2026-07-28, `$ref`
+Resolution): its arguments are unknown here, and some client would fetch it. `core.catalog.review` calls both.
 """
 
 from __future__ import annotations
@@ -18,19 +21,19 @@ from isthmus.model.features import Feature, Prompt, Tool
 from isthmus.model.unsafe_characters import CONTROL, INVISIBLE, MISJOINED
 
 MARK: Final = "isthmus/flags"
-"""The member of `_meta` under which a model's program finds them."""
+"""The member of `_meta` that contains the flags."""
 
 DESCRIPTION_BYTES: Final = 2048
-"""A longer description is no description any more."""
+"""A longer description is flagged."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
-"""What the protocol wants names to be made of: letters of another alphabet may look just like these."""
+"""The characters that MCP allows in names: letters of another alphabet may look the same."""
 
 _HINTS: Final = (
     *(b"<", b"ignore", b"disregard", b"forget", b"override", b"ssh", b"id_rsa", b".env"),
     *(b"do not", b"do  ", b"using this", b"using any", b"using  "),
 )
-"""What of JSON has none of these is not searched for orders: that takes far longer."""
+"""JSON without any of these is not searched for orders, which takes far longer."""
 
 _OTHERS = re.compile(
     r"\b.{0,40}?\b(?:previous|prior|above|earlier|all other|other)\b.{0,30}?"
@@ -49,16 +52,16 @@ _ORDERS: Final = {
     "id_rsa": re.compile(r"\b"),
     ".env": re.compile(r"\b.{0,40}?\bcontents?\b"),
 }
-"""How orders begin, and how they go on, with one blank between words."""
+"""How orders begin, and how they continue, with one space between words."""
 
 BEGINNINGS_MAX: Final = 30
-"""A definition with more beginnings of one kind is marked for them: to look behind each would hold up every call."""
+"""A definition with more beginnings of one kind is flagged without looking further, which would delay every call."""
 
 F = TypeVar("F", bound=Feature)
 
 
 def flags_of(feature: Feature) -> tuple[str, ...]:
-    """What is odd about a definition, in the words that callers are told."""
+    """The flags of a definition, as callers receive them."""
     texts = [] if _is_plain(feature) else list(_texts(feature))
     odd = [text for text in texts if not (text.isascii() and text.isprintable())]
     found = {
@@ -66,13 +69,13 @@ def flags_of(feature: Feature) -> tuple[str, ...]:
         "invisible-characters": any(INVISIBLE.search(text) or MISJOINED.search(text) for text in odd),
         "unusual-name": isinstance(feature, Tool | Prompt) and _NAME.fullmatch(feature.name) is None,
         "long-description": _bytes_of(feature, "description") > DESCRIPTION_BYTES,
-        "reads-like-orders": _read_like_orders(texts),
+        "reads-like-orders": _reads_like_orders(texts),
     }
-    return tuple(flag for flag, is_so in found.items() if is_so)
+    return tuple(flag for flag, is_found in found.items() if is_found)
 
 
 def with_flags(feature: F, flags: tuple[str, ...]) -> F:
-    """The feature with its flags in its `_meta`, beside whatever its server has there."""
+    """The feature with its flags in its `_meta`, beside the server's own members."""
     meta = _object(feature.definition.get("_meta"))
     meta[MARK] = msgspec.Raw(msgspec.json.encode(flags))
     definition = {**feature.definition, "_meta": msgspec.Raw(msgspec.json.encode(meta))}
@@ -85,25 +88,25 @@ def _bytes_of(feature: Feature, member: str) -> int:
 
 
 def _is_plain(feature: Feature) -> bool:
-    """Whether nothing that is looked for can be in it, as its JSON tells at a glance."""
+    """Whether a quick look at the JSON rules out everything that is searched for."""
     raw = b"".join((feature.name.encode("utf-8", "surrogatepass"), *_looked_at(feature).values()))
     if not raw.isascii() or b"\x7f" in raw:
         return False
     if b"\\" in raw:
         raw = raw.replace(rb"\n", b" ").replace(rb"\"", b'"')
-        if b"\\" in raw:  # it may stand for any character
+        if b"\\" in raw:  # the escape may stand for any character
             return False
     raw = raw.lower()
     return not any(hint in raw for hint in _HINTS)
 
 
 def _looked_at(feature: Feature) -> dict[str, msgspec.Raw]:
-    """All but what no model is shown."""
+    """Everything but `_meta`, which models do not see."""
     return {key: raw for key, raw in feature.definition.items() if key != "_meta"}
 
 
-def _read_like_orders(texts: list[str]) -> bool:
-    # A line for each, which no pattern reads across.
+def _reads_like_orders(texts: list[str]) -> bool:
+    # One line per text: patterns do not match across lines.
     joined = "\n".join(" ".join(text.lower().split()) for text in texts)
     return any(_begins_orders(joined, beginning, rest) for beginning, rest in _ORDERS.items())
 
@@ -120,13 +123,13 @@ def _begins_orders(text: str, beginning: str, rest: re.Pattern[str]) -> bool:
 
 
 def _texts(feature: Feature) -> Iterator[str]:
-    """Every text of a definition, names of members included."""
+    """Every text of a definition, including member names."""
     yield feature.name
     for raw in _looked_at(feature).values():
         try:
             value = msgspec.json.decode(raw)
         except (msgspec.MsgspecError, RecursionError, ValueError):
-            continue  # no model's program can read it either
+            continue  # a client cannot read it either
         yield from _texts_in(value)
 
 
@@ -152,17 +155,17 @@ def _object(raw: msgspec.Raw | None) -> dict[str, msgspec.Raw]:
 
 SCHEMAS: Final = ("inputSchema", "outputSchema")
 SHOWN_LENGTH_MAX: Final = 100
-"""Of a reference, which may be as long as a definition."""
+"""How much of a reference is quoted."""
 
 PARTS_MAX: Final = 10_000
-"""Tables and lists of a schema that is looked through one by one; large real ones have a few thousand. More would hold
-up every call."""
+"""Objects and arrays of a schema that is searched; large real schemas have a few thousand. More would delay every call.
+"""
 
 _REFERENCES: Final = ("$ref", "$dynamicRef", "$recursiveRef")
 _DEFINITIONS: Final = ("$defs", "definitions")
 
 _ESCAPES: Final = (rb"\\", rb"\"", rb"\n", rb"\t", rb"\r", rb"\/")
-"""What writes no letter that is looked for; the first of them first, as in what is read from left to right."""
+"""Escapes that stand for no letter that is searched for; the first must be replaced first."""
 
 _POINTING = re.compile(rb'"\$(?:ref|dynamicRef|recursiveRef|schema)"\s*:\s*(?:"([^"]*)")?')
 
@@ -170,27 +173,27 @@ _KNOWN = re.compile(
     r"https?://json-schema\.org/(?:draft-0\d/|draft/[\w-]+/)?(?:(?:hyper-)?schema|meta/[\w-]+)(?:#[!-~]*)?"
     r"|https?://spec\.openapis\.org/oas/3\.\d/[a-z]+/[\w.-]+"
 )
-"""The drafts themselves, which every program has at hand, under spellings with and without `s` and `#`."""
+"""The JSON Schema drafts themselves, which every program has, with and without `s` and `#`."""
 
 _ADDRESS = re.compile(r"\s*(?:[A-Za-z][A-Za-z0-9+.-]*:)?//")
 
 _Kind: TypeAlias = Literal["schema", "definitions", "other"]
-"""Only what is a schema for certain, itself or by way of definitions, can be referred to by its own address."""
+"""Only a schema itself, or one under definitions, can be referred to by its own `$id`."""
 
 _Place: TypeAlias = tuple[Any, str, _Kind]
-"""A part of a schema, and the address from which its references are read."""
+"""A part of a schema, the base URI of its references, and its kind."""
 
 
 def outside_reference(tool: Tool) -> str | None:
-    """Where a schema of the tool refers to outside of itself, in words; None if nowhere."""
+    """Why a schema of the tool cannot be used: what it refers to outside of itself; None if it does not."""
     for member in SCHEMAS:
         raw = tool.definition.get(member)
-        if raw is not None and (why := _way_out_of(bytes(raw))) is not None:
+        if raw is not None and (why := _outside_reference_in(bytes(raw))) is not None:
             return f"its {member} {why}"
     return None
 
 
-def _way_out_of(text: bytes) -> str | None:
+def _outside_reference_in(text: bytes) -> str | None:
     if _is_within_itself(text):
         return None
     if text.count(b"{") + text.count(b"[") > PARTS_MAX:
@@ -198,16 +201,16 @@ def _way_out_of(text: bytes) -> str | None:
     try:
         return _first_outside(msgspec.json.decode(text))
     except (msgspec.MsgspecError, RecursionError, ValueError):
-        # Other programs may read what this one cannot, a number of a thousand digits say, and follow what is beside it.
+        # Other programs may be able to read it, such as a number of a thousand digits, and follow its references.
         return "cannot be read, and may refer to what is not in it"
 
 
 def _is_within_itself(text: bytes) -> bool:
-    """Whether that can be told at a glance, as of nearly every schema."""
+    """Whether a quick look shows that all references stay inside, as in nearly every schema."""
     if b"\\" in text:
         for escape in _ESCAPES:
             text = text.replace(escape, b"?")
-        if b"\\" in text:  # it may write any letter
+        if b"\\" in text:  # the escape may stand for any letter
             return False
     values = (value.decode("utf-8", "replace") for value in _POINTING.findall(text))
     return all(not value or value.startswith("#") or _KNOWN.fullmatch(value) for value in values)
@@ -230,7 +233,7 @@ def _first_outside(schema: Any) -> str | None:
 
 
 def _tables(schema: Any) -> Iterator[_Place]:
-    """Every table of a schema, examples and defaults included: some programs follow what is written there, too."""
+    """Every object of a schema, including examples and defaults: some programs follow references there, too."""
     waiting: list[_Place] = [(schema, "", "schema")]
     while waiting:
         node, base, kind = waiting.pop()
@@ -251,5 +254,5 @@ def _kind_of(key: str, around: _Kind) -> _Kind:
 
 
 def _document(base: str, reference: str) -> str:
-    """The document that a reference is into. Raises `ValueError` if it is no address at all."""
+    """The document that a reference points into. Raises `ValueError` if it is not a URL."""
     return urldefrag(urljoin(base, reference)).url

@@ -1,8 +1,11 @@
-"""How a tool is called on each surface, always as a table in both directions.
+"""The names of tools and resources on each surface, always as a table in both directions.
 
-Names are looked up, never parsed back: `web` + `search_query` and `web_search` + `query` both flatten to the same
-text, so no parser could be right. The tables are built over all tools of a snapshot, not over what one caller
-sees, so that a name means the same to everybody.
+Names are looked up, never parsed back: `web` + `search_query` and `web_search` + `query` both flatten to the same text,
+so no parser could be right. The tables cover all tools of a snapshot, not only those one caller sees, so that a name
+means the same to all callers.
+
+A resource keeps the URI of its server, because servers also write URIs into their results. Only where two servers have
+the same URI is it qualified with the server's name.
 """
 
 from __future__ import annotations
@@ -19,23 +22,23 @@ from isthmus.model.names import FeatureName, ServerName, digits_of, loses_letter
 Pair: TypeAlias = tuple[ServerName, FeatureName]
 
 LLM_LENGTH_MAX = 64
-"""What the providers of language models accept as the name of a function."""
+"""The longest function name that providers of language models accept."""
 
 SUGGESTIONS_MAX = 3
 COMPARED_LENGTH_MAX = 128
-"""How much of a name that nothing has is compared with those there are: the time is that of its length too."""
+"""How much of an unknown name is compared with the known ones: comparing takes longer for longer names."""
 
 BUILTIN = ServerName("builtin")
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
 
 
 def canonical(pair: Pair) -> str:
-    """`server.tool`; unambiguous because no server's name has a dot."""
+    """`server.tool`; unambiguous, because server names contain no dot."""
     return f"{pair[0]}.{pair[1]}"
 
 
 class CanonicalNames(dict[Pair, str]):
-    """The canonical name of every tool, made when it is asked for: it depends on no other tool."""
+    """The canonical name of every tool, computed on lookup: it depends on no other tool."""
 
     def __missing__(self, pair: Pair) -> str:
         return canonical(pair)
@@ -44,8 +47,8 @@ class CanonicalNames(dict[Pair, str]):
 def llm_table(pairs: Iterable[Pair]) -> dict[Pair, str]:
     """`mcp_{server}_{tool}` for every tool, made legal, short and unique.
 
-    A name that had to be cut, that lost letters, or that two tools would share, ends in six hex digits of the pair;
-    which tools get the digits does not depend on their order.
+    A name that was cut, lost letters, or would be shared by two tools ends in six hex digits of the pair; which tools
+    get the digits does not depend on their order.
     """
     ordered = sorted(set(pairs))
     plain = {pair: llm_form(pair) for pair in ordered}
@@ -61,23 +64,23 @@ def llm_table(pairs: Iterable[Pair]) -> dict[Pair, str]:
 
 
 def llm_form(pair: Pair) -> str:
-    """`mcp_{server}_{tool}`, made legal; it may be too long, and another tool may have the same.
+    """`mcp_{server}_{tool}`, made legal; it may be too long, or shared with another tool.
 
-    A tool keeps its hyphens. A server has underscores instead, so that names of its tools begin like an identifier.
+    A tool keeps its hyphens. A server gets underscores instead, so that the names of its tools begin like identifiers.
     """
     server, tool = pair
     return _ILLEGAL.sub("_", f"mcp_{with_underscores(server)}_{without_accents(tool)}")
 
 
 def with_underscores(name: str) -> str:
-    """Return a name without hyphens: programs and models that only know identifiers write it so."""
+    """The name without hyphens, as programs and models write it that only know identifiers."""
     return name.replace("-", "_")
 
 
 def llm_aliases(names: Iterable[str]) -> dict[str, str]:
-    """Names with underscores in the place of hyphens, and which name each of them stands for.
+    """Names with underscores in place of hyphens, and the name that each stands for.
 
-    An alias is never another tool's name, and one that two tools would have is nobody's.
+    An alias is never the name of another tool, and an alias that two tools would share is left out.
     """
     known = set(names)
     hyphened = [name for name in known if "-" in name]
@@ -87,7 +90,7 @@ def llm_aliases(names: Iterable[str]) -> dict[str, str]:
 
 
 def llm_forms(pair: Pair) -> set[str]:
-    """What a tool may have been called for language models, whichever others there were beside it."""
+    """All names that language models may have been given for a tool, whatever other tools there were."""
     plain = llm_form(pair)
     forms = (plain, _with_digits(plain, pair, set()))
     return {*forms, *map(with_underscores, forms)}
@@ -113,10 +116,10 @@ class AmbiguousName(LookupError):
 
 
 def resolve(name: str, pairs: Iterable[Pair]) -> Pair | None:
-    """Find the tool that a person means by `name`: canonical, `mcp.tool`, or short; None if there is none.
+    """The tool that a person means by `name`: canonical, `mcp.tool`, or short; None if there is none.
 
     Raises:
-        Ambiguous: several tools have this short name.
+        AmbiguousName: several tools have this short name.
     """
     table = {canonical(pair): pair for pair in pairs}
     if name in table:
@@ -136,9 +139,9 @@ def _only(name: str, found: list[Pair]) -> Pair | None:
 
 
 def suggestions(name: str, known: Iterable[str]) -> list[str]:
-    """Full names that look like `name`, whichever part of them does, the nearest first; none is meant by it.
+    """Full names that are similar to an unknown name in any part, the nearest first.
 
-    Letters are compared whatever their case; last come tools of that very name at other servers.
+    The comparison ignores case; tools with exactly this name at other servers come last.
     """
     parts: dict[str, list[str]] = {}
     for full in known:
@@ -157,20 +160,19 @@ _EXPRESSION = re.compile(r"\{[^{}]*\}")
 _QUERY = re.compile(r"[?#]")
 
 DECODINGS_MAX = 3
-"""How often a URI may be encoded over; servers decode once, and some once more."""
+"""How often a URI may be percent-encoded; servers decode once, and some twice."""
 
 
 def qualified(server: ServerName, uri: str) -> str:
-    """A URI that says whose it is; a template stays one."""
+    """A URI that names its server; a template stays a template."""
     return f"{_PREFIX}{server}/{uri}"
 
 
 def uri_table(pairs: Iterable[Pair], claims: TemplateClaims | None = None) -> dict[Pair, str]:
     """The URI under which every resource is shown: its own, unless servers share it.
 
-    Then none of them keeps it: a server must not be able to stand in for another by listing its URIs, nor by listing
-    what another's template stands for (`claims`). For the same reason none keeps one that looks like ours, which
-    would say that it is another's.
+    Then none of them keeps it: a server must not be able to impersonate another by listing its URIs, or by listing what
+    another's template matches (`claims`). For the same reason no server keeps a URI that looks qualified.
     """
     ordered = sorted(set(pairs))
     shared = Counter(uri for _, uri in ordered)
@@ -181,20 +183,20 @@ def uri_table(pairs: Iterable[Pair], claims: TemplateClaims | None = None) -> di
 
 
 def split_qualified(uri: str) -> tuple[str, str]:
-    """The server that a qualified URI names, and the URI as that server spells it."""
+    """The server that a qualified URI names, and the server's own URI."""
     server, _, own = uri.removeprefix(_PREFIX).partition("/")
     return server, own
 
 
 def is_qualified(uri: str) -> bool:
-    """Whether a URI says whose it is."""
+    """Whether a URI names its server."""
     return uri.startswith(_PREFIX)
 
 
 def normalized(uri: str) -> str:
-    """A URI as the most lenient server would read it: decoded, without dots, double strokes and case.
+    """A URI as the most lenient server would read it: decoded, without dots, double slashes and case.
 
-    Two that are the same like this may be one resource, and are not to be told from one another where one is denied.
+    Two URIs that are equal like this may be one resource: if one is denied, so is the other.
     """
     for _ in range(DECODINGS_MAX):
         if (decoded := unquote(uri)) == uri:
@@ -211,20 +213,20 @@ def normalized(uri: str) -> str:
 
 
 def normalized_template(template: str) -> str:
-    """The same of a template, whatever its variables are."""
+    """The same for a template, whatever its variables."""
     return normalized(_EXPRESSION.sub("{}", template))
 
 
 def without_query(uri: str) -> str:
-    """A URI up to what servers may take for a question about it, or for a place in it."""
+    """A URI without its query and fragment."""
     return _QUERY.split(uri, 1)[0]
 
 
 class TemplateShape:
-    """What a template's URIs look like: its literal parts, in order, with anything in between.
+    """The literal parts of a URI template, in order, with anything in between.
 
-    It takes more than the template means (a variable may stand for anything), which is for the server to say. It
-    looks for texts and not by a regular expression, because a server may send a template that takes one ages.
+    It matches more than the template means, because a variable may stand for anything; the server decides. It searches
+    for text instead of using a regular expression, because a server may send a template that takes one ages.
     """
 
     __slots__ = ("_parts", "weight")
@@ -232,7 +234,7 @@ class TemplateShape:
     def __init__(self, template: str) -> None:
         self._parts = _EXPRESSION.split(template)
         self.weight = sum(map(len, self._parts))
-        """The more of a template is literal, the better it says which URIs it means."""
+        """The length of the literal parts: a longer one is more specific."""
 
     def fits(self, uri: str) -> bool:
         """Whether the template may stand for this URI."""
@@ -252,13 +254,13 @@ class TemplateShape:
 
 
 PRECISE_MAX = 32
-"""Templates of one server and scheme that are held against every URI; one with more claims the whole scheme."""
+"""Templates of one server and scheme that are compared with every URI; a server with more claims the whole scheme."""
 
 
 class TemplateClaims:
-    """Which URIs servers' templates stand for, by scheme: each listed URI is held against those of its scheme alone.
+    """Which URIs servers' templates match, by scheme: each URI is compared only with templates of its scheme.
 
-    A template that names no scheme may mean anything, and claims nothing from others.
+    A template without a literal scheme could mean anything, and claims nothing.
     """
 
     def __init__(self, templates: Iterable[Pair]) -> None:
@@ -272,7 +274,7 @@ class TemplateClaims:
         }
 
     def by_others(self, server: ServerName, uri: str) -> bool:
-        """Whether a template of another server stands for this URI."""
+        """Whether a template of another server matches this URI."""
         shapes = self._shapes.get(_scheme(uri) or "", ())
         return any(owner != server and shape.fits(uri) for owner, shape in shapes)
 

@@ -1,6 +1,10 @@
-"""What the operator said of one server's tools: which are shown, what is filled in, what is remembered.
+"""The operator's rules for one server's tools: which are visible, default arguments, caching, tags; and tool labels.
 
-Values only, compared on reload. `config` fills them in; a `Snapshot` compiles them into its routes.
+`config` fills in `ToolRules`, which are compared on reload; a `Snapshot` compiles them into its routes.
+
+Labels are what permissions can match besides names: tags, of the operator (`ToolRules.tags`) or of the server (`_meta`,
+as FastMCP writes them), and hints, of the server alone (a tool's `annotations`). A server may lie: what it claims
+allows something only if the operator trusts it, and it cannot avoid a denial by leaving a hint out.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from isthmus.core.access.policy import HINT, TAG, Hint, Labels
 from isthmus.model.features import Feature, Tool
 
 EVERY = "*"
-"""Stands for every tool, alone and not as a part of a name."""
+"""Matches every tool; it does not work as part of a name."""
 
 CACHE_SECONDS = 60.0
 CACHE_SECONDS_MAX = 86_400.0
@@ -23,44 +27,44 @@ CACHE_SECONDS_MAX = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class ToolRules:
-    """The operator's word on one server's tools, by the names that the server itself gives them."""
+    """The operator's rules, by the server's own tool names."""
 
     only: tuple[str, ...] | None = None
-    """The tools that are shown; None for all of them."""
+    """The visible tools; None for all."""
     hidden: tuple[str, ...] = ()
-    """Tools that are not shown, whatever `only` says."""
+    """Hidden tools, whatever `only` says."""
     defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By tool: arguments that are filled in when a caller leaves them out."""
+    """By tool: arguments to add if a caller leaves them out."""
     cached: tuple[str, ...] = ()
-    """Tools whose results may be given again for the same caller and the same arguments."""
+    """Tools whose results may be cached for the same caller and the same arguments."""
     cache_seconds: float = CACHE_SECONDS
     is_trusted: bool = False
-    """Whether what the server says of its tools, in annotations and tags, counts where something is allowed by it."""
+    """Whether the server's annotations and tags may allow something."""
     tags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """The operator's own tags by tool, prompt or resource; those of `*` are everything's."""
+    """The operator's own tags by tool, prompt or resource; those of `*` apply to everything."""
 
     def __post_init__(self) -> None:
         if not 0 < self.cache_seconds <= CACHE_SECONDS_MAX:
             raise ValueError(f"cache.ttl must be over 0 and at most 86400 seconds, not {self.cache_seconds}")
 
     def shows(self, tool: str) -> bool:
-        """Whether callers may know of this tool at all."""
+        """Whether callers may see this tool."""
         if tool in self.hidden or EVERY in self.hidden:
             return False
         return self.only is None or tool in self.only or EVERY in self.only
 
     @property
     def tags_of_all(self) -> tuple[str, ...]:
-        """The tags that everything of the server has, known yet or not."""
+        """The tags of everything that the server has or may have."""
         return self.tags.get(EVERY, ())
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether the server's tools are there as it has them, all of them."""
+        """Whether all tools are visible as the server lists them."""
         return self.only is None and not (self.hidden or self.defaults or self.cached)
 
     def keeps(self, tool: str) -> bool:
-        """Whether this tool's results may be given again."""
+        """Whether this tool's results may be cached."""
         return tool in self.cached or EVERY in self.cached
 
 
@@ -74,22 +78,22 @@ _encode = msgspec.json.encode
 
 
 def compile_defaults(values: Mapping[str, Any]) -> Defaults:
-    """The operator's values as text."""
+    """The operator's values as JSON text."""
     return {name: msgspec.Raw(_encode(value)) for name, value in values.items()}
 
 
 def fill_defaults(arguments: msgspec.Raw, defaults: Defaults) -> msgspec.Raw:
-    """The arguments with those added that the caller left out; what it gave stays as it is."""
+    """The arguments, with defaults for those that the caller left out."""
     try:
         given = _MEMBERS.decode(arguments)
     except msgspec.MsgspecError:
-        return arguments  # not an object: the check that follows says so
+        return arguments  # not an object: the check that follows rejects it
     absent = {name: value for name, value in defaults.items() if name not in given}
     return msgspec.Raw(_encode({**given, **absent})) if absent else arguments
 
 
 def without_required(tool: Tool, defaults: Defaults) -> Tool:
-    """The tool as callers see it: what is filled in for them is not required of them."""
+    """The tool as callers see it: arguments with defaults are not required."""
     schema = tool.definition.get("inputSchema")
     try:
         members = {} if schema is None else _MEMBERS.decode(schema)
@@ -109,22 +113,22 @@ HINT_MEMBERS: dict[Hint, tuple[str, bool]] = {
     "idempotent": ("idempotentHint", False),
     "open-world": ("openWorldHint", True),
 }
-"""What servers call the hints, and what is so where they say nothing (MCP, `ToolAnnotations`)."""
+"""The names of the hints in MCP's `ToolAnnotations`, and their defaults."""
 
 _META = ("fastmcp", "_fastmcp")
-"""Under which of its members FastMCP puts tags, today and before its version 3."""
+"""The members under which FastMCP writes tags, today and before its version 3."""
 
 
 def labels_of(feature: Feature, rules: ToolRules) -> Labels:
-    """What is said of one feature, and whether it is believed."""
+    """The labels of one feature, by whether they are believed."""
     own = frozenset(f"{TAG}{tag}" for tag in (*rules.tags_of_all, *rules.tags.get(feature.name, ())))
     claimed = _claimed(_text_of(feature, "_meta"))
     hints = _hints(_text_of(feature, "annotations")) if isinstance(feature, Tool) else {}
-    said = claimed | {f"{HINT}{hint}" for hint, is_so in hints.items() if is_so}
+    said = claimed | {f"{HINT}{hint}" for hint, is_set in hints.items() if is_set}
     if rules.is_trusted:
         return Labels(own | said, own | said)
-    feared = {f"{HINT}{hint}" for hint in hints if HINT_MEMBERS[hint][1]}
-    return Labels(own, own | said | feared)
+    suspected = {f"{HINT}{hint}" for hint in hints if HINT_MEMBERS[hint][1]}
+    return Labels(own, own | said | suspected)
 
 
 def _text_of(feature: Feature, member: str) -> bytes:
@@ -132,7 +136,7 @@ def _text_of(feature: Feature, member: str) -> bytes:
 
 
 def _claimed(meta: bytes) -> frozenset[str]:
-    """The tags that a server gives."""
+    """The tags that a server sets."""
     said = _object(meta)
     tables = [said.get(name) for name in _META]
     lists = [table.get("tags") for table in tables if isinstance(table, dict)]
@@ -140,14 +144,14 @@ def _claimed(meta: bytes) -> frozenset[str]:
 
 
 def _hints(annotations: bytes) -> dict[Hint, bool]:
-    """What is so of a tool by its annotations; a value that is no boolean says nothing."""
+    """The hints of a tool; a value that is not a boolean counts as missing."""
     said = _object(annotations)
     hints: dict[Hint, bool] = {}
     for hint, (member, default) in HINT_MEMBERS.items():
         value = said.get(member)
         hints[hint] = value if isinstance(value, bool) else default
     if hints["read-only"]:
-        hints["destructive"] = False  # it means something only of a tool that changes things
+        hints["destructive"] = False  # only meaningful for a tool that changes something
     return hints
 
 
@@ -155,5 +159,5 @@ def _object(text: bytes) -> dict[str, Any]:
     try:
         found = msgspec.json.decode(text) if text else {}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return {}  # such as a number that is longer than any here: nothing is said
+        return {}  # such as a number that Python cannot hold
     return found if isinstance(found, dict) else {}

@@ -1,9 +1,8 @@
-"""Checking arguments against a tool's own schema, safely: the schema comes from a server and is not trusted.
+"""Checks arguments against a tool's own schema, which comes from a server and is not trusted.
 
-No reference is fetched, patterns run in linear time, and size and work are bounded. A schema that cannot be used
-under these rules costs only the check here (the server still makes its own), and says why in `UnusableSchema`. What would
-hold the event loop for long is not checked here: the answer is `EXPENSIVE`, and a worker process checks it
-(`core.ports`).
+No reference is fetched, patterns run in linear time, and size and work are bounded. If a schema cannot be used under
+these rules, only the check here is skipped (`UnusableSchema`); the server still checks. A check that would block the
+event loop for long returns `EXPENSIVE`, and a worker process does it (`core.ports.ArgumentValidator`).
 """
 
 from __future__ import annotations
@@ -18,32 +17,32 @@ from isthmus.core.catalog.schema_cost import Cost, measure
 from isthmus.model.features import Tool
 
 DETAIL_LENGTH_MAX = 300
-"""An explanation may quote the value; a caller needs its beginning, not a megabyte of it."""
+"""An explanation may quote the value; a caller needs its beginning, not a megabyte."""
 
 EXPLAINED_BYTES_MAX = 64 * 1024
-"""Arguments up to this long are told what is wrong with them: to find out, all of them are copied and quoted."""
+"""For longer arguments there is no explanation: finding one copies and quotes all of them."""
 
 BUDGET_NS = 10_000_000
-"""How long one check may hold the event loop, by its estimate; the estimate is an upper bound."""
+"""How long one check may block the event loop, by its estimate, which is an upper bound."""
 
 INLINE_SCHEMA_BYTES = 32 * 1024
 INLINE_KEYWORDS = 4_000
 INLINE_PATTERNS = 100
-"""A schema with more of any of these takes over 10 ms to measure or to compile, so only a worker does that."""
+"""A schema with more of any of these takes over 10 ms to measure or compile, so only the worker does that."""
 
 
 EXPENSIVE: Final = "schema too expensive: checking these arguments would take too long"
-"""The answer of a check that would hold the event loop too long. Compare by identity: it is also the error."""
+"""The result of a check that would block the event loop too long. Compare by identity: it is also the error text."""
 
 
 class ArgumentCheck(Protocol):
-    """Says what is wrong with arguments, or None; `EXPENSIVE` if finding out takes too long here."""
+    """Returns what is wrong with arguments, or None; `EXPENSIVE` if finding out takes too long here."""
 
     def __call__(self, arguments: msgspec.Raw) -> str | None: ...
 
 
 PATTERN_BYTES_MAX = 1 << 20
-"""How large a compiled pattern may be."""
+"""The size of a compiled pattern."""
 
 
 class UnusableSchema(ValueError):
@@ -51,10 +50,10 @@ class UnusableSchema(ValueError):
 
 
 def compile_check(schema: msgspec.Raw, *, limit_bytes: int, budget: int | None = BUDGET_NS) -> ArgumentCheck:
-    """Make the check for one tool. Without a `budget`, as in a worker, no check is too expensive.
+    """Create the check of one tool. Without a `budget`, as in a worker, no check is too expensive.
 
     Raises:
-        Unchecked: too large, not a schema, or one that points outside itself.
+        UnusableSchema: too large, not a schema, or one with outside references.
     """
     text = bytes(schema)
     if len(text) > limit_bytes:
@@ -113,7 +112,7 @@ class _Check:
         return None
 
     def _is_expensive(self, text: bytes) -> bool:
-        # Commas and brackets inside of strings count too: an estimate may be too high.
+        # Commas and brackets inside strings count too: the estimate may be too high.
         values = 1 + text.count(b",") + text.count(b"[") + text.count(b"{")
         return self._budget is not None and self._cost.nanoseconds(values, len(text)) > self._budget
 
@@ -126,22 +125,22 @@ def _explanation(error: jsonschema_rs.ValidationError, value: Any) -> str:
 
 
 def _surplus(error: jsonschema_rs.ValidationError, value: Any) -> str | None:
-    """What is too much for a schema that takes no member at all: its error has a value, and not whose it is."""
+    """The unexpected members for a schema that allows none: the library's error has the value without the names."""
     is_closed = isinstance(error.kind, jsonschema_rs.ValidationErrorKind.FalseSchema)
     if not is_closed or error.schema_path[-1:] != ["additionalProperties"]:
         return None
     for step in error.instance_path:
         value = value[step]
-    if not isinstance(value, dict):  # a member may be called so
+    if not isinstance(value, dict):  # a property may have the name of the keyword
         return None
     names = ", ".join(f"'{name}'" for name in value)
     return f"Additional properties are not allowed ({names} {'was' if len(value) == 1 else 'were'} unexpected)"
 
 
 class CheckCache:
-    """Compiled argument checks by the description they belong to; one is compiled once, on the first call of its tool.
+    """Compiled checks by tool definition; each is compiled once, on the first call of its tool.
 
-    Thousands of agents may have the same program dial in: all of these share one check.
+    Thousands of agents may run the same server program: they share one check.
     """
 
     def __init__(self, *, limit_bytes: int, capacity: int = 20_000) -> None:
@@ -150,7 +149,7 @@ class CheckCache:
         self._checks: dict[bytes, ArgumentCheck | None] = {}
 
     def of(self, tool: Tool) -> Callable[[msgspec.Raw], str | None]:
-        """The check for this tool; compiling is put off until somebody calls it."""
+        """The check of this tool; it is compiled on the first call."""
         return lambda arguments: self._run(tool, arguments)
 
     def _run(self, tool: Tool, arguments: msgspec.Raw) -> str | None:
@@ -171,9 +170,9 @@ class CheckCache:
         try:
             return compile_check(schema, limit_bytes=self._limit_bytes)
         except UnusableSchema:
-            return None  # the server makes its own check; see `catalog.schema`
+            return None  # the server still checks
 
 
 def no_check(_: msgspec.Raw) -> str | None:
-    """The check of whatever has no schema here: its server makes its own."""
+    """The check of a tool without a schema: its server checks."""
     return None

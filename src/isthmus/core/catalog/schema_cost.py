@@ -44,20 +44,20 @@ class Cost:
     """Bounds on the work of one schema."""
 
     per_value: int
-    """Keywords that apply to a single value of the arguments, at most."""
+    """The most keywords that apply to a single value of the arguments."""
     per_byte: int
-    """Patterns that read a single byte of the arguments, at most."""
+    """The most patterns that read a single byte of the arguments."""
     keywords: int
-    """Keywords of the schema, as it is written; what compiling costs."""
+    """Keywords in the schema text, which determine the cost of compiling."""
     patterns: int
-    """Patterns of the schema, as it is written."""
+    """Patterns in the schema text."""
 
     def nanoseconds(self, values: int, size: int) -> int:
-        """The time that arguments of so many values and bytes take, at most."""
+        """The longest time that arguments of so many values and bytes take."""
         return (self.per_value * KEYWORD_NS + VALUE_NS) * values + self.per_byte * PATTERN_BYTE_NS * size
 
     def bytes_within(self, nanoseconds: int) -> int:
-        """How long arguments may be that take no longer, whatever they hold: a value needs two bytes at least."""
+        """The size up to which any arguments take no longer: a value needs two bytes at least."""
         return 2 * nanoseconds // (self.per_value * KEYWORD_NS + VALUE_NS + 2 * self.per_byte * PATTERN_BYTE_NS)
 
 
@@ -65,7 +65,7 @@ def measure(schema: object) -> Cost:
     """Bound the work of a schema.
 
     Raises:
-        ValueError: it unfolds to too much, branches into itself, or refers to something by other than its place.
+        ValueError: it unfolds to too much, branches into itself, or has a reference that is not a JSON pointer.
     """
     unfolding = _Unfolding(schema)
     total = unfolding.of(schema)
@@ -117,7 +117,7 @@ class _Applied:
         self.unevaluated = 0
 
     def of(self, schema: object) -> tuple[_Work, _Work]:
-        """What applies to a value at this schema, and to any one value below it."""
+        """The work for a value at this schema, and for any one value below it."""
         if not isinstance(schema, dict):
             return _Work(1), _Work()
         key = id(schema)
@@ -160,7 +160,7 @@ class _Applied:
 
 
 def _subschemas(value: object, *, is_map: bool = False) -> Iterator[object]:
-    """The schemas that a keyword has: one, a list of them, or some by name."""
+    """The schemas of a keyword: one, a list, or some by name."""
     if isinstance(value, list):
         yield from value
     elif isinstance(value, dict) and is_map:
@@ -170,7 +170,7 @@ def _subschemas(value: object, *, is_map: bool = False) -> Iterator[object]:
 
 
 def _own_work(schema: dict[str, Any]) -> _Work:
-    """What the keywords of one schema cost that look at nothing but the value itself."""
+    """The cost of the keywords of one schema that only look at the value itself."""
     lists = (schema.get("enum"), schema.get("const"), schema.get("required"), schema.get("dependentRequired"))
     keywords = 1 + len(schema) + sum(_nodes(each) for each in lists)
     patterns = ("pattern" in schema) + FORMAT_PATTERNS * ("format" in schema)
@@ -180,7 +180,7 @@ def _own_work(schema: dict[str, Any]) -> _Work:
 
 
 def _work_below(schema: dict[str, Any]) -> _Work:
-    """What it costs for each member or element, beside the schemas that these have."""
+    """The cost per member or element, besides their own schemas."""
     named = schema.get("patternProperties")
     count = len(named) if isinstance(named, dict) else 0
     return _Work(UNIQUE_KEYWORDS * bool(schema.get("uniqueItems")) + count, count)
@@ -193,7 +193,7 @@ def _nodes(value: object) -> int:
 
 
 def _size(schema: object) -> tuple[int, int]:
-    """How many members and elements a schema has, and how many patterns."""
+    """The number of members and elements of a schema, and of its patterns."""
     if isinstance(schema, list):
         inner = [_size(each) for each in schema]
         return len(schema) + sum(size for size, _ in inner), sum(patterns for _, patterns in inner)
@@ -206,7 +206,7 @@ def _size(schema: object) -> tuple[int, int]:
 
 
 class _Unfolding:
-    """Counts subschemas; a definition that was counted is not entered again, unless it leads back out of itself."""
+    """Counts subschemas; a counted definition is not entered again, unless it refers to an enclosing one."""
 
     def __init__(self, root: object) -> None:
         self._root = root
@@ -214,12 +214,12 @@ class _Unfolding:
         self._anchors = ("id", "$id") if is_old else ("$id",)
         self._sizes: dict[int, int] = {}
         self._returns: dict[int, int] = {id(root): 0}
-        """How often each definition that is being counted was met again inside of itself."""
+        """How often each definition that is being counted was met again inside itself."""
         self._outermost = 0
         """How many of them were open when the outermost one that was met again had been entered."""
 
     def of(self, node: object) -> int:
-        """The number of subschemas in a part of the schema, with those that it refers to."""
+        """The number of subschemas in a part of the schema, including those that it refers to."""
         total = 0
         if isinstance(node, list):
             total = sum(self.of(element) for element in node)
@@ -231,7 +231,7 @@ class _Unfolding:
 
     def _of_references(self, node: dict[str, Any]) -> int:
         if node is not self._root and any(isinstance(node.get(key), str) for key in self._anchors):
-            raise ValueError("a part of it has an id, from which its references would be read")
+            raise ValueError("a part of it has an id, which would be the base of its references")
         found = [node[key] for key in _REFERENCES if isinstance(node.get(key), str)]
         return sum(self._of_target(self.target(reference)) for reference in found)
 
@@ -246,7 +246,7 @@ class _Unfolding:
         outermost, self._outermost = self._outermost, depth
         size = self.of(target)
         del self._returns[key]
-        if self._outermost >= depth:  # nothing around it was met, so it counts the same wherever it is met
+        if self._outermost >= depth:  # it refers to nothing around it, so it counts the same everywhere
             self._sizes[key] = size
         self._outermost = min(outermost, self._outermost)
         return size
@@ -259,10 +259,10 @@ class _Unfolding:
         return 1
 
     def target(self, reference: str) -> object:
-        """What a reference means.
+        """The target of a reference.
 
         Raises:
-            ValueError: it leads out of the schema, or nowhere.
+            ValueError: it is outside of the schema, or does not exist.
         """
         if not reference.startswith("#/") and reference != "#":
             raise ValueError(f"it refers to {reference[:100]}, which is not followed")

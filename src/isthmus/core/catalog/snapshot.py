@@ -1,8 +1,8 @@
-"""Names, features and states at one moment: immutable, swapped whole.
+"""All servers, their features and states at one moment: immutable, replaced whole.
 
-A `Snapshot` holds every server; a `View` is what one permission set sees of it on one surface, for callers that can
-be asked the same things. Listing and calling read the same view, which is what makes "callable" and "listed" the same
-set; the one exception are the methods of unlisted servers (`View.unlisted`).
+A `Snapshot` holds every server; a `View` is what one permission set sees of it on one surface, for clients with the
+same capabilities. Lists and calls read the same view, so "listed" and "callable" are the same set; the only exception
+are methods of unlisted servers (`View.unlisted`). `explain_access` says why a permission set reaches what it reaches.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from isthmus.model.features import Ability, Feature, Prompt, Resource, Template,
 from isthmus.model.names import FeatureName, ServerName
 
 VIEWS_MAX = 256
-"""Views kept per snapshot, of all servers and of single ones. Of more permission sets than this at once the one that
-came first is compiled again when it returns, and nobody else's."""
+"""Cached views per snapshot, of all servers and of single ones. With more permission sets at once, the oldest view is
+compiled again when it is needed."""
 
 MANY = 64
-"""With more servers than this, a view of all of them is compiled for who lists them, and not for a single call: where
-servers come and go all the time, each call would find a new snapshot."""
+"""With more servers, a view of all of them is compiled for lists, and not for a single call: where servers connect and
+disconnect all the time, each call would find a new snapshot."""
 
 Key: TypeAlias = tuple[Grants, Surface] | tuple[Grants, Surface, ClientCapabilities]
-"""What a view is of; without a profile where it is that of everybody."""
+"""The key of a view; without capabilities where the view is the same for all clients."""
 
 ListName: TypeAlias = Literal["tools", "prompts", "resources", "templates"]
-"""The lists that a server has, as the fields of a `ServerStatus` are called."""
+"""The lists of a server, as the fields of `ServerStatus` are named."""
 
 LISTS: tuple[ListName, ...] = get_args(ListName)
 
 
 class FeatureLists(msgspec.Struct, frozen=True):
-    """What a server lists to callers of one profile, where that is not what it lists to everybody."""
+    """What a server lists to clients with certain capabilities, if that differs from what it lists to all."""
 
     tools: tuple[Tool, ...] = ()
     prompts: tuple[Prompt, ...] = ()
@@ -60,9 +60,9 @@ class FeatureLists(msgspec.Struct, frozen=True):
 
 
 class ServerStatus(msgspec.Struct, frozen=True):
-    """How one server stands: its state, why, and what it last listed (kept while it is away).
+    """The state of one server, the reason for it, and its last lists (kept while it is away).
 
-    `reason` is told to callers; `detail` (what a process last said, say) only to the operator.
+    Callers see `reason`; only the operator sees `detail`, such as the last output of a process.
     """
 
     server: ServerName
@@ -75,68 +75,68 @@ class ServerStatus(msgspec.Struct, frozen=True):
     templates: tuple[Template, ...] = ()
     abilities: frozenset[Ability] = frozenset()
     is_settled: bool = False
-    """Its first attempt to connect has ended, one way or the other."""
+    """Its first connection attempt has ended."""
     is_recalled: bool = False
-    """It has not answered yet, and its lists are those of an earlier run."""
+    """It has not answered yet, and its lists are cached ones."""
     era: str | None = None
     carrier: str | None = None
-    """What carries messages to it: stdio, http, sse and so on."""
+    """Its transport: stdio, http, sse and so on."""
     notes: tuple[str, ...] = ()
-    """What the operator should know of it: tools left out, schemas that cannot be checked."""
+    """Notes for the operator: tools left out, schemas that cannot be checked."""
     withheld: tuple[FeatureName, ...] = ()
-    """Tools that it lists and callers do not see until the operator approves of them."""
+    """Tools that callers do not see until the operator approves them."""
     left_out: Mapping[FeatureName, str] = {}
-    """Tools that it lists and nobody sees as they are, and why."""
+    """Unusable tools that nobody sees, and why."""
     rules: ToolRules = NO_TOOL_RULES
     variants: Mapping[ClientCapabilities, FeatureLists] = {}
-    """What it lists to those who can be asked something, as far as that is known and is something else."""
+    """Its lists by client capabilities, as far as they are loaded and differ."""
 
     hubs: Mapping[str, int] = {}
-    """If it is a hub: its id and those of hubs behind it, and how many others are between."""
+    """If it is a hub: its id and those of hubs behind it, with the number of hubs between."""
 
     missing: Mapping[str, str] = {}
-    """If it is a hub: the servers behind it whose tools are not there, and why."""
+    """If it is a hub: the servers behind it whose tools are missing, and why."""
 
     is_unlisted: bool = False
-    """It is a plain JSON-RPC server that tells nobody what it has: callers that may use all of it name its methods."""
+    """It is a plain JSON-RPC server without a list: callers that may use all of it name its methods."""
 
     agent: str | None = None
     """The key of the agent under which it dialled in; None if it did not."""
 
     @property
     def has_lists(self) -> bool:
-        """Whether it offers anything by name."""
+        """Whether it lists anything."""
         return bool(self.tools or self.prompts or self.resources or self.templates)
 
 
 class Snapshot:
-    """Every server's standing at one moment."""
+    """The status of every server at one moment."""
 
     def __init__(
         self,
         version: int,
         server_statuses: Mapping[ServerName, ServerStatus],
         checks: CheckCache,
-        narrowing: CustomPolicy | None = None,
+        custom_policy: CustomPolicy | None = None,
     ) -> None:
         self.version = version
-        self._narrowing = narrowing
+        self._custom_policy = custom_policy
         self.server_statuses = server_statuses
         self._checks = checks
         self._views: dict[Key, View] = {}
         self._single: dict[Key, View] = {}
-        """Views of single servers: thousands of these must not push out one of all servers."""
+        """Views of single servers: thousands of these must not replace one of all servers."""
         self._varied: frozenset[ClientCapabilities] | None = None
-        """Profiles to which some server lists something of their own, once somebody asked; others share one view."""
+        """Capabilities for which some server has lists of their own, computed on demand; all others share one view."""
         self._names: dict[tuple[str, ListName], dict[Pair, str]] = {}
         self._aliases: dict[str, str] | None = None
 
     def without_custom_policy(self) -> Snapshot:
-        """The same with nobody else asked of what callers may use."""
-        return self if self._narrowing is None else Snapshot(self.version, self.server_statuses, self._checks)
+        """The same snapshot without the operator's own policy."""
+        return self if self._custom_policy is None else Snapshot(self.version, self.server_statuses, self._checks)
 
     def view(self, grants: Grants, surface: Surface, client_caps: ClientCapabilities = NO_CAPABILITIES) -> View:
-        """The table for these permissions on this surface, compiled on first use."""
+        """The view of these permissions on this surface, compiled on first use."""
         is_varied = bool(client_caps) and self._is_varied(client_caps, surface.server)
         key: Key = (grants, surface, client_caps) if is_varied else (grants, surface)
         views = self._views if surface.server is None else self._single
@@ -148,8 +148,8 @@ class Snapshot:
         return view
 
     def find_tool(self, grants: Grants, surface: Surface, client_caps: ClientCapabilities, name: str) -> Route | None:
-        """Where a tool's name leads in that table; of many servers only the one that it names is looked at."""
-        if not client_caps:  # as of nearly all calls, most of which find the table that is there
+        """The route of a tool's name; with many servers, only the one that it names is compiled."""
+        if not client_caps:  # nearly all calls, and most find a compiled view
             views = self._views if surface.server is None else self._single
             view = views.get((grants, surface))
             if view is not None:
@@ -162,9 +162,9 @@ class Snapshot:
         return self.view(grants, surface, client_caps).find_tool(name)
 
     def find_unreached(self, grants: Grants, surface: Surface, name: str) -> ServerName | None:
-        """The server that a tool's name names, if it is down and has never said what it has; None if there is none.
+        """The server that a tool's name names, if it is down and was never listed; otherwise None.
 
-        Only a server that these permissions see counts, and only a tool that they would allow if the server had it.
+        Only for a server that these permissions see, and a tool that they would allow if the server had it.
         """
         policy = self.policy(grants)
         if surface.style == "llm":
@@ -178,7 +178,7 @@ class Snapshot:
         )
 
     def _find_unreached_llm(self, policy: Policy, name: str) -> ServerName | None:
-        """The same for a name that language models are given: the longest server's name that fits is meant."""
+        """The same for a name for language models: the longest matching server name is meant."""
         fitting = {
             beginning: server_status
             for server, server_status in self.server_statuses.items()
@@ -189,7 +189,7 @@ class Snapshot:
         beginning = max(fitting, key=len)
         server_status = fitting[beginning]
         server, rules = server_status.server, server_status.rules
-        # Several names look the same for language models; those that the operator wrote decide.
+        # Several names look the same to language models; those in the configuration decide.
         written = {*policy.named_tools(server), *rules.hidden, *(rules.only or ()), *rules.tags}
         alike = [tool for tool in written if name in llm_forms((server, FeatureName(tool)))]
         tools = alike or [name.removeprefix(beginning)]
@@ -205,10 +205,10 @@ class Snapshot:
         return client_caps in self._varied
 
     def policy(self, grants: Grants) -> Policy:
-        """What these permissions cover, as things stand."""
-        # Not methods: a view that led back here would keep the snapshot, once it is an old one, in memory.
+        """The policy of these permissions for this snapshot."""
+        # Not methods: a view that refers to its snapshot would keep an old one in memory.
         agent_of, tags_of = partial(_agent_of, self.server_statuses), partial(_tags_of, self.server_statuses)
-        return Policy(grants, agent_of, tags_of, self._narrowing)
+        return Policy(grants, agent_of, tags_of, self._custom_policy)
 
     def _compile(self, grants: Grants, surface: Surface, client_caps: ClientCapabilities) -> View:
         policy = self.policy(grants)
@@ -248,7 +248,7 @@ class Snapshot:
         self, view: View, tools: tuple[Tool, ...], rules: ToolRules, policy: Policy, names: dict[Pair, str] | None
     ) -> None:
         if rules is NO_TOOL_RULES:
-            is_open = policy.may_use_all_of(tools[0].server)  # for most callers: then no tool need be asked about
+            is_open = policy.may_use_all_of(tools[0].server)  # for most callers: then no tool needs a check
             for tool in tools:
                 if is_open or _is_allowed(policy, tool, rules):
                     exposed = tool.name if names is None else names[tool.server, tool.name]
@@ -257,13 +257,10 @@ class Snapshot:
         for tool in tools:
             if rules.shows(tool.name) and _is_allowed(policy, tool, rules):
                 exposed = tool.name if names is None else names[tool.server, tool.name]
-                view.routes[exposed] = self._ruled_route(tool, exposed, rules)
-
-    def _ruled_route(self, tool: Tool, exposed: str, rules: ToolRules) -> Route:
-        return ruled_route(tool, exposed, rules, self._checks.of(tool))
+                view.routes[exposed] = ruled_route(tool, exposed, rules, self._checks.of(tool))
 
     def _shown(self, policy: Policy, surface: Surface) -> list[ServerStatus]:
-        """The servers to look at, in the order of their names: listings are deterministic."""
+        """The visible servers, sorted by name: lists are deterministic."""
         names = policy.named_servers() if surface.server is None else {surface.server}
         looked_at = self.server_statuses if names is None else self.server_statuses.keys() & names
         return [
@@ -271,7 +268,7 @@ class Snapshot:
         ]
 
     def _names_of(self, surface: Surface, listed: ListName) -> dict[Pair, str] | None:
-        """What everything of one list is called on a surface; None where servers' own names are used."""
+        """The names of one list on a surface; None where servers' own names are used."""
         if surface.style == "own":
             return None
         key = (surface.style, listed)
@@ -280,7 +277,7 @@ class Snapshot:
         return self._names[key]
 
     def _llm_aliases(self, surface: Surface) -> dict[str, str]:
-        """Of all tools, whoever may use them: a name means the same to everybody."""
+        """Aliases over all tools, whatever the caller may use: a name means the same to all callers."""
         if self._aliases is None:
             self._aliases = llm_aliases((self._names_of(surface, "tools") or {}).values())
         return self._aliases
@@ -294,7 +291,7 @@ class Snapshot:
         return llm_table(self.pairs(listed)) if style == "llm" else CanonicalNames()
 
     def pairs(self, listed: ListName = "tools") -> list[Pair]:
-        """Everything of one list, of every server, to whomever it is listed: a name means the same to everybody."""
+        """Everything in one list, of every server and for all capabilities: a name means the same to all callers."""
         return [
             (feature.server, feature.name)
             for server_status in self.server_statuses.values()
@@ -326,9 +323,9 @@ def _is_denied(policy: Policy, feature: Feature, rules: ToolRules) -> bool:
 
 
 def _denied_uris(policy: Policy, server_status: ServerStatus) -> Iterable[str]:
-    """What is refused of the resources and templates that a server lists to anybody, or may have without listing them.
+    """The denied resources and templates of a server, listed or not.
 
-    The latter are known by name, from permissions and from the operator's tags.
+    Unlisted ones are known by name, from permissions and from the operator's tags.
     """
     server, rules = server_status.server, server_status.rules
     listed = (*_all_of(server_status, "resources"), *_all_of(server_status, "templates"))
@@ -340,7 +337,7 @@ def _denied_uris(policy: Policy, server_status: ServerStatus) -> Iterable[str]:
 
 
 def _is_seen(policy: Policy, server_status: ServerStatus) -> bool:
-    """Whether there is such a server: its name is granted, or something that it has is by what is said of that."""
+    """Whether a server is visible: its name is granted, or one of its features is by a label."""
     if server_status.state == "disabled":
         return False
     if policy.may_see_server(server_status.server) and not (policy.is_narrowed and server_status.has_lists):
@@ -353,7 +350,7 @@ def _is_seen(policy: Policy, server_status: ServerStatus) -> bool:
 
 
 def _may_have(policy: Policy, server_status: ServerStatus, tool: str) -> bool:
-    """Whether a server that is not connected may have a tool, as far as is known, which the caller could use then."""
+    """Whether a disconnected server may have a tool that the caller could then use."""
     rules = server_status.rules
     is_known = (
         server_status.state == "ready" or server_status.has_lists or server_status.withheld or server_status.left_out
@@ -365,13 +362,13 @@ def _may_have(policy: Policy, server_status: ServerStatus, tool: str) -> bool:
 
 
 def _is_whole(server_status: ServerStatus, policy: Policy) -> bool:
-    """Whether nothing of a server is kept from whoever has these permissions."""
+    """Whether nothing of a server is hidden from these permissions."""
     is_all_shown = not server_status.withheld and not server_status.left_out
     return server_status.rules.changes_nothing and is_all_shown and policy.may_use_all_of(server_status.server)
 
 
 def _hubs_behind(shown: Iterable[ServerStatus]) -> dict[str, int]:
-    """Hubs behind these servers, and how many others are between on the longest way."""
+    """Hubs behind these servers, with the number of hubs between on the longest way."""
     hubs: dict[str, int] = {}
     for server_status in shown:
         for id, steps in server_status.hubs.items():
@@ -419,11 +416,11 @@ ALL = Grants(("*",))
 
 
 class AccessReason(msgspec.Struct, frozen=True):
-    """One thing that servers offer, whether it is reached, and what decided."""
+    """One feature, whether it is reached, and what decided."""
 
     listed: ListName
     exposed: str
-    """What it is called where all servers meet."""
+    """Its name on the common surface."""
     route: Route
     is_reached: bool
     why: tuple[Why, ...]
@@ -431,7 +428,7 @@ class AccessReason(msgspec.Struct, frozen=True):
 
 
 def explain_access(snapshot: Snapshot, grants: Grants) -> list[AccessReason]:
-    """Everything that is offered, in the order of its names, with whether and why these permissions reach it."""
+    """Every feature by name, with whether and why these permissions reach it."""
     policy, own = snapshot.policy(grants), snapshot.view(grants, EVERYTHING)
     everything = snapshot.without_custom_policy().view(ALL, EVERYTHING)
     found: list[AccessReason] = []

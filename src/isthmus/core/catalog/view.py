@@ -1,4 +1,4 @@
-"""What one permission set sees on one surface: the table that listing and calling both read."""
+"""What one permission set sees on one surface: the table that lists and calls both read."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ from isthmus.model.features import TASK_ABILITIES, Ability, Feature, Resource, T
 from isthmus.model.names import FeatureName, ServerName
 
 ServerState: TypeAlias = Literal["starting", "ready", "retrying", "login", "away", "stopped", "disabled"]
-"""`starting`: the first attempt runs. `retrying`: lost or never reached, tried again by itself. `login`:
-it takes nobody who has not logged in, and is not tried before something has changed about that. `away`: it dialled in,
-and has gone; only it can come back."""
+"""`starting`: the first connection attempt runs. `retrying`: lost or never reached, retried automatically. `login`: it
+requires a login, and is not retried before that changes. `away`: it dialled in and has disconnected; only it can come
+back."""
 
 TEMPLATED_LENGTH_MAX = 8192
-"""A longer URI is held against no template: servers may have thousands of them, and others wait meanwhile."""
+"""A longer URI is compared with no template: servers may have thousands, and other calls wait meanwhile."""
 
 METHOD = re.compile(r"[!-~]{1,128}")
-"""What a method may be called: it is written into headers."""
+"""The characters of a method name: it is written into headers."""
 
 UNLISTED_LENGTH_MAX = 256
-"""Of the name of a method that nobody lists."""
+"""The length of a method name of an unlisted server."""
 
 CALL_BY_ARGUMENT = "tools/call"
-"""A method whose arguments name another one."""
+"""A method whose arguments name another method."""
 
 CANDIDATES_MAX = 8
-"""How many meanings of a URI a caller is told."""
+"""How many meanings of an ambiguous URI a caller gets."""
 
 
 class Route(msgspec.Struct, frozen=True, eq=False):
     """Where an exposed name leads.
 
-    `feature` is what the server offers, as callers see it. `defaults` are arguments to fill in, `keep_seconds` is
-    how long a result may be given again; both are the operator's.
+    `feature` is what the server offers, as callers see it. `defaults` are arguments to add, `keep_seconds` is how long
+    a result may be cached; the operator sets both.
     """
 
     feature: Feature
@@ -58,21 +58,21 @@ class Route(msgspec.Struct, frozen=True, eq=False):
     defaults: Defaults = {}
     keep_seconds: float = 0.0
     is_trusted: bool = False
-    """Whether the operator believes what the server says of itself."""
+    """Whether the operator trusts the server's statements about itself."""
 
 
 def ruled_route(
     tool: Tool, exposed: str, rules: ToolRules, check: Callable[[msgspec.Raw], str | None] = no_check
 ) -> Route:
-    """A tool's route with what the operator said of it."""
+    """A tool's route with the operator's rules."""
     defaults = compile_defaults(rules.defaults.get(tool.name, {}))
     seconds = rules.cache_seconds if rules.keeps(tool.name) else 0.0
-    # Checked once the defaults are in, and so against the server's own schema.
+    # Checked after the defaults are added, against the server's own schema.
     return Route(without_required(tool, defaults), exposed, check, defaults, seconds, rules.is_trusted)
 
 
 class MissingServer(msgspec.Struct, frozen=True):
-    """A server that the caller may see and whose tools are absent from a listing, or listed though it is away."""
+    """A visible server that is not ready; `is_listed` says whether its cached tools are in the list."""
 
     state: ServerState
     reason: str | None
@@ -80,17 +80,17 @@ class MissingServer(msgspec.Struct, frozen=True):
 
 
 class FoundRoute(msgspec.Struct, frozen=True):
-    """A route, and what its server calls the thing that was asked for."""
+    """A route, and the server's own name for what was requested."""
 
     route: Route
     name: str
 
 
 class View:
-    """What one permission set sees on one surface. `memo` holds what faces rendered from it.
+    """What one permission set sees on one surface. `memo` caches what frontends rendered from it.
 
-    `routes` are those of tools. `servers` are those that the permissions reach at all, with tools or without;
-    `abilities` is what at least one of them can do.
+    `routes` are those of tools. `servers` are the visible servers, with tools or without; `abilities` is what at least
+    one of them can do.
     """
 
     __slots__ = (
@@ -117,7 +117,7 @@ class View:
         self._policy = policy
         self.routes: dict[str, Route] = {}
         self.aliases: Mapping[str, str] = {}
-        """Names with underscores for hyphens, and the name that is meant. They are not listed."""
+        """Names with underscores for hyphens, and the real names. They are not listed."""
         self.prompts: dict[str, Route] = {}
         self.resources: dict[str, Route] = {}
         self.templates: dict[str, Route] = {}
@@ -125,12 +125,12 @@ class View:
         self.servers: Mapping[ServerName, frozenset[Ability]] = abilities
         self.abilities: frozenset[Ability] = frozenset().union(*abilities.values())
         self.hubs: Mapping[str, int] = {}
-        """The hubs among these servers and behind them, by their ids, and how many others are between."""
+        """The hubs among these servers and behind them, by id, with the number of hubs between."""
         self.whole: ServerName | None = None
-        """The one server on its own surface, if nothing of it is kept from the caller."""
+        """The only server on its own surface, if nothing of it is hidden from the caller."""
         self.unlisted: dict[str, tuple[ServerName, ToolRules]] = {}
-        """Plain JSON-RPC servers without a list of which this caller may call any method by name, by what stands before
-        the dot there: the server's name, or nothing on the server's own surface."""
+        """Plain JSON-RPC servers without a list whose methods this caller may call by name. The key is the part before
+        the dot: the server's name, or nothing on the server's own surface."""
         self.memo: dict[str, bytes] = {}
         self._digests: dict[Topic, bytes] = {}
         self._shapes: list[tuple[TemplateShape, Route]] | None = None
@@ -139,17 +139,17 @@ class View:
 
     @property
     def claimed(self) -> frozenset[Ability]:
-        """What a caller is told can be done: what some server can, and tools as long as one was never heard.
+        """The abilities to advertise: those of all servers, and tools as long as a server was never listed.
 
-        Who is greeted without tools does not ask for them again, though that one's may come at any moment. The same
-        goes for who sees no server at all, since one may be added.
+        Legacy clients that see no tools in the initialize result never list them, although that server's may appear at
+        any moment. The same applies to a client that sees no server, since one may be added.
         """
         is_unheard = any(server in self.missing for server, abilities in self.servers.items() if not abilities)
         return self.abilities | {"tools"} if is_unheard or not self.servers else self.abilities
 
     @property
     def digest(self) -> bytes:
-        """Changes exactly when the listed tools, their names or their descriptions do."""
+        """Changes exactly when the listed tools, their names or their definitions do."""
         return self.digest_of("tools")
 
     def digest_of(self, topic: Topic) -> bytes:
@@ -168,9 +168,9 @@ class View:
                 return (self.resources, self.templates)
 
     def withhold(self, server: ServerName, denied: Iterable[str]) -> None:
-        """Have denied resources not be had by way of a template, nor those of denied templates by any way.
+        """Deny resources also by way of a template, and those of denied templates in any way.
 
-        Nor by another spelling: what a template takes, servers decode as they like.
+        That includes other spellings: servers decode URIs as they like.
         """
         for name in denied:
             if "{" in name:
@@ -188,13 +188,13 @@ class View:
         return any((server, each) in self._withheld or any(shape.fits(each) for shape in shapes) for each in meant)
 
     def _is_selective(self, server: ServerName) -> bool:
-        """Whether some resource of a server is denied: then others that it does not list are not read either."""
+        """Whether some resource of a server is denied: then its unlisted resources are not readable either."""
         return any(server == whose for whose, _ in (*self._withheld, *self._withheld_shapes))
 
     def may_receive_updates(self, server: ServerName, name: str, uri: str) -> bool:
-        """Whether updates may be told of a resource that was found here once, though it may not be listed any more.
+        """Whether the caller may receive updates of a resource it subscribed to, though it may not be listed any more.
 
-        `name` is what its server calls it, `uri` what the caller does.
+        `name` is the server's URI, `uri` the caller's.
         """
         if server not in self.servers or self._is_withheld(server, name):
             return False
@@ -203,7 +203,7 @@ class View:
     # -- finding ---------------------------------------------------------------------------------------------------
 
     def find(self, kind: Kind, name: str) -> FoundRoute | None:
-        """Where a call of this kind leads; None if nowhere that this caller may see."""
+        """The route of a call of this kind; None if the caller sees none."""
         match kind:
             case "tool":
                 return _found(self.find_tool(name))
@@ -219,18 +219,18 @@ class View:
                 return self._find_method(name)
 
     def by_alias(self, name: str) -> Route | None:
-        """The tool whose name, written with underscores, this is."""
+        """The tool whose name with underscores this is."""
         return self.routes.get(self.aliases.get(name, ""))
 
     def find_tool(self, name: str) -> Route | None:
-        """Where the name of a tool leads: to a listed one, or to a method of an unlisted server."""
+        """The route of a tool's name: a listed tool, or a method of an unlisted server."""
         return self.routes.get(name) or self.find_unlisted(name)
 
     def find_unlisted(self, name: str) -> Route | None:
-        """Where a name leads that nobody lists.
+        """The route of a method of an unlisted server.
 
-        A plain server that has no list is the exception to "callable is listed": a caller that may use all of it calls
-        its methods by name. What the operator hides is hidden there too, and is not called by way of `tools/call`.
+        A plain server without a list is the exception to "callable is listed": a caller that may use all of it calls
+        its methods by name. Hidden methods stay hidden, and cannot be called through `tools/call` either.
         """
         place, method = ("", name) if "" in self.unlisted else name.partition(".")[::2]
         server, rules = self.unlisted.get(place, (None, None))
@@ -243,22 +243,22 @@ class View:
         return ruled_route(tool, name, rules) if is_allowed else None
 
     def _find_method(self, name: str) -> FoundRoute | None:
-        """What a method does or tells is not known here, so that it is for those who may use all of its server."""
+        """Methods are for callers that may use the whole server, because their effect is unknown here."""
         if self.whole is None or METHOD.fullmatch(name) is None:
             return None
         return FoundRoute(Route(Tool.of(self.whole, FeatureName(name), {}), name), name)
 
     def _find_task(self, id: str) -> FoundRoute | None:
-        """A task is its server's to know; where there are several, it must be said whose it is."""
+        """A task belongs to one server; where there are several, its id must be qualified."""
         servers = [server for server, abilities in self.servers.items() if not abilities.isdisjoint(TASK_ABILITIES)]
         if len(self.servers) != 1 or not servers:
             return None
         return FoundRoute(Route(Tool.of(servers[0], FeatureName(id), {}), id), id)
 
     def find_resource(self, uri: str) -> FoundRoute | None:
-        """Where a URI is read: a listed one, one that a template stands for, or one for the only server there is.
+        """Where a URI is read: a listed resource, a template's, or any URI of the only server.
 
-        Servers write URIs into their results that they list nowhere, and expect them to be read.
+        Servers put URIs into their results that they list nowhere, and expect them to be readable.
         """
         listed = self.resources.get(uri)
         if listed is not None:
@@ -270,16 +270,16 @@ class View:
         if whose is None:
             claims |= {server for server in self.servers if qualified(server, uri) in self.resources}
         if len(claims) > 1:
-            return None  # no server stands in for another, however well its template fits
+            return None  # no server may answer for another, however well its template matches
         return FoundRoute(routes[0], own) if routes else self._unlisted(uri, own, whose)
 
     def _named_in(self, uri: str) -> ServerName | None:
-        """The server that a URI names as its own; nobody else's templates can take it."""
+        """The server that a qualified URI names; only its templates can match it."""
         servers = (server for server, abilities in self.servers.items() if "resources" in abilities)
         return next((server for server in servers if uri.startswith(qualified(server, ""))), None)
 
     def _templates_for(self, own: str, whose: ServerName | None) -> list[Route]:
-        """The templates that may stand for a URI, the most literal first."""
+        """The templates that match a URI, the most specific first."""
         is_strangers = whose is None and is_qualified(own) and len(self.servers) > 1
         if is_strangers or len(own) > TEMPLATED_LENGTH_MAX:
             return []
@@ -303,7 +303,7 @@ class View:
         return FoundRoute(Route(Resource.of(whose, FeatureName(own), {}), uri), own)
 
     def candidates(self, uri: str) -> tuple[str, ...]:
-        """What could be meant by a URI, or a template, that several servers have."""
+        """The qualified URIs that an ambiguous URI or template may mean."""
         tables = (self.resources, self.templates)
         routes = [route for table in tables for route in table.values() if route.feature.name == uri != route.exposed]
         fitting = self._templates_for(uri, None)

@@ -1,1 +1,1 @@
-"""Tasks: calls that are kept, so that their callers can leave and come back for the answer."""
+"""Tasks that outlive their requests: the engine, their storage, and push notifications."""

@@ -1,1 +1,1 @@
-"""What callers want to be told beside their calls: updates of resources, and how much servers should log."""
+"""What callers receive beside their calls: updates of resources, log messages, and the states of their tasks."""

@@ -1,8 +1,7 @@
-"""How much servers should log: as much as the most curious caller wants.
+"""How much servers should log: as much as the lowest level that any caller wants.
 
-A server has one level for everybody, and each caller's face leaves out what its own caller did not want. Nobody can
-tell what a server says by itself, so once somebody has chosen, whoever has not must be kept from losing anything: the
-server is asked for everything.
+A server has one level for all callers, and each frontend filters for its own caller. A server's default level is
+unknown: once one caller has chosen a level, the others must not lose anything, so the server is set to `debug`.
 """
 
 from __future__ import annotations
@@ -15,43 +14,42 @@ from isthmus.model.calls import LOG_LEVELS, LogLevel, is_at_least
 from isthmus.model.names import ServerName
 
 TAKE_SECONDS = 2.0
-"""How long who chooses a level waits for its servers to take it: a silent one must not hold up the answer."""
+"""How long a caller that sets a level waits for servers to accept it: a silent one must not delay the response."""
 
 
 class LogLevels:
-    """Who hears servers, and from which level on, if they chose one."""
+    """The callers that receive log messages, and the levels that they chose."""
 
     def __init__(self) -> None:
         self._wanted: dict[object, LogLevel | None] = {}
         self._counts: Counter[LogLevel | None] = Counter()
         self._called: LogLevel | None = None
-        """The lowest that a single call has asked for."""
+        """The lowest level that a single call has requested."""
         self._watchers: set[Callable[[], None]] = set()
         self._asking: dict[asyncio.Future[None], ServerName] = {}
-        """Servers that have not answered what they were asked."""
+        """Requests to servers that are not answered."""
         self.lowest: LogLevel | None = None
-        """What to ask of servers; None while nobody has ever chosen, and they say what they like."""
+        """The level to set at servers; None until any caller has chosen one: then servers keep their defaults."""
 
     def hear(self, who: object) -> None:
-        """Note that somebody hears whatever servers say by themselves."""
+        """Add a caller that receives whatever servers log by default."""
         self._note(who, None)
 
     def want(self, who: object, level: LogLevel) -> None:
-        """Note that somebody wants this level and above."""
+        """Add a caller that wants this level and above."""
         self._note(who, level)
 
     def call(self, level: LogLevel) -> None:
-        """Note that a call wants this level and above, from whoever can be told only once for all calls.
+        """A single call wants this level and above, from servers that have one level for all calls.
 
-        There will be more such calls, and it costs little that faces leave out what they did not ask for: servers are
-        told once, and not back and forth with every call.
+        More such calls will follow, and filtering is cheap: the level is lowered once and not raised again.
         """
         if self._called is None or not is_at_least(level, self._called):
             self._called = level
             self._settle()
 
     def leave(self, who: object) -> None:
-        """Note that somebody hears nothing any more."""
+        """Remove a caller."""
         if who in self._wanted:
             self._counts[self._wanted.pop(who)] -= 1
             self._settle()
@@ -77,12 +75,12 @@ class LogLevels:
         return "debug" if chosen is None or self._counts[None] else chosen
 
     def ask(self, server: ServerName, asking: asyncio.Future[None]) -> None:
-        """Note that a server is being asked for what is wanted, until this is done."""
+        """Track a request that sets a server's level, until it is done."""
         self._asking[asking] = server
         asking.add_done_callback(self._asking.pop)
 
     async def settled(self, servers: Container[ServerName]) -> None:
-        """Wait until these servers have taken what is wanted, so that no call overtakes it on its way to one."""
+        """Wait until these servers have accepted the level, so that no call overtakes that request."""
         waiting = [asking for asking, server in self._asking.items() if server in servers]
         if waiting:
             await asyncio.wait(waiting, timeout=TAKE_SECONDS)

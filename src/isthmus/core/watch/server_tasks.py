@@ -1,8 +1,8 @@
-"""Which tasks callers were given, so that these can be listed, and told only to whom they belong.
+"""The tasks that servers run for callers, so that they can be listed, and reported only to their owners.
 
-It lives in this process and knows what its servers said last; who wants to know more asks them. Links tell what they
-hear (a task was made, how one stands), faces list and listen. Ids are the servers' own here, and mean something in one
-life of a link only: a server that counts its tasks begins anew with each.
+This lives in memory and holds what servers reported last. Links report (a task was created, its state changed),
+frontends list and listen. Ids are the servers' own, and only valid for one connection: a server that numbers its tasks
+starts again with each.
 """
 
 from __future__ import annotations
@@ -23,49 +23,50 @@ log = structlog.get_logger(__name__)
 
 EACH_MAX = 1_000
 ALL_MAX = 10_000
-"""Tasks known of one caller, and in all. For one more, the one goes that ended first, or the oldest if none has."""
+"""Tasks of one caller, and in all. For one more, the task that ended first is dropped, or the oldest if none has ended.
+"""
 
 KEEP_SECONDS = 86_400.0
-"""How long a task is known after it was last heard of, if its server does not say how long it keeps it."""
+"""How long a task is remembered after its last report, if its server sets no TTL."""
 
 Owner: TypeAlias = tuple[str, str]
 
 
 class LinkSession:
-    """One life of a link. What is said there of a task is about one that was made there."""
+    """One connection of a link. Reports on it are about tasks that were created on it."""
 
     __slots__ = ("is_lost", "is_process")
 
     def __init__(self, *, is_process: bool = False) -> None:
-        """`is_process` says that what is behind it ends with it, its tasks included."""
+        """`is_process` says that the process behind it ends with it, including its tasks."""
         self.is_process = is_process
         self.is_lost = False
 
 
 @dataclass(eq=False, slots=True)
 class ServerTask:
-    """A task that a caller was given."""
+    """A task of one caller."""
 
     number: int
-    """Counts its caller's."""
+    """Its number among its caller's tasks."""
     owner: Owner
     server: ServerName
     place: LinkSession | None
-    """Where it was made; None if that is not known."""
+    """The connection that it was created on; None if unknown."""
     session: str
-    """The conversation that asked for it, where that may have a link of its own."""
+    """The session that requested it, where that may have a link of its own."""
     state: ServerTaskState
     until: float
-    """When it is forgotten."""
+    """When it is dropped."""
     made_at: float
     is_end_told: bool = False
     request: int = -1
-    """The id of the request that it was made by, under which its server goes on to report progress."""
+    """The id of the request that created it; its server reports progress under this id."""
     report: ReportProgress | None = None
     is_kept: bool = False
-    """It is the hub's own, for a server that has none, and bears the same id everywhere."""
+    """It is the hub's own, for a server without tasks, and has the same id everywhere."""
     is_private: bool = False
-    """No other conversation is told of it: its caller's may be anyone's."""
+    """Other sessions do not receive its reports, because the caller may be anyone."""
 
     @property
     def name(self) -> tuple[ServerName, str]:
@@ -74,17 +75,17 @@ class ServerTask:
 
 
 Tell: TypeAlias = Callable[[ServerTask, bool], None]
-"""Hears of a task, and whether its status is another one than before."""
+"""Receives a task, and whether its status has changed."""
 
 
 class _Queue:
-    """Tasks in the order in which they are given up: those that ended, as they did, then the others, as they came."""
+    """Tasks in the order in which they are dropped: ended ones by their end, then the others by their creation."""
 
     def __init__(self) -> None:
         self._over: dict[ServerTask, None] = {}
         self._open: dict[ServerTask, None] = {}
         self.last = 0
-        """The number of the latest."""
+        """The number of the latest task."""
 
     def __len__(self) -> int:
         return len(self._over) + len(self._open)
@@ -108,7 +109,7 @@ class _Queue:
 
 
 class ServerTasks:
-    """The tasks of all callers of one hub."""
+    """The server tasks of all callers of one hub."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -121,7 +122,7 @@ class ServerTasks:
     def __len__(self) -> int:
         return len(self._all)
 
-    # -- what links hear -------------------------------------------------------------------------------------------
+    # -- reports of links ----------------------------------------------------------------------------------------------
 
     def made(
         self,
@@ -134,7 +135,7 @@ class ServerTasks:
         request: int = -1,
         report: ReportProgress | None = None,
     ) -> None:
-        """A caller was given a task; `report` is called with progress of the `request` that it was made by."""
+        """A task was created for a caller; `report` is called with progress of the `request` that created it."""
         owner = _owner(caller)
         self._supersede(owner, place, self._named.get((server, state.id), []))
         own = self._of.setdefault(owner, _Queue())
@@ -151,7 +152,7 @@ class ServerTasks:
         self._all.put(task)
 
     def _supersede(self, owner: Owner, place: LinkSession | None, before: list[ServerTask]) -> None:
-        """Forget who bore the same name: a server that gives an id anew has forgotten whom it gave it to before."""
+        """Drop tasks with the same id: a server that reuses an id has forgotten the earlier task."""
         for task in list(before):
             is_given_anew = task.place is place and (task.owner == owner or task.state.is_over)
             if is_given_anew or not self._is_there(task) or _is_lost(task.place):
@@ -164,7 +165,7 @@ class ServerTasks:
             self._drop(self._all.first())
 
     def answered(self, caller: Caller, server: ServerName, place: LinkSession | None, state: ServerTaskState) -> None:
-        """A server answered its task's own caller how it stands."""
+        """A server returned the state of a task to its caller."""
         owner = _owner(caller)
         own = [task for task in self._named.get((server, state.id), ()) if task.owner == owner]
         here = [task for task in own if task.place is place]
@@ -172,9 +173,9 @@ class ServerTasks:
             self._learn(task, state)
 
     def told(self, server: ServerName, place: LinkSession, state: ServerTaskState) -> None:
-        """A server says by itself how a task stands: whoever listens for its caller hears it, and nobody else.
+        """A server sent a notification with the state of a task: only its caller's listeners receive it.
 
-        If it is not known whose it is, nobody does; nor does anybody hear twice that it has ended.
+        Without a known caller it is dropped; the end of a task is reported once.
         """
         here = [task for task in self._named.get((server, state.id), ()) if task.place is place]
         if len(here) != 1 or here[0].is_end_told or not self._is_there(here[0]):
@@ -182,18 +183,18 @@ class ServerTasks:
         task, before = here[0], here[0].state
         self._learn(task, state)
         if before.is_over and not state.is_over:
-            return  # old news
+            return  # outdated
         task.is_end_told = state.is_over
         self._tell(task, is_other=state.is_over or state.status != before.status)
 
     def announce(self, task: ServerTask, state: ServerTaskState) -> None:
-        """A task of the hub's own stands so: whoever listens for its caller hears it."""
+        """The state of a hub task changed: notify its caller's listeners."""
         is_other = state.is_over or state.status != task.state.status
         task.state = state
         self._tell(task, is_other=is_other)
 
     def progressed(self, place: LinkSession, request: int, event: Callable[[], Progress]) -> None:
-        """A server reports progress of a request that it has answered: with a task, if anybody is to hear it."""
+        """A server reports progress of a request that it has answered with a task."""
         task = self._reporting.get((place, request))
         if task is None or task.report is None or task.state.is_over or not self._is_there(task):
             return
@@ -204,7 +205,7 @@ class ServerTasks:
 
     def _learn(self, task: ServerTask, state: ServerTaskState) -> None:
         if task.state.is_over and not state.is_over:
-            return  # it was said before the end, and heard after it
+            return  # reported before the end, received after it
         task.state = state
         task.until = _until(state, task.made_at, self._clock())
         self._of[task.owner].put(task)
@@ -220,10 +221,10 @@ class ServerTasks:
         if not named:
             del self._named[task.name]
 
-    # -- what faces ask --------------------------------------------------------------------------------------------
+    # -- requests of frontends -----------------------------------------------------------------------------------------
 
     def of(self, caller: Caller, session: str = "") -> list[ServerTask]:
-        """The tasks that a caller can ask about in this conversation, in the order in which they were made."""
+        """The tasks that a caller can see in this session, by creation."""
         owner = _owner(caller)
         own = list(self._of.get(owner, ()))
         for task in own:
@@ -233,19 +234,19 @@ class ServerTasks:
         return sorted(meant, key=lambda task: task.number)
 
     def forget(self, task: ServerTask) -> None:
-        """Its server does not know it any more."""
+        """Drop a task that its server does not know any more."""
         if task in self._named.get(task.name, ()):
             self._drop(task)
 
     def belongs_to_other(self, caller: Caller, server: ServerName, id: str) -> bool:
-        """Whether an id that a caller was given stands by now for a task of somebody else alone."""
+        """Whether an id that a caller was given now stands only for tasks of others."""
         owner = _owner(caller)
         named = self._named.get((server, id), ())
         owners = {task.owner for task in named if self._is_there(task) and not _is_lost(task.place)}
         return bool(owners) and owner not in owners
 
     def listen(self, caller: Caller, session: str, tell: Tell) -> Callable[[], None]:
-        """Have `tell` called with every task of a caller of which its server tells, until the returned is called."""
+        """Call `tell` with every reported task of a caller, until the returned function is called."""
         owner, key = _owner(caller), object()
         self._listeners.setdefault(owner, {})[key] = (session, tell)
         return lambda: self._leave(owner, key)
@@ -257,7 +258,7 @@ class ServerTasks:
             self._listeners.pop(owner, None)
 
     def _tell(self, task: ServerTask, *, is_other: bool) -> None:
-        """Tell the conversation that asked for it, if that listens; else all of its caller's, unless it is private."""
+        """Notify the session that requested it, if it listens; otherwise all of its caller's, unless it is private."""
         listeners = list(self._listeners.get(task.owner, {}).values())
         own = [listener for listener in listeners if task.session and listener[0] == task.session]
         for session, tell in own if task.is_private else own or listeners:
@@ -265,13 +266,13 @@ class ServerTasks:
                 continue
             try:
                 tell(task, is_other)
-            except Exception:  # one broken listener must not keep the others, or the link, from the news
+            except Exception:  # one broken listener must not affect the others, or the link
                 log.exception("a listener of a task failed", server=task.server)
 
     def _meant(self, owner: Owner, session: str, name: tuple[ServerName, str]) -> ServerTask | None:
-        """What a caller's id stands for in one of its conversations; None if that cannot be known.
+        """The task that a caller's id stands for in one of its sessions; None if that is ambiguous.
 
-        Conversations may have processes of their own, which count their tasks alike.
+        Sessions may have processes of their own, which number their tasks alike.
         """
         found = [task for task in self._named.get(name, ()) if task.owner == owner and self._is_there(task)]
         if len(found) > 1:
@@ -292,7 +293,7 @@ def _until(state: ServerTaskState, made_at: float, heard_at: float) -> float:
 
 
 def hub_task(caller: Caller, server: ServerName, session: str, state: ServerTaskState) -> ServerTask:
-    """A task of the hub's own, as those hear of it who listen."""
+    """A task of the hub itself, as listeners receive it."""
     owner = _owner(caller)
     return ServerTask(0, owner, server, None, session, state, 0.0, 0.0, is_kept=True, is_private=caller.is_anyone)
 

@@ -1,8 +1,8 @@
-"""Who wants to hear that a resource was updated, and from which link. However many they are, a link is asked once.
+"""Which callers are subscribed to which resources, and on which link. Each link is subscribed once per resource.
 
-A caller hears it from the process that it would read the resource from. Where its calls go on a link of its own, that
-is this link, as soon as it is there and has agreed to tell; until then, and for everybody else, it is the link that all
-share. So one update is told once, though both links may know of it.
+A caller receives updates from the process that it would read the resource from. If its calls use a link of its own, it
+is this link, as soon as it is connected and subscribed; until then, and for all other callers, it is the shared link.
+So each update is sent once, though both links may report it.
 """
 
 from __future__ import annotations
@@ -22,49 +22,49 @@ log = structlog.get_logger(__name__)
 
 Tell: TypeAlias = Callable[[], None]
 Key: TypeAlias = tuple[ServerName, str]
-"""A server, and what it calls the resource."""
+"""A server, and its own URI of the resource."""
 Answer: TypeAlias = "asyncio.Future[Fault | None]"
 Sharing: TypeAlias = dict[SubscriptionLink, list[Subscriber]]
-"""Whose calls go on a link, as far as anybody asked."""
+"""The subscribers whose calls use a link, as far as they are looked up."""
 
 LEVELS_MAX = 32
 LENGTH_MAX = 2048
-"""How far up it is looked for who follows the whole of which a part was updated; servers tell as often as they like."""
+"""How many levels up subscribers to a parent resource are looked for; servers may send updates very often."""
 
 
 class Subscriptions:
-    """The subscriptions of all callers of one hub. They outlast a lost link: the next one is asked again."""
+    """The subscriptions of all callers of one hub. They outlast a lost link: the next one is subscribed again."""
 
     def __init__(self) -> None:
         self._listeners: dict[Key, dict[Tell, Subscriber | None]] = {}
         self._uris: dict[ServerName, dict[str, None]] = {}
-        """What is followed at each server: asked for by every link that comes, of which there may be thousands."""
+        """The subscribed URIs per server: every new link needs them, and there may be thousands of links."""
         self._followed: dict[ServerName, dict[Subscriber, dict[str, int]]] = {}
-        """What each follower follows, and how many times over: looked up where there are far more listeners."""
+        """The URIs of each subscriber with their counts: looked up where there are far more listeners."""
         self._common: dict[ServerName, SubscriptionLink] = {}
         self._owners: dict[ServerName, PrivateLinks] = {}
         self._asked: WeakKeyDictionary[SubscriptionLink, dict[str, Answer]] = WeakKeyDictionary()
-        """What each link was asked to tell and has not refused: who comes before it answers waits for the same."""
+        """The requests of each link that were not refused: later subscribers wait for the same response."""
 
     # -- callers ---------------------------------------------------------------------------------------------------
 
     async def add(self, key: Key, tell: Tell, follower: Subscriber | None = None) -> Fault | None:
-        """Have `tell` called at every update from now on; the fault if the server does not agree.
+        """Call `tell` at every update from now on; return the fault if the server refuses.
 
-        Without a `follower` it is somebody who has no link of its own.
+        A caller without a `follower` has no link of its own.
         """
         owners = self._owners.get(key[0])
         if owners and follower is not None and (refusal := owners.refusal(follower)) is not None:
             return refusal
         listeners = self._listeners.setdefault(key, {})
-        listeners[tell] = follower  # before the server is asked: it may tell of an update together with its answer
+        listeners[tell] = follower  # before the request: an update may come with its response
         self._uris.setdefault(key[0], {})[key[1]] = None
         self._count(key, follower, 1)
         links = self._links(key[0], follower)
         if links:
             fault = await self._ask_first(key, follower, links)
-        else:  # the next link is asked for what is followed already
-            why = NotConnected(key[0], "it cannot be asked to tell of updates now")
+        else:  # the next link will be subscribed
+            why = NotConnected(key[0], "it cannot be subscribed to now")
             fault = why if len(listeners) == 1 and not self._is_apart(owners, follower) else None
         if fault is not None and self._drop(key, tell):
             self._release(key, [link for link in links if key[1] in self._asked.get(link, {})], {})
@@ -73,9 +73,9 @@ class Subscriptions:
     async def _ask_first(
         self, key: Key, follower: Subscriber | None, links: Sequence[SubscriptionLink]
     ) -> Fault | None:
-        """The answer of the first link, from which the resource would be read.
+        """Subscribe on the first link, from which the resource would be read.
 
-        The others may have to stand in for it later: they are asked as well once it has agreed, and not waited for.
+        The other links may have to replace it later: they are subscribed in the background once it has succeeded.
         """
         server, uri = key
         fault = await self.ask(links[0], uri)
@@ -86,11 +86,11 @@ class Subscriptions:
         return fault
 
     def remove(self, key: Key, tell: Tell) -> None:
-        """Stop telling; the last one to leave has the server told so too."""
+        """Remove a subscription; the last one also unsubscribes at the server."""
         self.leave([(key, tell)])
 
     def leave(self, followed: Iterable[tuple[Key, Tell]]) -> None:
-        """Stop telling of all of these: who leaves with many resources has it found out once who shares its links."""
+        """Remove several subscriptions: which subscribers share a link is then computed once."""
         sharing: Sharing = {}
         for key, tell in followed:
             follower = self._listeners.get(key, {}).get(tell)
@@ -128,18 +128,18 @@ class Subscriptions:
             del self._followed[server]
 
     def _release(self, key: Key, links: Sequence[SubscriptionLink], sharing: Sharing) -> None:
-        """Have those links tell no more of a resource of whom nobody is left to hear it."""
+        """Unsubscribe these links from a resource if no subscriber is left on them."""
         for link in links:
             if not self._is_heard(key, link, sharing):
                 self.stop(link, key[1])
 
     def stop(self, link: SubscriptionLink, uri: str) -> None:
-        """Have a link tell no more of a resource."""
+        """Unsubscribe a link from a resource."""
         self._asked.get(link, {}).pop(uri, None)
         link.unsubscribe(uri)
 
     def _is_heard(self, key: Key, link: SubscriptionLink, sharing: Sharing) -> bool:
-        """Whether anybody follows a resource who can hear of it from this link."""
+        """Whether any subscriber of a resource receives it from this link."""
         server, uri = key
         if link is self._common.get(server):
             return key in self._listeners
@@ -153,9 +153,9 @@ class Subscriptions:
     def attach(
         self, server: ServerName, announcer: SubscriptionLink | None, owners: PrivateLinks | None = None
     ) -> None:
-        """Ask `announcer` from now on; None when there is nobody to ask.
+        """Use `announcer` as the shared link from now on; None if there is none.
 
-        `owners` are the links on which not everybody's calls go. They may be there while the common one is not.
+        `owners` are the links that not all callers share. They may exist while the shared one does not.
         """
         self._common.pop(server, None)
         if announcer is not None:
@@ -164,12 +164,12 @@ class Subscriptions:
             self._owners[server] = owners
 
     def detach(self, server: ServerName) -> None:
-        """Forget a server's links: it is removed."""
+        """Remove a server's links."""
         self._common.pop(server, None)
         self._owners.pop(server, None)
 
     def wanted(self, server: ServerName) -> list[str]:
-        """What a new link to this server has to ask for, if everybody shares it."""
+        """The URIs that a new shared link of this server must subscribe to."""
         owners = self._owners.get(server)
         uris = self._uris.get(server, ())
         return [uri for uri in uris if self._is_for_all(owners, self._listeners[server, uri])] if owners else list(uris)
@@ -181,22 +181,22 @@ class Subscriptions:
         return bool(owners) and owners is not None and follower is not None and owners.is_separate(follower)
 
     def followers(self, server: ServerName) -> Mapping[Subscriber, Collection[str]]:
-        """What is followed by those who may have a link of their own: that is asked for it too."""
+        """What callers with a possible link of their own are subscribed to: that link is subscribed too."""
         return self._followed.get(server, {})
 
     async def ask(self, link: SubscriptionLink, uri: str) -> Fault | None:
-        """Have a link tell of a resource, unless it was asked already; the fault if it does not agree."""
+        """Subscribe a link to a resource, unless it is; return the fault if the server refuses."""
         asked = self._asked.setdefault(link, {})
         while (answer := asked.get(uri)) is not None:
             if not answer.done():
                 await asyncio.wait({answer})
             if not answer.cancelled():
                 return answer.result()
-        # Nobody has asked, or who asked has left before it heard.
+        # There was no request, or it was cancelled before its response.
         return await self._ask(link, uri, asked)
 
     async def subscribe_also(self, key: Key, follower: Subscriber, links: Sequence[SubscriptionLink]) -> None:
-        """Have further links tell of a resource, unless its follower has left already."""
+        """Subscribe further links to a resource, unless its subscriber has left."""
         server, uri = key
         if uri in self.followers(server).get(follower, ()):
             await asyncio.gather(*(self.ask(link, uri) for link in links))
@@ -213,33 +213,33 @@ class Subscriptions:
         return fault
 
     def asked(self, link: SubscriptionLink) -> list[str]:
-        """What a link tells, or is being asked to."""
+        """The URIs that a link is subscribed to, or being subscribed to."""
         return list(self._asked.get(link, ()))
 
     def forget(self, link: SubscriptionLink) -> None:
-        """A link is lost, or its server has forgotten what it was asked."""
+        """A link is lost, or its server has dropped its subscriptions."""
         self._asked.pop(link, None)
 
     # -- news ------------------------------------------------------------------------------------------------------
 
     def updated(self, server: ServerName, uri: str, link: SubscriptionLink | None = None) -> None:
-        """A server says that a resource of its was updated, perhaps a part of one that was asked about.
+        """A server reports that a resource was updated, perhaps a part of one that was subscribed to.
 
-        It says so on a link that not everybody shares, or on the common one.
+        `link` is None for the shared link.
         """
         self._tell(server, [tell for whole in _and_above(uri) for tell in self._hearing(server, whole, link)])
 
     def missed(self, server: ServerName, uri: str, link: SubscriptionLink | None = None) -> None:
-        """A link could not be heard for a while: who hears of this resource from it is told once, to look at it."""
+        """A link was interrupted: subscribers of this resource on it are notified once, to read it again."""
         self._tell(server, self._hearing(server, uri, link))
 
     def _hearing(self, server: ServerName, uri: str, link: SubscriptionLink | None) -> list[Tell]:
-        """Who hears of a resource from this link, or from the common one."""
+        """The listeners that receive updates of a resource from this link; None for the shared one."""
         listeners = self._listeners.get((server, uri))
         if listeners is None:
             return []
         owners = self._owners.get(server)
-        if not owners:  # as nearly everywhere, so that a storm of news costs less
+        if not owners:  # the usual case, so that many updates cost less
             return list(listeners) if link is None else []
         return [tell for tell, follower in listeners.items() if self._hears(owners, follower, uri, link)]
 
@@ -254,7 +254,7 @@ class Subscriptions:
         return not any(_is_yes(self._asked.get(each, {}).get(uri)) for each in own)
 
     def _links(self, server: ServerName, follower: Subscriber | None) -> list[SubscriptionLink]:
-        """Where a follower can hear from, its own first."""
+        """The links that can serve a subscriber, its own first."""
         owners, common = self._owners.get(server), self._common.get(server)
         own = [] if owners is None or follower is None else owners.own(follower)
         return [*own, *(() if common is None or self._is_apart(owners, follower) else (common,))]
@@ -263,7 +263,7 @@ class Subscriptions:
         for tell in listeners:
             try:
                 tell()
-            except Exception:  # one broken listener must not keep the others, or the link, from the news
+            except Exception:  # one broken listener must not affect the others, or the link
                 log.exception("a listener of a resource failed", server=server)
 
 
@@ -280,7 +280,7 @@ def _is_yes(answer: Answer | None) -> bool:
 
 
 def _and_above(uri: str) -> Iterator[str]:
-    """A URI, and those of which it may be a part: its folders, written with a slash at the end or without."""
+    """A URI, and those of its parent folders, with and without a slash at the end."""
     yield uri
     for _ in range(LEVELS_MAX if len(uri) <= LENGTH_MAX else 0):
         uri = uri[:-1] if uri.endswith("/") else uri[: uri.rfind("/") + 1]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from isthmus.core.access.policy import BY_NARROWING, CustomPolicy, Policy
+from isthmus.core.access.policy import BY_CUSTOM_POLICY, CustomPolicy, Policy
 from isthmus.core.access.tenants import Tenants, TenantSettings
 from isthmus.core.catalog.schema import CheckCache
 from isthmus.core.catalog.snapshot import ServerStatus, Snapshot, explain_access
@@ -99,7 +99,7 @@ def test_where_somebody_else_decides_nobody_may_use_all_of_a_server() -> None:
 
 def test_why_something_is_refused_is_told() -> None:
     found = {each.exposed: each for each in explain_access(snapshot(Refusing("files.write"), *TWO), grants_of(PLANNER))}
-    assert found["files.write"].why == (("deny", BY_NARROWING, "a policy"),)
+    assert found["files.write"].why == (("deny", BY_CUSTOM_POLICY, "a policy"),)
     assert found["files.read"].why == (("allow", 0, "*"),)
 
 
@@ -116,6 +116,6 @@ def test_who_is_bound_can_be_loosed(tenants: Tenants) -> None:
 
 def test_who_is_asked_about_counts_as_no_permission_set_of_its_own() -> None:
     """Else reasons would be looked for in places where nothing is written."""
-    policy = Policy(grants_of(PLANNER), narrowing=lambda *_: True)
+    policy = Policy(grants_of(PLANNER), custom_policy=lambda *_: True)
     assert policy.why(FILES, FeatureName("read")) == (("allow", 0, "*"),)
     assert policy.is_narrowed

@@ -93,15 +93,15 @@ def test_a_pattern_of_the_right_form_passes(pattern: str) -> None:
 @pytest.mark.parametrize(
     ("pattern", "why"),
     [
-        ("", "it names no server"),
-        (".read", "it names no server"),
-        ("files.", "it names no tool"),
-        ("fi*", "a star cannot stand for a part of a name"),
-        ("*.read", "a star cannot stand for a part of a name"),
-        ("files.read_*", "a star cannot stand for a part of a name"),
-        ("**", "a star cannot stand for a part of a name"),
-        ("my files.read", "no server can have that name"),
-        ("agent:", "it names no agent"),
+        ("", "the server is missing"),
+        (".read", "the server is missing"),
+        ("files.", "the tool is missing"),
+        ("fi*", "* cannot be part of a name"),
+        ("*.read", "* cannot be part of a name"),
+        ("files.read_*", "* cannot be part of a name"),
+        ("**", "* cannot be part of a name"),
+        ("my files.read", "this is not a valid server name"),
+        ("agent:", "the agent's key is missing"),
     ],
 )
 def test_a_malformed_pattern_is_refused_with_advice(pattern: str, why: str) -> None:
@@ -176,7 +176,7 @@ def test_an_agent_may_be_called_anything_that_can_be_printed(key: str) -> None:
 
 @pytest.mark.parametrize("key", ["my home", "home\n", "\u200b"])
 def test_a_key_that_nobody_can_read_is_refused_in_a_configuration_and_taken_from_a_token(key: str) -> None:
-    with pytest.raises(ValueError, match=r"hint:NAME, not .*: the key of an agent has no spaces"):
+    with pytest.raises(ValueError, match=r"hint:NAME, not .*: an agent's key must be printable"):
         check_pattern(f"agent:{key}")
     assert Policy(Grants((f"agent:{key}",)), lambda _: key).may_see_server(PHONE)
 
@@ -260,9 +260,9 @@ def test_without_a_pattern_about_labels_nobody_looks_them_up() -> None:
 @pytest.mark.parametrize(
     ("pattern", "why"),
     [
-        ("tag:", "it names no tag"),
-        ("tag: safe", "it names no tag"),
-        ("tag:a\n", "it names no tag"),
+        ("tag:", "the tag is missing"),
+        ("tag: safe", "the tag is missing"),
+        ("tag:a\n", "the tag is missing"),
         ("hint:", "a hint is one of read-only, destructive, idempotent, open-world"),
         ("hint:readOnlyHint", "a hint is one of read-only, destructive, idempotent, open-world"),
     ],

@@ -66,7 +66,7 @@ class SlowWitness:
     def ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
         self.unwritten.append(lambda: inflight.deliver(outcome))
 
-    def begun(self, call: Call, id: str) -> msgspec.Raw:
+    def start_fact(self, call: Call, id: str) -> msgspec.Raw:
         raise AssertionError("nobody keeps tasks here")
 
 

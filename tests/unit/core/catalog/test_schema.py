@@ -1,4 +1,4 @@
-"""Arguments against schemas that nobody vouches for."""
+"""Arguments are checked against a tool's schema, and checks are compiled once."""
 
 from __future__ import annotations
 
@@ -9,8 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.core.catalog.schema import DETAIL_LENGTH_MAX, EXPENSIVE, UnusableSchema, compile_check
-from tests.unit.core.doubles import raw
+from isthmus.core.catalog.schema import (
+    DETAIL_LENGTH_MAX,
+    EXPENSIVE,
+    CheckCache,
+    UnusableSchema,
+    compile_check,
+    no_check,
+)
+from tests.unit.core.doubles import raw, tool
 
 ECHO = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
 
@@ -119,3 +126,45 @@ def test_a_refusal_is_explained_without_looking_at_everything_that_is_wrong() ->
     began = time.thread_time()
     assert check_it(raw({"items": [{} for _ in range(300)]})) is not None
     assert time.thread_time() - began < 5.0  # one that lists them all takes minutes
+
+
+TEXT = {"type": "object", "required": ["text"]}
+
+
+def test_a_tool_without_a_usable_schema_is_not_checked_here() -> None:
+    cache = CheckCache(limit_bytes=4096)
+    assert cache.of(tool())(raw({})) is None
+    assert cache.of(tool(inputSchema={"type": "nonsense"}))(raw({})) is None
+
+
+def test_a_check_is_compiled_on_the_first_call_and_kept() -> None:
+    cache = CheckCache(limit_bytes=4096)
+    check = cache.of(tool(inputSchema=TEXT))
+    assert len(cache._checks) == 0
+    assert check(raw({})) == '"text" is a required property'
+    assert cache.of(tool(inputSchema=TEXT))(raw({"text": 1})) is None
+    assert len(cache._checks) == 1
+
+
+def test_the_same_program_on_another_server_shares_its_checks() -> None:
+    cache = CheckCache(limit_bytes=4096)
+    for server in ("a", "b"):
+        assert cache.of(tool("say", server, inputSchema=TEXT))(raw({})) == '"text" is a required property'
+    assert len(cache._checks) == 1
+
+
+def test_a_changed_schema_is_a_new_check() -> None:
+    cache = CheckCache(limit_bytes=4096)
+    assert cache.of(tool(inputSchema=TEXT))(raw({})) is not None
+    assert cache.of(tool(inputSchema={"type": "object"}))(raw({})) is None
+
+
+def test_the_number_of_checks_kept_is_bounded() -> None:
+    cache = CheckCache(limit_bytes=4096, capacity=2)
+    for name in ("a", "b", "c"):
+        assert cache.of(tool(name, inputSchema=TEXT))(raw({})) is not None
+    assert len(cache._checks) == 1
+
+
+def test_what_has_no_schema_here_is_never_refused_here() -> None:
+    assert no_check(raw(["anything"])) is None

@@ -1,4 +1,4 @@
-"""One table for listing and calling: what a permission set sees on each surface."""
+"""What callers see of all servers at one moment, and why."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from isthmus.core.catalog import snapshot as snapshots
 from isthmus.core.catalog.rules import ToolRules
 from isthmus.core.catalog.schema import CheckCache
-from isthmus.core.catalog.snapshot import FeatureLists, ServerStatus, Snapshot
+from isthmus.core.catalog.snapshot import FeatureLists, ServerStatus, Snapshot, explain_access
 from isthmus.core.catalog.view import ServerState, View
 from isthmus.model.callers import Grants
 from isthmus.model.calls import EVERYTHING, NO_CAPABILITIES, ClientCapabilities, Surface
@@ -610,3 +612,37 @@ def test_an_unlisted_method_has_the_same_name_where_tools_are_named_for_language
 
 def test_language_models_are_told_no_name_of_an_unlisted_method() -> None:
     assert snapshot(PLAIN).find_tool(ALL, Surface("llm"), NO_CAPABILITIES, "mcp_files_read") is None
+
+
+WEB, FILES = ServerName("web"), ServerName("files")
+STANDINGS = {
+    FILES: ready(
+        tool("read", annotations={"readOnlyHint": True}),
+        tool("write"),
+        prompts=[prompt("ask")],
+        resources=[resource("note:one")],
+        templates=[template("note:{n}")],
+        rules=ToolRules(is_trusted=True, tags={"write": ("loud",)}),
+    ),
+    WEB: ready(tool("read", WEB, annotations={"readOnlyHint": True}), server=WEB),
+}
+SNAPSHOT = Snapshot(1, STANDINGS, CheckCache(limit_bytes=4096))
+PATTERNS = st.sampled_from(["*", "files", "files.read", "web.*", "tag:loud", "hint:read-only", "hint:destructive"])
+LISTS = st.lists(PATTERNS, max_size=3).map(tuple)
+
+
+@given(LISTS, LISTS, st.one_of(st.none(), LISTS))
+def test_everything_is_told_of_and_the_reason_is_why_the_table_has_it_or_not(
+    allow: tuple[str, ...], deny: tuple[str, ...], bounds: tuple[str, ...] | None
+) -> None:
+    grants = Grants(allow, deny, None if bounds is None else Grants(bounds))
+    found = explain_access(SNAPSHOT, grants)
+    assert [(reason.listed, reason.exposed) for reason in found] == [
+        ("tools", "files.read"), ("tools", "files.write"), ("tools", "web.read"), ("prompts", "files.ask"),
+        ("resources", "note:one"), ("templates", "note:{n}"),
+    ]  # fmt: skip
+    view = SNAPSHOT.view(grants, EVERYTHING)
+    reached = [*view.routes, *view.prompts, *view.resources, *view.templates]
+    for reason in found:
+        assert reason.is_reached == (reason.exposed in reached)
+        assert reason.is_reached == all(why[0] == "allow" and why[2] is not None for why in reason.why)

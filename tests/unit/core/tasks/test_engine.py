@@ -410,11 +410,9 @@ def test_however_badly_the_journal_writes_it_ends_up_with_the_newest_record(
         versions = [record.version for record in ears.heard]
         assert versions == sorted(set(versions))
 
-    retry, store.RETRY_SECONDS = engines.RETRY_SECONDS, 0.0
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engines, "RETRY_SECONDS", 0.0)
         asyncio.run(run())
-    finally:
-        store.RETRY_SECONDS = retry
 
 
 async def test_a_task_that_has_ended_does_not_change() -> None:
