@@ -290,7 +290,7 @@ class DuplexLink(BaseLink):
         before, self._listening, self._next_listening = self._listening, self._next_listening, None
         self._stop_listening(before)
         self._listen_done()
-        self._modern_subscriptions.acknowledged(modern.read_honoured(params))
+        self._modern_subscriptions.acknowledged(modern.read_granted(params))
         if self._missed_changes:
             self._missed_changes = self._modern_subscriptions.is_asking
             self.on_gap()

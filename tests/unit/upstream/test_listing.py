@@ -160,7 +160,7 @@ async def test_a_list_of_nonsense_is_told_in_so_many_words_and_no_more() -> None
 
 @pytest.mark.parametrize("told", [{}, [], {"tools": {}}, {"tools": "x"}, b"7", {"tools": [], "nextCursor": 7}])
 async def test_what_is_no_list_is_refused(told: object) -> None:
-    with pytest.raises(BadReply, match="tools/list answered with something else"):
+    with pytest.raises(BadReply, match="tools/list returned an invalid result"):
         await tools_of(Lister(lambda _method, _cursor: told))
 
 

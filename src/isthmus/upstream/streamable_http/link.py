@@ -1,7 +1,7 @@
-"""A server reached over Streamable HTTP: one POST a request, answered by JSON or by a stream of events.
+"""A link over Streamable HTTP: one POST per request, answered by JSON or by a stream of events.
 
-Both eras, with and without sessions. A reply belongs to the POST that asked for it, so ids only guard against a
-server that mixes answers up.
+Both eras, with and without sessions. A response belongs to its POST, so ids only guard against a server that mixes
+responses up. A second stream carries notifications that belong to no request.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from isthmus.wire.mcp.messages import CANCELLED, PROGRESS, Implementation, Membe
 from isthmus.wire.sse import SseDecoder
 
 SERVER_TROUBLE = 500
-"""From here on a status tells of a passing trouble, and the stream is tried again."""
+"""From here on a status means temporary trouble: the stream is tried again."""
 
 PASSING = (408, 409, 425, 429)
-"""So do these: above all a server that allows one stream, and has not noticed that the last one broke (409)."""
+"""So do these; 409 above all, from a server that allows one stream and has not noticed that the last one broke."""
 
 
 REFUSAL_BYTES = 64 * 1024
-"""How much of a refusal is read for the server's own words."""
+"""How much of a refusal is read for the server's error message."""
 
 
 class ChangesOwner(Protocol):
@@ -81,7 +81,7 @@ class ChangesOwner(Protocol):
 class NotificationStream:
     """The stream on which a server announces changes.
 
-    In the earlier era it is open with its head; a modern server says in its first message that it tells now.
+    In the legacy era it is open with its response head; a modern server acknowledges it in its first message.
     """
 
     def __init__(self, link: ChangesOwner, era: Literal["legacy", "modern"]) -> None:
@@ -94,32 +94,32 @@ class NotificationStream:
         self._refusal: Fault | None = None
         self.ticket: Ticket | None = None
         self.is_resumed = False
-        """Whether it was asked for from an event on."""
+        """Whether it was resumed after an event."""
 
     @property
     def event_id(self) -> str | None:
-        """The last event."""
+        """The id of the last event."""
         return self._decoder.last_event_id
 
     @property
     def retry(self) -> float | None:
-        """How many seconds the server wants to be left alone after the stream's end, if it says so."""
+        """The pause in seconds that the server asks for before the stream is opened again."""
         return None if self._decoder.retry is None else self._decoder.retry / 1000
 
     def close(self) -> None:
-        """Hear nothing more."""
+        """Stop the stream."""
         if self.ticket is not None:
             self.ticket.abort()
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
-        """A server without such a stream says so by its status; it is not asked again."""
+        """Read the status; a server without such a stream is not asked again."""
         self._status = status
         self._is_stream = status == OK and media_type(headers) == EVENT_STREAM
         if self._is_stream and not self._is_modern:
             self._link.on_stream_open(self)
 
     def on_body(self, chunk: bytes) -> None:
-        """Look for announcements."""
+        """Read notifications."""
         if not self._is_stream:
             self._words += chunk[: REFUSAL_BYTES - len(self._words)]
             return
@@ -130,7 +130,7 @@ class NotificationStream:
     def _read(self, data: bytes) -> None:
         match jsonrpc.decode(data, max_depth=self._link.limits.depth, max_values=None):
             case Notification(method=method, params=params):
-                self._link.on_stream_open(self, modern.read_honoured(params) if method == modern.ACKNOWLEDGED else None)
+                self._link.on_stream_open(self, modern.read_granted(params) if method == modern.ACKNOWLEDGED else None)
                 self._link.on_notification(method, params)
             case Request() as request:
                 self._link.asked(request)
@@ -141,18 +141,18 @@ class NotificationStream:
                 pass
 
     def on_end(self) -> None:
-        """The server ended the stream, or gave none."""
+        """The server ended the stream, or refused it."""
         if (refusal := self._refusal or self._refused()) is not None:
             self._link.on_stream_refused(self, refusal)
         else:
             self._link.on_stream_ended(self)
 
     def on_lost(self, lost_: ConnectionLost) -> None:
-        """The stream broke, or could not be asked for."""
+        """The stream broke, or could not be opened."""
         self.on_end()
 
     def _refused(self) -> Fault | None:
-        """Why there is no stream and never will be; None if there was one, or may be another time."""
+        """Why the server refuses the stream for good; None if there was a stream, or may be one later."""
         if self._is_stream or not self._status or self._status >= SERVER_TROUBLE or self._status in PASSING:
             return None
         match jsonrpc.decode(self._words):
@@ -166,28 +166,28 @@ class NotificationStream:
 log = structlog.get_logger(__name__)
 
 SPARE_CONNECTIONS = 8
-"""Connections beside those for calls: pings, listings, the stream of changes."""
+"""Connections beside those for calls: pings, listings, the notification stream."""
 
 RELISTEN_SECONDS = 30.0
-"""The longest pause before the stream of changes is opened again."""
+"""The longest pause before the notification stream is opened again."""
 
 RELISTEN_SECONDS_MIN = 0.5
-"""The shortest pause that a server may ask for: after each, everything is listed anew."""
+"""The shortest pause that a server may ask for: after each, everything is listed again."""
 
 SESSION_LENGTH_MAX = 1024
 
 HEADS_MAX = 10_000
-"""Prepared heads that are kept; resources and tasks have as many names as callers come to know."""
+"""Cached request heads; callers can name any number of resources and tasks."""
 
 EVENT_ID_LENGTH_MAX = 1024
 HOPS_MAX = 3
 
 STREAM_OPEN_SECONDS = 1.0
-"""How long a call waits for the stream on which its server may ask; a server that gives none may not say so."""
+"""How long a call waits for the stream on which its server may ask; a server without one may not say so."""
 
 
 class StreamableLink(BaseLink):
-    """A server's endpoint: its session, if it has one, and the requests on their way."""
+    """A server's endpoint: its session, if it has one, and the pending requests."""
 
     carrier = "http"
     start_seconds = 20.0
@@ -224,35 +224,35 @@ class StreamableLink(BaseLink):
         self._wrong: str | None = None
         self._location: str | None = None
         self.stays = False
-        """Whether it must be found where it was said to be: of a redirect, only to the same with or without a slash."""
+        """Whether a redirect may only add or remove a trailing slash."""
         self.caller_headers = CallerHeaders()
         self._heads: dict[tuple[str, str | None], bytes] = {}
         self._generation = credentials.generation
-        """Of what is shown in these."""
+        """The generation of the credentials in these heads."""
         self._posts: dict[int, Post] = {}
         self._places: dict[bytes, HeaderParams] = {}
         self._one_way_posts = OneWayPosts(self._client)
         self._expired: list[Post] | None = None
         self._is_rechecking = False
-        """There is a new session, and it is looked at what is listed in it before anything else is sent."""
+        """A new session exists, and its tools are read before anything else is sent."""
         self._stream: NotificationStream | None = None
         """The stream on which the server announces changes."""
         self._next_stream: NotificationStream | None = None
-        """One that takes its place as soon as the server tells on it."""
+        """The stream that replaces it as soon as the server uses it."""
         self._last_event_id: str | None = None
-        """The last event of a stream of changes that ended."""
+        """The id of the last event of a notification stream that ended."""
         self._resumes: dict[Post, tuple[asyncio.TimerHandle, str]] = {}
-        """Requests whose streams ended too soon, until they are asked for again from their last event on."""
+        """Requests whose streams ended too soon, until they are resumed from their last event."""
         self._relisten: asyncio.TimerHandle | None = None
         self._pause = 1.0
         self._opened_at = 0.0
         self._missed_changes = False
-        """The stream of changes has ended, and what was told since then was not heard."""
+        """The notification stream ended; changes since then were missed."""
 
     # -- heads -----------------------------------------------------------------------------------------------------
 
     def _head(self, method: str, name: str | None = None) -> bytes:
-        """The head of a POST; what a server and a tool have in common is prepared once."""
+        """The head of a POST; cached per method and name."""
         key = (method, name)
         if self._generation != self._credentials.generation:
             self._generation = self._credentials.generation
@@ -267,14 +267,14 @@ class StreamableLink(BaseLink):
                 **self._state_headers(method, name),
             },
         )
-        if self._is_initialized and self._expired is None:  # not while there is no session to name
+        if self._is_initialized and self._expired is None:  # without a session there is nothing to cache
             if len(self._heads) >= HEADS_MAX:
                 self._heads.clear()
             self._heads[key] = head
         return head
 
     def _request_head(self, verb: str, headers: Mapping[str, str]) -> bytes:
-        """A head with the operator's own headers, of which the protocol's take precedence whatever their case."""
+        """A head with the operator's headers; the protocol's own take precedence, whatever their case."""
         own = {name.lower(): value for name, value in self._credentials.headers_for(self.server).items()}
         return request_head(verb, self._target, self._origin, {**own, **headers})
 
@@ -288,7 +288,7 @@ class StreamableLink(BaseLink):
         return {modern.VERSION_HEADER: self.dialect.version, **session}
 
     async def handshake(self, era: Era) -> None:
-        """Find the era, and the place if the server points to another one of its own."""
+        """Detect the era, and follow redirects within the origin."""
         for _ in range(HOPS_MAX):
             try:
                 await super().handshake(era)
@@ -306,9 +306,9 @@ class StreamableLink(BaseLink):
         raise ConnectFailed("it redirects in circles")
 
     async def _listen_for_questions(self) -> None:
-        """Open the stream on which an earlier server may ask, before a call can make it ask: what comes sooner is lost.
+        """Open the stream on which a legacy server may ask, before a call can make it ask.
 
-        Servers on the TypeScript SDK ask there, unless they say which call a question is about.
+        Questions that come sooner are lost. Servers on the TypeScript SDK ask there, unless they name the call.
         """
         if self.client_caps and self.dialect.era == "legacy" and self._session is not None:
             await self._open_stream_first()
@@ -320,25 +320,25 @@ class StreamableLink(BaseLink):
             await asyncio.wait({listen_ack}, timeout=STREAM_OPEN_SECONDS)
 
     async def subscribe(self, uri: str) -> None:
-        """An earlier server tells on the stream of changes, which a link for single callers need not have open yet."""
+        """Subscribe to a resource. A legacy server reports updates on the notification stream, so open that first."""
         is_deaf = self._stream is None and self._next_stream is None and self._listen_ack is None
         if is_deaf and self.dialect.era == "legacy" and self._session is not None:
             await self._open_stream_first()
         await super().subscribe(uri)
 
     def on_redirect(self, location: str) -> None:
-        """The server points elsewhere; while greeting, that is followed."""
+        """Remember a redirect; it is followed during the handshake only."""
         if not self._is_initialized:
             self._location = location
 
     def on_carrier_judged(self, answer: str, *, is_endpoint: bool) -> None:
-        """A reply tells whether this is an MCP endpoint; one that ever looked like it is taken for one."""
+        """Remember whether a reply looks like an MCP endpoint; one such reply is enough."""
         if not self._is_initialized:
             self._is_endpoint |= is_endpoint
             self._wrong = answer
 
     def _check_carrier(self) -> None:
-        """Raise `WrongCarrier` if whoever answered knows nothing of Streamable HTTP."""
+        """Raise `WrongCarrier` if the peer does not know Streamable HTTP."""
         if self._wrong is not None and not self._is_endpoint:
             raise WrongCarrier(f"it answered a POST of MCP with {self._wrong}")
 
@@ -366,14 +366,14 @@ class StreamableLink(BaseLink):
             self._deliver_early_soon()
 
     def _use_caller_id(self, post: Post, call: Call, name: str) -> None:
-        """Have a request carry its caller's own id, where it may."""
+        """Use the caller's own id for the request, if possible."""
         post.wire_id = self.caller_request_id(call, [other.wire_id for other in self._posts.values()])
         if post.wire_id is not None:
             params = self.dialect.call_params(call, name, post.id)
             post.body = jsonrpc.request_as(post.wire_id, post.method, params)
 
     def _places_of(self, tool: Feature) -> HeaderParams:
-        """Which arguments of a tool are repeated in headers; found out once per description."""
+        """The tool's arguments that are repeated in headers; cached per definition."""
         places = self._places.get(tool.digest)
         if places is None:
             if len(self._places) > self.limits.tools_per_server:
@@ -387,7 +387,7 @@ class StreamableLink(BaseLink):
     def _send(self, post: Post) -> None:
         self._posts[post.id] = post
         if self._expired is not None and not self._is_let_through(post):
-            self._expired.append(post)  # a new session is on its way
+            self._expired.append(post)  # a new session is being opened
         else:
             self._transmit(post)
 
@@ -409,13 +409,13 @@ class StreamableLink(BaseLink):
         self._one_way_posts.answer(self._head(""), message)
 
     def on_post_over(self, post: Post) -> None:
-        """A request has ended, one way or the other."""
+        """A request has ended."""
         self._posts.pop(post.id, None)
 
     # -- streams that ended too soon -------------------------------------------------------------------------------
 
     def resume(self, post: Post, event_id: str, seconds: float) -> bool:
-        """Ask for the rest of a request's stream in a while; False where that cannot be."""
+        """Resume a request's stream after a pause; False if that is impossible."""
         if self.dialect.era == "modern" or self.lost.done() or not _is_header(event_id):
             return False
         timer = asyncio.get_running_loop().call_later(seconds, self._ask_for_rest, post)
@@ -438,24 +438,24 @@ class StreamableLink(BaseLink):
             post.fail(lost(self.server, "closed by the hub", may_have_left=True))
 
     def _listen_head(self, event_id: str | None = None) -> bytes:
-        """The head of a GET, for a stream from the beginning or from an event on."""
+        """The head of a GET for a stream, from the beginning or after an event."""
         last = {} if event_id is None else {legacy.EVENT_HEADER: event_id}
         return self._request_head("GET", {"accept": EVENT_STREAM, **last, **self._state_headers("", None)})
 
     # -- ending a call, and what the server says by itself ---------------------------------------------------------
 
     def may_have_run(self, inflight: InFlight) -> bool:
-        """What waits for a connection, or for a new session, has not left."""
+        """A request that waits for a connection or a new session has not left."""
         post = inflight.carriage
         return not isinstance(post, Post) or post.may_have_left
 
     def link_session_of(self, inflight: InFlight) -> LinkSession | None:
-        """Where a call was answered: an answer of a session that is gone says nothing of tasks of the present one."""
+        """The scope of a call's task ids; None if its session is gone."""
         post = inflight.carriage
         return self.place if isinstance(post, Post) and post.session == self._session else None
 
     def withdraw(self, inflight: InFlight, reason: str) -> None:
-        """Close the connection, which is how the modern era cancels; the earlier one wants it in words as well."""
+        """Close the connection, which cancels in the modern era; a legacy server gets a notification as well."""
         post = inflight.carriage
         if isinstance(post, Post):
             if self.dialect.era == "legacy" and post.may_have_left:
@@ -472,7 +472,7 @@ class StreamableLink(BaseLink):
                 return
 
     def on_notification(self, method: str, params: Members) -> None:
-        """The server tells something: a change, or progress of a call that it did not tell on the call's stream."""
+        """Handle a notification: a change, or progress of a call on another stream than its own."""
         if method == PROGRESS:
             post = self._posts.get(token_of(params))
             if post is not None:
@@ -483,7 +483,7 @@ class StreamableLink(BaseLink):
             super().on_notification(method, params)
 
     def _on_log_line(self, line: LogMessage) -> None:
-        """A line that names no call is the caller's who alone has calls here; else it is the operator's."""
+        """A line that names no call goes to the only caller with calls here, else to the operator."""
         if not log_alone(line, self._waiters()):
             self.on_log(line)
 
@@ -491,7 +491,7 @@ class StreamableLink(BaseLink):
         return (post.waiter for post in self._posts.values())
 
     def asked(self, request: Request, waiter: Waiter | None = None) -> None:
-        """A server's own request, on a call's stream or on one that all share; the answer is a POST of its own."""
+        """Handle a request of the server, on a call's stream or the shared one; the reply is a POST of its own."""
         say = partial(self._post_one_way, "")
         if waiter is not None:
             self._ask_caller(request, waiter, say)
@@ -506,7 +506,10 @@ class StreamableLink(BaseLink):
         known: Listing | None = None,
         client_caps: ClientCapabilities = NO_CAPABILITIES,
     ) -> Listing:
-        """What the server offers, without tools whose headers cannot be written: the specification bars them."""
+        """The server's lists, without tools whose header parameters cannot be written.
+
+        The specification forbids them.
+        """
         listing = await super().list_features(topics, known, client_caps)
         if self.dialect.era == "legacy":
             return listing
@@ -521,10 +524,10 @@ class StreamableLink(BaseLink):
             self._session = session
 
     def on_session_gone(self, post: Post) -> None:
-        """A 404 for our session proves that the request did not run: it waits for a new session and goes once more."""
+        """A 404 for our session proves that the request did not run: send it again in a new session."""
         if self._expired is None and post.session != self._session:
             if not self._fail_if_barred(post):
-                self._transmit(post)  # another's 404 came before, and there is a new session already
+                self._transmit(post)  # another request's 404 came first, and a new session exists already
             return
         if self._expired is None:
             self._expired = []
@@ -555,11 +558,11 @@ class StreamableLink(BaseLink):
         for post in waiting:
             if not post.is_over and not self._fail_if_barred(post):
                 self._transmit(post)
-        self.listen()  # the stream of changes was the old session's
-        self.on_renewed()  # a server that forgot the session forgot what it was asked, and may have changed
+        self.listen()  # the notification stream belonged to the old session
+        self.on_renewed()  # with its session a server forgets subscriptions, and its lists may have changed
 
     def _fail_if_barred(self, post: Post) -> bool:
-        """Whether a call may not be sent to the server as it is now; it is told so."""
+        """Whether the call may not be sent to the server as it is now; if so, fail it."""
         if self.may_send is None or not isinstance(post.waiter, CallWaiter):
             return False
         inflight = post.waiter.inflight
@@ -571,9 +574,9 @@ class StreamableLink(BaseLink):
     # -- hearing of changes ----------------------------------------------------------------------------------------
 
     def listen(self) -> None:
-        """Open the stream for what belongs to no request: a GET in the earlier era, a request in the modern.
+        """Open the notification stream: a GET in the legacy era, a request in the modern one.
 
-        A server with sessions is listened to in any case: some tell the progress of calls there.
+        A server with sessions gets one in any case: some report the progress of calls there.
         """
         if self.lost.done() or not (self.capabilities.announces_changes or self._session is not None):
             return
@@ -592,7 +595,7 @@ class StreamableLink(BaseLink):
 
     def _open_next_stream(self) -> NotificationStream:
         if self._stream is None:
-            self._stream = self._next_stream  # it may tell soon, and the next one later
+            self._stream = self._next_stream  # it may become active before the next one
         elif self._next_stream is not None:
             self._next_stream.close()
         self._expect_listening()
@@ -600,7 +603,7 @@ class StreamableLink(BaseLink):
         return self._next_stream
 
     def on_stream_open(self, stream: NotificationStream, honoured: Collection[str] | None = None) -> None:
-        """The server tells on a stream of changes; only now is the one before it given up."""
+        """The server uses a new notification stream: close the one before it."""
         if stream is self._next_stream:
             before, self._stream, self._next_stream = self._stream, stream, None
             if before is not None:
@@ -613,8 +616,8 @@ class StreamableLink(BaseLink):
                 self.on_gap()
 
     def on_stream_refused(self, stream: NotificationStream, refusal: Fault) -> None:
-        """The server does not announce after all, or not this; what was open before stays so."""
-        if stream.is_resumed:  # it may only have forgotten what was heard last
+        """The server refused a notification stream; an earlier one stays open."""
+        if stream.is_resumed:  # it may only have forgotten the last event
             self.on_stream_ended(stream)
             return
         if stream is self._next_stream:
@@ -625,7 +628,7 @@ class StreamableLink(BaseLink):
             self.on_stream_ended(stream)
 
     def on_stream_ended(self, stream: NotificationStream) -> None:
-        """The stream of changes ended: open it again in a while, and look for what was missed."""
+        """The notification stream ended: open it again after a pause, and look for missed changes."""
         if stream is self._stream:
             self._stream = None
             self._modern_subscriptions.closed()
@@ -637,7 +640,7 @@ class StreamableLink(BaseLink):
             return
         self._last_event_id = stream.event_id if _is_header(stream.event_id or "") else None
         if asyncio.get_running_loop().time() - self._opened_at > RELISTEN_SECONDS:
-            self._pause = 1.0  # it was open for a while, so that opening it again is worth it
+            self._pause = 1.0  # it was open for a while: opening it again makes sense
         delay = random.uniform(0.5, 1.0) * self._pause  # noqa: S311 - spread, not secrecy
         if stream.retry is not None and stream.event_id is not None:
             delay = min(max(stream.retry, RELISTEN_SECONDS_MIN), RELISTEN_SECONDS)
@@ -654,7 +657,7 @@ class StreamableLink(BaseLink):
     # -- ending ----------------------------------------------------------------------------------------------------
 
     async def aclose(self) -> None:
-        """End the session if there is one, and every connection."""
+        """End the session, if there is one, and every connection."""
         self._lose("closed by the hub")
         self._give_up_resumes()
         if self._relisten is not None:
@@ -672,12 +675,12 @@ class StreamableLink(BaseLink):
 
 
 def _is_header(event_id: str) -> bool:
-    """Whether what a server calls an event can be said to it in a header."""
+    """Whether an event id can be sent in a header."""
     return 0 < len(event_id) <= EVENT_ID_LENGTH_MAX and event_id.isascii() and event_id.isprintable()
 
 
 class _Ended:
-    """Tells when the reply is there, whatever it is."""
+    """Ends `over` when the response is there, whatever it is."""
 
     def __init__(self) -> None:
         self.on_post_over: asyncio.Future[None] = asyncio.get_running_loop().create_future()

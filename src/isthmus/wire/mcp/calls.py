@@ -1,7 +1,8 @@
-"""The requests of MCP that go to a server and come back with its answer, which both eras write alike.
+"""The MCP requests that become calls to a server, and their results, which both eras write alike.
 
-Running a tool, writing out a prompt, reading a resource, completing an argument. Used by faces (to read requests)
-and by links (to write them anew, from what was authorised, never from what was received).
+These are `tools/call`, `prompts/get`, `resources/read`, `completion/complete` and `tasks/*`. Frontends read requests.
+Links write them anew, from what was authorized and never from what was received. Plain JSON values become tool results
+here too. Values are built as text around text, so that megabytes are neither parsed nor rendered again.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ METHODS: dict[Kind, str] = {
     "task_cancel": "tasks/cancel",
     "task_update": "tasks/update",
 }
-"""How each kind of call is asked for; a `method` is that itself."""
+"""The method of each kind of call; the kind `method` has its method as name."""
 
 CALLS = frozenset(METHODS.values())
 
@@ -46,11 +47,11 @@ _MEMBERS = {
     "completion/complete": frozenset({"ref", "argument", "_meta"}),
     **dict.fromkeys(_TASKS, frozenset({"taskId", "_meta"})),
 }
-"""Members that the hub reads and writes itself; others travel untouched."""
+"""Members that the hub reads and writes itself; others are passed on unchanged."""
 
 
 class CallRequest(msgspec.Struct, frozen=True):
-    """The parameters of such a request, read."""
+    """The parameters of a request that becomes a call."""
 
     name: str
     arguments: msgspec.Raw
@@ -60,12 +61,17 @@ class CallRequest(msgspec.Struct, frozen=True):
 
 
 def read_request(method: str, params: Members, meta: Members | None = None) -> CallRequest | str:
-    """Read a request's parameters, or say what is wrong with them; `meta` is given where it was read before."""
+    """Read a request's parameters, or return what is wrong with them; `meta` is passed if it was read before."""
     if meta is None and (meta := object_members(params["_meta"]) if "_meta" in params else {}) is None:
         return "_meta must be an object without repeated members"
-    extra = {} if params.keys() <= _MEMBERS[method] else _extra(method, params)
-    if isinstance(extra, str):
-        return extra
+    extra: Members = {}
+    known = _MEMBERS[method]
+    if not params.keys() <= known:
+        extra = {key: value for key, value in params.items() if key not in known}
+        for key in extra:
+            # A server that ignores case would read `Name` as `name`, which is not what was authorized.
+            if key.casefold() in known:
+                return f"{key!r} is not a member of {method}; did you mean {key.casefold()!r}?"
     if method == "tools/call":  # first, and on its own, because nearly all are
         name = read_string(params.get("name"))
         arguments = params.get("arguments", EMPTY_OBJECT)
@@ -74,21 +80,13 @@ def read_request(method: str, params: Members, meta: Members | None = None) -> C
         return _read_named("tool", method, params, meta, extra)
     if method == "prompts/get":
         return _read_named("prompt", method, params, meta, extra)
-    if method == "resources/read":
-        return _read_read(params, meta, extra)
-    if method in _TASKS:
-        return _read_task(_TASKS[method], params, meta, extra)
-    return _read_completion(params, meta, extra)
-
-
-def _extra(method: str, params: Members) -> Members | str:
-    known = _MEMBERS[method]
-    extra = {key: value for key, value in params.items() if key not in known}
-    for key in extra:
-        # A server that ignores case would take `Name` for `name`, which is not what was authorised.
-        if key.casefold() in known:
-            return f"{key!r} is not a member of {method}; did you mean {key.casefold()!r}?"
-    return extra
+    if method == "completion/complete":
+        return _read_completion(params, meta, extra)
+    member, kind = ("taskId", _TASKS[method]) if method in _TASKS else ("uri", "resource")
+    subject = read_string(params.get(member))
+    if subject is None:
+        return f"{method} needs a {member}, a string"
+    return CallRequest(subject, EMPTY_OBJECT, meta, extra, kind)
 
 
 def _read_named(kind: Kind, method: str, params: Members, meta: Members, extra: Members) -> CallRequest | str:
@@ -99,20 +97,6 @@ def _read_named(kind: Kind, method: str, params: Members, meta: Members, extra: 
     if not is_object(arguments):
         return "arguments must be an object"
     return CallRequest(name, arguments, meta, extra, kind)
-
-
-def _read_read(params: Members, meta: Members, extra: Members) -> CallRequest | str:
-    uri = read_string(params.get("uri"))
-    if uri is None:
-        return "resources/read needs a uri, a string"
-    return CallRequest(uri, EMPTY_OBJECT, meta, extra, "resource")
-
-
-def _read_task(kind: Kind, params: Members, meta: Members, extra: Members) -> CallRequest | str:
-    id = read_string(params.get("taskId"))
-    if id is None:
-        return f"{METHODS[kind]} needs a taskId, a string"
-    return CallRequest(id, EMPTY_OBJECT, meta, extra, kind)
 
 
 _REFERENCES: dict[str, tuple[Kind, str]] = {
@@ -150,18 +134,12 @@ def request_params(
     """Write the parameters of any kind of call."""
     if kind == "tool":
         return call_params(name, arguments, meta, extra)
-    if kind == "method":
-        return _method_params(arguments, meta, extra)
-    members: dict[str, Payload] = {**_subject(kind, msgspec.json.encode(name), arguments), **extra}
-    if meta is not None:
-        members["_meta"] = meta
-    return render(members)
-
-
-def _method_params(arguments: Payload, meta: Payload | None, extra: Mapping[str, Payload]) -> bytes:
-    """Write the parameters of any method: as they are, save that what `_meta` says is for the hub to say."""
-    members: dict[str, Payload] = {**(object_members(arguments) or {}), **extra}
-    members.pop("_meta", None)
+    members: dict[str, Payload]
+    if kind == "method":  # as they are, but with the hub's own `_meta`
+        members = {**(object_members(arguments) or {}), **extra}
+        members.pop("_meta", None)
+    else:
+        members = {**_subject(kind, msgspec.json.encode(name), arguments), **extra}
     if meta is not None:
         members["_meta"] = meta
     return render(members)
@@ -199,17 +177,17 @@ _READ_RESULT = msgspec.json.Decoder(_ReadResult)
 
 
 class CallResultInfo(msgspec.Struct, frozen=True):
-    """What the hub needs to know of a call's result; the rest stays text."""
+    """The members of a call's result that the hub reads."""
 
     is_error: bool
     result_type: str | None
     ttl_seconds: float = 0.0
-    """How long the server says that this may be given again, to the same caller or (`is_public`) to anybody."""
+    """How long the result may be cached, for the same caller or (`is_public`) for all callers."""
     is_public: bool = False
 
 
 def read_call_result(result: Payload) -> CallResultInfo | None:
-    """Read the two members of a result that matter here; None if it is not a result object."""
+    """Read a tool's result; None if it is not a result object."""
     try:
         answer = _CALL_RESULT.decode(result)
     except msgspec.MsgspecError:
@@ -218,12 +196,12 @@ def read_call_result(result: Payload) -> CallResultInfo | None:
 
 
 def read_any_result(result: msgspec.Raw) -> CallResultInfo | None:
-    """Of what any method answers, nothing needs to be known; None if it is not a result object."""
+    """Read the result of an arbitrary method; None if it is not an object."""
     return CallResultInfo(is_error=False, result_type=None) if is_object(result) else None
 
 
 def read_resource_result(result: Payload) -> CallResultInfo | None:
-    """Read what a resource's content says of itself; None if it is not a result object."""
+    """Read a `resources/read` result with its caching members; None if it is not a result object."""
     try:
         answer = _READ_RESULT.decode(result)
     except msgspec.MsgspecError:
@@ -233,13 +211,17 @@ def read_resource_result(result: Payload) -> CallResultInfo | None:
 
 
 INPUT_MEMBERS = frozenset({RESPONSES, STATE})
-"""What answers a modern server's questions, and the state it gave with them, which it would believe of anybody."""
+"""Answers to a modern server's questions, and the state that it sent with them. It would believe any caller's."""
 
 _HOP_KEYS = frozenset(key.casefold() for key in (*OWN_KEYS, CONVERSATION_KEY, PROGRESS_TOKEN, RELATED))
 
 
 def passed_meta(meta: Members, rename: Callable[[str], str | None]) -> Members:
-    """Members of `_meta` that travel on; `rename` gives a server's own id for the task to which they relate, if any."""
+    """The members of a caller's `_meta` that are passed on to the server. `rename` returns its own id for a task.
+
+    The hub's own members are dropped in any spelling: to a server that ignores case, `ProgressToken` would name the
+    progress of another call.
+    """
     if meta.keys() <= OWN_KEYS:
         return {}
     passed = {key: value for key, value in meta.items() if key.casefold() not in _HOP_KEYS}
@@ -248,7 +230,7 @@ def passed_meta(meta: Members, rename: Callable[[str], str | None]) -> Members:
 
 
 def passed_extra(extra: Members, ours: frozenset[str], kept: frozenset[str] = frozenset()) -> Members:
-    """Members beside those that the hub reads, without `ours`; of these, `kept` may stand in their own spelling."""
+    """The extra members of a request without `ours` in any spelling; those in `kept` stay if spelt exactly so."""
     spelt = {key.casefold() for key in ours}
     return {key: value for key, value in extra.items() if key in kept or key.casefold() not in spelt}
 
@@ -275,19 +257,19 @@ _FLAG = msgspec.json.Decoder(_Flag)
 
 
 def tool_result(value: Payload) -> Result:
-    """The result that says `value`: itself if it is one already, otherwise the value as text and as structure."""
+    """A tool result for a JSON value: the value itself if it is one, else the value as text and structured content."""
     if bytes(memoryview(value)[:1]) != b"{":
         return json_tool_result(value)
     try:
         known = _TOOL_RESULT.decode(value)
     except msgspec.MsgspecError:
-        # Content of kinds that MCP does not have would make clients refuse the whole answer.
+        # Clients reject the whole result if it has content of an unknown type.
         return json_tool_result(value, is_error=_says_error(value))
     return Result(msgspec.Raw(value), bool(known.isError), known.resultType is not None)
 
 
 def untouched_result(value: Payload) -> Result:
-    """What a plain JSON-RPC server returned, unchanged; it is bare unless it happens to be a tool result of MCP."""
+    """A plain JSON-RPC server's result, unchanged; marked as bare unless it is an MCP tool result."""
     try:
         known = _TOOL_RESULT.decode(value)
     except msgspec.MsgspecError:
@@ -296,7 +278,7 @@ def untouched_result(value: Payload) -> Result:
 
 
 def wrap_bare_result(result: Result) -> Result:
-    """A bare result for a protocol that carries only tool results of MCP: the same JSON as text and as structure."""
+    """A bare result as an MCP tool result: the same JSON as text and as structured content."""
     return json_tool_result(result.payload, is_error=result.is_error)
 
 
@@ -308,7 +290,7 @@ def _says_error(value: Payload) -> bool:
 
 
 def json_tool_result(value: Payload, *, is_error: bool = False) -> Result:
-    """A result with the value as text, and as structured content, which must be an object."""
+    """A tool result with the value as text and as structured content; anything but an object is wrapped in one."""
     start = bytes(memoryview(value)[:1])
     text = value if start == b'"' else _encode(str(memoryview(value), "utf-8"))
     parts = (value,) if start == b"{" else (b'{"result":', value, b"}")

@@ -1,9 +1,9 @@
-"""Arguments that a modern server wants repeated in `Mcp-Param-*` headers, so that a middleman can route on them.
+"""Arguments that a modern server wants repeated in `Mcp-Param-*` headers, so that proxies can route on them.
 
-A tool says so by `x-mcp-header` on a property of its input schema. That is a mark where a schema's keywords stand; a
-property of that name, or a default that has one, is none. Only what is reached through `properties` alone counts, and
-only strings, integers and booleans can be written; an absent or null argument has no header. Links write these headers
-for calls over HTTP, and faces hold those of a caller against its arguments.
+A tool annotates a property of its input schema with `x-mcp-header`. That is an annotation only as a keyword of a
+schema, not as a property's name or inside a default. Only schemas reached through `properties` alone count, and only
+strings, integers and booleans; an absent or null argument has no header. Links write these headers for calls over
+HTTP, and frontends check a caller's headers against its arguments.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from isthmus.wire.mcp.messages import read_string
 from isthmus.wire.mcp.modern import decode_header, encode_header
 
 HeaderParams: TypeAlias = tuple[tuple[tuple[str, ...], str], ...]
-"""Where an argument is found, and the header that repeats it."""
+"""The paths of arguments, each with the header that repeats it."""
 
 ANNOTATION = "x-mcp-header"
 PREFIX = "mcp-param-"
 DEPTH_MAX = 16
-"""How deep an annotated property may lie; a schema is a server's word and not trusted."""
+"""The deepest annotated property; schemas of servers are not trusted."""
 
 KINDS = frozenset({"string", "integer", "boolean"})
-"""What may be annotated: how any other kind is written differs from one program to the next."""
+"""Types that may be annotated; programs write other types in different ways."""
 
 BY_NAME = frozenset({"properties", "patternProperties", "dependentSchemas", "dependencies", "$defs", "definitions"})
-"""Keywords of JSON Schema, old ones too, that hold schemas by names; these are the server's own, and none is a mark."""
+"""Keywords of JSON Schema, old ones too, that contain schemas by name. The names are not keywords."""
 
 OF_ITEMS = frozenset({"items", "prefixItems", "additionalItems", "unevaluatedItems", "contains"})
 OF_MEMBERS = frozenset({"additionalProperties", "unevaluatedProperties", "propertyNames", "contentSchema"})
 OF_THE_SAME = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "then", "else"})
 UNNAMED = OF_ITEMS | OF_MEMBERS | OF_THE_SAME
-"""Those that hold one schema or a list of them."""
+"""Keywords that contain one schema or a list of schemas."""
 
 _Schema: TypeAlias = dict[str, Any]
 _Path: TypeAlias = tuple[str, ...] | None
@@ -46,7 +46,7 @@ _INTEGER = re.compile(r"(-?[0-9]+)(?:\.0+)?")
 
 
 class _Annotation(NamedTuple):
-    """An annotated schema: where its values are, if the place counts, the header, if it names one, and their kind."""
+    """An annotated schema: the path of its values if that counts, the header if it is valid, and their type."""
 
     path: _Path
     header: str | None
@@ -57,26 +57,21 @@ _UNREADABLE = _Annotation(None, None, None)
 
 
 def annotated_params(schema: Payload | None) -> HeaderParams:
-    """The places that a tool's input schema marks; none for nearly every tool, and that is found out cheaply."""
+    """The annotated arguments of an input schema; empty for nearly every tool, which is found out cheaply."""
     return tuple((mark.path, mark.header) for mark in _marks(schema) if mark.path and mark.header)
 
 
 def required_params(schema: Payload | None) -> HeaderParams:
-    """The places that a caller must repeat: those marked, if all is well with every mark.
-
-    Where it is not, clients know nothing of the headers, as they do not even offer the tool.
-    """
+    """The arguments that a caller must repeat; none if an annotation is invalid, because clients drop such a tool."""
     return annotated_params(schema) if is_annotation_valid(schema) else ()
 
 
 def is_annotation_valid(schema: Payload | None) -> bool:
-    """Whether every mark is on its own header, of a kind that can be written, and in a place that counts."""
+    """Whether every annotation has its own header, an allowed type, and a path that counts."""
     marks = _marks(schema)
-    return all(map(_is_writable, marks)) and len(marks) == len({mark.header for mark in marks})
-
-
-def _is_writable(mark: _Annotation) -> bool:
-    return bool(mark.path and mark.header) and isinstance(mark.kind, str) and mark.kind in KINDS
+    return len(marks) == len({mark.header for mark in marks}) and all(
+        mark.path and mark.header and isinstance(mark.kind, str) and mark.kind in KINDS for mark in marks
+    )
 
 
 def _marks(schema: Payload | None) -> list[_Annotation]:
@@ -86,29 +81,29 @@ def _marks(schema: Payload | None) -> list[_Annotation]:
         root = msgspec.json.decode(schema)
     except (msgspec.MsgspecError, RecursionError):
         return [_UNREADABLE]
-    return [_mark_of(part, path) for part, path in _schemas(root) if ANNOTATION in part]
-
-
-def _mark_of(schema: _Schema, path: _Path) -> _Annotation:
-    token = schema[ANNOTATION]
-    is_token = isinstance(token, str) and _TOKEN.fullmatch(token)
-    return _Annotation(path, PREFIX + token.lower() if is_token else None, schema.get("type"))
+    found: list[_Annotation] = []
+    for part, path in _schemas(root):
+        if ANNOTATION in part:
+            token = part[ANNOTATION]
+            is_token = isinstance(token, str) and _TOKEN.fullmatch(token)
+            found.append(_Annotation(path, PREFIX + token.lower() if is_token else None, part.get("type")))
+    return found
 
 
 def _schemas(root: Any) -> list[tuple[_Schema, _Path]]:
-    """Every schema within a schema and where its values are; None for those not reached through `properties` alone.
+    """Every schema within a schema and the path of its values; None if not reached through `properties` alone.
 
-    What stands under any other keyword, such as `default` or `enum`, is data.
+    Values of other keywords, such as `default` or `enum`, are data.
     """
     found: list[tuple[_Schema, _Path]] = [(root, ())] if isinstance(root, dict) else []
-    for schema, path in found:  # which grows meanwhile: a schema is a server's word, and too deep to recurse
+    for schema, path in found:  # it grows meanwhile; recursion could be too deep for a server's schema
         for keyword, value in schema.items():
             found += [(part, below) for part, below in _parts(keyword, value, path) if isinstance(part, dict)]
     return found
 
 
 def _parts(keyword: str, value: Any, path: _Path) -> list[tuple[Any, _Path]]:
-    """What may be schemas under a keyword."""
+    """The values of a keyword that may be schemas."""
     if keyword in BY_NAME and isinstance(value, dict):
         if keyword == "properties" and path is not None and len(path) < DEPTH_MAX:
             return [(part, (*path, name)) for name, part in value.items()]
@@ -118,29 +113,29 @@ def _parts(keyword: str, value: Any, path: _Path) -> list[tuple[Any, _Path]]:
     return []
 
 
-def param_headers(places: HeaderParams, arguments: Payload) -> dict[str, str]:
+def param_headers(params: HeaderParams, arguments: Payload) -> dict[str, str]:
     """The headers that repeat these arguments."""
     headers: dict[str, str] = {}
-    for path, header in places:
+    for path, header in params:
         value = _value_at(path, arguments)
-        # Of what is said twice nothing is repeated: servers refuse a call that lacks a header, and take none by it.
+        # A repeated argument gets no header: servers refuse the call then, instead of being misrouted.
         text = None if value is None else _text_of(value)
         if text is not None:
             headers[header] = encode_header(text)
     return headers
 
 
-def find_mismatch(places: HeaderParams, arguments: Payload, headers: Mapping[bytes, bytes]) -> str | None:
-    """How a caller's headers contradict its arguments, in words; None if they say the same."""
-    for path, header in places:
+def find_mismatch(params: HeaderParams, arguments: Payload, headers: Mapping[bytes, bytes]) -> str | None:
+    """How a caller's headers contradict its arguments; None if they agree."""
+    for path, header in params:
         claimed = headers.get(header.encode())
         value = _value_at(path, arguments)
         if value is None:
-            return f"the argument that the header {header} repeats is there twice"
+            return f"the argument of the header {header} is given twice"
         if claimed is None and _text_of(value) is not None:
-            return f"the header {header} is missing, and the argument that it repeats is there"
+            return f"the header {header} is missing, but its argument is given"
         if claimed is not None and not _is_same(decode_header(claimed.decode("latin-1")), value):
-            return f"the header {header} and the argument that it repeats differ"
+            return f"the header {header} and its argument differ"
     return None
 
 
@@ -154,9 +149,9 @@ def _is_same(claimed: str | None, value: bytes) -> bool:
 
 
 def _value_at(path: tuple[str, ...], arguments: Payload) -> bytes | None:
-    """The JSON text of an argument; that of null if it is absent, which is the same here.
+    """The JSON text of an argument; `null` if it is absent.
 
-    None if something is there twice on the way to it: who routes by a header and who reads the body could go by two.
+    None if a member on the path is repeated: a proxy and the server could then read different values.
     """
     value: Payload = arguments
     for step in path:
@@ -172,7 +167,7 @@ def _value_at(path: tuple[str, ...], arguments: Payload) -> bytes | None:
 
 
 def _text_of(value: bytes) -> str | None:
-    """A scalar as a header repeats it. Integers keep their digits, so that no size of them is changed."""
+    """A scalar as a header's text. Integers keep their digits, whatever their size."""
     if value in (b"true", b"false"):
         return value.decode()
     if value[:1] == b'"':

@@ -1,6 +1,12 @@
-"""Which hubs are behind an address, and how many steps away: a hub says so in `_meta` when it is greeted.
+"""Members of `_meta` that hubs exchange with each other; other programs ignore them.
 
-A pure reader and writer. Other programs pay no heed to it; what a hub does when it finds itself is the keeper's.
+- `isthmus/hubs`, in the response to `initialize` or `server/discover`: the hubs behind an address and their distance.
+  A hub that finds itself there breaks the loop (`upstream.reconnector`).
+- `isthmus/conversation`, in calls to a client that dialled in: which caller and session a call belongs to, without
+  names. That client runs one server for many callers and must not mix up their questions (`upstream.dialin`,
+  `app.dial_talk`).
+- `isthmus/missing`, in lists: servers that are not connected. So a client can tell a tool whose server is away from
+  one that does not exist.
 """
 
 from __future__ import annotations
@@ -15,13 +21,13 @@ from isthmus.wire.jsonrpc import Payload
 HUBS_KEY = "isthmus/hubs"
 
 HUBS_MAX = 256
-"""The nearest are told. Who names more than that is not believed at all."""
+"""The nearest are sent. A list with more is ignored."""
 
 NO_HUBS: Mapping[str, int] = {}
 
 HUB_ID_LENGTH_MAX = 64
 STEPS_MAX = 100
-"""No row of hubs is as long. One that is said to be further away is told as this far: else none would be believed."""
+"""Longer than any chain of hubs. Larger distances are sent as this one, because a larger number is ignored."""
 
 
 class _HubsMeta(msgspec.Struct):
@@ -31,7 +37,7 @@ class _HubsMeta(msgspec.Struct):
 
 
 def read_hubs(meta: Payload) -> dict[str, int]:
-    """The hubs that a greeting's `_meta` names, by their ids; none if it is no such thing."""
+    """The distances of the hubs that a `_meta` names, by id; empty if it names none or is invalid."""
     try:
         hubs = msgspec.json.decode(meta, type=_HubsMeta).hubs
     except msgspec.MsgspecError:
@@ -40,7 +46,7 @@ def read_hubs(meta: Payload) -> dict[str, int]:
 
 
 def write_hubs(hubs: Mapping[str, int]) -> dict[str, dict[str, int]]:
-    """The member of `_meta` that says so; none if there is nothing to say."""
+    """The member of `_meta` that names these hubs; empty if there are none."""
     nearest = sorted(hubs.items(), key=lambda entry: entry[1])[:HUBS_MAX]
     return {HUBS_KEY: {id: min(steps, STEPS_MAX) for id, steps in nearest}} if nearest else {}
 
@@ -51,11 +57,11 @@ MARK_LENGTH_MAX = 64
 
 
 class ConversationMark(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The same for the same caller, and for the same conversation of its, as long as the hub runs."""
+    """Identifies a caller and its session, without their names, while the hub runs."""
 
     caller: str
     session: str = ""
-    """Empty for calls of no conversation, any two of which may be two programs'."""
+    """Empty for calls without a session; two such calls may come from two programs."""
     shares: bool = False
     """See `Call.shares_link`."""
 
@@ -64,7 +70,7 @@ _MARK = msgspec.json.Decoder(ConversationMark)
 
 
 def read_mark(raw: msgspec.Raw | None) -> ConversationMark | None:
-    """What a member of `_meta` says; None if it is missing, or no mark."""
+    """Read the member of `_meta`; None if it is missing or invalid."""
     if raw is None:
         return None
     try:
@@ -77,15 +83,15 @@ def read_mark(raw: msgspec.Raw | None) -> ConversationMark | None:
 MISSING_KEY = "isthmus/missing"
 
 MISSING_MAX = 1_000
-"""Who names more servers than that is not believed at all."""
+"""A list with more servers is ignored."""
 
 SERVER_LENGTH_MAX = 128
 REASON_LENGTH_MAX = 300
-"""A longer reason is cut, as those of our own servers are."""
+"""A longer reason is truncated."""
 
 
 class MissingServer(msgspec.Struct, frozen=True):
-    """A server that is not there; `listed` if its tools are in the list all the same, as it last told them."""
+    """A server that is not connected; `listed` if its last known tools are in the list."""
 
     state: str
     reason: str | None
@@ -99,21 +105,21 @@ class _MissingMeta(msgspec.Struct):
 
 
 def read_missing(meta: Payload) -> dict[str, str]:
-    """The servers that a list's `_meta` says are not there, and why; none if it says nothing of the kind."""
+    """The missing servers in a list's `_meta`, with reasons; empty if there are none or it is invalid."""
     try:
         missing = msgspec.json.decode(meta, type=_MissingMeta).missing
     except msgspec.MsgspecError:
         return {}
     if len(missing) > MISSING_MAX:
         return {}
-    return {server: _why(told) for server, told in missing.items() if server.isprintable()}
-
-
-def _why(missing: MissingServer) -> str:
-    words = "".join(letter for letter in missing.reason or "" if letter.isprintable())[:REASON_LENGTH_MAX]
-    return words or "it is away"
+    reasons: dict[str, str] = {}
+    for server, each in missing.items():
+        if server.isprintable():
+            printable = "".join(letter for letter in each.reason or "" if letter.isprintable())
+            reasons[server] = printable[:REASON_LENGTH_MAX] or "it is away"
+    return reasons
 
 
 def write_missing(missing: Mapping[str, MissingServer]) -> bytes:
-    """A list's `_meta` that says so."""
+    """A list's `_meta` that names these servers."""
     return msgspec.json.encode({MISSING_KEY: missing})

@@ -1,7 +1,6 @@
-"""Questions as the modern era writes them: in a result, to be answered by asking again.
+"""`input_required` results: how a modern server asks its caller, who answers by calling again.
 
-The earlier era's servers send requests instead; both ask by the same methods. Used by links, which read such results,
-and by faces, which write them.
+Legacy servers send requests instead, with the same methods. Links read these results and frontends write them.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ RESPONSES = "inputResponses"
 STATE = "requestState"
 
 CAPABILITY_NEEDED = {"elicitation/create": "elicitation", "roots/list": "roots", "sampling/createMessage": "sampling"}
-"""What a server may ask, and what a caller must have said it can do for it."""
+"""The methods by which a server asks, and the client capability that each needs."""
 
 QUESTIONS = frozenset(CAPABILITY_NEEDED)
 
 COMPLETED = "notifications/elicitation/complete"
 ELICITATION_ID = "elicitationId"
-"""Until 2026-07-28 a server told so when the user was done where its question had sent them."""
+"""The legacy notification that the user has completed a URL elicitation."""
 
 URL_ELICITATION_REQUIRED = -32042
-"""The error of a server that wants the user to go somewhere first; its data holds the questions that send them."""
+"""The error of a server whose user must visit a URL first; its data contains the elicitations."""
 
 QUESTIONS_MAX = 100
 """Questions that one result may hold."""
@@ -37,41 +36,35 @@ EMPTY = msgspec.Raw(b"{}")
 
 
 class InputRequests(msgspec.Struct, frozen=True):
-    """What a server needs before it can go on: questions by its own keys, and a state to be given back."""
+    """The questions of a server by its own keys, and a state that it wants back."""
 
     questions: dict[str, Question]
     state: msgspec.Raw | None
 
 
 def read_input_required(result: Payload) -> InputRequests | str:
-    """Read a result that asks, or say what is wrong with it."""
+    """Read an `input_required` result, or return what is wrong with it."""
     members = object_members(result) or {}
     asked = object_members(members.get("inputRequests", EMPTY))
     state = members.get(STATE)
     if asked is None or len(asked) > QUESTIONS_MAX:
-        return "a result that asks something, and not by questions"
+        return "an input_required result with invalid inputRequests"
     if state is not None and read_string(state) is None:
-        return "a result that asks something, with a state that is no string"
+        return "an input_required result whose requestState is not a string"
     if not asked and state is None:
-        return "a result that asks something, and does not say what"
+        return "an input_required result without inputRequests and requestState"
     questions: dict[str, Question] = {}
     for key, raw in asked.items():
-        question = _read_question(raw)
-        if question is None:
-            return f"a result that asks something unknown ({key[:40]!r})"
-        questions[key] = question
+        request = object_members(raw) or {}
+        method, params = read_string(request.get("method")), request.get("params", EMPTY)
+        if method not in QUESTIONS or not is_object(params):
+            return f"an input_required result with an unknown request ({key[:40]!r})"
+        questions[key] = Question(method, params)
     return InputRequests(questions, state)
 
 
-def _read_question(raw: msgspec.Raw) -> Question | None:
-    members = object_members(raw) or {}
-    method = read_string(members.get("method"))
-    params = members.get("params", EMPTY)
-    return Question(method, params) if method in QUESTIONS and is_object(params) else None
-
-
 def as_legacy_request(question: Question, id: str) -> Question:
-    """The question as an earlier caller takes it: until 2026-07-28 one that sends the user elsewhere had an id."""
+    """The question for a legacy caller: in that era a URL elicitation has an id."""
     members = object_members(question.params) or {}
     if question.method != "elicitation/create" or read_string(members.get("mode")) != "url":
         return question
@@ -83,7 +76,7 @@ _LIST = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 
 
 def read_url_elicitations(data: msgspec.Raw | None) -> list[msgspec.Raw]:
-    """The ids of the questions in an error that sends the user elsewhere first; none if it is not written so."""
+    """The ids of the elicitations in a `URL_ELICITATION_REQUIRED` error; empty if its data is invalid."""
     members = {} if data is None else object_members(data) or {}
     try:
         told = _LIST.decode(members.get("elicitations", b"[]"))
@@ -93,7 +86,7 @@ def read_url_elicitations(data: msgspec.Raw | None) -> list[msgspec.Raw]:
 
 
 def write_input_required(questions: Mapping[str, Question], state: str) -> bytes:
-    """A result that asks these questions."""
+    """An `input_required` result with these questions."""
     asked = {
         key: render({"method": msgspec.json.encode(question.method), "params": question.params})
         for key, question in questions.items()
@@ -104,10 +97,10 @@ def write_input_required(questions: Mapping[str, Question], state: str) -> bytes
 
 
 def with_state(result: Payload, state: str) -> bytes:
-    """A server's own result that asks, with another state in it."""
+    """A server's `input_required` result with another state."""
     return render({**(object_members(result) or {}), STATE: msgspec.json.encode(state)})
 
 
 def read_responses(extra: Members) -> dict[str, msgspec.Raw] | None:
-    """The answers that a caller comes back with; None if they are no answers."""
+    """The answers in a caller's next call; None if they are not an object."""
     return object_members(extra[RESPONSES]) if RESPONSES in extra else {}

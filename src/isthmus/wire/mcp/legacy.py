@@ -1,6 +1,6 @@
 """MCP before 2026-07-28: a handshake, a negotiated version, and (over HTTP) a session.
 
-Pure readers and writers for both ends of the handshake. Sessions themselves are kept by whoever has a clock.
+Pure readers and writers for both ends of the handshake. The sessions are in `frontends.mcp.sessions`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ SESSION_HEADER = "mcp-session-id"
 EVENT_HEADER = "last-event-id"
 
 INFO_LENGTH_MAX = 200
-"""How much of a name, version or title that a server gives itself is kept."""
+"""A server's name, version and title are truncated to this."""
 
 
 class InitializeResult(msgspec.Struct):
-    """What a server says of itself when it is greeted."""
+    """A server's `initialize` result."""
 
     protocolVersion: str = ""
     capabilities: ServerCapabilities = msgspec.field(default_factory=ServerCapabilities)
@@ -36,41 +36,38 @@ class InitializeResult(msgspec.Struct):
 
 
 def read_server_info(info: Payload | None) -> Implementation | None:
-    """Who a server says it is, as far as it says so; None if it has no name, which is no reason to do without it."""
+    """A server's `serverInfo`; None if it has no name, which is tolerated."""
     try:
         members = msgspec.json.decode(info or b"{}", type=dict[str, Any])
     except msgspec.MsgspecError:
         return None
-    name, version, title = (_short(members.get(key)) for key in ("name", "version", "title"))
-    return Implementation(name, version or "", title) if name else None
-
-
-def _short(value: Any) -> str | None:
-    """What of a text can be shown on a line."""
-    if not isinstance(value, str):
-        return None
-    return "".join(character for character in value[:INFO_LENGTH_MAX] if character.isprintable()).strip()
+    texts: dict[str, str] = {}
+    for key in ("name", "version", "title"):
+        if isinstance(value := members.get(key), str):
+            texts[key] = "".join(letter for letter in value[:INFO_LENGTH_MAX] if letter.isprintable()).strip()
+    name = texts.get("name")
+    return Implementation(name, texts.get("version", ""), texts.get("title")) if name else None
 
 
 def initialize_params(me: Implementation, client_caps: ClientCapabilities = NO_CAPABILITIES) -> bytes:
-    """What the hub says when it opens a legacy link, with what those whose calls it carries can be asked."""
+    """The hub's `initialize` parameters, with the capabilities of the callers whose calls the link carries."""
     capabilities = write_client_capabilities(client_caps)
     return msgspec.json.encode({"protocolVersion": LATEST, "capabilities": capabilities, "clientInfo": me})
 
 
 def read_initialize_result(result: Payload) -> InitializeResult | str:
-    """Read an `initialize` result, or say why it is none."""
+    """Read an `initialize` result, or return what is wrong with it."""
     try:
         welcome = msgspec.json.decode(result, type=InitializeResult)
     except msgspec.MsgspecError as error:
-        return f"initialize answered with something else ({error})"
+        return f"initialize returned an invalid result ({error})"
     if welcome.protocolVersion not in VERSIONS:
         return f"it speaks MCP {welcome.protocolVersion!r}, this hub {', '.join(VERSIONS)} and 2026-07-28"
     return welcome
 
 
 def requested_version(params: dict[str, msgspec.Raw]) -> str | None:
-    """The version that a client's `initialize` asks for; None if it names none."""
+    """The version that a client's `initialize` requests; None if it is missing."""
     try:
         return msgspec.json.decode(params["protocolVersion"], type=str)
     except (KeyError, msgspec.MsgspecError):
@@ -78,7 +75,7 @@ def requested_version(params: dict[str, msgspec.Raw]) -> str | None:
 
 
 def negotiate(requested: str) -> str:
-    """Answer with what was asked for if it is spoken here, else with the newest that is."""
+    """The requested version if the hub supports it, else the newest legacy version."""
     return requested if requested in VERSIONS else LATEST
 
 
@@ -89,7 +86,7 @@ def initialize_result(
     instructions: str | None,
     hubs: Mapping[str, int] = NO_HUBS,
 ) -> bytes:
-    """What the hub answers to `initialize`."""
+    """The hub's `initialize` result."""
     answer: dict[str, Any] = {
         "protocolVersion": version,
         "capabilities": write_server_capabilities(abilities - {"task_handles"}),

@@ -1,6 +1,6 @@
 """The lists of MCP, which both eras write alike: tools, prompts, resources and templates of resources.
 
-What comes from a server is read leniently and reported, never trusted: a bad entry costs itself, not the list.
+A server's list is read leniently: a bad entry is skipped and reported, the others are used.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from isthmus.wire.mcp.hub_meta import read_missing
 from isthmus.wire.mcp.messages import Members, is_object, read_seconds, read_string
 
 PROBLEMS_MAX = 100
-"""Bad entries that one page may hold before the rest of it is not looked at: a page may hold millions."""
+"""After so many bad entries the rest of a page is skipped: a page may have millions."""
 
 PAGE_MAX = 10_000
-"""Entries of one page that are looked at, ten times what a server may have."""
+"""Entries read of one page, ten times what a server may have."""
 
 NAME_LENGTH_MAX = 256
 """Twice what the specification asks for; longer ones are not names."""
@@ -30,7 +30,7 @@ _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 class ListShape(msgspec.Struct, frozen=True):
-    """How one list is asked for and what its entries are known by."""
+    """The method, members and limits of one kind of list."""
 
     method: str
     member: str
@@ -49,10 +49,10 @@ SHAPES = {shape.method: shape for shape in (TOOLS, PROMPTS, RESOURCES, TEMPLATES
 
 
 class ListPage(msgspec.Struct, frozen=True):
-    """One page of a server's list, with what had to be left out and why.
+    """One page of a server's list, with the problems of the entries that were skipped.
 
-    `ttl_seconds` is how long the server says that the list stays as it is; None if it does not say. `missing` are
-    servers behind it, if it is a hub, that are not there, and why.
+    `ttl_seconds` is how long the list may be cached, None if the server does not say. If the server is a hub,
+    `missing` are the disconnected servers behind it, with reasons.
     """
 
     entries: list[tuple[str, Members]]
@@ -74,12 +74,12 @@ _ENTRIES = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def read_list(shape: ListShape, result: Payload) -> ListPage | str:
-    """Read a list's result, or say why it is none."""
+    """Read a list's result, or return what is wrong with it."""
     try:
         page = _LIST_RESULT.decode(result)
         raws = _ENTRIES.decode(_MEMBERS.decode(result)[shape.member])
     except (msgspec.MsgspecError, KeyError) as error:
-        return f"{shape.method} answered with something else ({error})"
+        return f"{shape.method} returned an invalid result ({error})"
     entries: list[tuple[str, Members]] = []
     problems: list[str] = []
     if len(raws) > PAGE_MAX:
@@ -117,8 +117,8 @@ def _read_entry(shape: ListShape, raw: msgspec.Raw) -> tuple[str, Members] | str
 
 _KINDS = {"title": b'"', "description": b'"', "annotations": b"{", "outputSchema": b"{", "_meta": b"{", "icons": b"["}
 _SCHEMA_KINDS = {"properties": b"{", "required": b"["}
-"""How the only thing begins that clients take for a member: of anything else they refuse the whole list, and an entry
-is better without it."""
+"""The first byte of the only type that clients accept for a member. They reject the whole list for another type, so
+such a member is left out."""
 
 
 def _is_of_kind(value: msgspec.Raw, begin: bytes | None) -> bool:
@@ -126,11 +126,11 @@ def _is_of_kind(value: msgspec.Raw, begin: bytes | None) -> bool:
 
 
 def _read_schema(raw: msgspec.Raw) -> msgspec.Raw | None:
-    """A schema of arguments as it is, if clients take it, else mended; None if it is not one for an object."""
+    """A schema of arguments, repaired if clients would reject it; None if it is not the schema of an object."""
     if not is_object(raw):
         return None
     schema = object_members(raw)
-    if schema is None:  # with a member twice, which is for the checks of arguments to say
+    if schema is None:  # a repeated member, which the check of arguments reports
         return raw.copy()
     if "type" in schema and read_string(schema["type"]) != "object":
         return None
@@ -141,10 +141,10 @@ def _read_schema(raw: msgspec.Raw) -> msgspec.Raw | None:
 
 
 def write_entry(shape: ListShape, exposed: str, definition: Members) -> bytes:
-    """One entry of a list as the caller sees it: the server's own words under the name that the caller must use."""
+    """One entry of a list for the caller: the server's definition under the exposed name."""
     shown: dict[str, Payload] = {shape.key: msgspec.json.encode(exposed)}
     shown.update((key, value) for key, value in definition.items() if key != shape.key)
-    # Both are required of a server; clients refuse the whole list without.
+    # Both are required; clients reject the whole list without them.
     if shape is TOOLS and "inputSchema" not in shown:
         shown["inputSchema"] = b'{"type":"object"}'
     if "name" not in shown:
@@ -153,5 +153,5 @@ def write_entry(shape: ListShape, exposed: str, definition: Members) -> bytes:
 
 
 def array_of(entries: Iterable[bytes]) -> bytes:
-    """The entries of a list, together."""
+    """The entries of a list as a JSON array."""
     return b"[" + b",".join(entries) + b"]"

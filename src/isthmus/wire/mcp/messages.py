@@ -1,6 +1,6 @@
-"""What both eras of MCP write alike: who speaks, and the notifications of both directions.
+"""What both eras of MCP write alike: `Implementation`, notifications, and readers of small JSON values.
 
-Used by faces (to read a caller's and write ours) and by links (the other way round).
+Frontends and links use it, in opposite directions.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ CHANGED: dict[Topic, str] = {
     "prompts": PROMPTS_CHANGED,
     "resources": RESOURCES_CHANGED,
 }
-"""How a change of each list is announced."""
+"""The notification of a change of each list."""
 
 TOPIC_OF: dict[str, Topic] = {method: topic for topic, method in CHANGED.items()}
 
 
 class Implementation(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Who one end says it is."""
+    """The name and version of a client or server."""
 
     name: str
     version: str
@@ -50,13 +50,13 @@ def progress_params(token: Payload, members: Mapping[str, Payload]) -> bytes:
 
 
 def read_progress(params: Members, server: ServerName) -> Progress:
-    """A server's progress report, without the token of its hop."""
+    """A server's progress notification, without the hub's progress token."""
     members = {key: value for key, value in params.items() if key != PROGRESS_TOKEN}
     return Progress(members, server if "_meta" in members else None)
 
 
 def token_of(params: Members) -> int:
-    """The token of a progress report, which is always an id of ours; -1, which is none, if it is anything else."""
+    """The progress token of a notification, which is a request id of the hub; -1 if it is anything else."""
     try:
         return int(bytes(params.get(PROGRESS_TOKEN, b"")))
     except ValueError:
@@ -69,13 +69,13 @@ def cancelled_params(request_id: Payload, reason: str) -> bytes:
 
 
 def read_log(params: Members) -> LogMessage | None:
-    """Read a line that a server logged; None if it has no level or nothing to say."""
+    """Read a server's log message; None if it has no level or no data."""
     level = read_level(params.get("level"))
     return None if level is None or "data" not in params else LogMessage(level, params)
 
 
 def read_level(raw: msgspec.Raw | None) -> LogLevel | None:
-    """A level's name; None if it is absent or none."""
+    """A log level; None if it is absent or invalid."""
     if raw is None:
         return None
     text = read_string(raw)
@@ -83,7 +83,7 @@ def read_level(raw: msgspec.Raw | None) -> LogLevel | None:
 
 
 def read_string(raw: msgspec.Raw | None) -> str | None:
-    """A JSON string's value; None if it is absent or no string."""
+    """The value of a JSON string; None if it is absent or not a string."""
     if raw is None:
         return None
     try:
@@ -96,7 +96,7 @@ _STRING = msgspec.json.Decoder(str)
 
 
 def read_seconds(raw: msgspec.Raw) -> float | None:
-    """A number of milliseconds as seconds, none below zero; None if it is no number."""
+    """Milliseconds as seconds, at least 0; None if it is not a number."""
     try:
         return max(_NUMBER.decode(raw), 0.0) / 1000
     except msgspec.MsgspecError:

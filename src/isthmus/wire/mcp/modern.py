@@ -1,7 +1,7 @@
-"""MCP 2026-07-28: no handshake and no session; every request says who speaks and what it can do.
+"""MCP 2026-07-28: no handshake and no session; every request names its version and client capabilities in `_meta`.
 
-Pure readers and writers for both ends: the `_meta` envelope, `server/discover`, `subscriptions/listen`, and the
-headers of Streamable HTTP, which must repeat what the body says (a middleman may route on them).
+Pure readers and writers for both ends: `_meta`, `server/discover`, `subscriptions/listen`, and the headers of
+Streamable HTTP, which must agree with the body because proxies may route on them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LOG_KEY = _PREFIX + "logLevel"
 SUBSCRIPTION_KEY = _PREFIX + "subscriptionId"
 
 OWN_KEYS = frozenset({VERSION_KEY, CLIENT_KEY, CAPABILITIES_KEY, LOG_KEY, SUBSCRIPTION_KEY})
-"""Members of `_meta` that describe one hop; they are written anew for the next, never passed on."""
+"""Members of `_meta` that describe one hop; they are written anew for the next hop and never passed on."""
 
 VERSION_HEADER = "mcp-protocol-version"
 METHOD_HEADER = "mcp-method"
@@ -56,7 +56,7 @@ DISCOVER = "server/discover"
 
 
 class Rejection(msgspec.Struct, frozen=True):
-    """Why a request is refused before anybody looks at its method."""
+    """Why a request is refused before its method is read."""
 
     code: int
     message: str
@@ -64,9 +64,9 @@ class Rejection(msgspec.Struct, frozen=True):
 
 
 def is_modern(request: Request, version_header: str | None, legacy: tuple[str, ...]) -> bool:
-    """Whether a request claims this era: by its header, or by the envelope in its body.
+    """Whether a request is of this era, by its version header or its `_meta`.
 
-    A header that names no legacy version is taken here too, where it is answered with the versions spoken.
+    A header with an unknown version counts as modern: the response lists the supported versions.
     """
     if version_header is not None and version_header not in legacy:
         return True
@@ -75,33 +75,33 @@ def is_modern(request: Request, version_header: str | None, legacy: tuple[str, .
 
 
 class RoutingHeaders(msgspec.Struct, frozen=True):
-    """What a request's headers say that its body says."""
+    """The headers that must agree with a request's body."""
 
     version: str | None
     method: str | None
     name: str | None
 
 
-def check(request: Request, claims: RoutingHeaders | None, supported: tuple[str, ...]) -> Members | Rejection:
-    """Check a request's envelope and, over HTTP, that the headers agree with it; returns the members of `_meta`.
+def check(request: Request, headers: RoutingHeaders | None, supported: tuple[str, ...]) -> Members | Rejection:
+    """Check a request's `_meta` and, over HTTP, that the headers agree with it; returns the members of `_meta`.
 
-    The order matters to clients: one that contradicts itself is told so before it is told that its version is
-    not spoken, because the latter makes it fall back to another era.
+    The order matters: a contradiction is reported before an unsupported version, because the latter makes clients
+    fall back to another era.
     """
     meta = object_members(request.params.get("_meta", b""))
     if meta is None or VERSION_KEY not in meta or CAPABILITIES_KEY not in meta:
-        return _incomplete(meta, claims, supported)
+        return _incomplete(meta, headers, supported)
     version = read_string(meta[VERSION_KEY])
-    if claims is not None and (mismatch := _mismatch(request, version, claims)) is not None:
+    if headers is not None and (mismatch := _mismatch(request, version, headers)) is not None:
         return Rejection(HEADER_MISMATCH, mismatch)
     if version is None:
         return Rejection(INVALID_PARAMS, f"{VERSION_KEY} must be a string")
     return meta if version in VERSIONS else unsupported(version, supported)
 
 
-def _incomplete(meta: Members | None, claims: RoutingHeaders | None, supported: tuple[str, ...]) -> Rejection:
-    """The refusal of an envelope that lacks something, or of a header whose version may have no envelope at all."""
-    version = None if claims is None else claims.version
+def _incomplete(meta: Members | None, headers: RoutingHeaders | None, supported: tuple[str, ...]) -> Rejection:
+    """The rejection of an incomplete `_meta`, or of a version header whose version may not have one at all."""
+    version = None if headers is None else headers.version
     if version is not None and version not in supported and (meta is None or VERSION_KEY not in meta):
         return unsupported(version, supported)
     if meta is None:
@@ -111,21 +111,21 @@ def _incomplete(meta: Members | None, claims: RoutingHeaders | None, supported: 
 
 
 def unsupported(version: str, supported: tuple[str, ...]) -> Rejection:
-    """The refusal of a version, naming those that are spoken."""
+    """The rejection of a version, with the supported ones."""
     data = msgspec.json.encode({"supported": supported, "requested": version})
-    text = f"Unsupported protocol version: {version or 'none'}; spoken are {', '.join(supported)}"
+    text = f"Unsupported protocol version: {version or 'none'}; supported are {', '.join(supported)}"
     return Rejection(UNSUPPORTED_VERSION, text, data)
 
 
-def _mismatch(request: Request, version: str | None, claims: RoutingHeaders) -> str | None:
-    if claims.version is None or claims.version != version:
+def _mismatch(request: Request, version: str | None, headers: RoutingHeaders) -> str | None:
+    if headers.version is None or headers.version != version:
         return "the MCP-Protocol-Version header and the body's protocol version differ"
-    if claims.method != request.method:
+    if headers.method != request.method:
         return "the Mcp-Method header and the body's method differ"
     key = _NAMED.get(request.method)
-    if key is not None and key in request.params and decode_header(claims.name) != read_string(request.params[key]):
-        # Clients built on the extension of fastmcp name no task there; nobody can have routed by what is absent.
-        is_absent = claims.name is None and key == TASK_ID
+    if key is not None and key in request.params and decode_header(headers.name) != read_string(request.params[key]):
+        # Clients based on FastMCP's task extension omit the header for tasks; a missing header cannot misroute.
+        is_absent = headers.name is None and key == TASK_ID
         return None if is_absent else f"the Mcp-Name header and the body's {key} differ"
     return None
 
@@ -137,7 +137,7 @@ def discover_result(
     instructions: str | None,
     hubs: Mapping[str, int] = NO_HUBS,
 ) -> bytes:
-    """What the hub answers to `server/discover`."""
+    """The hub's `server/discover` result."""
     answer: dict[str, Any] = {
         "resultType": "complete",
         "supportedVersions": supported,
@@ -152,7 +152,7 @@ def discover_result(
 
 
 class DiscoverResult(msgspec.Struct):
-    """What a modern server says of itself."""
+    """A server's `server/discover` result."""
 
     supportedVersions: list[str]
     capabilities: ServerCapabilities = msgspec.field(default_factory=ServerCapabilities)
@@ -160,7 +160,7 @@ class DiscoverResult(msgspec.Struct):
 
 
 def read_discover_result(result: Payload) -> DiscoverResult | None:
-    """Read a `server/discover` result; None if it is none, or names no version of this era."""
+    """Read a `server/discover` result; None if it is invalid or has no version of this era."""
     try:
         discovery = msgspec.json.decode(result, type=DiscoverResult)
     except msgspec.MsgspecError:
@@ -169,16 +169,16 @@ def read_discover_result(result: Payload) -> DiscoverResult | None:
 
 
 def as_initialize_result(discovery: Payload) -> bytes:
-    """What a server said of itself in this era, as the result of an earlier `initialize`."""
+    """A `server/discover` result as a legacy `initialize` result."""
     members = object_members(discovery) or {}
     info = (object_members(members.get("_meta", b"{}")) or {}).get(SERVER_KEY, members.get("serverInfo"))
-    told: dict[str, Payload | None] = {
+    written: dict[str, Payload | None] = {
         "protocolVersion": msgspec.json.encode(VERSION),
         "capabilities": members.get("capabilities", b"{}"),
         "serverInfo": b'{"name":"","version":""}' if info is None else info,
         "instructions": members.get("instructions"),
     }
-    return render({name: value for name, value in told.items() if value is not None})
+    return render({name: value for name, value in written.items() if value is not None})
 
 
 class _Refusal(msgspec.Struct):
@@ -186,7 +186,7 @@ class _Refusal(msgspec.Struct):
 
 
 def is_version_supported(data: Payload | None) -> bool:
-    """Whether a server that refuses a version names this era's among those that it speaks."""
+    """Whether the data of a version error lists this era's version as supported."""
     try:
         return VERSION in msgspec.json.decode(data or b"", type=_Refusal).supported
     except msgspec.MsgspecError:
@@ -194,23 +194,23 @@ def is_version_supported(data: Payload | None) -> bool:
 
 
 def envelope(me: Implementation, client_caps: ClientCapabilities = NO_CAPABILITIES) -> bytes:
-    """The members of `_meta` that the hub puts on every request to a modern server, without the braces.
+    """The hub's members of `_meta` for every request to a modern server, without the braces.
 
-    They say what the caller can be asked, on whose behalf the request is made.
+    `client_caps` are those of the caller of the request.
     """
     capabilities = write_client_capabilities(client_caps)
     return msgspec.json.encode({VERSION_KEY: VERSION, CLIENT_KEY: me, CAPABILITIES_KEY: capabilities})[1:-1]
 
 
 def request_meta(own: bytes, passed_on: Mapping[str, Payload]) -> bytes:
-    """`_meta` of one request: the hub's own members and what the caller's are passed on."""
+    """The `_meta` of one request: the hub's own members, and those of the caller that are passed on."""
     if not passed_on:
         return b"{" + own + b"}"
     return b"{" + own + b"," + render(passed_on)[1:]
 
 
 def list_result(member: str, entries: bytes, meta: Payload | None) -> bytes:
-    """A list's result around its rendered entries. Lists differ by caller and may change at any moment."""
+    """A list's result around its rendered entries. It must not be cached: lists differ by caller and may change."""
     tail = b"}" if meta is None else b"".join((b',"_meta":', meta, b"}"))
     head = b'{"resultType":"complete","%b":' % member.encode()
     return b"".join((head, entries, b',"ttlMs":0,"cacheScope":"private"', tail))
@@ -219,7 +219,7 @@ def list_result(member: str, entries: bytes, meta: Payload | None) -> bytes:
 def as_modern(result: Payload, *, is_cacheable: bool = False) -> Payload | None:
     """A legacy server's result as this era writes it; None if it is not an object.
 
-    What can be kept by whoever reads it must say how long; an earlier server says nothing, and so not at all.
+    A cacheable result must name its lifetime; legacy servers do not, so it is zero.
     """
     members = object_members(result)
     if members is None:
@@ -249,7 +249,7 @@ class _WireFilter(msgspec.Struct, omit_defaults=True):
 
 
 class ListenFilter(msgspec.Struct, frozen=True):
-    """What a `subscriptions/listen` asks to be told of: changes of lists, updates of resources, and single tasks."""
+    """What a `subscriptions/listen` asks for: list changes, resource updates and tasks."""
 
     topics: frozenset[Topic]
     uris: tuple[str, ...] = ()
@@ -257,7 +257,7 @@ class ListenFilter(msgspec.Struct, frozen=True):
 
 
 def read_listen_filter(params: Mapping[str, msgspec.Raw]) -> ListenFilter | None:
-    """What a caller's `subscriptions/listen` asks for; None if it is malformed."""
+    """Read the filter of a `subscriptions/listen`; None if it is malformed."""
     try:
         asked = msgspec.json.decode(params["notifications"], type=_WireFilter)
     except (KeyError, msgspec.MsgspecError):
@@ -286,29 +286,29 @@ def write_listen_filter(wanted: ListenFilter) -> bytes:
 
 
 def acknowledged_params(subscription: Payload, wanted: ListenFilter) -> bytes:
-    """The first message of a subscription's stream: what will be told on it."""
-    honoured = write_listen_filter(wanted)
-    return b"".join((b'{"_meta":', subscription_meta(subscription), b',"notifications":', honoured, b"}"))
+    """The first message of a subscription's stream: what was granted."""
+    granted = write_listen_filter(wanted)
+    return b"".join((b'{"_meta":', subscription_meta(subscription), b',"notifications":', granted, b"}"))
 
 
 def subscription_meta(subscription: Payload) -> bytes:
-    """The mark that every message of a subscription's stream carries."""
+    """The `_meta` of every message of a subscription's stream."""
     return render({SUBSCRIPTION_KEY: subscription})
 
 
 def read_subscription(params: Mapping[str, msgspec.Raw]) -> bytes | None:
-    """Which subscription a message belongs to, as the text of its id; None if it does not say."""
+    """The id of the subscription that a message belongs to; None if it has none."""
     meta = object_members(params.get("_meta", b"")) or {}
     return bytes(meta[SUBSCRIPTION_KEY]) if SUBSCRIPTION_KEY in meta else None
 
 
-def read_honoured(params: Mapping[str, msgspec.Raw]) -> frozenset[str] | None:
-    """The resources of which an acknowledgement says that they will be told of; None if it says nothing of anything."""
+def read_granted(params: Mapping[str, msgspec.Raw]) -> frozenset[str] | None:
+    """The resources that an acknowledgement grants; None if it grants nothing at all."""
     try:
-        honoured = msgspec.json.decode(params["notifications"], type=_WireFilter)
+        granted = msgspec.json.decode(params["notifications"], type=_WireFilter)
     except (KeyError, msgspec.MsgspecError):
         return None
-    return None if honoured == _WireFilter() else frozenset(honoured.resourceSubscriptions or ())
+    return None if granted == _WireFilter() else frozenset(granted.resourceSubscriptions or ())
 
 
 def subscription_params(subscription: Payload, members: Mapping[str, Payload] = {}) -> bytes:
@@ -317,7 +317,7 @@ def subscription_params(subscription: Payload, members: Mapping[str, Payload] = 
 
 
 def listen_result(subscription: Payload) -> bytes:
-    """What ends a subscription's stream in good order."""
+    """The result that ends a subscription's stream."""
     return b"".join((b'{"resultType":"complete","_meta":', subscription_meta(subscription), b"}"))
 
 
@@ -333,7 +333,7 @@ def encode_header(value: str) -> str:
 
 
 def decode_header(value: str | None) -> str | None:
-    """The text that a header's value stands for; None if it stands for none, so that it can match nothing."""
+    """The decoded value of a header; None if it is invalid, so that it matches nothing."""
     match = None if value is None else _SENTINEL.fullmatch(value)
     if match is None:
         return value

@@ -1,8 +1,8 @@
-"""Tasks: what a tool is run as when its result takes long, in the words of both eras.
+"""Tasks, in the words of both eras.
 
-Before 2026-07-28 the caller asks for one (`task` beside the arguments) and the result holds it; since then the server
-decides, for callers that know the extension, and the result is it. Ids are renamed here, on the way to a caller and
-back; what they mean is for others to say.
+In the legacy era the caller asks for a task (`task` beside the arguments) and the result contains it. In the modern
+era the server decides, for callers with the extension, and the result is the task. Task ids are renamed here, on the
+way to a caller and back; `frontends.mcp.tasks` defines them.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from isthmus.wire.mcp.messages import Members, read_seconds, read_string
 
 EXTENSION = "io.modelcontextprotocol/tasks"
 TASKS_CAPABILITY = f"extensions.{EXTENSION}"
-"""The word of a caller's profile that says that it knows what to do with a task."""
+"""The client capability of callers that support tasks."""
 
 REQUIRED = msgspec.json.encode({"requiredCapabilities": {"extensions": {EXTENSION: {}}}})
-"""What is told, beside the error, to who asks about a task and does not know the extension."""
+"""The data of the error for a caller that uses tasks without the extension."""
 
 RELATED = "io.modelcontextprotocol/related-task"
-"""The member of `_meta` that says to which task a message belongs."""
+"""The member of `_meta` that names the task of a message."""
 
 TASK = "task"
-"""What asks for a task, what holds it in a result, and the type of a result that is one."""
+"""The member that asks for a task, the member of a result that contains it, and the type of a result that is one."""
 
 ID = "taskId"
 
@@ -36,25 +36,25 @@ LEGACY_METHODS = frozenset({"tasks/get", "tasks/result", "tasks/cancel", LIST})
 MODERN_METHODS = frozenset({"tasks/get", "tasks/update", "tasks/cancel"})
 
 STATUS_NOTIFICATION = "notifications/tasks/status"
-"""How a server of the earlier era tells by itself how a task stands."""
+"""The legacy notification of a task's status."""
 
 TASK_NOTIFICATION = "notifications/tasks"
-"""The same since 2026-07-28, to who listens for it."""
+"""The modern notification of a task's state, for subscribers."""
 
 ENDS = frozenset({"completed", "failed", "cancelled"})
 STATUSES = ENDS | {"working", "input_required"}
 
 ID_LENGTH_MAX = 1024
 STATE_BYTES_MAX = 4096
-"""How much of a task's state is remembered; of a larger one, only what the earlier era says that a task has."""
+"""The largest stored state; of a larger one, only the members of the legacy era are stored."""
 
 MEMBER_BYTES_MAX = 1024
 
 POLL_MS = 1000
-"""How often callers are told to ask after a task of the hub's own: it answers from memory."""
+"""The poll interval of hub tasks, which the hub answers from memory."""
 
 TASKS_VERSION = "2025-11-25"
-"""The first in which a caller can ask for a task."""
+"""The first version in which a caller can ask for a task."""
 
 _PLAIN = (ID, "status", "statusMessage", "createdAt", "lastUpdatedAt", "ttl", "pollInterval")
 
@@ -62,30 +62,26 @@ _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def read_state(payload: Payload) -> ServerTaskState | None:
-    """How a task stands, from a result or a notification; None if it does not say."""
+    """The state of a task in a result or a notification; None if there is none."""
     members = _read(payload)
     return state_of(_read(members[TASK]) if TASK in members else members)
 
 
 def state_of(members: Members) -> ServerTaskState | None:
-    """The same from the members that say it."""
+    """The state of a task from its members; None if they are invalid."""
     id, status = read_string(members.get(ID)), read_string(members.get("status"))
     if id is None or len(id) > ID_LENGTH_MAX or status not in STATUSES:
         return None
     ttl = members.get("ttl", members.get("ttlMs"))
-    kept = {key: value.copy() for key, value in _remembered(members).items()}
-    return ServerTaskState(id, status, status in ENDS, None if ttl is None else read_seconds(ttl), kept)
-
-
-def _remembered(members: Members) -> Members:
-    if sum(len(key) + len(memoryview(value)) for key, value in members.items()) <= STATE_BYTES_MAX:
-        return members
-    short = {key for key, value in members.items() if len(memoryview(value)) <= MEMBER_BYTES_MAX} | {ID}
-    return {key: members[key] for key in _PLAIN if key in members and key in short}
+    if sum(len(key) + len(memoryview(value)) for key, value in members.items()) > STATE_BYTES_MAX:
+        short = {key for key, value in members.items() if len(memoryview(value)) <= MEMBER_BYTES_MAX} | {ID}
+        members = {key: members[key] for key in _PLAIN if key in members and key in short}
+    stored = {key: value.copy() for key, value in members.items()}
+    return ServerTaskState(id, status, status in ENDS, None if ttl is None else read_seconds(ttl), stored)
 
 
 class TaskSummary(msgspec.Struct, frozen=True):
-    """How a task of the hub's own stands, in what both eras tell; moments are seconds of the epoch."""
+    """The state of a hub task, as far as both eras share it. Times are seconds of the epoch."""
 
     id: str
     status: str
@@ -96,22 +92,22 @@ class TaskSummary(msgspec.Struct, frozen=True):
 
 
 def legacy_state(summary: TaskSummary) -> dict[str, Payload]:
-    """How a task stands, as it was told before 2026-07-28."""
+    """The state of a task for legacy callers."""
     return _state(summary, "ttl", "pollInterval")
 
 
 def modern_state(summary: TaskSummary) -> dict[str, Payload]:
-    """The same since then."""
+    """The state of a task for modern callers."""
     return _state(summary, "ttlMs", "pollIntervalMs")
 
 
 def _state(summary: TaskSummary, ttl: str, poll: str) -> dict[str, Payload]:
-    told: dict[str, object] = {ID: summary.id, "status": summary.status}
+    written: dict[str, object] = {ID: summary.id, "status": summary.status}
     if summary.message:
-        told["statusMessage"] = summary.message
-    told |= {"createdAt": _moment(summary.created), "lastUpdatedAt": _moment(summary.updated)}
-    told |= {ttl: int(summary.ttl_seconds * 1000), poll: POLL_MS}
-    return {key: msgspec.json.encode(value) for key, value in told.items()}
+        written["statusMessage"] = summary.message
+    written |= {"createdAt": _moment(summary.created), "lastUpdatedAt": _moment(summary.updated)}
+    written |= {ttl: int(summary.ttl_seconds * 1000), poll: POLL_MS}
+    return {key: msgspec.json.encode(value) for key, value in written.items()}
 
 
 def _moment(at: float) -> str:
@@ -119,7 +115,7 @@ def _moment(at: float) -> str:
 
 
 def related_to(id: str, members: Members) -> Members:
-    """Members of a message that says to which task it relates."""
+    """The members of a message, with the task that it relates to."""
     meta = _read(members.get("_meta", msgspec.Raw(b"{}")))
     related = msgspec.Raw(msgspec.json.encode({ID: id}))
     return {**members, "_meta": msgspec.Raw(render({**meta, RELATED: related}))}
@@ -133,35 +129,35 @@ _WANTED = msgspec.json.Decoder(_TaskRequest)
 
 
 def read_ttl(wanted: msgspec.Raw) -> float | str | None:
-    """For how many seconds a caller wants its task to be kept, None if it does not say; or what is wrong with it."""
+    """The `ttl` of a task request in seconds, None if it has none; or what is wrong with it."""
     try:
         ttl = _WANTED.decode(wanted).ttl
     except msgspec.MsgspecError:
-        return "task must be an object, and its ttl a number of milliseconds"
+        return "task must be an object whose ttl is a number of milliseconds"
     if ttl is None:
         return None
-    return ttl / 1000 if 0 <= ttl < float("inf") else f"the ttl of a task must not be negative, and is {ttl:g}"
+    return ttl / 1000 if 0 <= ttl < float("inf") else f"the ttl of a task must be finite and at least 0, not {ttl:g}"
 
 
 def is_task_required(execution: Payload) -> bool:
-    """Whether a tool's `execution` says that the tool is run as a task and in no other way."""
+    """Whether a tool's `execution` says that the tool runs only as a task."""
     return read_string(_read(execution).get("taskSupport")) == "required"
 
 
 def with_task_support(definition: Members) -> Members:
-    """A tool's definition that says that the tool may be run as a task."""
+    """A tool's definition which says that the tool may run as a task."""
     execution = _read(definition.get("execution", msgspec.Raw(b"{}")))
     return {**definition, "execution": msgspec.Raw(render({**execution, "taskSupport": b'"optional"'}))}
 
 
 def read_poll_seconds(payload: Payload) -> float | None:
-    """How long a server wants to be left alone before it is asked again how a task stands; None if it does not say."""
-    told = _read(payload).get("pollIntervalMs")
-    return None if told is None else read_seconds(told)
+    """The poll interval that a server names for a task; None if it names none."""
+    written = _read(payload).get("pollIntervalMs")
+    return None if written is None else read_seconds(written)
 
 
 def list_result(states: Iterable[Payload], cursor: str | None) -> bytes:
-    """A page of tasks; `cursor` leads to the next one."""
+    """A page of tasks; `cursor` is that of the next page."""
     members: dict[str, Payload] = {"tasks": b"[" + b",".join(states) + b"]"}
     if cursor is not None:
         members["nextCursor"] = msgspec.json.encode(cursor)
@@ -169,7 +165,7 @@ def list_result(states: Iterable[Payload], cursor: str | None) -> bytes:
 
 
 def rename_related(members: Members, rename: Callable[[str], str | None]) -> Members:
-    """Members of a message with the id renamed of the task to which it relates; a task without a name is left out."""
+    """The members of a message with the id of its related task renamed; a task that `rename` rejects is left out."""
     meta = _read(members.get("_meta", msgspec.Raw(b"{}")))
     if RELATED not in meta:
         return members
@@ -177,7 +173,7 @@ def rename_related(members: Members, rename: Callable[[str], str | None]) -> Mem
 
 
 def rename_related_meta(meta: Members, rename: Callable[[str], str | None]) -> Members:
-    """The same for the members of `_meta`."""
+    """The same for the members of a `_meta`."""
     related = _read(meta.get(RELATED, msgspec.Raw(b"{}")))
     id = read_string(related.get(ID))
     name = None if id is None else rename(id)
@@ -187,7 +183,7 @@ def rename_related_meta(meta: Members, rename: Callable[[str], str | None]) -> M
 
 
 def rename_ids(payload: Payload, rename: Callable[[str], str]) -> Payload:
-    """A result, or the parameters of a message, with the id of its task renamed wherever it stands."""
+    """A result, or the parameters of a message, with all ids of its task renamed."""
     members = _read(payload)
     changed: dict[str, Payload] = {}
     if (id := _renamed(members, rename)) is not None:

@@ -33,8 +33,8 @@ def test_a_welcome_is_read_with_what_the_server_can_do(version: str) -> None:
 @pytest.mark.parametrize(
     ("told", "words"),
     [
-        ([], "something else"),
-        ({"protocolVersion": 7}, "something else"),
+        ([], "invalid result"),
+        ({"protocolVersion": 7}, "invalid result"),
         ({"capabilities": {"tools": {}}}, "it speaks MCP ''"),
         ({"protocolVersion": "2019-01-01"}, "it speaks MCP '2019-01-01'"),
     ],

@@ -110,7 +110,7 @@ def test_a_definition_with_nothing_wrong_in_it_stays_as_it_was_written() -> None
 def test_what_is_no_list_is_told_so(told: object) -> None:
     page = read_list(TOOLS, json.dumps(told).encode())
     assert isinstance(page, str)
-    assert page.startswith("tools/list answered with something else")
+    assert page.startswith("tools/list returned an invalid result")
 
 
 def test_a_page_of_millions_is_not_looked_at_to_its_end() -> None:

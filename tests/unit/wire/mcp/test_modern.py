@@ -266,4 +266,4 @@ def test_every_message_of_a_subscription_is_marked_with_its_id() -> None:
     ],
 )
 def test_an_acknowledgement_that_says_nothing_at_all_leaves_nothing_out(told: Any, honoured: set[str] | None) -> None:
-    assert modern.read_honoured(raws(told)) == honoured
+    assert modern.read_granted(raws(told)) == honoured
