@@ -96,7 +96,7 @@ class Links:
         else:
             await _be_ready(login)
             link = await self._reach_with(login, settings, carrier)
-        link.on_task, link.on_progress = self._tasks.told, self._tasks.progressed
+        link.on_task, link.on_progress = self._tasks.notified, self._tasks.progressed
         if self._profile is not None:
             link.client_caps, link.lists_by_client = self._profile, False
         if self.are_shared:

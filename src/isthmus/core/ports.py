@@ -54,7 +54,7 @@ class Link(Protocol):
         """Drop the call, which ends here, and tell the server to stop working on it."""
 
 
-class LinkPool(Link, Protocol):
+class CallerLinks(Link, Protocol):
     """Several links to one server; each carries the calls of certain callers."""
 
     def ended(self, inflight: InFlight) -> None:
@@ -546,7 +546,7 @@ class OpenTarget(msgspec.Struct, frozen=True):
     """What an MCP server returned to `initialize`."""
 
 
-class TargetAddress(Protocol):
+class UnopenedTarget(Protocol):
     """An allowed address that is not connected yet."""
 
     def open(self, then: Callable[[OpenTarget | Fault], None]) -> Callable[[], None]:
@@ -556,14 +556,14 @@ class TargetAddress(Protocol):
 class TargetResolver(Protocol):
     """Resolves addresses that callers name."""
 
-    def find(self, caller: Caller, named: TargetSpec) -> ServerName | TargetAddress | Fault:
+    def find(self, caller: Caller, named: TargetSpec) -> ServerName | UnopenedTarget | Fault:
         """The configured server at this address, or an address to connect to, or why it is forbidden."""
 
 
 # -- the relay ---------------------------------------------------------------------------------------------------------
 
 
-class AgentServer(Protocol):
+class DialledInServer(Protocol):
     """One server of an agent: connected, or away and remembered."""
 
     @property
@@ -601,7 +601,7 @@ class AgentServers(Protocol):
     def agent(self) -> str:
         """The agent's key (`Claim.key`)."""
 
-    def seats(self) -> Sequence[AgentServer]:
+    def seats(self) -> Sequence[DialledInServer]:
         """Its servers, in the order in which they first connected; a new sequence after every change."""
 
     def arriving(self) -> Sequence[ConnectingServer]:

@@ -25,7 +25,7 @@ import structlog
 from isthmus.core.access.tenants import TenantCalls
 from isthmus.core.calls.circuit_breaker import CircuitBreaker
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.ports import AnyMethodLink, Link, LinkPool
+from isthmus.core.ports import AnyMethodLink, CallerLinks, Link
 from isthmus.core.settings import Limits
 from isthmus.core.watch.server_tasks import ServerTasks
 from isthmus.model.calls import LogLevel, Outcome
@@ -146,7 +146,7 @@ class ServerQueue:
             limits.call_seconds if timeout is None else timeout,
         )
         self._log_lines: deque[ServerLogLine] | None = None
-        self.pool: LinkPool | None = None
+        self.pool: CallerLinks | None = None
         """The links that not all callers share; it is notified when a call that it carried ends."""
         self.uses_pool = False
         """Whether the pool carries the calls of clients with capabilities, or all calls."""

@@ -26,12 +26,12 @@ class LogLevels:
         self._called: LogLevel | None = None
         """The lowest level that a single call has requested."""
         self._watchers: set[Callable[[], None]] = set()
-        self._asking: dict[asyncio.Future[None], ServerName] = {}
+        self._requests: dict[asyncio.Future[None], ServerName] = {}
         """Requests to servers that are not answered."""
         self.lowest: LogLevel | None = None
         """The level to set at servers; None until any caller has chosen one: then servers keep their defaults."""
 
-    def hear(self, who: object) -> None:
+    def listen(self, who: object) -> None:
         """Add a caller that receives whatever servers log by default."""
         self._note(who, None)
 
@@ -62,26 +62,23 @@ class LogLevels:
         self._settle()
 
     def _settle(self) -> None:
-        lowest = self._decide()
+        chosen = next((level for level in LOG_LEVELS if self._counts[level] or level == self._called), None)
+        if chosen is None and self.lowest is None:
+            return
+        lowest: LogLevel = "debug" if chosen is None or self._counts[None] else chosen
         if lowest != self.lowest:
             self.lowest = lowest
             for watcher in tuple(self._watchers):
                 watcher()
 
-    def _decide(self) -> LogLevel | None:
-        chosen = next((level for level in LOG_LEVELS if self._counts[level] or level == self._called), None)
-        if chosen is None and self.lowest is None:
-            return None
-        return "debug" if chosen is None or self._counts[None] else chosen
-
-    def ask(self, server: ServerName, asking: asyncio.Future[None]) -> None:
+    def track(self, server: ServerName, asking: asyncio.Future[None]) -> None:
         """Track a request that sets a server's level, until it is done."""
-        self._asking[asking] = server
-        asking.add_done_callback(self._asking.pop)
+        self._requests[asking] = server
+        asking.add_done_callback(self._requests.pop)
 
     async def settled(self, servers: Container[ServerName]) -> None:
         """Wait until these servers have accepted the level, so that no call overtakes that request."""
-        waiting = [asking for asking, server in self._asking.items() if server in servers]
+        waiting = [asking for asking, server in self._requests.items() if server in servers]
         if waiting:
             await asyncio.wait(waiting, timeout=TAKE_SECONDS)
 

@@ -59,7 +59,7 @@ class ServerTask:
     until: float
     """When it is dropped."""
     made_at: float
-    is_end_told: bool = False
+    is_end_reported: bool = False
     request: int = -1
     """The id of the request that created it; its server reports progress under this id."""
     report: ReportProgress | None = None
@@ -78,7 +78,7 @@ Tell: TypeAlias = Callable[[ServerTask, bool], None]
 """Receives a task, and whether its status has changed."""
 
 
-class _Queue:
+class _DropOrder:
     """Tasks in the order in which they are dropped: ended ones by their end, then the others by their creation."""
 
     def __init__(self) -> None:
@@ -113,8 +113,8 @@ class ServerTasks:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._all = _Queue()
-        self._of: dict[Owner, _Queue] = {}
+        self._all = _DropOrder()
+        self._of: dict[Owner, _DropOrder] = {}
         self._named: dict[tuple[ServerName, str], list[ServerTask]] = {}
         self._reporting: dict[tuple[LinkSession, int], ServerTask] = {}
         self._listeners: dict[Owner, dict[object, tuple[str, Tell]]] = {}
@@ -138,8 +138,11 @@ class ServerTasks:
         """A task was created for a caller; `report` is called with progress of the `request` that created it."""
         owner = _owner(caller)
         self._supersede(owner, place, self._named.get((server, state.id), []))
-        own = self._of.setdefault(owner, _Queue())
-        self._make_room(own)
+        own = self._of.setdefault(owner, _DropOrder())
+        while len(own) >= EACH_MAX:
+            self._drop(own.first())
+        while len(self._all) >= ALL_MAX:
+            self._drop(self._all.first())
         own.last += 1
         now = self._clock()
         until = _until(state, now, now)
@@ -158,12 +161,6 @@ class ServerTasks:
             if is_given_anew or not self._is_there(task) or _is_lost(task.place):
                 self._drop(task)
 
-    def _make_room(self, own: _Queue) -> None:
-        while len(own) >= EACH_MAX:
-            self._drop(own.first())
-        while len(self._all) >= ALL_MAX:
-            self._drop(self._all.first())
-
     def answered(self, caller: Caller, server: ServerName, place: LinkSession | None, state: ServerTaskState) -> None:
         """A server returned the state of a task to its caller."""
         owner = _owner(caller)
@@ -172,26 +169,26 @@ class ServerTasks:
         for task in here or [task for task in own if _is_lost(task.place)]:
             self._learn(task, state)
 
-    def told(self, server: ServerName, place: LinkSession, state: ServerTaskState) -> None:
+    def notified(self, server: ServerName, place: LinkSession, state: ServerTaskState) -> None:
         """A server sent a notification with the state of a task: only its caller's listeners receive it.
 
         Without a known caller it is dropped; the end of a task is reported once.
         """
         here = [task for task in self._named.get((server, state.id), ()) if task.place is place]
-        if len(here) != 1 or here[0].is_end_told or not self._is_there(here[0]):
+        if len(here) != 1 or here[0].is_end_reported or not self._is_there(here[0]):
             return
         task, before = here[0], here[0].state
         self._learn(task, state)
         if before.is_over and not state.is_over:
             return  # outdated
-        task.is_end_told = state.is_over
-        self._tell(task, is_other=state.is_over or state.status != before.status)
+        task.is_end_reported = state.is_over
+        self._notify(task, is_other=state.is_over or state.status != before.status)
 
     def announce(self, task: ServerTask, state: ServerTaskState) -> None:
         """The state of a hub task changed: notify its caller's listeners."""
         is_other = state.is_over or state.status != task.state.status
         task.state = state
-        self._tell(task, is_other=is_other)
+        self._notify(task, is_other=is_other)
 
     def progressed(self, place: LinkSession, request: int, event: Callable[[], Progress]) -> None:
         """A server reports progress of a request that it has answered with a task."""
@@ -200,7 +197,7 @@ class ServerTasks:
             return
         try:
             task.report(event())
-        except Exception:  # as in `_tell`
+        except Exception:  # as in `_notify`
             log.exception("a listener of a task failed", server=task.server)
 
     def _learn(self, task: ServerTask, state: ServerTaskState) -> None:
@@ -249,15 +246,16 @@ class ServerTasks:
         """Call `tell` with every reported task of a caller, until the returned function is called."""
         owner, key = _owner(caller), object()
         self._listeners.setdefault(owner, {})[key] = (session, tell)
-        return lambda: self._leave(owner, key)
 
-    def _leave(self, owner: Owner, key: object) -> None:
-        listeners = self._listeners.get(owner, {})
-        listeners.pop(key, None)
-        if not listeners:
-            self._listeners.pop(owner, None)
+        def stop() -> None:
+            listeners = self._listeners.get(owner, {})
+            listeners.pop(key, None)
+            if not listeners:
+                self._listeners.pop(owner, None)
 
-    def _tell(self, task: ServerTask, *, is_other: bool) -> None:
+        return stop
+
+    def _notify(self, task: ServerTask, *, is_other: bool) -> None:
         """Notify the session that requested it, if it listens; otherwise all of its caller's, unless it is private."""
         listeners = list(self._listeners.get(task.owner, {}).values())
         own = [listener for listener in listeners if task.session and listener[0] == task.session]
@@ -288,8 +286,8 @@ def _is_lost(place: LinkSession | None) -> bool:
     return place is None or place.is_lost
 
 
-def _until(state: ServerTaskState, made_at: float, heard_at: float) -> float:
-    return heard_at + KEEP_SECONDS if state.ttl_seconds is None else made_at + state.ttl_seconds
+def _until(state: ServerTaskState, made_at: float, reported_at: float) -> float:
+    return reported_at + KEEP_SECONDS if state.ttl_seconds is None else made_at + state.ttl_seconds
 
 
 def hub_task(caller: Caller, server: ServerName, session: str, state: ServerTaskState) -> ServerTask:

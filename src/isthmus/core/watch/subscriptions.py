@@ -62,15 +62,15 @@ class Subscriptions:
         self._count(key, follower, 1)
         links = self._links(key[0], follower)
         if links:
-            fault = await self._ask_first(key, follower, links)
+            fault = await self._subscribe_first(key, follower, links)
         else:  # the next link will be subscribed
             why = NotConnected(key[0], "it cannot be subscribed to now")
-            fault = why if len(listeners) == 1 and not self._is_apart(owners, follower) else None
+            fault = why if len(listeners) == 1 and not self._is_separate(owners, follower) else None
         if fault is not None and self._drop(key, tell):
             self._release(key, [link for link in links if key[1] in self._asked.get(link, {})], {})
         return fault
 
-    async def _ask_first(
+    async def _subscribe_first(
         self, key: Key, follower: Subscriber | None, links: Sequence[SubscriptionLink]
     ) -> Fault | None:
         """Subscribe on the first link, from which the resource would be read.
@@ -78,7 +78,7 @@ class Subscriptions:
         The other links may have to replace it later: they are subscribed in the background once it has succeeded.
         """
         server, uri = key
-        fault = await self.ask(links[0], uri)
+        fault = await self.subscribe(links[0], uri)
         others = [link for link in links[1:] if uri not in self._asked.get(link, {})]
         owners = self._owners.get(server)
         if fault is None and others and owners is not None and follower is not None:
@@ -103,15 +103,12 @@ class Subscriptions:
             return False
         self._count(key, listeners.pop(tell), -1)
         if not listeners:
+            server, uri = key
             del self._listeners[key]
-            self._leave_out(key)
+            del self._uris[server][uri]
+            if not self._uris[server]:
+                del self._uris[server]
         return True
-
-    def _leave_out(self, key: Key) -> None:
-        server, uri = key
-        del self._uris[server][uri]
-        if not self._uris[server]:
-            del self._uris[server]
 
     def _count(self, key: Key, follower: Subscriber | None, change: int) -> None:
         if follower is None:
@@ -130,7 +127,7 @@ class Subscriptions:
     def _release(self, key: Key, links: Sequence[SubscriptionLink], sharing: Sharing) -> None:
         """Unsubscribe these links from a resource if no subscriber is left on them."""
         for link in links:
-            if not self._is_heard(key, link, sharing):
+            if not self._is_used(key, link, sharing):
                 self.stop(link, key[1])
 
     def stop(self, link: SubscriptionLink, uri: str) -> None:
@@ -138,7 +135,7 @@ class Subscriptions:
         self._asked.get(link, {}).pop(uri, None)
         link.unsubscribe(uri)
 
-    def _is_heard(self, key: Key, link: SubscriptionLink, sharing: Sharing) -> bool:
+    def _is_used(self, key: Key, link: SubscriptionLink, sharing: Sharing) -> bool:
         """Whether any subscriber of a resource receives it from this link."""
         server, uri = key
         if link is self._common.get(server):
@@ -172,19 +169,23 @@ class Subscriptions:
         """The URIs that a new shared link of this server must subscribe to."""
         owners = self._owners.get(server)
         uris = self._uris.get(server, ())
-        return [uri for uri in uris if self._is_for_all(owners, self._listeners[server, uri])] if owners else list(uris)
+        if not owners:
+            return list(uris)
+        # Subscribers with credentials of their own use their own links.
+        return [
+            uri
+            for uri in uris
+            if any(not self._is_separate(owners, each) for each in self._listeners[server, uri].values())
+        ]
 
-    def _is_for_all(self, owners: PrivateLinks, listeners: Mapping[Tell, Subscriber | None]) -> bool:
-        return any(not self._is_apart(owners, follower) for follower in listeners.values())
-
-    def _is_apart(self, owners: PrivateLinks | None, follower: Subscriber | None) -> bool:
+    def _is_separate(self, owners: PrivateLinks | None, follower: Subscriber | None) -> bool:
         return bool(owners) and owners is not None and follower is not None and owners.is_separate(follower)
 
     def followers(self, server: ServerName) -> Mapping[Subscriber, Collection[str]]:
         """What callers with a possible link of their own are subscribed to: that link is subscribed too."""
         return self._followed.get(server, {})
 
-    async def ask(self, link: SubscriptionLink, uri: str) -> Fault | None:
+    async def subscribe(self, link: SubscriptionLink, uri: str) -> Fault | None:
         """Subscribe a link to a resource, unless it is; return the fault if the server refuses."""
         asked = self._asked.setdefault(link, {})
         while (answer := asked.get(uri)) is not None:
@@ -193,26 +194,30 @@ class Subscriptions:
             if not answer.cancelled():
                 return answer.result()
         # There was no request, or it was cancelled before its response.
-        return await self._ask(link, uri, asked)
+        return await self._request(link, uri, asked)
 
     async def subscribe_also(self, key: Key, follower: Subscriber, links: Sequence[SubscriptionLink]) -> None:
         """Subscribe further links to a resource, unless its subscriber has left."""
         server, uri = key
         if uri in self.followers(server).get(follower, ()):
-            await asyncio.gather(*(self.ask(link, uri) for link in links))
+            await asyncio.gather(*(self.subscribe(link, uri) for link in links))
 
-    async def _ask(self, link: SubscriptionLink, uri: str, asked: dict[str, Answer]) -> Fault | None:
+    async def _request(self, link: SubscriptionLink, uri: str, asked: dict[str, Answer]) -> Fault | None:
         answer = asked[uri] = asyncio.get_running_loop().create_future()
+        fault: Fault | None = None
         try:
-            fault = await _subscribe(link, uri)
+            try:
+                await link.subscribe(uri)
+            except Fault as refused:
+                fault = refused
             answer.set_result(fault)
         finally:
             answer.cancel()
-            if not _is_yes(answer) and asked.get(uri) is answer:
+            if not _has_agreed(answer) and asked.get(uri) is answer:
                 del asked[uri]
         return fault
 
-    def asked(self, link: SubscriptionLink) -> list[str]:
+    def subscribed(self, link: SubscriptionLink) -> list[str]:
         """The URIs that a link is subscribed to, or being subscribed to."""
         return list(self._asked.get(link, ()))
 
@@ -227,13 +232,13 @@ class Subscriptions:
 
         `link` is None for the shared link.
         """
-        self._tell(server, [tell for whole in _and_above(uri) for tell in self._hearing(server, whole, link)])
+        self._notify(server, [tell for whole in _with_parents(uri) for tell in self._listeners_on(server, whole, link)])
 
     def missed(self, server: ServerName, uri: str, link: SubscriptionLink | None = None) -> None:
         """A link was interrupted: subscribers of this resource on it are notified once, to read it again."""
-        self._tell(server, self._hearing(server, uri, link))
+        self._notify(server, self._listeners_on(server, uri, link))
 
-    def _hearing(self, server: ServerName, uri: str, link: SubscriptionLink | None) -> list[Tell]:
+    def _listeners_on(self, server: ServerName, uri: str, link: SubscriptionLink | None) -> list[Tell]:
         """The listeners that receive updates of a resource from this link; None for the shared one."""
         listeners = self._listeners.get((server, uri))
         if listeners is None:
@@ -241,25 +246,25 @@ class Subscriptions:
         owners = self._owners.get(server)
         if not owners:  # the usual case, so that many updates cost less
             return list(listeners) if link is None else []
-        return [tell for tell, follower in listeners.items() if self._hears(owners, follower, uri, link)]
+        return [tell for tell, follower in listeners.items() if self._receives(owners, follower, uri, link)]
 
-    def _hears(
+    def _receives(
         self, owners: PrivateLinks, follower: Subscriber | None, uri: str, link: SubscriptionLink | None
     ) -> bool:
         own = () if follower is None else owners.own(follower)
         if link is not None:
             return link in own
-        if self._is_apart(owners, follower):
+        if self._is_separate(owners, follower):
             return False
-        return not any(_is_yes(self._asked.get(each, {}).get(uri)) for each in own)
+        return not any(_has_agreed(self._asked.get(each, {}).get(uri)) for each in own)
 
     def _links(self, server: ServerName, follower: Subscriber | None) -> list[SubscriptionLink]:
         """The links that can serve a subscriber, its own first."""
         owners, common = self._owners.get(server), self._common.get(server)
         own = [] if owners is None or follower is None else owners.own(follower)
-        return [*own, *(() if common is None or self._is_apart(owners, follower) else (common,))]
+        return [*own, *(() if common is None or self._is_separate(owners, follower) else (common,))]
 
-    def _tell(self, server: ServerName, listeners: list[Tell]) -> None:
+    def _notify(self, server: ServerName, listeners: list[Tell]) -> None:
         for tell in listeners:
             try:
                 tell()
@@ -267,19 +272,11 @@ class Subscriptions:
                 log.exception("a listener of a resource failed", server=server)
 
 
-async def _subscribe(link: SubscriptionLink, uri: str) -> Fault | None:
-    try:
-        await link.subscribe(uri)
-    except Fault as fault:
-        return fault
-    return None
-
-
-def _is_yes(answer: Answer | None) -> bool:
+def _has_agreed(answer: Answer | None) -> bool:
     return answer is not None and answer.done() and not answer.cancelled() and answer.result() is None
 
 
-def _and_above(uri: str) -> Iterator[str]:
+def _with_parents(uri: str) -> Iterator[str]:
     """A URI, and those of its parent folders, with and without a slash at the end."""
     yield uri
     for _ in range(LEVELS_MAX if len(uri) <= LENGTH_MAX else 0):

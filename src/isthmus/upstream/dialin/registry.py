@@ -147,7 +147,7 @@ class DialInRegistry:
         name = next(self._names.bid(agent.key, label).names())
         self._came += 1
         link = DialInLink(name, self._me, self._hub.limits, channel, claim, self._came, is_muxed=is_muxed)
-        link.on_task, link.on_progress = self._hub.tasks.told, self._hub.tasks.progressed
+        link.on_task, link.on_progress = self._hub.tasks.notified, self._hub.tasks.progressed
         link.on_gone = self._gone
         link.came = self._now()
         self._links[link] = agent

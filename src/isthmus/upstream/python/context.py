@@ -70,11 +70,11 @@ class QuestionSender:
     def _put(self, question: Question, answer: Future[Reply]) -> None:
         asked = ask_caller(self._inflight, question, lambda reply: _give(answer, reply))
         if asked is not None:
-            answer.add_done_callback(lambda done: self._take_back(asked) if done.cancelled() else None)
+            answer.add_done_callback(lambda done: self._retract(asked) if done.cancelled() else None)
 
-    def _take_back(self, asked: OpenQuestion) -> None:
+    def _retract(self, asked: OpenQuestion) -> None:
         with suppress(RuntimeError):  # the loop is closed, and nobody is asked any more
-            self._loop.call_soon_threadsafe(asked.take_back)
+            self._loop.call_soon_threadsafe(asked.retract)
 
 
 def _give(answer: Future[Reply], reply: Reply) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from isthmus.core.ports import Document, WriteResult
 from isthmus.core.tasks import engine as engines
-from isthmus.core.tasks import store as store
+from isthmus.core.tasks import store
 from isthmus.core.tasks.delivery import DELIVERY, deliveries_of
 from isthmus.core.tasks.live_task import LiveTask, Report, TaskNotStored
 from isthmus.core.tasks.record import TASK, PushRecipient, TaskOwner, TaskRecord

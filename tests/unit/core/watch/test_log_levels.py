@@ -22,8 +22,8 @@ def heard(levels: LogLevels) -> list[LogLevel | None]:
 def test_while_nobody_has_chosen_servers_say_what_they_like() -> None:
     levels = LogLevels()
     told = heard(levels)
-    levels.hear("a")
-    levels.hear("b")
+    levels.listen("a")
+    levels.listen("b")
     levels.leave("a")
     assert (levels.lowest, told) == (None, [])
 
@@ -51,11 +51,11 @@ def test_who_leaves_or_wants_less_is_heard_as_well() -> None:
 
 def test_who_never_chose_loses_nothing_to_who_did() -> None:
     levels = LogLevels()
-    levels.hear("a")
+    levels.listen("a")
     told = heard(levels)
     levels.want("b", "error")
     levels.want("a", "alert")
-    levels.hear("c")
+    levels.listen("c")
     assert told == ["debug", "error", "debug"]
 
 
@@ -100,7 +100,7 @@ def test_what_single_calls_want_is_asked_for_once_and_for_good() -> None:
 
 def test_what_a_call_wants_takes_nothing_from_who_never_chose() -> None:
     levels = LogLevels()
-    levels.hear("a")
+    levels.listen("a")
     told = heard(levels)
     levels.call("error")
     levels.leave("a")
@@ -110,20 +110,20 @@ def test_what_a_call_wants_takes_nothing_from_who_never_chose() -> None:
 async def test_who_chooses_waits_until_servers_have_taken_it() -> None:
     levels, asking = LogLevels(), asyncio.get_running_loop().create_future()
     await levels.settled({SERVER})
-    levels.ask(SERVER, asking)
+    levels.track(SERVER, asking)
     waiting = asyncio.ensure_future(levels.settled({SERVER}))
     await asyncio.sleep(0)
     assert not waiting.done()
     asking.set_result(None)
     async with asyncio.timeout(30):
         await waiting
-    assert levels._asking == {}
+    assert levels._requests == {}
 
 
 async def test_who_chooses_does_not_wait_for_servers_that_are_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TAKE_SECONDS", 3600.0)
     levels, silent = LogLevels(), asyncio.get_running_loop().create_future()
-    levels.ask(SERVER, silent)
+    levels.track(SERVER, silent)
     async with asyncio.timeout(30):
         await levels.settled({ServerName("another")})
     assert not silent.done()
@@ -132,7 +132,7 @@ async def test_who_chooses_does_not_wait_for_servers_that_are_not_its_own(monkey
 async def test_servers_that_say_nothing_are_waited_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TAKE_SECONDS", 0.01)
     levels, asking = LogLevels(), asyncio.get_running_loop().create_future()
-    levels.ask(SERVER, asking)
+    levels.track(SERVER, asking)
     async with asyncio.timeout(30):
         await levels.settled({SERVER})
     assert not asking.done()

@@ -79,7 +79,7 @@ def test_where_callers_cannot_be_told_apart_only_the_conversation_that_asked_is_
     for _ in range(2):
         tasks.announce(kept, state("kept"))
         for id in ("passed", "nobody's"):
-            tasks.told(A, HERE, state(id))
+            tasks.notified(A, HERE, state(id))
         leave()
     assert (one, other) == ([("kept", "working", False), ("passed", "working", False)], [])
 
@@ -130,7 +130,7 @@ def test_a_task_ends_with_the_process_that_it_was_made_in() -> None:
     place = LinkSession(is_process=True)
     tasks = registered("1", place=place)
     place.is_lost = True
-    tasks.told(A, place, state("1", "completed"))
+    tasks.notified(A, place, state("1", "completed"))
     assert (listed(tasks), len(tasks)) == ([], 0)
 
 
@@ -144,7 +144,7 @@ def test_a_task_is_forgotten_when_its_server_says() -> None:
     assert len(listed(tasks)) == 2
     clock.now += 1.0
     heard, _ = listening(tasks)
-    tasks.told(A, HERE, state("1", ttl=10.0))
+    tasks.notified(A, HERE, state("1", ttl=10.0))
     assert (listed(tasks), heard) == ([("2", "working")], [])
     clock.now += KEEP_SECONDS - 11.0
     tasks.answered(ANYONE, A, HERE, state("2"))
@@ -193,12 +193,12 @@ def test_nobody_has_so_many_that_others_are_forgotten_before_there_are_too_many(
 def test_who_listens_for_its_caller_is_told_and_nobody_else() -> None:
     tasks = registered("1")
     (mine, leave), (others, _), (namesakes, _) = (listening(tasks, who) for who in (ANYONE, OTHER, NAMESAKE))
-    tasks.told(A, HERE, state("1"))
-    tasks.told(A, HERE, state("1", "input_required"))
+    tasks.notified(A, HERE, state("1"))
+    tasks.notified(A, HERE, state("1", "input_required"))
     assert mine == [("1", "working", False), ("1", "input_required", True)]
     leave()
     leave()
-    tasks.told(A, HERE, state("1"))
+    tasks.notified(A, HERE, state("1"))
     assert (len(mine), others, namesakes) == (2, [], [])
     assert listed(tasks) == [("1", "working")]
 
@@ -208,7 +208,7 @@ def test_an_end_is_told_once_and_what_comes_after_it_not_at_all() -> None:
     heard, _ = listening(tasks)
     tasks.answered(ANYONE, A, HERE, state("1", "completed"))  # one conversation asked, which another does not hear
     for status in ("working", "completed", "completed", "failed", "working"):
-        tasks.told(A, HERE, state("1", status))
+        tasks.notified(A, HERE, state("1", status))
     assert heard == [("1", "completed", True)]
     assert listed(tasks)[0] == ("1", "completed")
 
@@ -217,7 +217,7 @@ def test_an_end_is_told_once_and_what_comes_after_it_not_at_all() -> None:
 def test_what_is_said_on_another_link_or_of_another_server_is_about_another_task(server: ServerName) -> None:
     tasks = registered("1")
     heard, _ = listening(tasks)
-    tasks.told(server, LinkSession() if server == A else HERE, state("1", "failed"))
+    tasks.notified(server, LinkSession() if server == A else HERE, state("1", "failed"))
     assert (heard, listed(tasks)) == ([], [("1", "working")])
 
 
@@ -225,7 +225,7 @@ def test_if_a_link_gives_one_id_to_two_callers_neither_is_told() -> None:
     tasks = registered("1")
     tasks.made(OTHER, A, HERE, state("1"))
     (mine, _), (others, _) = listening(tasks), listening(tasks, OTHER)
-    tasks.told(A, HERE, state("1", "completed"))
+    tasks.notified(A, HERE, state("1", "completed"))
     assert (mine, others) == ([], [])
     assert (listed(tasks), listed(tasks, OTHER)) == ([("1", "working")], [("1", "working")])
 
@@ -235,7 +235,7 @@ def test_an_id_that_is_given_anew_is_of_whom_it_was_given_to_last() -> None:
     tasks.answered(ANYONE, A, HERE, state("1", "completed"))
     tasks.made(OTHER, A, HERE, state("1"))
     heard, _ = listening(tasks, OTHER)
-    tasks.told(A, HERE, state("1", "failed"))
+    tasks.notified(A, HERE, state("1", "failed"))
     assert (listed(tasks), heard) == ([], [("1", "failed", True)])
     tasks.made(OTHER, A, HERE, state("1"))
     assert listed(tasks, OTHER) == [("1", "working")]
@@ -261,7 +261,7 @@ def test_links_that_count_alike_are_not_confused() -> None:
     for caller, place in places.items():
         tasks.made(caller, A, place, state("1"))
     (mine, _), (others, _) = listening(tasks), listening(tasks, OTHER)
-    tasks.told(A, places[OTHER], state("1", "failed"))
+    tasks.notified(A, places[OTHER], state("1", "failed"))
     assert (mine, others) == ([], [("1", "failed", True)])
     assert not any(tasks.belongs_to_other(caller, A, "1") for caller in places)
 
@@ -270,10 +270,10 @@ def test_the_conversation_that_asked_is_told_while_it_listens_and_then_the_calle
     tasks = ServerTasks(Clock())
     tasks.made(ANYONE, A, HERE, state("1"), session="x")
     (asked, leave), (another, _) = listening(tasks, session="x"), listening(tasks, session="y")
-    tasks.told(A, HERE, state("1"))
+    tasks.notified(A, HERE, state("1"))
     assert (len(asked), len(another)) == (1, 0)
     leave()
-    tasks.told(A, HERE, state("1"))
+    tasks.notified(A, HERE, state("1"))
     assert (len(asked), len(another)) == (1, 1)
 
 
@@ -282,9 +282,9 @@ def test_conversations_with_processes_of_their_own_know_their_own_tasks_by_the_s
     for session, place in places.items():
         tasks.made(ANYONE, A, place, state("1"), session=session)
     ears = {session: listening(tasks, session=session) for session in ("x", "y", "z")}
-    tasks.told(A, places["x"], state("1", "failed"))
+    tasks.notified(A, places["x"], state("1", "failed"))
     ears["y"][1]()
-    tasks.told(A, places["y"], state("1"))
+    tasks.notified(A, places["y"], state("1"))
     assert {session: heard for session, (heard, _) in ears.items()} == {"x": [("1", "failed", True)], "y": [], "z": []}
     found = [listed(tasks, session=session) for session in ("x", "y", "z")]
     assert found == [[("1", "failed")], [("1", "working")], []]
@@ -299,7 +299,7 @@ def test_a_broken_listener_costs_only_itself() -> None:
     tasks.listen(ANYONE, "", broken)
     heard, _ = listening(tasks)
     with structlog.testing.capture_logs() as logs:
-        tasks.told(A, HERE, state("1"))
+        tasks.notified(A, HERE, state("1"))
     assert [entry["event"] for entry in logs] == ["a listener of a task failed"]
     assert len(heard) == 1
 
@@ -314,7 +314,7 @@ def test_progress_of_the_request_that_a_task_was_made_by_is_reported_until_it_en
     for place, request in ((HERE, 7), (HERE, 8), (LinkSession(), 7), (HERE, -1)):
         tasks.progressed(place, request, lambda: Progress({}))
     assert len(heard) == 1
-    tasks.told(A, HERE, state("1", "completed"))
+    tasks.notified(A, HERE, state("1", "completed"))
     tasks.progressed(HERE, 7, lambda: Progress({}))
     assert len(heard) == 1
     (task, _) = tasks.of(ANYONE)

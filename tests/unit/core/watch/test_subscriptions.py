@@ -280,7 +280,7 @@ async def test_until_it_has_a_link_of_its_own_a_follower_hears_from_the_common_o
     own = links.links[SOMEBODY] = Server()
     links.subscriptions.updated(SERVER, NOTES)  # it has not been asked yet
     assert ear.count == 2
-    assert await links.subscriptions.ask(own, NOTES) is None
+    assert await links.subscriptions.subscribe(own, NOTES) is None
     links.subscriptions.updated(SERVER, NOTES)
     assert ear.count == 2
     del links.links[SOMEBODY]
@@ -357,11 +357,11 @@ async def test_a_link_that_forgot_what_it_was_asked_is_asked_again() -> None:
     server = Server()
     subscriptions = following(server)
     await subscriptions.add(KEY, Ear())
-    assert await subscriptions.ask(server, NOTES) is None
-    assert (server.asked, subscriptions.asked(server)) == ([f"+{NOTES}"], [NOTES])
+    assert await subscriptions.subscribe(server, NOTES) is None
+    assert (server.asked, subscriptions.subscribed(server)) == ([f"+{NOTES}"], [NOTES])
     subscriptions.forget(server)
-    assert subscriptions.asked(server) == []
-    assert await subscriptions.ask(server, NOTES) is None
+    assert subscriptions.subscribed(server) == []
+    assert await subscriptions.subscribe(server, NOTES) is None
     assert server.asked == [f"+{NOTES}"] * 2
 
 
@@ -376,7 +376,7 @@ async def test_a_link_given_up_while_it_is_asked_is_asked_again_by_the_next() ->
     second = asyncio.ensure_future(subscriptions.add(KEY, Ear()))
     assert (await first, await second) == (None, None)
     assert server.asked == [f"+{NOTES}", f"-{NOTES}", f"+{NOTES}"]
-    assert subscriptions.asked(server) == [NOTES]
+    assert subscriptions.subscribed(server) == [NOTES]
 
 
 async def test_only_those_who_may_have_a_link_of_their_own_are_its_followers() -> None:
@@ -415,7 +415,7 @@ async def test_a_link_is_not_asked_to_stand_in_for_who_has_left() -> None:
     links.subscriptions.remove(KEY, await links.add(SOMEBODY))
     await links.settled()
     assert (len(links.further), links.common.asked) == (1, [f"-{NOTES}"])
-    assert links.subscriptions.asked(links.common) == []
+    assert links.subscriptions.subscribed(links.common) == []
 
 
 async def test_who_leaves_with_many_resources_is_compared_with_each_other_follower_once() -> None:
