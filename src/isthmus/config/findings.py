@@ -1,8 +1,8 @@
-"""What is wrong with a configuration, said so that its author can mend it.
+"""What is wrong with a configuration, in sentences that its author can act on.
 
-A `Finding` names the file, the path in it and the value, and is harmless to print: whoever makes one leaves
-secrets out. Entries that are broken cost only themselves and leave a finding; `ConfigError` is for what
-refuses the whole file. Every module of this room makes findings; the command line prints them.
+A `Finding` names the file, the path in it and the value; code that makes one leaves secrets out, so it is safe to
+print. A broken entry is skipped and leaves a finding; `ConfigError` refuses the whole file. All of `config` makes
+findings, and the command line prints them.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing to mend; `str()` is the sentence for people."""
+    """One problem; `str()` is the sentence for people."""
 
     file: Path | None
     path: str
     value: str
-    """The value as it may be shown; empty if there is none or it must stay hidden."""
+    """The value as a message may quote it; empty if there is none or it must stay hidden."""
     message: str
     advice: str = ""
     code: FindingCode = BAD_VALUE
 
     @property
     def fix(self) -> str:
-        """What to do: the advice on this very spot, or else what helps with this kind of finding."""
+        """What to do: the advice of this finding, else that of its code."""
         return self.advice or self.code.fix
 
     def __str__(self) -> str:
@@ -48,12 +48,12 @@ class ConfigError(Exception):
     """A configuration that cannot be used at all."""
 
     def __init__(self, *findings: Finding) -> None:
-        super().__init__("\n".join(str(finding) for finding in findings))
+        super().__init__("\n".join(map(str, findings)))
         self.findings = findings
 
 
 class CodedError(ValueError):
-    """A refused value that has a kind of its own; its text reads like that of every such error."""
+    """A rejected value whose finding has a code of its own; its text reads like that of every such error."""
 
     def __init__(self, code: FindingCode, text: str) -> None:
         super().__init__(text)
@@ -62,47 +62,46 @@ class CodedError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A spot in a file, from which findings are made."""
+    """A path in a file; it makes the findings about it."""
 
     file: Path | None
     path: str = ""
 
     def at(self, *keys: str | int) -> Place:
-        """Return the place below this one."""
+        """Return the place of a key below this one."""
         steps = [self.path] if self.path else []
-        steps += [_step(key) for key in keys]
+        # Each key is written as TOML would write it.
+        steps += [
+            key if _BARE_KEY.fullmatch(key) else json.dumps(key, ensure_ascii=False)
+            for key in (str(key) for key in keys)
+        ]
         return Place(self.file, ".".join(steps))
 
     def finding(self, message: str, *, value: str = "", advice: str = "", code: FindingCode = BAD_VALUE) -> Finding:
-        """Say something of this place."""
+        """Return a finding about this place."""
         return Finding(self.file, self.path, value, message, advice, code)
 
     def unknown(self, key: str, known: Iterable[str], *, code: FindingCode = UNKNOWN_KEY) -> Finding:
-        """Tell of a key below this place that nobody reads."""
+        """Return a finding about an unknown key below this place."""
         meant = closest_match(key, known)
         advice = f"did you mean {meant}?" if meant else ""
         return self.at(key).finding("is not known and has no effect", advice=advice, code=code)
 
     def mistake(self, error: ValueError, *, advice: str = "", code: FindingCode = BAD_VALUE) -> Finding:
-        """Tell of a value at or below this place that a check refused.
+        """Return a finding about a value at or below this place that a check rejected.
 
-        Such errors read "<key> must <rule>, not <value>", or begin with "must" when the place itself is
-        wrong; that is the contract of every settings class and of `config.values`. A `CodedError` has its own code.
+        Such errors read "<key> must <rule>, not <value>", or begin with "must" if the place itself is wrong. Every
+        settings class and `config.values` keep to that. A `CodedError` has its own code.
         """
         key, _, rest = f" {error}".partition(" must ")
         rule, _, value = rest.partition(", not ")
         path = ".".join(part for part in (self.path, key.strip()) if part)
-        kind = error.code if isinstance(error, CodedError) else code
-        return Finding(self.file, path, value, f"must {rule}", advice, kind)
+        return Finding(
+            self.file, path, value, f"must {rule}", advice, error.code if isinstance(error, CodedError) else code
+        )
 
 
 def closest_match(key: str, known: Iterable[str]) -> str | None:
-    """Return the known key that a mistyped one was probably meant to be."""
+    """Return the known key that a mistyped one probably means."""
     matches = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.7)
     return matches[0] if matches else None
-
-
-def _step(key: str | int) -> str:
-    """Write one key of a path as TOML would."""
-    text = str(key)
-    return text if _BARE_KEY.fullmatch(text) else json.dumps(text, ensure_ascii=False)

@@ -138,7 +138,7 @@ HUB_TABLES: Mapping[str, HubTable] = {
             "connections": "Connections of callers at once; WebSockets of the relay have their own limit.",
             "connections_per_address": "The same from one address.",
             "wrong_keys_per_minute": "Wrong keys and tokens per address before it gets 429."
-            " See [Guessing](identity.md#guessing).",
+            " See [Failed attempts](identity.md#failed-attempts).",
             "max_calls": "Calls to one server at once; the default of the server's own key.",
             "max_queued": "Calls that may wait for one server; the default of the server's own key.",
             "tenant_calls": "Calls of one tenant that run or wait in the whole hub, where several tenants share it;"
