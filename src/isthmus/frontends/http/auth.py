@@ -1,41 +1,120 @@
-"""Who may come in over HTTP: the place (Host, Origin) and the person (a key), decided for every face alike."""
+"""Authentication over HTTP, shared by all frontends: Host and Origin, the caller's key, and the limit of wrong keys.
+
+`FailedAuthLimit` counts failures per address and nothing else. A valid key always passes, because behind a proxy all
+callers share one address; so accepted requests never get there. `Authenticator` counts wrong credentials in headers;
+frontends with other credentials (a form, a query) count them themselves.
+"""
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from typing import Any, TypeAlias
+from contextvars import ContextVar
+from typing import Any, Final, TypeAlias
 
 import msgspec
+import structlog
 
-from isthmus.frontends.http.failed_auth_limit import FailedAuthLimit
 from isthmus.frontends.http.origin import OriginGuard, preflight_lines
+from isthmus.frontends.http.settings import client_address
 from isthmus.model.callers import Caller, Face, Unprovable
+
+log = structlog.get_logger(__name__)
+
+WRONG_KEYS_PER_MINUTE: Final = 60
+
+WINDOW_SECONDS: Final = 60.0
+
+ROUNDING_SECONDS: Final = 1e-6
+"""Rounding error of summed times."""
+
+ADDRESSES_MAX: Final = 4096
+"""Addresses that are remembered; beyond it, the one whose last failure is oldest is dropped."""
+
+TOLD_SECONDS: Final = 60.0
+"""The shortest interval between two log messages, however many wrong keys come."""
+
+Client: TypeAlias = tuple[str, int] | None
+"""The address of a client, as in ASGI; None on a socket without addresses."""
+
+UNKNOWN: Final = ("", 0)
+
+COMING_FROM: ContextVar[Client | str] = ContextVar("coming_from")
+"""The address of the request that this task serves, set by the router. It is not set before a request has a task: the
+request is authenticated again then and must not be counted twice."""
+
+
+class FailedAuthLimit:
+    """Limits the wrong keys per address and minute; beyond it they are answered with 429."""
+
+    def __init__(self, per_minute: int = WRONG_KEYS_PER_MINUTE, now: Callable[[], float] = time.monotonic) -> None:
+        self.per_minute = per_minute
+        self.refused = 0
+        """Requests answered with 429 since the start."""
+        self.on_told: Callable[[str, int], None] = lambda _address, _count: None
+        """Called with each log message: an address, and the number of refusals since the last one, in all."""
+        self._now = now
+        self._paid_at: dict[str, float] = {}
+        """By address, when all its failures are forgotten; the latest failure comes last."""
+        self._told_at = -math.inf
+        self._told = 0
+
+    def failed(self, client: Client | str) -> int:
+        """Count a wrong key; returns the seconds to wait before the next try, 0 if it may come at once."""
+        now = self._now()
+        address = client_address(client if isinstance(client, str) else (client or UNKNOWN)[0])
+        paid_at = max(now, self._paid_at.pop(address, now)) + WINDOW_SECONDS / self.per_minute
+        over = paid_at - now - WINDOW_SECONDS - ROUNDING_SECONDS
+        # Failures beyond the limit do not prolong it: others may share the address.
+        self._paid_at[address] = paid_at if over <= 0 else paid_at - WINDOW_SECONDS / self.per_minute
+        if len(self._paid_at) > ADDRESSES_MAX:
+            del self._paid_at[next(iter(self._paid_at))]
+        if over <= 0:
+            return 0
+        self._refuse(address, now)
+        return math.ceil(over)
+
+    def failed_here(self) -> int:
+        """The same for the request that this task serves; 0 if its address is unknown."""
+        client = COMING_FROM.get(UNKNOWN)
+        return 0 if client is UNKNOWN else self.failed(client)
+
+    def _refuse(self, address: str, now: float) -> None:
+        self.refused += 1
+        if now - self._told_at < TOLD_SECONDS:
+            return
+        count, self._told = self.refused - self._told, self.refused
+        self._told_at = now
+        log.warning("too many wrong keys: further ones are answered with 429", address=address, refused=count)
+        self.on_told(address, count)
+
 
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 Fields: TypeAlias = Mapping[bytes, bytes]
-"""Headers by their names; those given twice as one list (see `bodies.joined`), which is no host, origin or key."""
+"""Headers by name; repeated ones are joined (`request_cycle.join_headers`), which is never a valid host or key."""
 Identify: TypeAlias = Callable[[Fields], Caller | Unprovable | None]
-"""Makes a caller of a request's headers; None if they hold no valid credential."""
+"""Returns the caller of a request by its headers; None if they contain no valid credential."""
 
 Request: TypeAlias = MutableMapping[str, Any]
-"""What a request is to an application (the scope of ASGI): its `method`, `raw_path` and `headers`."""
+"""The ASGI scope of a request: its `method`, `raw_path` and `headers`."""
 BASES = "isthmus.bases"
-"""Where a request that is no HTTP of the hub's own says what the addresses before its path are."""
+"""The scope member with the base URLs of a request that did not come through the hub's HTTP listener (gRPC)."""
 Prove: TypeAlias = Callable[[Fields, Request], Caller | Unprovable | None]
-"""Makes a caller of a token that is bound to a key, and the proof of it for this very request (RFC 9449)."""
+"""Returns the caller of a DPoP-bound token with a proof for this request (RFC 9449)."""
 
 CHALLENGE = b'Bearer realm="isthmus"'
 RETRY = (b"retry-after", b"5")
 
 
 class Denied(msgspec.Struct, frozen=True):
-    """Why a request does not come in."""
+    """Why a request is denied."""
 
     status: int
     message: str
     headers: tuple[tuple[bytes, bytes], ...] = ()
     is_guess: bool = False
-    """Whether a credential was shown that is not, and never was, anybody's."""
+    """Whether the credential is not, and never was, valid."""
 
 
 PLAIN_DENIAL = Denied(
@@ -43,29 +122,29 @@ PLAIN_DENIAL = Denied(
 )
 
 TOO_MANY = 429
-SLOWED = "Too many wrong keys came from this address, and this one is wrong, too; a right one is let in at once"
+SLOWED = "Too many wrong keys came from this address, and this one is wrong too. Wait, or send a valid key."
 
 
 def slowed(seconds: int) -> Denied:
-    """What somebody is told who shows wrong keys one after the other."""
+    """The denial after too many wrong keys."""
     return Denied(TOO_MANY, SLOWED, ((b"retry-after", b"%d" % seconds),))
 
 
 Refuse: TypeAlias = Callable[[Fields, Face], Denied]
-"""Says what a request is told whose sender nobody knows."""
+"""Returns the denial of a request without a valid credential."""
 
 
 class Authenticator:
-    """Checks every request before a face reads it."""
+    """Authenticates every request before a frontend reads it."""
 
     refuse: Refuse = staticmethod(lambda _fields, _face: PLAIN_DENIAL)
-    """Replaced where there is more to say: where a token is to be had, and what is wrong with one that was shown."""
+    """Replaced to say where to get a token, and what is wrong with the one that was sent."""
 
     on_turned_away: Callable[[str, int], None] = staticmethod(lambda _face, _status: None)
-    """Is told by the faces of everybody whom they turn away, with what status; replaced by who keeps book of that."""
+    """Called by the frontends for each denied request with the frontend and the status; replaced by the metrics."""
 
     prove: Prove | None = None
-    """Set where there are issuers, whose tokens may be bound to keys."""
+    """Set if there are trusted issuers, whose tokens may be bound to keys."""
 
     def __init__(self, origins: OriginGuard, identify: Identify) -> None:
         self.failed_auth_limit = FailedAuthLimit()
@@ -73,19 +152,19 @@ class Authenticator:
         self._identify = identify
 
     def change(self, origins: OriginGuard, identify: Identify) -> None:
-        """Decide by these from now on."""
+        """Use these from now on."""
         self._origins = origins
         self._identify = identify
 
     def admit(self, fields: Fields, face: Face, request: Request | None = None) -> Caller | Denied:
-        """The caller as it comes by a face, or why there is none; without the request, no proof of a key is taken."""
+        """The caller of a request to a frontend, or its denial; without `request`, DPoP proofs are not accepted."""
         refusal = self._origins.check(fields)
         if refusal is not None:
             return Denied(refusal.status, refusal.message)
         return self.know(fields, face, request)
 
     def place(self, fields: Fields) -> Denied | None:
-        """Why nobody comes in from where this does; None if one may, whose credential is for the face to ask."""
+        """Check Host and Origin only, for frontends that check the credential themselves."""
         refusal = self._origins.check(fields)
         return None if refusal is None else Denied(refusal.status, refusal.message)
 
@@ -94,14 +173,14 @@ class Authenticator:
         return self._origins.cors_lines(origin)
 
     def preflight(self, fields: Fields) -> bytes | None:
-        """How a browser is answered that asks what a listed page may send; None if this is no such request."""
+        """The response headers for a CORS preflight from a listed origin; None for any other request."""
         origin = fields.get(b"origin")
         if origin is None or b"access-control-request-method" not in fields or not self.cors_lines(origin):
             return None
         return preflight_lines(fields)
 
     def know(self, fields: Fields, face: Face, request: Request | None = None) -> Caller | Denied:
-        """The same by the key alone, where no browser can be made to come and there is no Host or Origin to ask for."""
+        """The same by the credential alone, for transports that browsers cannot use (no Host or Origin)."""
         known = self._identify(fields)
         if known is None and request is not None and self.prove is not None:
             known = self.prove(fields, request)

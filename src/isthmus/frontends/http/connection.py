@@ -1,17 +1,19 @@
-"""One client's connection: parses its requests, gives each its turn, and limits what it may cost.
+"""One client's HTTP connection: parses requests, runs them in order, and enforces the limits.
 
-uvicorn's httptools protocol does the parsing; what it lacks is here. A connection has no timer of its own: the door's
-patrol calls `inspect`. Only the door makes connections; one that becomes a WebSocket is the door's no more.
+uvicorn's httptools protocol parses; this adds what it lacks. A connection has no timer of its own: `HttpListener`
+calls `inspect` regularly. A connection that becomes a WebSocket leaves the listener.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import select
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, NoReturn, cast
+from typing import Any, Literal, NamedTuple, NoReturn, cast
+from urllib.parse import unquote
 
 import httptools
 import structlog
@@ -21,32 +23,137 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from isthmus.frontends.http.auth import Denied
-from isthmus.frontends.http.header_cache import HEADS_MAX, CachedHeader, remembered
-from isthmus.frontends.http.refusals import NO_TARGET, refusal_for, refuse_now, split_target
-from isthmus.frontends.http.request_cycle import App, AtOnce, Message, RequestCycle, call_contained, render_error
-from isthmus.frontends.http.settings import Addresses, DoorSettings
-from isthmus.frontends.http.upgrade import Agreement, OnUpgrade, shake_hands
-from isthmus.transport.agent_bandwidth import Shares
+from isthmus.frontends.http.request_cycle import App, Message, RequestCycle, SyncHandler, call_contained, render_error
+from isthmus.frontends.http.settings import AddressCounts, HttpSettings
+from isthmus.frontends.http.websocket_upgrade import AcceptedUpgrade, OnUpgrade, shake_hands
+from isthmus.transport.agent_bandwidth import AgentBandwidth
 from isthmus.transport.websocket import AcceptedSocket
 from isthmus.transport.write_batching import WriteBatch
+
+HEADS_MAX = 4
+"""Request heads that one connection caches, the first ones; a client has one for each tool that it names."""
+
+HEAD_BYTES_MAX = 4096
+"""A longer head is not cached."""
+
+_END = b"\r\n\r\n"
+_LENGTH = re.compile(rb"\r\ncontent-length: ?([0-9]{1,9})\r\n", re.IGNORECASE)
+_DIGITS_MAX = 9
+
+
+class CachedHeader(NamedTuple):
+    """A parsed request head: the bytes before and after its content length, its scope, and the header's position.
+
+    A client that reuses its connection sends the same head with nearly every request, except for the content length.
+    The same bytes mean the same, so they are not parsed again. Only requests that one read brings whole are matched;
+    everything else goes to the parser.
+    """
+
+    before: bytes
+    after: bytes
+    scope: Message
+    place: int
+
+    def body_in(self, data: bytes) -> bytes | None:
+        """The body, if `data` is one whole request with this head; else None."""
+        if not data.startswith(self.before):
+            return None
+        start = len(self.before)
+        end = data.find(b"\r", start, start + _DIGITS_MAX + 1)
+        if end < 0 or not data.startswith(self.after, end):
+            return None
+        digits = data[start:end]
+        body = data[end + len(self.after) :]
+        return body if digits.isdigit() and int(digits) == len(body) else None
+
+    def scope_for(self, body: bytes) -> Message:
+        """The ASGI scope of a request with this head and `body`."""
+        headers = [*self.scope["headers"]]
+        headers[self.place] = (b"content-length", b"%d" % len(body))
+        return {**self.scope, "headers": headers}
+
+
+def cached_header(data: bytes, body_bytes: int, scope: Message) -> CachedHeader | None:
+    """The head of the request that the parser has just read; None if `data` is not exactly that request."""
+    head = data[: len(data) - body_bytes]
+    length = _LENGTH.search(head)
+    if length is None or len(head) > HEAD_BYTES_MAX or data.find(_END) + len(_END) != len(head):
+        return None
+    if head.count(b"\n") != head.count(b"\r\n"):
+        return None  # with bare LF line ends, the match above may be in the wrong place
+    places = [place for place, (name, _) in enumerate(scope["headers"]) if name == b"content-length"]
+    if len(places) != 1 or int(length[1]) != body_bytes:
+        return None
+    kept = {**scope, "headers": [*scope["headers"]]}
+    kept.pop("extensions", None)
+    return CachedHeader(head[: length.start(1)], head[length.end(1) :], kept, places[0])
+
+
+class RequestRefused(Exception):
+    """A request is refused. Raised in parser callbacks, because that stops the parser at once."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+        self.sentence = sentence
+
+
+def refuse_now(status: int, sentence: str) -> NoReturn:
+    """Stop the parser and refuse the request."""
+    raise RequestRefused(status, sentence)
+
+
+def refusal_for(error: httptools.HttpParserError) -> RequestRefused:
+    """The refusal for a parser error: the one that a callback raised, or that this is not HTTP."""
+    cause = error.__context__
+    if isinstance(cause, RequestRefused):
+        return cause
+    # A head that is parsed again without its Upgrade header fails in the context of that upgrade.
+    if cause is not None and not isinstance(cause, httptools.HttpParserUpgrade):
+        log.error("reading an HTTP request failed", exc_info=cause)
+    return RequestRefused(400, "This is not a valid HTTP request.")
+
+
+class Target(NamedTuple):
+    """The parts of a request target."""
+
+    whole: bytes
+    path: str
+    raw_path: bytes
+    query: bytes
+
+
+NO_TARGET = Target(b"", "/", b"/", b"")
+
+
+def split_target(target: bytes) -> Target:
+    """Split a request target. Raises: RequestRefused."""
+    try:
+        url = httptools.parse_url(target)
+    except httptools.HttpParserInvalidURLError:
+        refuse_now(400, "The request's target is not a path.")
+    raw_path = url.path or b"/"
+    path = raw_path.decode("ascii")
+    return Target(target, unquote(path) if "%" in path else path, raw_path, url.query or b"")
+
 
 log = structlog.get_logger(__name__)
 
 LINGER_SECONDS = 2.0
-"""How long a refused client may go on sending; to close on unread bytes would reset our answer away."""
+"""How long a refused client may continue to send; closing with unread bytes would reset our response away."""
 
 TURNED_AWAY_MAX = 256
-"""How many connections without room may linger to read so; further ones are cut at once."""
+"""Connections beyond the limit that may linger to read their refusal; further ones are aborted."""
 
 STALL_PROGRESS_BYTES = 64 * 1024
-"""What a reader must take of a long answer within `stall_seconds`; less is a trick to hold our memory."""
+"""What a client must read of a long response within `stall_seconds`; a slower one would hold our memory."""
 
 JOINED_BYTES = 64 * 1024
-"""Up to here an answer's pieces are joined for one write; beyond it copying costs more than writing twice."""
+"""Pieces of a response up to this size are joined for one write; beyond it, copying costs more than two writes."""
 
 AT_ONCE_BYTES = HIGH_WATER_LIMIT
-"""A body announced to be no longer than this is awaited before its turn begins: it fits what reading ahead may
-hold, and a turn that begins with its whole body may need no task."""
+"""A body up to this announced length is awaited before its request starts: it fits the read buffer, and a request that
+starts with its whole body may need no task."""
 
 MAX_WAITING = 8
 """Pipelined requests at which reading pauses."""
@@ -55,63 +162,62 @@ MAX_PIPELINED = 64
 """Pipelined requests that one read may bring at most, before the pause takes effect."""
 
 Phase = Literal["head", "body", "between", "leaving"]
-"""What reading is at: a head, a body, nothing, or throwing away what a refused client still sends."""
+"""What is being read: a head, a body, nothing, or what a refused client still sends (discarded)."""
 
 WATCHED_HEADERS = frozenset({b"content-length", b"transfer-encoding", b"content-encoding", b"expect"})
-"""What decides how a body is read; given twice, two readers could disagree on it."""
+"""Headers that decide how a body is read; given twice, two readers could disagree."""
 
 NOTED_HEADERS = WATCHED_HEADERS | {b"origin"}
 
 BLANKS = b" \t"
-"""What may stand around a header's value and is no part of it; the parser leaves what stands behind."""
+"""White space around a header's value; the parser leaves it at the end."""
 
 _SPACE = ord(" ")
 
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
 
 
-class DoorState(ServerState):
-    """What a door and its connections share."""
+class ListenerState(ServerState):
+    """What a listener and its connections share."""
 
-    def __init__(self, settings: DoorSettings) -> None:
+    def __init__(self, settings: HttpSettings) -> None:
         super().__init__()
         self.settings = settings
         self.idle_until: float | None = None
         """Set when draining: the time from which idle connections are closed."""
         self.cork = WriteBatch()
-        self.shares = Shares()
-        self.at_once: AtOnce | None = None
-        """Offered every request that has arrived whole, before the application is."""
+        self.shares = AgentBandwidth()
+        self.at_once: SyncHandler | None = None
+        """Called with every request that has arrived whole, before the application."""
         self.cors_lines: Callable[[bytes], bytes] = lambda _: b""
-        """Header lines that let pages of an origin read their answers."""
+        """CORS header lines for an origin."""
         self.on_upgrade: OnUpgrade | None = None
         """Decides on requests for a WebSocket."""
-        self.addresses = Addresses(settings.max_connections_per_address)
+        self.addresses = AddressCounts(settings.max_connections_per_address)
         self.turned_away = 0
-        """Connections for which there was no room, and which linger. They count for their address only."""
+        """Lingering connections beyond the limit. They count for their address only."""
 
 
-class Connection(HttpToolsProtocol):
-    """One client's connection: parses its requests, gives each its turn, and keeps the door's limits.
+class HttpServerConnection(HttpToolsProtocol):
+    """One client's connection. Requests are answered in order.
 
-    Requests are answered in order. What is wrong with a request is answered once, after the turns before it,
-    and nothing behind it is read.
+    A refused request is answered after those before it, and nothing behind it is read.
     """
 
-    server_state: DoorState
+    server_state: ListenerState
 
-    def __init__(self, config: Config, server_state: DoorState) -> None:
+    def __init__(self, config: Config, server_state: ListenerState) -> None:
         super().__init__(config, server_state, app_state={})
         self._settings = server_state.settings
         self._running: RequestCycle | None = None
         self._waiting: deque[RequestCycle] = deque()
         self._arriving: RequestCycle | None = None
         self._refusal: bytes | None = None
-        self._is_deaf = False
+        self._ignores_input = False
         self._is_starting = False
         self._unsent: list[bytes] = []
-        self._takers: list[Callable[[], None]] = []
-        """Those who want to know when all that was put has left."""
+        self._drain_callbacks: list[Callable[[], None]] = []
+        """Callbacks for when all output has left."""
         self._phase: Phase = "head"
         self._since = self.loop.time()
         self._received_bytes = 0
@@ -122,7 +228,7 @@ class Connection(HttpToolsProtocol):
         self._target = NO_TARGET  # Of the request before, which is mostly the next one's too.
         self._announced_bytes = 0
         self._scope: Message | None = None  # Of the latest request, if its head alone may tell what follows it.
-        self._seen: tuple[CachedHeader, ...] = ()
+        self._cached_heads: tuple[CachedHeader, ...] = ()
         self._written_bytes = 0
         self._stalled_since: float | None = None
         self._stall_goal_bytes = 0
@@ -136,24 +242,24 @@ class Connection(HttpToolsProtocol):
         self._address = self.client[0] if self.client else ""
         has_room = self.server_state.addresses.has_room_for(self._address)
         if len(self.connections) - self.server_state.turned_away > self._settings.max_connections:
-            self._turn_away("This hub has no room for another connection.")
+            self._turn_away("This hub has too many connections. Try again later.")
         elif not has_room:
-            self._turn_away("This hub has no room for another connection from this address.")
+            self._turn_away("This hub has too many connections from this address. Close some first.")
 
     def _turn_away(self, sentence: str) -> None:
         self._is_turned_away = True
         self.server_state.turned_away += 1
         if self.server_state.turned_away > TURNED_AWAY_MAX:
-            self._is_deaf = True
+            self._ignores_input = True
             self.transport.abort()
         else:
             self._refuse(503, sentence)
 
     def data_received(self, data: bytes) -> None:
-        if self._is_deaf:
+        if self._ignores_input:
             return
         is_next = self._phase == "between"
-        if is_next and self._seen and self._is_taken_again(data):
+        if is_next and self._cached_heads and self._takes_cached(data):
             return
         self._received_bytes += len(data)
         try:
@@ -164,18 +270,18 @@ class Connection(HttpToolsProtocol):
         else:
             self._check_unfinished()
             if is_next and self._scope is not None:
-                self._remember(data, self._scope)
+                self._cache_head(data, self._scope)
 
     def eof_received(self) -> None:
-        # Who stops sending is taken to have gone: to wait for half-closed clients would hide every departure.
-        self._dismiss_turns()
+        # A half-closed client counts as gone: waiting for it would hide every disconnect.
+        self._abandon_cycles()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._leave()
-        self._takers.clear()
-        self._dismiss_turns()
+        self._drain_callbacks.clear()
+        self._abandon_cycles()
         self.flow.resume_writing()
-        # The parser holds bound methods of this object; cutting the knot frees both at once.
+        # The parser holds bound methods of this object; breaking the cycle frees both at once.
         self.parser = cast(Any, None)
 
     def _leave(self) -> None:
@@ -184,16 +290,11 @@ class Connection(HttpToolsProtocol):
             self.server_state.addresses.left(self._address)
             self.server_state.turned_away -= self._is_turned_away
 
-    def _leave_late(self) -> None:
-        """As a WebSocket that nobody is known by: it is soon closed, and counted for its address until then."""
-        self.connections.discard(self)
-        self.loop.call_later(LINGER_SECONDS, self.server_state.addresses.left, self._address)
-
-    def _dismiss_turns(self) -> None:
-        self._is_deaf = True
+    def _abandon_cycles(self) -> None:
+        self._ignores_input = True
         waiting, self._waiting = self._waiting, deque()
-        for turn in waiting:
-            turn.leave()
+        for cycle in waiting:
+            cycle.leave()
         if self._running is not None:
             self._running.leave()
 
@@ -208,9 +309,9 @@ class Connection(HttpToolsProtocol):
             else:
                 self._parse_without_upgrade(data[upgrade.args[0] :])
 
-    def _is_taken_again(self, data: bytes) -> bool:
-        """Take a whole request whose head is one of those seen before."""
-        for seen in self._seen:
+    def _takes_cached(self, data: bytes) -> bool:
+        """Take a whole request whose head is cached."""
+        for seen in self._cached_heads:
             body = seen.body_in(data)
             if body is not None:
                 break
@@ -219,25 +320,25 @@ class Connection(HttpToolsProtocol):
         if len(self._waiting) >= MAX_PIPELINED or not 0 < len(body) <= self._settings.max_body_bytes:
             return False
         self._watched = {}
-        self._origin = None  # Heads of pages are not remembered.
+        self._origin = None  # Heads with an Origin are not cached.
         self._announced_bytes = self._body_bytes = len(body)
-        turn = self._make_turn(seen.scope_for(body), is_kept_alive=True)
-        self._admit(turn)
-        turn.add_body(body)
+        cycle = self._make_cycle(seen.scope_for(body), is_kept_alive=True)
+        self._admit(cycle)
+        cycle.add_body(body)
         self.on_message_complete()
         return True
 
-    def _remember(self, data: bytes, scope: Message) -> None:
+    def _cache_head(self, data: bytes, scope: Message) -> None:
         self._scope = None
-        if self._phase == "between" and len(self._seen) < HEADS_MAX:
-            seen = remembered(data, self._announced_bytes, scope)
-            self._seen = self._seen if seen is None else (*self._seen, seen)
+        if self._phase == "between" and len(self._cached_heads) < HEADS_MAX:
+            seen = cached_header(data, self._announced_bytes, scope)
+            self._cached_heads = self._cached_heads if seen is None else (*self._cached_heads, seen)
 
     def _parse_without_upgrade(self, rest: bytes) -> None:
-        """Read a request again as if it had not asked for a protocol that is not offered here.
+        """Parse a request again without its Upgrade header, for a protocol that is not offered here.
 
-        Java's HTTP client asks for h2c with every first request. The parser then takes a body for the other
-        protocol's bytes, so ignoring the wish means parsing the head once more, without it.
+        Java's HTTP client asks for h2c with every first request. The parser then takes the body for the other
+        protocol's bytes, so ignoring the header means parsing the head once more.
         """
         version = self.parser.get_http_version().encode()
         lines = [self.parser.get_method(), b" ", self.url, b" HTTP/", version, b"\r\n"]
@@ -249,7 +350,7 @@ class Connection(HttpToolsProtocol):
 
     def _switch_to_websocket(self, rest: bytes) -> None:
         if self._running is not None or self.server_state.idle_until is not None:
-            self._refuse(503, "The connection cannot become a WebSocket now.")
+            self._refuse(503, "The connection cannot become a WebSocket now. Open a new one.")
             return
         decided = self._decide_upgrade(cast(Message, self.scope))
         if isinstance(decided, Denied):
@@ -257,26 +358,28 @@ class Connection(HttpToolsProtocol):
         else:
             self._become_websocket(decided, rest)
 
-    def _decide_upgrade(self, scope: Message) -> Agreement | Denied:
+    def _decide_upgrade(self, scope: Message) -> AcceptedUpgrade | Denied:
         on_upgrade = self.server_state.on_upgrade
         if on_upgrade is None:
             return Denied(404, "No WebSocket is offered here.")
         try:
             opening = on_upgrade(scope)
-        except Exception:  # A face's failure is this client's answer, and nobody else's
-            log.exception("the door failed to decide on a WebSocket")
+        except Exception:  # a frontend's failure must not reach other clients
+            log.exception("deciding on a WebSocket failed")
             return Denied(500, "The hub failed to open a WebSocket.")
         return opening if isinstance(opening, Denied) else shake_hands(scope, opening)
 
-    def _become_websocket(self, agreed: Agreement, rest: bytes) -> None:
-        self._is_deaf = True
+    def _become_websocket(self, agreed: AcceptedUpgrade, rest: bytes) -> None:
+        self._ignores_input = True
         self.flush()
         self.transport.write(agreed.answer)
         if agreed.opening.group is None:
-            self._leave_late()
+            # Without a known agent it is closed soon, and counts for its address until then.
+            self.connections.discard(self)
+            self.loop.call_later(LINGER_SECONDS, self.server_state.addresses.left, self._address)
         else:
             self._leave()
-        # The parser holds bound methods of this object; cutting the knot frees both at once.
+        # The parser holds bound methods of this object; breaking the cycle frees both at once.
         self.parser = cast(Any, None)
         socket = AcceptedSocket(
             client=self.client and self.client[0],
@@ -294,7 +397,7 @@ class Connection(HttpToolsProtocol):
         if self._phase == "between":
             self._phase = "head"
             self._since = self.loop.time()
-            self._received_bytes = 1  # Its first byte, whose read may have been counted for the request before.
+            self._received_bytes = 1  # Its first byte; the read may have been counted for the previous request.
         self.url = b""
         self._watched = {}
         self._origin = None
@@ -303,7 +406,7 @@ class Connection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._phase != "head":
-            return  # A trailer: merged into the headers it would speak after authorisation has read them.
+            return  # A trailer: it must not change the headers after authorization has read them.
         name = name.lower()
         if value and value[-1] <= _SPACE:
             value = value.strip(BLANKS)
@@ -311,7 +414,7 @@ class Connection(HttpToolsProtocol):
             if name == b"origin":
                 self._origin = value if self._origin is None else b""
             elif name in self._watched:
-                refuse_now(400, f"The header {name.decode()} is there twice.")
+                refuse_now(400, f"The header {name.decode()} is given twice.")
             else:
                 self._watched[name] = value
         self.headers.append((name, value))
@@ -322,7 +425,7 @@ class Connection(HttpToolsProtocol):
         self._check_head(version, method)
         scope = self._make_scope(version, method)
         if self.parser.should_upgrade():
-            self.scope = cast(Any, scope)  # For whoever decides on a WebSocket, if it is one.
+            self.scope = cast(Any, scope)  # For `on_upgrade`, if it asks for a WebSocket.
             return
         self._phase = "body"
         self._since = self.loop.time()
@@ -330,8 +433,8 @@ class Connection(HttpToolsProtocol):
         is_kept_alive = version == "1.1" and self.parser.should_keep_alive()
         # Kept alive, with a length and nothing else that decides how its body is read.
         is_plain = is_kept_alive and self._announced_bytes > 0 and len(self._watched) == 1 and self._origin is None
-        self._scope = scope if is_plain and len(self._seen) < HEADS_MAX else None
-        self._admit(self._make_turn(scope, is_kept_alive=is_kept_alive))
+        self._scope = scope if is_plain and len(self._cached_heads) < HEADS_MAX else None
+        self._admit(self._make_cycle(scope, is_kept_alive=is_kept_alive))
 
     def _make_scope(self, version: str, method: str) -> Message:
         if self.url != self._target.whole:
@@ -360,7 +463,7 @@ class Connection(HttpToolsProtocol):
         if method == "CONNECT":
             refuse_now(400, "This is not a proxy.")
         if version not in ("1.1", "1.0"):
-            refuse_now(505, f"HTTP {version} is not spoken here.")
+            refuse_now(505, f"HTTP {version} is not supported. Use HTTP 1.1.")
         if self._watched:
             self._check_watched(version)
 
@@ -370,89 +473,87 @@ class Connection(HttpToolsProtocol):
         if self._announced_bytes > self._settings.max_body_bytes:
             self._refuse_long_body()
         if len(watched) == 1 and self._announced_bytes:
-            return  # as nearly every request: a length, and nothing else that could matter
+            return  # as nearly every request: a length and nothing else that matters
         if watched.get(b"content-encoding", b"identity").strip().lower() != b"identity":
             refuse_now(415, "Request bodies must not be compressed.")
         if watched.get(b"transfer-encoding", b"chunked").strip().lower() != b"chunked":
-            refuse_now(501, "Request bodies may be chunked and nothing else.")
+            refuse_now(501, "The only supported Transfer-Encoding is chunked.")
         if b"transfer-encoding" in watched and (b"content-length" in watched or version == "1.0"):
-            refuse_now(400, "A body has a length or, from HTTP 1.1 on, is chunked.")
+            refuse_now(400, "A body needs a Content-Length or, from HTTP 1.1 on, chunked encoding; not both.")
 
     def _refuse_long_body(self) -> NoReturn:
         refuse_now(413, f"The request's body is longer than {self._settings.max_body_bytes} bytes.")
 
-    def _make_turn(self, scope: Message, *, is_kept_alive: bool) -> RequestCycle:
+    def _make_cycle(self, scope: Message, *, is_kept_alive: bool) -> RequestCycle:
         return RequestCycle(
             self,
             scope,
             is_kept_alive=is_kept_alive and self.server_state.idle_until is None,
             owes_continue=self._watched.get(b"expect", b"").lower() == b"100-continue",
-            is_short=self.server_state.at_once is not None and self._is_body_short(),
+            # Whether the body can be awaited without a reader: the client sends it unasked, and it fits.
+            is_short=self.server_state.at_once is not None
+            and 0 < self._announced_bytes <= AT_ONCE_BYTES
+            and b"expect" not in self._watched,
             cors=b"" if self._origin is None else self.server_state.cors_lines(self._origin),
         )
 
-    def _is_body_short(self) -> bool:
-        """Whether the body can be awaited without a reader: its client sends it unasked, and it fits."""
-        return 0 < self._announced_bytes <= AT_ONCE_BYTES and b"expect" not in self._watched
-
-    def _admit(self, turn: RequestCycle) -> None:
+    def _admit(self, cycle: RequestCycle) -> None:
         if len(self._waiting) >= MAX_PIPELINED:
             refuse_now(503, "Too many requests are waiting on this connection.")
-        self._arriving = turn
+        self._arriving = cycle
         if self._running is None:
-            self._start(turn)
+            self._start(cycle)
             return
-        self._waiting.append(turn)
+        self._waiting.append(cycle)
         if len(self._waiting) >= MAX_WAITING:
             self.flow.pause_reading()
 
-    def _start(self, turn: RequestCycle) -> None:
-        self._running = turn
-        if turn.has_whole_body or not turn.is_short:
-            self._begin(turn)
-        # Else its body is on the way, and the end of it begins the turn.
+    def _start(self, cycle: RequestCycle) -> None:
+        self._running = cycle
+        if cycle.has_whole_body or not cycle.is_short:
+            self._begin(cycle)
+        # Else its body is on the way, and `on_message_complete` begins it.
 
-    def _begin(self, turn: RequestCycle) -> None:
+    def _begin(self, cycle: RequestCycle) -> None:
         at_once = self.server_state.at_once
-        if at_once is not None and turn.has_whole_body and turn.is_taken(at_once):
+        if at_once is not None and cycle.has_whole_body and cycle.is_taken(at_once):
             return
-        # An ASGI application is a coroutine, so each request is one task, as on every ASGI server. The door's
-        # state owns it until it ends.
-        task = self.loop.create_task(turn.run(cast(App, self.app)))
+        # An ASGI application is a coroutine, so each request is one task. The listener's state owns it.
+        task = self.loop.create_task(cycle.run(cast(App, self.app)))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
     def on_body(self, body: bytes) -> None:
-        turn = self._arriving
-        assert turn is not None, "a body follows a head that was admitted"
+        cycle = self._arriving
+        assert cycle is not None, "a body follows a head that was admitted"
         self._body_bytes += len(body)
         if self._body_bytes > self._settings.max_body_bytes:
             self._refuse_long_body()
-        if turn.is_over:
+        if cycle.is_over:
             return
-        turn.add_body(body)
-        if turn.pending_bytes > HIGH_WATER_LIMIT:
+        cycle.add_body(body)
+        if cycle.pending_bytes > HIGH_WATER_LIMIT:
             self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
-        turn = self._arriving
-        if turn is None:
+        cycle = self._arriving
+        if cycle is None:
             return
         self._arriving = None
         self._phase = "between"
         self._since = self.loop.time()
         self._received_bytes = 0
-        turn.end_body()
-        if turn is not self._running:
+        cycle.end_body()
+        if cycle is not self._running:
             return
-        if turn.is_short:
-            self._begin(turn)
-        elif turn.pending_bytes > HIGH_WATER_LIMIT:
-            self.read_on()  # Nobody asks for more of a body that is whole, and only who reads sees a client go.
+        if cycle.is_short:
+            self._begin(cycle)
+        elif cycle.pending_bytes > HIGH_WATER_LIMIT:
+            self.read_on()  # The body is whole, so nothing else resumes reading, which detects disconnects.
 
     def _check_unfinished(self) -> None:
-        """Bound what a message may cost before its end: an endless head, trailer or chunk extension."""
-        if self._is_deaf or self._phase == "between":
+        """Limit unfinished messages: an endless head, trailer or chunk extension."""
+        if self._ignores_input or self._phase == "between":
             return
         room_bytes = self._settings.max_head_bytes
         if self._phase == "body":
@@ -462,16 +563,16 @@ class Connection(HttpToolsProtocol):
         if self._phase == "head":
             self._refuse(431, "The request's head is too long.")
         else:
-            self._refuse(413, "The request's body has too much around it.")
+            self._refuse(413, "The request's chunk extensions or trailers are too long.")
 
-    # What a turn asks for
+    # Called by request cycles (see `ConnectionWriter`)
 
     def put(self, pieces: list[bytes]) -> None:
-        """Write the pieces of an answer, in one write unless they are long, or cut a reader that lags."""
+        """Write the pieces of a response, in one write unless they are long; abort a client that reads too slowly."""
         if self.transport.is_closing():
             return
         if self.flow.write_paused and self.transport.get_write_buffer_size() > self._settings.stall_bytes:
-            self._cut("it holds too much unsent output")
+            self._abort("it holds too much unsent output")
             return
         total_bytes = sum(map(len, pieces))
         self._written_bytes += total_bytes
@@ -485,109 +586,108 @@ class Connection(HttpToolsProtocol):
             self.transport.write(piece)
 
     def flush(self) -> None:
-        """Write what was held back for the end of this turn of the loop."""
+        """Write what was collected during this iteration of the event loop."""
         pieces, self._unsent = self._unsent, []
         if pieces and not self.transport.is_closing():
             self.transport.write(b"".join(pieces))
 
     def buffered_bytes(self) -> int:
-        """How much of what was put has not left."""
+        """See `ConnectionWriter`."""
         held_bytes = sum(map(len, self._unsent)) if self._unsent else 0
         return held_bytes + self.transport.get_write_buffer_size()
 
     def on_taken(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called once all that was put has left; never, if the client goes before."""
+        """See `ConnectionWriter`."""
         if self not in self.connections:
             return
-        self._takers.append(callback)
+        self._drain_callbacks.append(callback)
         if self._unsent:
-            self.loop.call_soon(self._look_for_rest)  # by then it is written, together with what others say
+            self.loop.call_soon(self._check_drained)  # by then it is written
         else:
-            self._look_for_rest()
+            self._check_drained()
 
-    def _look_for_rest(self) -> None:
-        if self._takers and self.transport.get_write_buffer_size():
+    def _check_drained(self) -> None:
+        if self._drain_callbacks and self.transport.get_write_buffer_size():
             self.transport.set_write_buffer_limits(high=0)  # so that `resume_writing` is called when nothing is left
         else:
-            self._tell_takers()
+            self._run_drain_callbacks()
 
     def resume_writing(self) -> None:
-        """The transport has room again; or, if somebody wants to know, nothing left to send."""
+        """The transport has room again; or nothing left to send, if callbacks wait for that."""
         super().resume_writing()
-        if self._takers:
+        if self._drain_callbacks:
             self.transport.set_write_buffer_limits()
-            self._tell_takers()
+            self._run_drain_callbacks()
 
-    def _tell_takers(self) -> None:
-        takers, self._takers = self._takers, []
+    def _run_drain_callbacks(self) -> None:
+        takers, self._drain_callbacks = self._drain_callbacks, []
         for callback in takers:
             call_contained(callback)
 
     def read_on(self) -> None:
-        """The running turn wants more of its body."""
+        """See `ConnectionWriter`."""
         if len(self._waiting) < MAX_WAITING:
             self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
-        """The running turn's answer is written: the next one's turn, or the end."""
-        turn, self._running = self._running, None
+        """The response is written: start the next request, or close."""
+        cycle, self._running = self._running, None
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        assert turn is not None, "only the running turn completes"
-        if turn.is_kept_alive and self._waiting:
+        assert cycle is not None, "only the running cycle completes"
+        if cycle.is_kept_alive and self._waiting:
             self._start_waiting()
-        elif turn.is_kept_alive and self._refusal is None:
+        elif cycle.is_kept_alive and self._refusal is None:
             self._since = self.loop.time()
         else:
-            self._part(is_last_word=not turn.is_kept_alive)
-        if not self._is_deaf:
+            self._close_politely(is_last_word=not cycle.is_kept_alive)
+        if not self._ignores_input:
             self.read_on()
 
     def _start_waiting(self) -> None:
-        # A turn that is answered at once leads back here: the loop that already runs goes on instead, or as many
-        # pipelined requests would be as deep a stack.
+        # A request that is answered at once leads back here. The running loop continues instead, or pipelined
+        # requests would overflow the stack.
         if self._is_starting:
             return
         self._is_starting = True
         try:
-            while self._waiting and self._running is None and self._can_go_on():
+            while (
+                self._waiting and self._running is None and self._phase != "leaving" and not self.transport.is_closing()
+            ):
                 self._start(self._waiting.popleft())
         finally:
             self._is_starting = False
 
-    def _can_go_on(self) -> bool:
-        return self._phase != "leaving" and not self.transport.is_closing()
-
     # Refusing and leaving
 
     def _refuse(self, status: int, sentence: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
-        """Answer what is arriving with an error, after the turns before it, and hear nothing more."""
+        """Answer the arriving request with an error, after those before it, and read nothing more."""
         log.debug("request refused", client=self.client, status=status, reason=sentence)
-        self._is_deaf = True
+        self._ignores_input = True
         cors = b"" if self._origin is None else self.server_state.cors_lines(self._origin)
         self._refusal = render_error(status, sentence, headers, lines=cors)
-        turn, self._arriving = self._arriving, None
-        if turn is not None and not self._withdraw(turn):
+        cycle, self._arriving = self._arriving, None
+        if cycle is not None and not self._withdraw(cycle):
             self.transport.abort()
         elif self._running is None:
-            self._part()
+            self._close_politely()
 
-    def _withdraw(self, turn: RequestCycle) -> bool:
-        """Take back a turn whose request went wrong midway; False if its answer has begun."""
-        if not turn.is_unsaid:
+    def _withdraw(self, cycle: RequestCycle) -> bool:
+        """Drop a request that failed midway; False if its response has begun."""
+        if not cycle.is_unsaid:
             return False
-        if turn is self._running:
+        if cycle is self._running:
             self._running = None
         else:
-            self._waiting.remove(turn)
-        turn.leave()
+            self._waiting.remove(cycle)
+        cycle.leave()
         return True
 
-    def _part(self, *, is_last_word: bool = False) -> None:
-        """Close, once the client has had a chance to read our last word: the refusal, unless it was said."""
+    def _close_politely(self, *, is_last_word: bool = False) -> None:
+        """Close after the client had a chance to read the refusal, which is sent first unless `is_last_word`."""
         is_still_sending = self._arriving is not None or self._refusal is not None
-        self._is_deaf = True
+        self._ignores_input = True
         self._arriving = None
         if self._refusal is not None and not is_last_word:
             self.put([self._refusal])
@@ -602,38 +702,32 @@ class Connection(HttpToolsProtocol):
         self.transport.write_eof()
         self.flow.resume_reading()
 
-    def _cut(self, reason: str) -> None:
-        log.info("client cut", client=self.client, reason=reason)
+    def _abort(self, reason: str) -> None:
+        log.info("connection aborted", client=self.client, reason=reason)
         self.transport.abort()
 
-    # The patrol
+    # Called by the listener
 
     def shutdown(self) -> None:
-        """Keep the connection only until the answers under way are out."""
+        """Close the connection after the running requests."""
         last = self._waiting[-1] if self._waiting else self._running
         if last is not None:
             last.is_kept_alive = False
 
     def inspect(self, now: float) -> None:
-        """Enforce whatever limit this connection has passed by `now`."""
+        """Enforce the limits that this connection has exceeded by `now`."""
         if self._is_stalled(now):
-            self._cut("it does not read its answer")
-        elif self._is_held_up_by_us():
+            self._abort("it does not read its response")
+        elif self.flow.read_paused or (self._arriving is not None and self._arriving.owes_continue):
+            # The client waits for us: we do not read, or owe it a 100 Continue.
             self._since = now
             self._window_bytes = self._received_bytes
-            self._inspect_departure()
+            # Unread bytes hide that a client has disconnected while reading was paused.
+            if self.flow.read_paused and not self.transport.is_closing() and has_hung_up(self.transport):
+                self._abandon_cycles()
+                self.transport.close()
         elif not self.transport.is_closing():
             self._inspect_reading(now, now - self._since)
-
-    def _inspect_departure(self) -> None:
-        """Let a client go that left while it was not read from: what it sent before stands between us and its end."""
-        if self.flow.read_paused and not self.transport.is_closing() and has_hung_up(self.transport):
-            self._dismiss_turns()
-            self.transport.close()
-
-    def _is_held_up_by_us(self) -> bool:
-        """Whether the client cannot go on: we do not read, or have not yet told it to send its body."""
-        return self.flow.read_paused or (self._arriving is not None and self._arriving.owes_continue)
 
     def _inspect_reading(self, now: float, elapsed: float) -> None:
         match self._phase:
@@ -642,21 +736,18 @@ class Connection(HttpToolsProtocol):
                     self.transport.abort()
             case "between":
                 is_idle = self._running is None
-                if is_idle and (elapsed > self._settings.keep_alive_seconds or self._is_unwanted(now)):
+                if is_idle and (elapsed > self._settings.keep_alive_seconds or self._is_drained_out(now)):
                     self.transport.close()
-            case "head" if not self._is_deaf:
-                self._inspect_head(now, elapsed)
-            case "body" if not self._is_deaf:
+            case "head" if not self._ignores_input:
+                is_late = elapsed > self._settings.header_seconds
+                if not self._received_bytes and (is_late or self._is_drained_out(now)):
+                    self.transport.close()
+                elif is_late:
+                    self._refuse(408, "The request's head took too long.")
+            case "body" if not self._ignores_input:
                 self._inspect_body(now, elapsed)
             case "head" | "body":
-                pass  # Refused already; the turns before it are being answered.
-
-    def _inspect_head(self, now: float, elapsed: float) -> None:
-        is_late = elapsed > self._settings.header_seconds
-        if not self._received_bytes and (is_late or self._is_unwanted(now)):
-            self.transport.close()
-        elif is_late:
-            self._refuse(408, "The request's head took too long.")
+                pass  # Refused already; the requests before it are being answered.
 
     def _inspect_body(self, now: float, elapsed: float) -> None:
         if elapsed < self._settings.body_seconds:
@@ -667,12 +758,12 @@ class Connection(HttpToolsProtocol):
         self._since = now
         self._window_bytes = self._received_bytes
 
-    def _is_unwanted(self, now: float) -> bool:
+    def _is_drained_out(self, now: float) -> bool:
         idle_until = self.server_state.idle_until
         return idle_until is not None and now >= idle_until
 
     def _is_stalled(self, now: float) -> bool:
-        """Whether output has waited too long without the client taking all of it, or a fair piece."""
+        """Whether output has waited too long without the client reading all of it, or `STALL_PROGRESS_BYTES`."""
         unsent_bytes = self.transport.get_write_buffer_size()
         taken_bytes = self._written_bytes - unsent_bytes
         if not unsent_bytes:
@@ -686,7 +777,7 @@ class Connection(HttpToolsProtocol):
 
 
 def has_hung_up(transport: asyncio.Transport) -> bool:
-    """Whether a client has closed its side, whatever of its bytes is still unread; only Linux tells."""
+    """Whether a client has closed its side, even with unread bytes. Known on Linux only."""
     if sys.platform != "linux":
         return False
     poll = select.poll()

@@ -8,8 +8,7 @@ import msgspec
 
 from isthmus.core.calls.hub import Hub
 from isthmus.frontends.http.auth import Authenticator, Denied
-from isthmus.frontends.http.bodies import joined
-from isthmus.frontends.http.request_cycle import Message, Receive, Send
+from isthmus.frontends.http.request_cycle import Message, Receive, Send, join_headers
 
 LIVE, READY, HEALTHY = PATHS = ("/livez", "/readyz", "/healthz")
 
@@ -48,5 +47,5 @@ class Health:
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
     def _is_operator(self, scope: Message) -> bool:
-        caller = self._auth.admit(joined(scope["headers"]), "rest")
+        caller = self._auth.admit(join_headers(scope["headers"]), "rest")
         return not isinstance(caller, Denied) and caller.is_operator

@@ -14,26 +14,106 @@ import asyncio
 import errno
 import functools
 import os
+import socket
 import sys
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import structlog
 from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
 
-from isthmus.frontends.http.bind import BACKLOG, DoorError, bind_all
-from isthmus.frontends.http.connection import Connection, DoorState
-from isthmus.frontends.http.request_cycle import PEER, App, AtOnce, Peer, call_contained
-from isthmus.frontends.http.settings import DoorSettings
-from isthmus.frontends.http.upgrade import OnUpgrade
+from isthmus.frontends.http.connection import HttpServerConnection, ListenerState
+from isthmus.frontends.http.request_cycle import PEER, App, Peer, SyncHandler, call_contained
+from isthmus.frontends.http.settings import HttpSettings
+from isthmus.frontends.http.websocket_upgrade import OnUpgrade
+
+BACKLOG = 2048
+"""Connections the kernel keeps for us while the loop is busy."""
+
+UNSENT_KERNEL_BYTES = 128 * 1024
+"""Output the kernel may hold back; its default of 4 MiB would hide from us for long that a reader stalls."""
+
+Address = tuple[Any, ...]
+
+
+class ListenError(Exception):
+    """The address cannot be listened on; the message says which, why, and what to do."""
+
+    def __init__(self, host: str, port: int, reason: str) -> None:
+        shown = f"[{host}]" if ":" in host else host
+        super().__init__(f"cannot listen on {shown}:{port}: {reason}")
+        self.host = host
+        self.port = port
+        self.reason = reason
+
+
+async def bind_all(host: str, port: int) -> list[socket.socket]:
+    """Bind every address that `host` stands for, all to one port."""
+    sockets: list[socket.socket] = []
+    missing: OSError | None = None
+    try:
+        for family, address in await _resolve(host, port):
+            # The system chooses a port once; a second address (::1 beside 127.0.0.1) has to take the same.
+            chosen = sockets[0].getsockname()[1] if sockets else port
+            try:
+                sockets.append(_bind(family, (address[0], chosen, *address[2:])))
+            except OSError as error:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+                missing = error  # No IPv6 here, say: the other addresses will do.
+        if missing is not None and not sockets:
+            raise missing
+    except OSError as error:
+        for sock in sockets:
+            sock.close()
+        raise ListenError(host, port, advice(error)) from error
+    return sockets
+
+
+async def _resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[Any, ...]]]:
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+
+
+def _bind(family: socket.AddressFamily, address: tuple[Any, ...]) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            # Accepted connections inherit it from their listener.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_KERNEL_BYTES)
+        sock.bind(address)
+        # Linux lets two sockets bind one port until one listens, so only this shows that the address is free.
+        sock.listen(BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def advice(error: OSError) -> str:
+    """What went wrong, and what somebody can do about it."""
+    if isinstance(error, socket.gaierror):
+        return "the host name is not known here; use an address of this machine, such as 127.0.0.1"
+    if error.errno == errno.EADDRINUSE:
+        return "the address is in use; stop the program that has it or choose another port"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "that is not permitted; choose a port above 1023 or run with the right to use this one"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return "this machine does not have that address; use 127.0.0.1, or 0.0.0.0 for all of them"
+    return f"the system refused ({error.strerror})"
+
 
 if sys.platform != "win32":
     import resource
 
 log = structlog.get_logger(__name__)
 
-__all__ = ["PEER", "App", "DoorError", "DoorSettings", "HttpListener", "Peer"]
+__all__ = ["PEER", "App", "HttpListener", "HttpSettings", "ListenError", "Peer"]
 
 DRAIN_PATROL_SECONDS = 0.02
 """How often connections are inspected while somebody waits for the last of them to go."""
@@ -54,10 +134,10 @@ class HttpListener:
     Its owner opens it, later drains it (once) and always closes it. It starts no task of its own.
     """
 
-    def __init__(self, app: App, settings: DoorSettings) -> None:
+    def __init__(self, app: App, settings: HttpSettings) -> None:
         self._settings = settings
         self._config = _uvicorn_config(app)
-        self._state = DoorState(settings)
+        self._state = ListenerState(settings)
         self._listeners: list[asyncio.Server] = []
         self._timer: asyncio.TimerHandle | None = None
         self._on_drain: list[Callable[[], None]] = []
@@ -70,7 +150,7 @@ class HttpListener:
         """Whether the door has stopped accepting."""
         return self._state.idle_until is not None
 
-    def offer(self, at_once: AtOnce) -> None:
+    def offer(self, at_once: SyncHandler) -> None:
         """Have every request that has arrived whole offered to `at_once` before the application sees it."""
         self._state.at_once = at_once
 
@@ -94,7 +174,7 @@ class HttpListener:
         """
         loop = asyncio.get_running_loop()
         sockets = await bind_all(self._settings.host, self._settings.port)
-        make = functools.partial(Connection, self._config, self._state)
+        make = functools.partial(HttpServerConnection, self._config, self._state)
         self._listeners = [await loop.create_server(make, sock=sock, backlog=BACKLOG) for sock in sockets]
         self._timer = loop.call_later(self._settings.patrol_seconds, self._patrol)
         self._listening = sockets[0].fileno()
@@ -157,7 +237,7 @@ class HttpListener:
         if self._listeners:
             self._look_for_descriptors(now)
         for connection in tuple(self._state.connections):
-            if isinstance(connection, Connection):
+            if isinstance(connection, HttpServerConnection):
                 connection.inspect(now)
         if self._emptied is not None and not self._emptied.done() and not self._is_busy():
             self._emptied.set_result(True)
@@ -191,7 +271,7 @@ def _uvicorn_config(app: App) -> Config:
     config = Config(
         cast(ASGI3Application, app),
         interface="asgi3",
-        http=Connection,
+        http=HttpServerConnection,
         ws="none",
         lifespan="off",
         log_config=None,

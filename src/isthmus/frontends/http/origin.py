@@ -3,7 +3,7 @@
 A page on `evil.test` can make a browser talk to a hub on this machine; the browser then says so in `Host` or
 `Origin`. Of requests without `Origin` (pictures, frames, links) browsers tell the site that made them in
 `Sec-Fetch-Site`. The guard is a pure decision over these headers. It knows no route and no caller, and answers
-nothing itself: each HTTP face asks it first and turns a `Refusal` into a response.
+nothing itself: each HTTP face asks it first and turns a `OriginRefusal` into a response.
 
 Pages of the origins that the operator lists may also read answers (CORS, https://fetch.spec.whatwg.org). The listener
 adds `cors_lines` to every answer to such a page, errors included; `app` answers preflights with `preflight_lines`.
@@ -68,7 +68,7 @@ _ORIGIN = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<authority>[^/?#
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class OriginRefusal:
     """The status and the sentence to answer with; the request must go no further."""
 
     status: int
@@ -102,7 +102,7 @@ class OriginGuard:
         self._public_host = ""
         if public_url is not None:
             self._admit_public(public_url)
-        self._verdicts: dict[tuple[bytes, bytes | None], Refusal | None] = {}
+        self._verdicts: dict[tuple[bytes, bytes | None], OriginRefusal | None] = {}
         self._cors: dict[bytes, bytes] = {}
 
     def _admit_public(self, public_url: str) -> None:
@@ -115,17 +115,17 @@ class OriginGuard:
         if self._hosts is not None:
             self._hosts.add(self._public_host)
 
-    def check(self, fields: Mapping[bytes, bytes]) -> Refusal | None:
+    def check(self, fields: Mapping[bytes, bytes]) -> OriginRefusal | None:
         """None if a request with these headers (lower-case names) may go on, else how to refuse it.
 
         A header that was given twice is here once, with both values; such a list is neither host nor origin.
         """
         host = fields.get(b"host")
         if host is None:
-            return Refusal(400, "The request has no Host header.")
+            return OriginRefusal(400, "The request has no Host header.")
         origin = fields.get(b"origin")
         if origin is None and fields.get(b"sec-fetch-site") == b"cross-site" and not _is_click(fields):
-            return Refusal(403, "Pages of another site may not use this hub.")
+            return OriginRefusal(403, "Pages of another site may not use this hub.")
         return self._recall(host, origin)
 
     def cors_lines(self, origin: bytes) -> bytes:
@@ -144,7 +144,7 @@ class OriginGuard:
                 self._cors[origin] = lines
         return lines
 
-    def _recall(self, host: bytes, origin: bytes | None) -> Refusal | None:
+    def _recall(self, host: bytes, origin: bytes | None) -> OriginRefusal | None:
         pair = (host, origin)
         if pair in self._verdicts:
             return self._verdicts[pair]
@@ -155,15 +155,15 @@ class OriginGuard:
             self._verdicts[pair] = verdict
         return verdict
 
-    def _decide(self, host: str, origin: str | None) -> Refusal | None:
+    def _decide(self, host: str, origin: str | None) -> OriginRefusal | None:
         asked = _parse_authority(host)
         if asked is None:
-            return Refusal(400, f"The Host header {_shown(host)} is not a host.")
+            return OriginRefusal(400, f"The Host header {_shown(host)} is not a host.")
         if self._hosts is not None and asked[0] not in self._hosts:
-            return Refusal(421, f"This hub does not serve the host {_shown(host)}.")
+            return OriginRefusal(421, f"This hub does not serve the host {_shown(host)}.")
         if origin is None or self._is_welcome(origin, *asked):
             return None
-        return Refusal(403, f"Pages of the origin {_shown(origin)} may not use this hub.")
+        return OriginRefusal(403, f"Pages of the origin {_shown(origin)} may not use this hub.")
 
     def _is_welcome(self, origin: str, asked_host: str, asked_port: int | None) -> bool:
         parsed = _parse_origin(origin)

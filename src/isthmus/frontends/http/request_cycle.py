@@ -1,7 +1,7 @@
-"""One request and its answer on a connection, from the head's arrival to the answer's last byte.
+"""One HTTP request and its response, and what all frontends use to read and write them.
 
-A turn speaks ASGI to the application and is the `Peer` that a face finds in the scope. It decides how an
-answer is framed and when it is written. It reads no socket and keeps no deadline: that is the connection's.
+A `RequestCycle` speaks ASGI to the application and is the `Peer` that a frontend finds in the scope. It frames the
+response. The connection reads the socket and enforces deadlines.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ import structlog
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE as BARE_STATUS_LINE
 
+from isthmus.frontends.http.auth import Fields, Headers
+from isthmus.wire import sse
+
 log = structlog.get_logger(__name__)
 
 Message = MutableMapping[str, Any]
@@ -27,79 +30,78 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 """An ASGI 3 application, with messages as its specification spells them."""
 
 NO_CONTENT = 204
-"""The status whose answer must not even name a length."""
+"""The status whose response must not have a Content-Length."""
 
 PEER = "isthmus"
-"""Where a face finds its `Peer`: `scope["extensions"][PEER]`."""
+"""Where a frontend finds its `Peer`: `scope["extensions"][PEER]`."""
 
 ALLOW_ORIGIN = b"access-control-allow-origin:"
 
 Framing = Literal["length", "chunked", "close", "none"]
-"""How a client learns where an answer's body ends."""
+"""How a client learns where the body of a response ends."""
 
 _BAD_NAME = re.compile(rb"[^!#$%&'*+\-.^_`|~0-9A-Za-z]")
 _BAD_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 STATUS_LINE = {status: line + b"x-content-type-options: nosniff\r\n" for status, line in BARE_STATUS_LINE.items()}
-"""How an answer begins. No browser is to guess what one is: what servers say may look like a page."""
+"""The start of a response. Browsers must not guess its type: the output of a server may look like a page."""
 
 
 class Peer(Protocol):
-    """The client behind one request, beyond what ASGI tells of it."""
+    """The client of one request, with more than ASGI offers."""
 
     def on_disconnect(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called once if the client goes before its answer ends; soon, if it has gone."""
+        """Call `callback` once if the client disconnects before the response ends; soon, if it already has."""
 
     def take_body(self) -> bytes | None:
-        """The whole request body if all of it is here and none was received; None means: use `receive`."""
+        """The whole request body, if it has arrived and none of it was received; else use `receive`."""
 
     def answer(self, status: int, lines: bytes, body: bytes) -> None:
-        """Answer whole and now; `lines` are `header_lines`, the length is added. Nothing once the client has gone."""
+        """Send a whole response; `lines` are `header_lines`, the length is added. Ignored after a disconnect."""
 
     def begin(self, status: int, lines: bytes) -> None:
-        """Start an answer of unknown length, whose first piece should follow soon."""
+        """Start a response of unknown length; its first piece should follow soon."""
 
     def push(self, chunk: bytes) -> None:
-        """Write a piece of a started answer now, without waiting.
+        """Write a piece of a started response, without waiting.
 
-        Does nothing once the client has gone; one that holds more than `stall_bytes` unsent is cut instead.
+        Ignored after a disconnect; a client with more than `stall_bytes` unsent is disconnected.
         """
 
     def end(self, chunk: bytes) -> None:
-        """Write the last piece of a started answer."""
+        """Write the last piece of a started response."""
 
     def buffered_bytes(self) -> int:
-        """How much output the client has not taken yet."""
+        """The size of the output that the client has not read."""
 
     def abort(self) -> None:
-        """Cut the connection at once and drop its unsent output; does nothing after the answer's end."""
+        """Abort the connection and drop its unsent output; ignored after the end of the response."""
 
 
-class Taking(Peer, Protocol):
-    """A client of which it can be told when it has taken its answer."""
+class DrainAwarePeer(Peer, Protocol):
+    """A client that reports when all output has left."""
 
     def on_taken(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called once all that was written for the client has left; never, if it goes before."""
+        """Call `callback` when all output for the client has left; never, if it disconnects before."""
 
 
 class IncomingRequest(Peer, Protocol):
-    """A request that has arrived whole, and its client."""
+    """A request that has arrived whole."""
 
     scope: Message
 
     @property
     def body(self) -> bytes:
-        """The request's body, which stays untaken."""
+        """The request's body; reading it here does not consume it."""
 
 
-AtOnce = Callable[[IncomingRequest], bool]
-"""Answers a whole request without waiting, or sees to it that it will be answered; False leaves it to the
-application. It spares the common request a task."""
+SyncHandler = Callable[[IncomingRequest], bool]
+"""Handles a whole request without a task; False leaves it to the ASGI application. It makes common requests cheap."""
 
 
 class ConnectionWriter(Protocol):
-    """What a turn needs of its connection."""
+    """What a request cycle needs of its connection."""
 
     transport: asyncio.Transport
     flow: FlowControl
@@ -109,27 +111,27 @@ class ConnectionWriter(Protocol):
         """Write these bytes, together."""
 
     def buffered_bytes(self) -> int:
-        """How much of what was put has not left."""
+        """The size of the output that has not left."""
 
     def on_taken(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called once all that was put has left; never, if the client goes before."""
+        """Call `callback` when all output has left; never, if the client disconnects before."""
 
     def read_on(self) -> None:
-        """Go on reading, if reading was paused for want of a reader."""
+        """Continue reading, if it was paused because nothing consumed the body."""
 
     def on_response_complete(self) -> None:
-        """Give the next request its turn."""
+        """The response is written: the next request may start."""
 
 
 class RequestCycle:
-    """A request being answered; made and started by its connection."""
+    """A request in progress; its connection makes and starts it."""
 
     __slots__ = (
         "_body",
-        "_carrier",
-        "_farewells",
+        "_connection",
+        "_disconnect_callbacks",
         "_framing",
-        "_has_news",
+        "_has_event",
         "_held_head",
         "_owed_bytes",
         "_waiter",
@@ -147,7 +149,7 @@ class RequestCycle:
 
     def __init__(
         self,
-        carrier: ConnectionWriter,
+        connection: ConnectionWriter,
         scope: Message,
         *,
         is_kept_alive: bool,
@@ -155,7 +157,7 @@ class RequestCycle:
         is_short: bool = False,
         cors: bytes = b"",
     ) -> None:
-        """`cors` are header lines for the page that sent the request; empty for any other client."""
+        """`cors` are header lines for the web page that sent the request; empty for other clients."""
         self.scope = scope
         self.cors = cors
         self.is_short = is_short
@@ -166,43 +168,43 @@ class RequestCycle:
         self.is_started = False
         self.is_complete = False
         self.is_gone = False
-        self._carrier = carrier
+        self._connection = connection
         self._body: list[bytes] = []
-        self._has_news = False
+        self._has_event = False
         self._waiter: asyncio.Future[None] | None = None
         self._held_head: bytes | None = None
         self._framing: Framing = "length"
         self._owed_bytes = 0
-        self._farewells: list[Callable[[], None]] = []
+        self._disconnect_callbacks: list[Callable[[], None]] = []
 
     @property
     def is_over(self) -> bool:
-        """Nothing more can be said to the client about this request."""
+        """Whether nothing more can be sent for this request."""
         return self.is_gone or self.is_complete
 
     @property
     def is_unsaid(self) -> bool:
-        """No byte of the answer has left, so an error may still take its place."""
+        """Whether no byte of the response was written, so that an error may replace it."""
         return not self.is_started or self._held_head is not None
 
-    # What faces see
+    # For frontends (see `Peer`)
 
     def on_disconnect(self, callback: Callable[[], None]) -> None:
         """See `Peer`."""
         if self.is_gone:
-            self._carrier.loop.call_soon(callback)
+            self._connection.loop.call_soon(callback)
         elif not self.is_complete:
-            self._farewells.append(callback)
+            self._disconnect_callbacks.append(callback)
 
     def take_body(self) -> bytes | None:
         """See `Peer`."""
-        if not self.has_whole_body or not self._has_news or self.is_over:
+        if not self.has_whole_body or not self._has_event or self.is_over:
             return None
-        return self._taken()
+        return self._take_pending()
 
     @property
     def body(self) -> bytes:
-        """What has come of the body and was not taken yet."""
+        """See `IncomingRequest`."""
         if len(self._body) != 1:
             self._body = [b"".join(self._body)]
         return self._body[0]
@@ -214,10 +216,10 @@ class RequestCycle:
         self.is_started = True
         length = b"" if status == NO_CONTENT else b"content-length: %d\r\n" % len(body)
         if self.scope["method"] == "HEAD":
-            body = b""  # its length is told all the same; the bytes would be taken for the next answer
+            body = b""  # only its length is sent: a client would read the bytes as the next response
         if self.cors:
             lines = self._with_cors(lines)
-        self._carrier.put([STATUS_LINE[status], lines, length, *self._closing_lines(), body])
+        self._connection.put([STATUS_LINE[status], lines, length, *self._closing_lines(), body])
         self._finish()
 
     def begin(self, status: int, lines: bytes) -> None:
@@ -240,116 +242,114 @@ class RequestCycle:
 
     def buffered_bytes(self) -> int:
         """See `Peer`."""
-        return self._carrier.buffered_bytes()
+        return self._connection.buffered_bytes()
 
     def on_taken(self, callback: Callable[[], None]) -> None:
-        """See `Taking`."""
+        """See `DrainAwarePeer`."""
         if not self.is_gone:
-            self._carrier.on_taken(callback)
+            self._connection.on_taken(callback)
 
     def abort(self) -> None:
         """See `Peer`."""
         if not self.is_complete:
-            self._carrier.transport.abort()
+            self._connection.transport.abort()
 
-    # What the connection tells
+    # For the connection
 
     def add_body(self, chunk: bytes) -> None:
-        """A piece of the request's body has come."""
+        """A piece of the request's body has arrived."""
         self._body.append(chunk)
         self.pending_bytes += len(chunk)
-        self._tell()
+        self._wake()
 
     def end_body(self) -> None:
-        """The request has come to its end."""
+        """The request's body is complete."""
         self.has_whole_body = True
-        self._tell()
+        self._wake()
 
     def leave(self) -> None:
-        """The client has gone or is being refused: whoever works for it is told, once."""
+        """The client has disconnected or is being refused: call the `on_disconnect` callbacks, once."""
         if self.is_over:
             return
         self.is_gone = True
-        self._tell()
-        farewells, self._farewells = self._farewells, []
-        for farewell in farewells:
-            call_contained(farewell)
+        self._wake()
+        callbacks, self._disconnect_callbacks = self._disconnect_callbacks, []
+        for callback in callbacks:
+            call_contained(callback)
 
-    def _tell(self) -> None:
-        self._has_news = True
+    def _wake(self) -> None:
+        self._has_event = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    # Without a task
-
-    def is_taken(self, at_once: AtOnce) -> bool:
-        """Offer the request to who may answer it at once; a defect there costs this request only."""
+    def is_taken(self, at_once: SyncHandler) -> bool:
+        """Offer the request to the sync handler; its failure affects only this request."""
         try:
             return at_once(self)
         except Exception:
-            log.exception("a request could not be taken at once", path=self.scope["path"])
+            log.exception("the sync handler failed", path=self.scope["path"])
             self._fail()
             return True
 
     # ASGI
 
     async def run(self, app: App) -> None:
-        """Have the application answer; whatever it does, the client gets an answer or a cut."""
+        """Run the application; whatever it does, the client gets a response or its connection is aborted."""
         self.scope["extensions"] = {PEER: self}
         try:
             await app(self.scope, self.receive, self.send)
         except asyncio.CancelledError:
             self.abort()
             raise
-        except Exception:  # One request's bug must reach neither the others nor, as text, the client
+        except Exception:  # one request's bug must not reach other requests, nor its text the client
             log.exception("the application failed", path=self.scope["path"])
             self._fail()
         else:
             if not self.is_over:
-                log.error("the application returned without a whole answer", path=self.scope["path"])
+                log.error("the application returned without a whole response", path=self.scope["path"])
                 self._fail()
         finally:
-            # Scope and turn hold each other; untied, both are freed at once and not by the collector.
+            # Breaks the reference cycle between the scope and this object.
             self.scope.pop("extensions", None)
 
     def _fail(self) -> None:
         if self.is_over:
             return
         if not self.is_unsaid:
-            self._carrier.transport.abort()
+            self._connection.transport.abort()
             return
         self.is_kept_alive = False
-        self._carrier.put([render_error(500, "The hub failed to answer this request.", lines=self.cors)])
+        self._connection.put([render_error(500, "The hub failed to answer this request.", lines=self.cors)])
         self._finish()
 
     async def receive(self) -> Message:
-        """ASGI's next event of the request: a piece of body, or the client's going."""
+        """ASGI `receive`: a piece of the body, or the disconnect."""
         if not self.is_over:
-            await self._wait_for_news()
+            await self._wait_for_event()
         if self.is_over:
             return {"type": "http.disconnect"}
-        return {"type": "http.request", "body": self._taken(), "more_body": not self.has_whole_body}
+        return {"type": "http.request", "body": self._take_pending(), "more_body": not self.has_whole_body}
 
-    async def _wait_for_news(self) -> None:
+    async def _wait_for_event(self) -> None:
         if self.owes_continue:
             self.owes_continue = False
-            self._carrier.put([b"HTTP/1.1 100 Continue\r\n\r\n"])
-        self._carrier.read_on()
-        if not self._has_news:
-            self._waiter = self._carrier.loop.create_future()
+            self._connection.put([b"HTTP/1.1 100 Continue\r\n\r\n"])
+        self._connection.read_on()
+        if not self._has_event:
+            self._waiter = self._connection.loop.create_future()
             await self._waiter
 
-    def _taken(self) -> bytes:
-        self._has_news = False
+    def _take_pending(self) -> bytes:
+        self._has_event = False
         body = b"".join(self._body)
         self._body.clear()
         self.pending_bytes = 0
         return body
 
     async def send(self, message: Message) -> None:
-        """ASGI's next event of the answer; waits while the client is slow, does nothing once it has gone."""
-        if self._carrier.flow.write_paused and not self.is_gone:
-            await self._carrier.flow.drain()
+        """ASGI `send`; waits while the client reads slowly, and is ignored after a disconnect."""
+        if self._connection.flow.write_paused and not self.is_gone:
+            await self._connection.flow.drain()
         if self.is_gone:
             return
         match message["type"]:
@@ -358,12 +358,12 @@ class RequestCycle:
             case "http.response.body":
                 self._write(message.get("body", b""), is_last=not message.get("more_body", False))
             case other:
-                raise RuntimeError(f"the door does not know the ASGI message {other!r}")
+                raise RuntimeError(f"unknown ASGI message {other!r}")
 
     def _hold_head(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Keep the head back until there is body to share its write with."""
+        """Hold the head back, to write it together with the first piece of the body."""
         if self.is_started:
-            raise RuntimeError("the answer was started twice")
+            raise RuntimeError("the response was started twice")
         length: int | None = None
         lines = [STATUS_LINE[status]]
         for name, value in headers:
@@ -379,7 +379,7 @@ class RequestCycle:
         self.is_started = True
 
     def _with_cors(self, lines: bytes) -> bytes:
-        """An answer's lines with those for the page; what is open to every page says so itself."""
+        """A response's header lines with the CORS lines, unless it has its own."""
         return lines if ALLOW_ORIGIN in lines else lines + self.cors
 
     def _framing_for(self, status: int, length: int | None) -> Framing:
@@ -391,7 +391,7 @@ class RequestCycle:
 
     def _closing_lines(self) -> list[bytes]:
         if self.owes_continue:
-            # The client may now send its body or not: only closing keeps it from being mistaken.
+            # The client may send its body or not: closing avoids that it is read as the next request.
             self.owes_continue = False
             self.is_kept_alive = False
         lines = [] if self.is_kept_alive else [b"connection: close\r\n"]
@@ -401,12 +401,12 @@ class RequestCycle:
 
     def _write(self, body: bytes, *, is_last: bool) -> None:
         if not self.is_started or self.is_complete:
-            raise RuntimeError("a piece of body belongs between an answer's start and its end")
+            raise RuntimeError("the response has not been started, or has ended")
         pieces = self._framed(body, is_last=is_last)
         if self._held_head is not None:
             pieces.insert(0, self._held_head)
             self._held_head = None
-        self._carrier.put(pieces)
+        self._connection.put(pieces)
         if is_last:
             self._finish()
 
@@ -419,7 +419,7 @@ class RequestCycle:
             case "length":
                 self._owed_bytes -= len(body)
                 if self._owed_bytes < 0 or (is_last and self._owed_bytes):
-                    raise RuntimeError("the answer's body does not have the length its head promised")
+                    raise RuntimeError("the response's body does not match its Content-Length")
                 return [body]
             case "chunked":
                 pieces = [b"%x\r\n" % len(body), body, b"\r\n"] if body else []
@@ -427,34 +427,34 @@ class RequestCycle:
 
     def _finish(self) -> None:
         self.is_complete = True
-        self._tell()
-        self._farewells.clear()
-        self._carrier.on_response_complete()
+        self._wake()
+        self._disconnect_callbacks.clear()
+        self._connection.on_response_complete()
 
 
 def call_contained(callback: Callable[[], None]) -> None:
-    """Call someone who wished to be told, and survive it."""
+    """Call a callback; an exception is logged."""
     try:
         callback()
-    except Exception:  # Who is told first must not keep the next from being told
-        log.exception("a callback of the door failed")
+    except Exception:  # one failing callback must not prevent the next
+        log.exception("an HTTP callback failed")
 
 
 def header_lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Headers as lines, to be prepared once by a face that answers with the same ones again and again."""
+    """Headers as lines; frontends prepare those that they send often."""
     return b"".join(render_header(name, value)[0] for name, value in headers)
 
 
 @functools.lru_cache(maxsize=1024)
 def render_header(name: bytes, value: bytes) -> tuple[bytes, Literal["length", "close"] | None]:
-    """A header's line and what it means for the framing; cached, because answers repeat few headers."""
+    """A header's line and its role in the framing; cached, because responses repeat few headers."""
     name = name.lower()
     if not name or _BAD_NAME.search(name) or _BAD_VALUE.search(value):
-        raise RuntimeError(f"the header {name!r} cannot be sent as it is")
+        raise RuntimeError(f"the header {name!r} has an invalid name or value")
     if name == b"transfer-encoding":
-        raise RuntimeError("the door frames answers itself: leave transfer-encoding out")
+        raise RuntimeError("responses are framed here: leave transfer-encoding out")
     if name == b"connection":
-        # The door says `close` itself, whoever wished it, so that it is said once.
+        # `close` is written with the framing, so that it is there once.
         return b"", "close" if b"close" in value.lower() else None
     return b"%b: %b\r\n" % (name, value), "length" if name == b"content-length" else None
 
@@ -462,12 +462,90 @@ def render_header(name: bytes, value: bytes) -> tuple[bytes, Literal["length", "
 def render_error(
     status: int, sentence: str, headers: Iterable[tuple[bytes, bytes]] = (), *, lines: bytes = b""
 ) -> bytes:
-    """A whole answer of the door's own, after which the connection closes: a problem as RFC 9457 has it.
+    """A whole error response (RFC 9457) of the listener itself, after which the connection closes.
 
-    What the door refuses has reached no face; only of its own failure is it not known how far the request came.
+    A refused request reached no frontend, so nothing was executed; after a failure that is unknown.
     """
     executed = "unknown" if status == HTTPStatus.INTERNAL_SERVER_ERROR else "no"
     told = {"title": HTTPStatus(status).phrase, "status": status, "detail": sentence, "executed": executed}
     body = msgspec.json.encode(told)
     head = b"content-type: application/problem+json\r\ncontent-length: %d\r\nconnection: close\r\n"
     return b"".join([STATUS_LINE[status], head % len(body), header_lines(headers), lines, b"\r\n", body])
+
+
+KEEP_ALIVE_SECONDS = 15.0
+"""An open stream sends something at least this often, or a proxy may close it."""
+
+CROWDED_BYTES = 64 * 1024
+"""With more unsent output, progress and log events are dropped."""
+
+JSON = header_lines([(b"content-type", b"application/json")])
+# Without no-store, Chromium caches the stream and sends a later DELETE to the same address twice.
+STREAM = header_lines(
+    [
+        (b"content-type", b"text/event-stream"),
+        (b"cache-control", b"no-store, no-transform"),
+        (b"x-accel-buffering", b"no"),
+    ]
+)
+
+
+class KeepAlive:
+    """Sends a comment regularly on an open stream."""
+
+    __slots__ = ("_loop", "_peer", "_timer")
+
+    def __init__(self, peer: Peer, loop: asyncio.AbstractEventLoop) -> None:
+        self._peer = peer
+        self._loop = loop
+        self._timer = loop.call_later(KEEP_ALIVE_SECONDS, self._beat)
+
+    def _beat(self) -> None:
+        self._peer.push(sse.comment())
+        self._timer = self._loop.call_later(KEEP_ALIVE_SECONDS, self._beat)
+
+    def stop(self) -> None:
+        """The stream has ended."""
+        self._timer.cancel()
+
+
+def join_headers(headers: Headers) -> dict[bytes, bytes]:
+    """Headers by name; the values of repeated headers are joined with commas, as HTTP defines it."""
+    found = dict(headers)
+    if len(found) == len(headers):
+        return found
+    found = {}
+    for name, value in headers:
+        found[name] = found[name] + b", " + value if name in found else value
+    return found
+
+
+def accepted_types(fields: Fields) -> list[bytes]:
+    """The media types in `Accept`, without parameters."""
+    return [part.partition(b";")[0].strip().lower() for part in fields.get(b"accept", b"").split(b",")]
+
+
+def is_json(headers: Fields) -> bool:
+    """Whether a request's Content-Type is JSON."""
+    content_type = headers.get(b"content-type", b"")
+    return content_type == b"application/json" or content_type.partition(b";")[0].strip().lower() == b"application/json"
+
+
+async def read_body(receive: Receive) -> bytes | None:
+    """The body; None if the client disconnects meanwhile. The connection limits its size."""
+    chunks: list[bytes] = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        chunks.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+
+
+def respond(peer: Peer, status: int, text: str, headers: Headers = ()) -> None:
+    """Respond with a status and a message as `{"error": ...}`, or without a body if `text` is empty."""
+    if text:
+        peer.answer(status, JSON + header_lines(headers), msgspec.json.encode({"error": text}))
+    else:
+        peer.answer(status, header_lines(headers), b"")

@@ -1,4 +1,4 @@
-"""Where the door listens, what one client may cost it, and how many of them there may be from one address."""
+"""Settings of the HTTP listener: its address, the limits of one client, and connections per address."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import ipaddress
 from dataclasses import dataclass
 
 PATROL_SECONDS = 0.5
-"""How often connections are inspected: a limit is enforced at most this late."""
+"""How often connections are inspected; limits are enforced at most this late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DoorSettings:
-    """Where the door listens and what one client may cost."""
+class HttpSettings:
+    """The listener's address and the limits of one client."""
 
     host: str = "127.0.0.1"
     port: int = 8765
     header_seconds: float = 10.0
-    """For a whole request head, from the connection's opening or the next request's first byte."""
+    """For a whole request head, from the start of the connection or the request's first byte."""
     body_seconds: float = 10.0
     """The window in which a body must arrive or keep its rate."""
     body_bytes_per_second: int = 1024
@@ -24,13 +24,13 @@ class DoorSettings:
     max_head_bytes: int = 32 * 1024
     max_body_bytes: int = 4 * 1024 * 1024
     stall_bytes: int = 1024 * 1024
-    """Unsent output beyond which nothing more is written: the client is cut."""
+    """A client with more unsent output than this is disconnected."""
     stall_seconds: float = 10.0
-    """How long output may stay unsent before the client is cut."""
+    """A client whose output stays unsent for longer is disconnected."""
     drain_seconds: float = 30.0
     max_connections: int = 4096
     max_connections_per_address: int = 2048
-    """Of these, at most so many from one address: whoever is there leaves room for others."""
+    """Connections from one address at most, so that others find room."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -42,27 +42,27 @@ class DoorSettings:
 
     @property
     def patrol_seconds(self) -> float:
-        """Often enough that the shortest limit is kept with a quarter to spare."""
+        """The interval of inspections: a quarter of the shortest limit at most."""
         shortest = min(self.header_seconds, self.body_seconds, self.keep_alive_seconds, self.stall_seconds)
         return min(PATROL_SECONDS, shortest / 4)
 
 
-class Addresses:
-    """How many connections there are from each address."""
+class AddressCounts:
+    """The number of connections from each address."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._counts: dict[str, int] = {}
 
     def has_room_for(self, address: str) -> bool:
-        """Count one more connection from an address; False if that is one too many."""
-        address = whose_address(address)
+        """Count one more connection from an address; False if there are too many."""
+        address = client_address(address)
         count = self._counts[address] = self._counts.get(address, 0) + 1
         return count <= self._limit
 
     def left(self, address: str) -> None:
-        """A connection from an address is gone, or is a WebSocket now, which is counted elsewhere."""
-        address = whose_address(address)
+        """A connection from an address has closed, or has become a WebSocket, which is counted elsewhere."""
+        address = client_address(address)
         count = self._counts.get(address, 0) - 1
         if count > 0:
             self._counts[address] = count
@@ -70,8 +70,8 @@ class Addresses:
             self._counts.pop(address, None)
 
 
-def whose_address(address: str) -> str:
-    """Whose address it is: of IPv6, everybody has 2^64 of them."""
+def client_address(address: str) -> str:
+    """The address by which a client is counted: the /64 network for IPv6, because one client has all of it."""
     if ":" not in address:
         return address
     try:

@@ -22,7 +22,7 @@ VERSION: Final = "13"
 """The one version of the protocol that there is."""
 
 
-class Opening(msgspec.Struct, frozen=True):
+class WebSocketOffer(msgspec.Struct, frozen=True):
     """A WebSocket is opened, and belongs to whoever takes it."""
 
     take: Callable[[AcceptedSocket], Hearer]
@@ -36,14 +36,14 @@ class Opening(msgspec.Struct, frozen=True):
     """Whose it is: those of a group have one share of the hub. None is one group, too: of who belongs to nobody."""
 
 
-OnUpgrade: TypeAlias = Callable[[Message], Opening | Denied]
+OnUpgrade: TypeAlias = Callable[[Message], WebSocketOffer | Denied]
 """Decides on a request for a WebSocket by its scope: `path`, `query_string`, `headers` (lower case), `client`."""
 
 
-class Agreement(msgspec.Struct, frozen=True):
+class AcceptedUpgrade(msgspec.Struct, frozen=True):
     """What opens a WebSocket."""
 
-    opening: Opening
+    opening: WebSocketOffer
     answer: bytes
     chosen: str | None
     """The subprotocol."""
@@ -61,7 +61,7 @@ class _Handshake(ServerProtocol):
         return next((name for name in subprotocols if name == self._wanted), None)
 
 
-def shake_hands(scope: Message, opening: Opening) -> Agreement | Denied:
+def shake_hands(scope: Message, opening: WebSocketOffer) -> AcceptedUpgrade | Denied:
     """Agree on a WebSocket, or say what is wrong with the request for it. Compression is never agreed on."""
     headers = Headers((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
     if (denied := _check(scope, headers)) is not None:
@@ -71,7 +71,7 @@ def shake_hands(scope: Message, opening: Opening) -> Agreement | Denied:
     protocol.parser.close()  # it has the protocol, which has it: untied, both are freed at once
     if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
         return Denied(response.status_code, _in_words(protocol.handshake_exc))
-    return Agreement(opening, response.serialize(), protocol.subprotocol)
+    return AcceptedUpgrade(opening, response.serialize(), protocol.subprotocol)
 
 
 def _check(scope: Message, headers: Headers) -> Denied | None:

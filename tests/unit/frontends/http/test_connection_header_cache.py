@@ -15,7 +15,7 @@ from isthmus.frontends.http.connection import (
     MAX_PIPELINED,
     HttpServerConnection,
     ListenerState,
-    remembered,
+    cached_header,
 )
 from isthmus.frontends.http.listener import HttpSettings, _uvicorn_config
 from isthmus.frontends.http.request_cycle import IncomingRequest, Message, Receive, Send
@@ -27,7 +27,7 @@ SCOPE: dict[str, Any] = {"headers": [(b"host", b"hub"), (b"content-length", b"2"
 
 
 def test_only_the_length_may_differ() -> None:
-    seen = remembered(HEAD + b"{}", 2, SCOPE)
+    seen = cached_header(HEAD + b"{}", 2, SCOPE)
     assert seen is not None
     assert seen.body_in(HEAD + b"[]") == b"[]"
     assert seen.body_in(HEAD.replace(b": 2", b": 11") + b"hello world") == b"hello world"
@@ -50,7 +50,7 @@ def test_only_the_length_may_differ() -> None:
 
 
 def test_a_known_head_is_told_with_the_length_that_it_has_now() -> None:
-    seen = remembered(HEAD + b"{}", 2, {**SCOPE, "extensions": {"a peer": object()}})
+    seen = cached_header(HEAD + b"{}", 2, {**SCOPE, "extensions": {"a peer": object()}})
     assert seen is not None
     first, second = seen.scope_for(b"12345"), seen.scope_for(b"")
     assert first == {"headers": [(b"host", b"hub"), (b"content-length", b"5"), (b"authorization", b"Bearer one")]}
@@ -69,7 +69,7 @@ def test_a_known_head_is_told_with_the_length_that_it_has_now() -> None:
     ],
 )
 def test_what_might_be_read_in_two_ways_is_not_remembered(data: bytes, body_bytes: int) -> None:
-    assert remembered(data, body_bytes, SCOPE) is None
+    assert cached_header(data, body_bytes, SCOPE) is None
 
 
 async def test_a_head_that_comes_again_is_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ async def test_a_head_that_comes_again_is_not_parsed_again(monkeypatch: pytest.M
         for number in range(HEADS_MAX + 3):
             visitor.say(request(f"/{number}", b"body"))
             assert (await visitor.hear()).body == b"/%d body" % number
-    assert len(parsed) == 2 + HEADS_MAX + 3  # the first of a connection, the one that is remembered, and others
+    assert len(parsed) == 2 + HEADS_MAX + 3  # the first of a connection, the one that is cached_header, and others
 
 
 class Cable(asyncio.Transport):
@@ -238,8 +238,8 @@ async def test_what_is_remembered_changes_nothing_that_anybody_sees(monkeypatch:
         taken += found
         return found
 
-    plain = HttpServerConnection._is_taken_again
-    monkeypatch.setattr(HttpServerConnection, "_is_taken_again", is_taken_again)
+    plain = HttpServerConnection._takes_cached
+    monkeypatch.setattr(HttpServerConnection, "_takes_cached", is_taken_again)
     for case in range(CASES):
         random = Random(case)
         reads = [some_request(random) for _ in range(8)]
