@@ -129,9 +129,9 @@ async def test_each_way_to_be_broken_has_its_code(tmp_path: Path, deaf_port: int
         "off": "ISD-501",
     }
     died = next(found for found in told["findings"] if found["server"] == "died")
-    assert died["message"] == "exited with code 3; it said: no licence"
+    assert died["message"] == "exited with code 3; its last output: no licence"
     mends = {found["server"]: found["mend"].partition(f"{config}, ")[2] for found in told["findings"]}
-    assert mends["moved"].startswith("write https://moved.example in url")
+    assert mends["moved"].startswith("set url to https://moved.example")
     assert mends["early"].startswith("remove era")
     assert mends["mcp_as_rpc"].startswith("write url instead of rpc")
     assert all(found["mend"] for found in told["findings"])
@@ -162,7 +162,7 @@ async def test_a_plain_server_that_cannot_list_its_tools_is_well_and_unlisted(tm
         code_if_strict, out_if_strict = await doctor("--config", str(strict))
     assert code == 0, out
     assert "ISD-404 plain: it has no tools/list (no such method): nothing is listed" in out
-    assert "declare its tools to have them listed, each as [servers.plain.tools.TOOL]" in out
+    assert "to list its methods, declare them, each as [servers.plain.tools.TOOL]" in out
     assert code_if_strict == 1, out_if_strict
     assert "ISD-111 plain: it has no tools/list" in out_if_strict
 
@@ -186,7 +186,7 @@ async def test_a_server_s_last_words_are_told_without_the_password_of_its_databa
     server = {**shell("echo cannot open $DATABASE_URL as $API_KEY or $0 >&2; exit 1"), **words}
     code, out = await doctor("--config", str(write_config(tmp_path, {"db": server})))
     assert code == 1, out
-    assert "it said: cannot open *** as *** or" in out
+    assert "its last output: cannot open *** as *** or" in out
     assert SECRET not in out
     assert "9876543210" not in out
 

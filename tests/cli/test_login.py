@@ -50,7 +50,7 @@ def test_what_nobody_can_log_in_at_is_told(tmp_path: Path, capsys: pytest.Captur
         (["login", "own"], 1, "nobody logs in for client_credentials"),
         (["login", "own", "--caller", "bob"], 1, "add [servers.own.callers.bob.oauth]"),
         (["login", "own", "--caller", "acme/bob"], 1, 'add [servers.own.callers."acme/bob".oauth]'),
-        (["logout", "own"], 2, "nobody has logged in at own"),
+        (["logout", "own"], 2, "there is no login at own"),
     ]
     for words, code, told in cases:
         assert main([*words, "--config", str(config)]) == code

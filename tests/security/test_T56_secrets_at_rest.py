@@ -24,9 +24,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.app.login import Wanted, log_in
+from isthmus.app.login import LoginOptions, log_in
 from isthmus.cli.main import main
-from isthmus.credentials.tokens import Client, Kept, Token
+from isthmus.credentials.tokens import OAuthClient, StoredLogin, StoredToken
 from isthmus.credentials.vault import KEY_FILE, Slot, Vault, VaultDamaged, VaultSettings
 from tests.faults.scripted import hub_of
 from tests.faults.watching import eventually
@@ -260,12 +260,12 @@ async def test_a_hub_that_logs_in_and_renews_leaves_no_token_anywhere(tmp_path: 
             await eventually(lambda: hub.state("s") == "login", "the hub says that it wants a login")
             vault = Vault(state)
             show = lambda shown: people.append(asyncio.create_task(visit(shown.address)))  # noqa: E731
-            kept = await log_in(Wanted(settings, within=5.0), vault, show)
+            kept = await log_in(LoginOptions(settings, within=5.0), vault, show)
             assert CANARY in kept.token.access
             await hub.ready("s")
             assert any(CANARY in shown for shown in server.shown)
             Vault(state).rotate()
-            assert msgspec.json.decode(Vault(state).get(Slot("s")) or b"", type=Kept).token == kept.token
+            assert msgspec.json.decode(Vault(state).get(Slot("s")) or b"", type=StoredLogin).token == kept.token
             assert found_in(tmp_path) == []
         assert CANARY not in repr(kept)
         await asyncio.gather(*people)
@@ -301,9 +301,9 @@ def test_the_command_line_lists_logins_without_what_is_secret_in_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`isthmus login --list`, `isthmus credentials rotate` and `isthmus logout`, one after the other."""
-    token = Token(f"{CANARY}-access", 4e9, 1.0, f"{CANARY}-refresh", "read")
-    client = Client("id", f"{CANARY}-secret")
-    kept = Kept(token, client, "https://a.example", "https://a.example/t", "https://s.example", "https://s.example/mcp")
+    token = StoredToken(f"{CANARY}-access", 4e9, 1.0, f"{CANARY}-refresh", "read")
+    client = OAuthClient("id", f"{CANARY}-secret")
+    kept = StoredLogin(token, client, "https://a.example", "https://a.example/t", "https://s.example", "https://s.example/mcp")
     config = tmp_path / "isthmus.toml"
     config.write_text(f'[hub]\nstate = "{tmp_path / "state"}"\n[servers.search]\nurl = "https://s.example/mcp"\n')
     Vault(tmp_path / "state").put(Slot("search"), msgspec.json.encode(kept))
@@ -318,8 +318,8 @@ def test_the_command_line_lists_logins_without_what_is_secret_in_them(
     assert code == 0
     assert re.search(r"search +- +https://a.example +2096-\S+ \S+ UTC +True +read", out)
     assert json.loads(run("login", "--list", "--json")[1])["logins"][0]["server"] == "search"
-    assert run("credentials", "rotate") == (0, "", "Sealed 1 login under a new key.\n")
+    assert run("credentials", "rotate") == (0, "", "Encrypted 1 login under a new key.\n")
     assert run("logout", "search")[0] == 0
     assert run("logout", "search")[0] == 2
-    assert run("login", "--list") == (0, "", "Nobody has logged in anywhere.\n")
+    assert run("login", "--list") == (0, "", "There are no logins.\n")
     assert found_in(tmp_path) == []

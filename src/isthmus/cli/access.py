@@ -34,7 +34,7 @@ from isthmus.cli.running import quiet_logs, run_command
 from isthmus.config.extensions import EXTENSIONS
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration
-from isthmus.core.access.policy import BY_NARROWING, Why
+from isthmus.core.access.policy import BY_CUSTOM_POLICY, Why
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.pins import WITHHOLDING, PinKey, Pinning, Pins, known_of
 from isthmus.core.catalog.review import Review
@@ -349,7 +349,7 @@ def _explained(found: Sequence[AccessReason], caller: Caller) -> Iterable[str]:
 
 def _describe(why: Why, places: Sequence[str]) -> str:
     listed, depth, pattern = why
-    if depth == BY_NARROWING:
+    if depth == BY_CUSTOM_POLICY:
         return f"{pattern} of {places[depth]} refuses it"
     return f"not in {places[depth]}.allow" if pattern is None else f"{pattern} in {places[depth]}.{listed}"
 
