@@ -80,7 +80,7 @@ async def test_a_service_has_the_tools_of_a_running_hub(tmp_path: Path, deaf_por
             ({"hub": f"http://127.0.0.1:{deaf_port}"}, "refused"),
         ]
         for given, why in unusable:
-            with pytest.raises(ConfigurationError, match=f"the hub cannot be reached: .*{why}") as refused:
+            with pytest.raises(ConfigurationError, match=f"The hub cannot be reached: .*{why}") as refused:
                 await ToolService().initialize(**given)
             assert "wrong" not in str(refused.value)
 

@@ -81,4 +81,4 @@ async def test_what_still_runs_is_cancelled_and_who_asks_later_is_refused(tmp_pa
     await gone([int(pid) for pid in pids.split()])
     noted = ledger.read_text()
     assert [f'"cancelled": "{call}"' in noted for call in ("thread", "stream")] == [True, True]
-    assert late == ["This ToolService is shut down.", "The program is ending, and its hub has been closed."]
+    assert late == ["This ToolService is shut down.", "The program is ending and its hub is closed."]

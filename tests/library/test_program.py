@@ -133,7 +133,7 @@ def test_who_blocks_there_is_told_to_await() -> None:
         async with ToolService() as service:
             service.blocking.execute_tool(ToolRequest("echo", parameters={"text": "hello"}))
 
-    with pytest.raises(WrongThreadError, match="In a program that `run` runs, and in an `async def` tool, await"):
+    with pytest.raises(WrongThreadError, match="in a program started by `run`, await"):
         run(standing_still())
 
 

@@ -532,7 +532,7 @@ UNUSABLE: list[tuple[dict[str, Any], str]] = [
     ({"url": "ws://h/mcp", "user_headers": ["X-User"]}, "headers need an HTTP"),
     ({"endpoint": "http://h", "url": "http://i"}, "endpoint and url are aliases"),
     ({"endpoint": "http://h", "command": "x"}, "a command or an address"),
-    ({"transport": "auto", "command": "x", "url": "http://h"}, "not both"),
+    ({"transport": "auto", "command": "x", "url": "http://h"}, "a command or an address"),
     ({"endpoint": "http://h", "headers": [1]}, "headers must be a dictionary"),
     ({"command": "x", "args": 7}, "args must be a list of strings"),
     ({"command": "x", "base": {}}, "has base, which is unknown; known: name,"),

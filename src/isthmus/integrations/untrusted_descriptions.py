@@ -1,9 +1,8 @@
-"""What servers say of their tools, marked as theirs before a language model reads it.
+"""Markers around tool descriptions, which servers write and a language model must not follow as instructions.
 
-A description is written by whoever runs the server, and reaches the model beside the program's own instructions: one
-that says "ignore all you were told" must not look like one of these. Fenced, it stands between two markers, and
-`PREAMBLE` tells the model what these mean. The markers are those of google-adk's own MCP tools, so that one model is
-told about one kind. Called by the integrations.
+A description reaches the model next to the program's own instructions. One that says "ignore all previous instructions"
+must not look like one of them. So it is put between two markers, which `PREAMBLE` explains to the model. The markers
+are those of google-adk's own MCP tools, so that a model sees one kind. Called by the integrations.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ PREAMBLE = (
 )
 
 _MARKER = re.compile(r"<<<\s*(?:BEGIN|END)_[A-Z_]+\s*>>>", re.IGNORECASE)
-"""Every marker of this kind, also those of other fences, in any spelling that a model might take for one."""
+"""Every marker of this kind, in any spelling that a model might take for one."""
 
 Position: TypeAlias = Literal["schema", "schemas", "value"]
 
@@ -31,30 +30,29 @@ _VALUES = frozenset({"default", "enum", "examples", "example", "const"})
 
 
 def fence(description: str) -> str:
-    """A description between its markers; an empty one stays empty."""
+    """Put a description between markers; an empty one stays empty."""
     return f"{BEGIN}\n{strip_markers(description)}\n{END}" if description else description
 
 
 def strip_markers(text: str) -> str:
-    """Text that cannot pretend that its fence ends here."""
+    """Replace markers inside a text, so that it cannot end its own fence."""
     return _MARKER.sub(ELIDED, text)
 
 
 def fence_schema(schema: Any, position: Position = "schema") -> Any:
-    """A JSON Schema with every description in it fenced; values that arguments are compared with stay what they are."""
+    """A JSON Schema with all descriptions fenced; values that arguments are compared with stay unchanged."""
     match schema:
         case dict():
-            return {_fenced_key(key): _fence_member(key, value, position) for key, value in schema.items()}
+            return {
+                strip_markers(key) if isinstance(key, str) else key: _fence_member(key, value, position)
+                for key, value in schema.items()
+            }
         case list():
             return [fence_schema(each, position) for each in schema]
         case str():
             return strip_markers(schema)
         case _:
             return schema
-
-
-def _fenced_key(key: object) -> object:
-    return strip_markers(key) if isinstance(key, str) else key
 
 
 def _fence_member(key: object, value: Any, position: Position) -> Any:

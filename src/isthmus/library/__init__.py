@@ -1,7 +1,8 @@
-"""Isthmus inside a Python program: every MCP server as tools, synchronously or not.
+"""Isthmus inside a Python program: the tools of every MCP server, synchronously or asynchronously.
 
-`ToolService` is where to begin; `tool` makes tools of one's own functions. The integrations with agent frameworks are
-in `isthmus.integrations`, each with what its framework needs.
+Start with `ToolService`; `tool` makes tools of your own functions. `__all__` is the stable core, which most programs
+need. The other names are for advanced use; they are importable from here and documented in their submodules. See
+`docs/library.md` for what is stable. Integrations with agent frameworks are in `isthmus.integrations`.
 """
 
 from __future__ import annotations
@@ -9,17 +10,14 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from isthmus.library.client import MCPClient, MCPClientWrapper
+from isthmus.library.client import MCPClient as MCPClient
+from isthmus.library.client import MCPClientWrapper as MCPClientWrapper
+from isthmus.library.contracts import AgentConfig as AgentConfig
+from isthmus.library.contracts import AgentRequest as AgentRequest
+from isthmus.library.contracts import AgentResponse as AgentResponse
+from isthmus.library.contracts import ErrorCode as ErrorCode
 from isthmus.library.contracts import (
-    AgentConfig,
-    AgentRequest,
-    AgentResponse,
-    ErrorCode,
     ErrorPayload,
-    ExecutionContext,
-    FrameworkType,
-    SessionContext,
-    TaskRequest,
     ToolRequest,
     ToolResult,
     ToolStatus,
@@ -28,95 +26,79 @@ from isthmus.library.contracts import (
     UserContext,
     UserPermissions,
 )
+from isthmus.library.contracts import ExecutionContext as ExecutionContext
+from isthmus.library.contracts import FrameworkType as FrameworkType
+from isthmus.library.contracts import SessionContext as SessionContext
+from isthmus.library.contracts import TaskRequest as TaskRequest
 from isthmus.library.dispatcher import Dispatcher
 from isthmus.library.errors import (
     AmbiguousToolError,
     ConfigurationError,
     LibraryError,
-    ServerConnectionError,
     ServiceClosedError,
     ToolDeniedError,
     ToolError,
     ToolExecutionError,
     ToolNotFoundError,
-    ToolRegistryError,
     ToolUnreachableError,
-    UnresolvedToolsError,
-    WrongThreadError,
 )
-from isthmus.library.function_schemas import ToolDef
-from isthmus.library.functions import NoAnswerError, ToolContext, tool
+from isthmus.library.errors import ServerConnectionError as ServerConnectionError
+from isthmus.library.errors import ToolRegistryError as ToolRegistryError
+from isthmus.library.errors import UnresolvedToolsError as UnresolvedToolsError
+from isthmus.library.errors import WrongThreadError as WrongThreadError
+from isthmus.library.function_schemas import ToolDef as ToolDef
+from isthmus.library.functions import NoAnswerError as NoAnswerError
+from isthmus.library.functions import ToolContext, tool
 from isthmus.library.integration_base import is_destructive
 from isthmus.library.loop_thread import run
-from isthmus.library.manager import MCPConfigLoader, MCPManager
+from isthmus.library.manager import MCPConfigLoader as MCPConfigLoader
+from isthmus.library.manager import MCPManager as MCPManager
 from isthmus.library.questions import Questions
-from isthmus.library.registry import ToolRegistry
-from isthmus.library.resolver import TaskEngine, ToolResolver, create_task_request
+from isthmus.library.registry import ToolRegistry as ToolRegistry
+from isthmus.library.resolver import TaskEngine as TaskEngine
+from isthmus.library.resolver import ToolResolver as ToolResolver
+from isthmus.library.resolver import create_task_request as create_task_request
 from isthmus.library.server_config import MCPServerConfig
 from isthmus.library.service import BlockingToolService, ToolService
-from isthmus.library.streaming import BlockingChunks, ChunkStream
-from isthmus.library.tools import MCPTool, Tool
-
-_ELSEWHERE = {"AdkDomainAgent": "isthmus.integrations.adk"}
-"""What needs an agent framework, and is only looked for when it is wanted."""
+from isthmus.library.streaming import BlockingChunks as BlockingChunks
+from isthmus.library.streaming import ChunkStream as ChunkStream
+from isthmus.library.tools import MCPTool as MCPTool
+from isthmus.library.tools import Tool as Tool
 
 __all__ = [
-    "AgentConfig",
-    "AgentRequest",
-    "AgentResponse",
     "AmbiguousToolError",
-    "BlockingChunks",
     "BlockingToolService",
-    "ChunkStream",
     "ConfigurationError",
     "Dispatcher",
-    "ErrorCode",
     "ErrorPayload",
-    "ExecutionContext",
-    "FrameworkType",
     "LibraryError",
-    "MCPClient",
-    "MCPClientWrapper",
-    "MCPConfigLoader",
-    "MCPManager",
     "MCPServerConfig",
-    "MCPTool",
-    "NoAnswerError",
     "Questions",
-    "ServerConnectionError",
     "ServiceClosedError",
-    "SessionContext",
-    "TaskEngine",
-    "TaskRequest",
-    "Tool",
     "ToolContext",
-    "ToolDef",
     "ToolDeniedError",
     "ToolError",
     "ToolExecutionError",
     "ToolNotFoundError",
-    "ToolRegistry",
-    "ToolRegistryError",
     "ToolRequest",
-    "ToolResolver",
     "ToolResult",
     "ToolService",
     "ToolStatus",
     "ToolStreamChunk",
     "ToolUnreachableError",
     "UniversalTool",
-    "UnresolvedToolsError",
     "UserContext",
     "UserPermissions",
-    "WrongThreadError",
-    "create_task_request",
     "is_destructive",
     "run",
     "tool",
 ]
 
+_LAZY = {"AdkDomainAgent": "isthmus.integrations.adk"}
+"""Names that need an agent framework; imported on first access."""
+
 
 def __getattr__(name: str) -> Any:
-    if name in _ELSEWHERE:
-        return getattr(importlib.import_module(_ELSEWHERE[name]), name)
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -83,7 +83,7 @@ class EnginePlan:
     """Servers of the configuration that are invalid, and why."""
 
 
-def read_plan(given: Mapping[str, Any] | str | os.PathLike[str] | None, hub: str | None, key: str | None) -> EnginePlan:
+def read_plan(given: object, hub: str | None, key: str | None) -> EnginePlan:
     """Read the arguments of `ToolService.initialize`.
 
     Raises:
@@ -106,13 +106,12 @@ def read_plan(given: Mapping[str, Any] | str | os.PathLike[str] | None, hub: str
             raise ConfigurationError(f"unknown keys: {', '.join(unknown)}; known keys: {', '.join(_KNOWN)}")
         servers, failures = _servers(table)
         configuration = Configuration(None, _settings(table), tuple(servers))
-    elif isinstance(given, str | os.PathLike):
-        configuration = _load_file(Path(given))
+    elif isinstance(given, list | tuple):
+        raise ConfigurationError('a list of servers must be in a dictionary: {"mcp_servers": [...]}')
+    elif not isinstance(given, str | os.PathLike):
+        raise ConfigurationError(f"a configuration must be a dictionary or the path of a file, not {given!r}")
     else:
-        wrong: object = given
-        if isinstance(wrong, list | tuple):
-            raise ConfigurationError('a list of servers must be in a dictionary: {"mcp_servers": [...]}')
-        raise ConfigurationError(f"a configuration must be a dictionary or the path of a file, not {wrong!r}")
+        configuration = _load_file(Path(given))
     limits = replace(configuration.hub.limits, listing_seconds=SETTLE_SECONDS)
     return EnginePlan(replace(configuration, hub=replace(configuration.hub, limits=limits)), failures=failures)
 

@@ -1,6 +1,6 @@
-"""The audit log in the journal's database: appended by the journal's writer, read by anybody who may read its tables.
+"""The audit log in the journal's database: the journal appends, `isthmus audit` reads, also while a hub writes.
 
-`storage.postgres` appends within its own transactions; `isthmus audit` reads while a hub writes.
+`storage.postgres` appends within its own transactions.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import asyncpg
 
 from isthmus.core.audit import START, AuditRow, Fact, LogState, Point, Seal, follow
-from isthmus.core.ports import AuditSigner
+from isthmus.core.ports import AuditNotary
 from isthmus.storage.settings import StorageSettings
 
 SCHEMA = """
@@ -50,29 +50,29 @@ Connection: TypeAlias = Any
 
 
 class PostgresAuditWriter:
-    """The end of the log, as the journal's writer has it. Used within transactions that somebody else ends."""
+    """Appends to the log, within transactions of the journal."""
 
-    def __init__(self, notary: AuditSigner) -> None:
+    def __init__(self, notary: AuditNotary) -> None:
         self._notary = notary
-        self._kept: Point | None = None
+        self._committed: Point | None = None
         self._head = START
 
     async def find(self, connection: Connection) -> LogState:
-        """Look where the log ends."""
-        anchor = await _anchor_of(connection)
+        """Read the end of the log."""
+        anchor = await _read_anchor(connection)
         row = await connection.fetchrow(LAST)
         if row is None:
-            server_status = LogState(START if anchor is None else anchor.point, None, anchor)
+            standing = LogState(START if anchor is None else anchor.point, None, anchor)
         else:
-            server_status = LogState(Point(row[0], row[1]), row[2], anchor)
-        self._head = self._kept = server_status.head
-        return server_status
+            standing = LogState(Point(row[0], row[1]), row[2], anchor)
+        self._head = self._committed = standing.head
+        return standing
 
     async def append(self, facts: Sequence[Fact], connection: Connection) -> None:
-        """Write the next records of a transaction, after those that are kept."""
-        if self._kept is None:
+        """Append records, after the committed ones."""
+        if self._committed is None:
             await self.find(connection)
-        head = self._kept or START
+        head = self._committed or START
         rows = []
         for fact in facts:
             at, content = self._notary.record(fact)
@@ -82,7 +82,7 @@ class PostgresAuditWriter:
         self._head = head
 
     async def prune(self, before: float, limit: int, connection: Connection) -> int:
-        """Take away some of the oldest records; the last one stays, as the next one follows it."""
+        """Delete some of the oldest records. The last one stays, since the next record refers to it."""
         ends: tuple[int | None, int] = await connection.fetchrow(ENDS)
         first, last = ends
         if first is None:
@@ -98,68 +98,68 @@ class PostgresAuditWriter:
         return until - first + 1
 
     def begin(self) -> None:
-        """A transaction has begun: what was written in one that failed is not there."""
-        if self._kept is not None:
-            self._head = self._kept
+        """A transaction has begun: forget the records of a failed one."""
+        if self._committed is not None:
+            self._head = self._committed
 
-    def kept(self) -> None:
-        """The transaction is kept, and so is what was written in it."""
-        if self._kept is not None and self._head != self._kept:
-            self._kept = self._head
+    def committed(self) -> None:
+        """The transaction was committed."""
+        if self._committed is not None and self._head != self._committed:
+            self._committed = self._head
             self._notary.checkpoint(self._head)
 
-    def unknown(self) -> None:
-        """Nobody knows what became of the transaction: look before the next."""
-        self._kept = None
+    def set_unknown(self) -> None:
+        """The result of the transaction is unknown: read the end of the log before the next one."""
+        self._committed = None
 
 
-async def _anchor_of(connection: Connection) -> Seal | None:
+async def _read_anchor(connection: Connection) -> Seal | None:
     found = await connection.fetchrow(ANCHOR)
     return None if found is None else Seal(Point(found[0], found[1]), found[2], found[3])
 
 
 class PostgresAuditReader:
-    """A log to be read, as it stands at one moment. Made by `open_reader`."""
+    """Reads a log as it was at one moment. Made by `open_reader`."""
 
     def __init__(self, connection: Connection, anchor: Seal | None) -> None:
         self._connection = connection
         self.anchor = anchor
 
     async def rows(self, *, after: int = 0, since: float = 0.0, until: float = float("inf")) -> AsyncIterator[AuditRow]:
-        """The records of a time, the oldest first."""
+        """The records of a period, oldest first."""
         async for row in self._connection.cursor(ROWS, after, since, until, prefetch=500):
             yield AuditRow(*row)
 
     async def newest(self, limit: int) -> list[AuditRow]:
-        """The last records, the oldest first."""
+        """The last records, oldest first."""
         return [AuditRow(*row) for row in reversed(await self._connection.fetch(NEWEST, limit))]
 
 
 @asynccontextmanager
 async def open_reader(settings: StorageSettings) -> AsyncIterator[PostgresAuditReader]:
-    """Read the log in a hub's database, whether or not that hub runs.
+    """Open the log in a hub's database, whether or not the hub runs.
 
     Raises:
-        OSError: it cannot be reached, or holds no log.
+        OSError: the database cannot be reached, or has no log.
     """
-    said = {"application_name": "isthmus audit", "search_path": settings.schema}
+    server_settings = {"application_name": "isthmus audit", "search_path": settings.schema}
     try:
-        connection: Connection = await _dialled(settings, said)
+        connection: Connection = await _connect(settings, server_settings)
         try:
             async with connection.transaction(isolation="repeatable_read", readonly=True):
-                yield PostgresAuditReader(connection, await _anchor_of(connection))
+                yield PostgresAuditReader(connection, await _read_anchor(connection))
         finally:
             await connection.close(timeout=CONNECT_SECONDS)
     except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
         raise OSError(f"the audit log in {settings.shown} cannot be read: {error}") from error
 
 
-async def _dialled(settings: StorageSettings, said: dict[str, str]) -> Connection:
-    """Connect to the first of its servers that answers."""
-    *others, last = settings.dialled
+async def _connect(settings: StorageSettings, server_settings: dict[str, str]) -> Connection:
+    """Connect to the first server that responds."""
+    *others, last = settings.server_urls
     for server in others:
         try:
-            return await asyncpg.connect(server, timeout=CONNECT_SECONDS, server_settings=said)
+            return await asyncpg.connect(server, timeout=CONNECT_SECONDS, server_settings=server_settings)
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError):
             continue
-    return await asyncpg.connect(last, timeout=CONNECT_SECONDS, server_settings=said)
+    return await asyncpg.connect(last, timeout=CONNECT_SECONDS, server_settings=server_settings)

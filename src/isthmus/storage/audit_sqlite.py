@@ -1,6 +1,6 @@
-"""The audit log in the journal's file: appended by the journal's writer, read by anybody who may read the file.
+"""The audit log in the journal's file: the journal appends, `isthmus audit` reads, also while a hub writes.
 
-`storage.sqlite` appends within its own transactions; `isthmus audit` reads while a hub writes.
+`storage.sqlite` appends within its own transactions.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from isthmus.core.audit import START, AuditRow, Fact, LogState, Point, Seal, follow
-from isthmus.core.ports import AuditSigner
+from isthmus.core.ports import AuditNotary
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS audit (
@@ -24,9 +24,8 @@ CREATE TABLE IF NOT EXISTS audit_anchor (
 """
 APPEND = "INSERT INTO audit (number, at, content, digest) SELECT * FROM (VALUES {}) WHERE column1 IS NOT NULL"
 BATCH_SIZES = (1, 4, 16, 64, 256, 1024)
-"""How many records one statement writes; a portion that is not full is filled up with nothing. Few statements, since
-each lets the interpreter's lock go, and while it waits to have that again it disturbs the thread that has it; few
-sizes, since each is prepared and kept."""
+"""How many records one statement writes; the rest of a batch is filled with NULL rows. Few statements, since each
+releases the interpreter lock and then competes for it; few sizes, since each statement is prepared and cached."""
 AT_ONCE_MAX = BATCH_SIZES[-1]
 WIDTH = 4
 _APPENDS = {size: APPEND.format(", ".join(["(?, ?, ?, ?)"] * size)) for size in BATCH_SIZES}
@@ -42,29 +41,29 @@ NEWEST = "SELECT number, at, content, digest FROM audit ORDER BY number DESC LIM
 
 
 class SqliteAuditWriter:
-    """The end of the log, as the journal's writer has it. Used within transactions that somebody else ends."""
+    """Appends to the log, within transactions of the journal."""
 
-    def __init__(self, notary: AuditSigner) -> None:
+    def __init__(self, notary: AuditNotary) -> None:
         self._notary = notary
-        self._kept: Point | None = None
+        self._committed: Point | None = None
         self.head = START
-        """The last record that was written, which need not be kept yet."""
+        """The last record that was written; it may not be committed yet."""
 
     def find(self, connection: sqlite3.Connection) -> LogState:
-        """Look where the log ends. Raises `sqlite3.Error`."""
-        server_status = read_standing(connection)
-        self.head = self._kept = server_status.head
-        return server_status
+        """Read the end of the log. Raises `sqlite3.Error`."""
+        standing = read_standing(connection)
+        self.head = self._committed = standing.head
+        return standing
 
     def begin(self, connection: sqlite3.Connection) -> None:
-        """A transaction has begun: what was written in one that failed is not there."""
-        if self._kept is None:
+        """A transaction has begun: forget the records of a failed one."""
+        if self._committed is None:
             self.find(connection)
         else:
-            self.head = self._kept
+            self.head = self._committed
 
     def append(self, connection: sqlite3.Connection, facts: Sequence[Fact]) -> None:
-        """Write the next records."""
+        """Append records."""
         head = self.head
         rows: list[object] = []
         for fact in facts:
@@ -75,7 +74,7 @@ class SqliteAuditWriter:
         self.head = head
 
     def prune(self, before: float, limit: int, connection: sqlite3.Connection) -> int:
-        """Take away some of the oldest records; the last one stays, as the next one follows it."""
+        """Delete some of the oldest records. The last one stays, since the next record refers to it."""
         first, last = connection.execute(ENDS).fetchone()
         if first is None:
             return 0
@@ -88,28 +87,28 @@ class SqliteAuditWriter:
         connection.execute(SET_ANCHOR, (until, digest, seal.at, seal.signature))
         return connection.execute(DROP, (until,)).rowcount
 
-    def kept(self) -> None:
-        """The transaction is kept, and so is what was written in it."""
-        if self.head != self._kept:
-            self._kept = self.head
+    def committed(self) -> None:
+        """The transaction was committed."""
+        if self.head != self._committed:
+            self._committed = self.head
             self._notary.checkpoint(self.head)
 
-    def unknown(self) -> None:
-        """Nobody knows what became of the transaction: look before the next."""
-        self._kept = None
+    def set_unknown(self) -> None:
+        """The result of the transaction is unknown: read the end of the log before the next one."""
+        self._committed = None
 
 
 def _insert(connection: sqlite3.Connection, values: Sequence[object]) -> None:
-    """Write rows, of which all values follow each other."""
+    """Insert rows; `values` has the columns of all rows in sequence."""
     most = AT_ONCE_MAX * WIDTH
     for start in range(0, len(values), most):
-        portion = values[start : start + most]
-        size = next(size for size in BATCH_SIZES if size * WIDTH >= len(portion))
-        connection.execute(_APPENDS[size], [*portion, *(None,) * (size * WIDTH - len(portion))])
+        batch = values[start : start + most]
+        size = next(size for size in BATCH_SIZES if size * WIDTH >= len(batch))
+        connection.execute(_APPENDS[size], [*batch, *(None,) * (size * WIDTH - len(batch))])
 
 
 def read_standing(connection: sqlite3.Connection) -> LogState:
-    """How a log stands."""
+    """Read the end and the anchor of a log."""
     anchor = read_anchor(connection)
     row = connection.execute(LAST).fetchone()
     if row is None:
@@ -118,7 +117,7 @@ def read_standing(connection: sqlite3.Connection) -> LogState:
 
 
 def read_anchor(connection: sqlite3.Connection) -> Seal | None:
-    """Up to where older records were taken away, if any were."""
+    """The last deleted record; None if none was deleted."""
     found = connection.execute(ANCHOR).fetchone()
     if found is None:
         return None
@@ -127,37 +126,32 @@ def read_anchor(connection: sqlite3.Connection) -> Seal | None:
 
 
 class SqliteAuditReader:
-    """A log to be read, as it stands at one moment. Made by `open_reader`."""
+    """Reads a log as it was at one moment. Made by `open_reader`."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self.anchor = read_anchor(connection)
 
     async def rows(self, *, after: int = 0, since: float = 0.0, until: float = float("inf")) -> AsyncIterator[AuditRow]:
-        """The records of a time, the oldest first."""
+        """The records of a period, oldest first."""
         for row in self._connection.execute(ROWS, (after, since, until)):
             yield AuditRow(*row)
 
     async def newest(self, limit: int) -> list[AuditRow]:
-        """The last records, the oldest first."""
+        """The last records, oldest first."""
         return [AuditRow(*row) for row in reversed(self._connection.execute(NEWEST, (limit,)).fetchall())]
-
-
-def _check_is_there(path: Path) -> None:
-    """SQLite would make an empty one."""
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no journal at {path}")
 
 
 @asynccontextmanager
 async def open_reader(path: Path) -> AsyncIterator[SqliteAuditReader]:
-    """Read the log in a journal's file, whether or not a hub writes to it.
+    """Open the log in a journal's file, whether or not a hub writes to it.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        OSError: it holds no log, or cannot be read.
+        FileNotFoundError: the file is missing.
+        OSError: the file has no log, or is unreadable.
     """
-    _check_is_there(path)
+    if not path.is_file():  # noqa: ASYNC240 - local and fast; SQLite would make an empty file
+        raise FileNotFoundError(f"there is no journal at {path}")
     connection = sqlite3.connect(path, timeout=5.0, isolation_level=None)
     try:
         connection.execute("PRAGMA query_only = ON")

@@ -1,8 +1,8 @@
-"""What tools looked like, in a file: those that were accepted, those that wait for the operator, and what has changed.
+"""Tool definitions in a file: those accepted, those that wait for the operator's approval, and the last changes.
 
-It is a file of its own, not the journal's, because the command line reads and approves in it while a hub runs. Few
-things are written: a tool when it is first seen, and when it looks otherwise. `app` opens it for the hub, on whose
-behalf one thread works; the command line opens it for itself.
+A file of its own and not part of the journal, because the command line reads it and approves in it while a hub runs.
+Few things are written: a tool when it is first seen, and when its definition changes. `app` opens it for the hub, which
+uses one thread for it; the command line opens it itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FILE: Final = "definitions.db"
 BUSY_SECONDS: Final = 5.0
 CHANGES_KEPT: Final = 10_000
 CHANGES_PER_SERVER: Final = 1000
-"""Of one server, so that one that changes all the time leaves the others' to be seen."""
+"""Changes kept per server, so that one server with many changes does not displace the others."""
 
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS pins (
@@ -41,7 +41,7 @@ WAIT: Final = """
 INSERT OR REPLACE INTO waiting SELECT ?, ?, ?, ?, ?, ? WHERE NOT EXISTS
     (SELECT 1 FROM pins WHERE server = ? AND variant = ? AND tool = ? AND fingerprint = ?)
 """
-"""Unless it was approved meanwhile, as another hub saw it."""
+"""Unless this definition was approved meanwhile through another hub."""
 WAITS_NOT: Final = "DELETE FROM waiting WHERE server = ? AND variant = ? AND tool = ?"
 BEFORE: Final = """
 SELECT CAST(definition AS BLOB) FROM pins WHERE server = ? AND variant = ? AND tool = ?
@@ -56,7 +56,7 @@ CHANGE: Final = """
 SELECT number, server, variant, tool, CAST(fingerprint AS BLOB), CAST(before AS BLOB), CAST(after AS BLOB),
     CAST(at AS REAL), how FROM changes
 """
-"""All of them say of which kind a value is: a file that somebody mended by hand may have texts where bytes were."""
+"""The casts fix the types: a file that was edited by hand may have text in place of bytes."""
 CHANGED: Final = """
 INSERT INTO changes (server, variant, tool, fingerprint, before, after, at, how) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 """
@@ -68,7 +68,7 @@ DELETE FROM changes WHERE server = :server AND number <=
 
 
 class SeenDefinition(NamedTuple):
-    """A tool as it was seen."""
+    """A tool definition and when it was seen."""
 
     server: str
     variant: str
@@ -79,14 +79,14 @@ class SeenDefinition(NamedTuple):
 
 
 class PendingDefinition(NamedTuple):
-    """One that waits for the operator, and how it looked when it was accepted last; None if it never was."""
+    """A definition that waits for approval, and the last accepted one; None if there is none."""
 
     seen: SeenDefinition
     before: bytes | None
 
 
 class DefinitionChange(NamedTuple):
-    """One that came to look otherwise: `noticed` when it was let through, or `approved`."""
+    """A changed definition: `noticed` if it was accepted automatically, or `approved`."""
 
     number: int
     server: str
@@ -100,10 +100,10 @@ class DefinitionChange(NamedTuple):
 
 
 class DefinitionStore:
-    """The file. Each method is one transaction and may wait for another program; none is for the event loop."""
+    """The file. Each method is one transaction and may block; none is for the event loop."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises `OSError` or `sqlite3.Error` if there can be no such file."""
+        """Raises `OSError` or `sqlite3.Error` if the file cannot be opened."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = folder / FILE
         path.touch(mode=0o600)
@@ -117,59 +117,59 @@ class DefinitionStore:
             raise
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         self._file.close()
 
-    # -- what the hub does ---------------------------------------------------------------------------------------------
+    # -- for the hub ---------------------------------------------------------------------------------------------------
 
     def known(self) -> list[tuple[str, str, str, bytes]]:
-        """Server, variant, tool and fingerprint of all that was accepted."""
+        """Server, variant, tool and fingerprint of all accepted definitions."""
         return self._file.execute(KNOWN).fetchall()
 
     def keep(self, sightings: Sequence[tuple[SeenDefinition, bool]]) -> None:
-        """Remember how tools look and what was otherwise before, in the order of events; `True` ones have to wait."""
-        with self._together():
-            for seen, has_to_wait in sightings:
-                if has_to_wait:
+        """Store definitions in order; those with `True` wait for approval."""
+        with _Transaction(self._file):
+            for seen, is_pending in sightings:
+                if is_pending:
                     self._file.execute(WAIT, (*seen, *seen[:4]))
                 else:
                     self._accept(seen, "noticed")
 
     def approved_after(self, number: int) -> list[DefinitionChange]:
-        """What the operator has approved of since the change of this number."""
+        """The approvals after the change with this number."""
         rows = self._file.execute(CHANGE + "WHERE number > ? AND how = 'approved' ORDER BY number", (number,))
         return [DefinitionChange(*row) for row in rows]
 
     def heard(self) -> int:
-        """Up to which change some hub has heard of what was approved."""
+        """The number of the last approval that a hub has read."""
         found = self._file.execute("SELECT number FROM heard").fetchone()
         return found[0] if found is not None else 0
 
     def hear(self, number: int) -> None:
-        """A hub has heard of what was approved up to this change."""
-        with self._together():
+        """Store that a hub has read the approvals up to this number."""
+        with _Transaction(self._file):
             self._file.execute("INSERT OR REPLACE INTO heard VALUES (1, max(?, ?))", (number, self.heard()))
 
     def pending_keys(self) -> list[tuple[str, str, str]]:
-        """Server, variant and tool of all that waits."""
+        """Server, variant and tool of all pending definitions."""
         return self._file.execute("SELECT server, variant, tool FROM waiting").fetchall()
 
-    # -- what the operator does ----------------------------------------------------------------------------------------
+    # -- for the operator ----------------------------------------------------------------------------------------------
 
     def waiting(self) -> list[PendingDefinition]:
-        """What waits, in the order of servers and tools."""
+        """The pending definitions, ordered by server and tool."""
         with closing(self._file.execute(WAITING)) as rows:
             seen = [SeenDefinition(*row) for row in rows]
         return [PendingDefinition(each, self._before(each)) for each in seen]
 
     def changes(self, limit: int) -> list[DefinitionChange]:
-        """The last changes, the oldest first."""
+        """The last changes, oldest first."""
         rows = self._file.execute(CHANGE + "ORDER BY number DESC LIMIT ?", (limit,)).fetchall()
         return [DefinitionChange(*row) for row in reversed(rows)]
 
     def approve(self, seen: SeenDefinition, at: float) -> bool:
-        """Accept a tool that waits; False if it looks otherwise by now, or waits no more."""
-        with self._together():
+        """Accept a pending definition; False if it has changed, or is not pending."""
+        with _Transaction(self._file):
             found = self._file.execute(
                 "SELECT fingerprint FROM waiting WHERE server = ? AND variant = ? AND tool = ?", seen[:3]
             ).fetchone()
@@ -178,10 +178,7 @@ class DefinitionStore:
             self._accept(seen._replace(at=at), "approved")
         return True
 
-    # -- both ----------------------------------------------------------------------------------------------------------
-
-    def _together(self) -> _Transaction:
-        return _Transaction(self._file)
+    # -- shared --------------------------------------------------------------------------------------------------------
 
     def _accept(self, seen: SeenDefinition, how: str) -> None:
         before = self._before(seen)
@@ -194,13 +191,13 @@ class DefinitionStore:
             self._file.execute(TRIM_SERVER, {"server": seen.server, "kept": CHANGES_PER_SERVER})
 
     def _before(self, seen: SeenDefinition) -> bytes | None:
-        """How it looked when it was accepted last; of a variant that never was, how it looks to everybody."""
+        """The last accepted definition; for a new variant, the general one."""
         found = self._file.execute(BEFORE, (*seen[:3], seen.server, seen.tool)).fetchone()
         return None if found is None else bytes(found[0])
 
 
 class _Transaction:
-    """All of it or nothing; others wait meanwhile."""
+    """A write transaction; other writers wait for it."""
 
     def __init__(self, file: sqlite3.Connection) -> None:
         self._file = file

@@ -1,6 +1,6 @@
-"""Telling those who wait what became of their writes, and finding out whether the store takes any.
+"""What the journals share: opening errors, pages of documents, and the results of writes.
 
-Used by the journals that outlast the process.
+`SqliteJournal`, `PostgresJournal` and, for pages, `MemoryJournal` use it.
 """
 
 from __future__ import annotations
@@ -14,87 +14,89 @@ from isthmus.core.ports import Document, OnWritten, WriteResult
 
 log = structlog.get_logger(__name__)
 
+
+class StateInUse(Exception):
+    """Another hub uses the same state folder or database."""
+
+
+class StateUnusable(Exception):
+    """The state folder or database cannot be reached or used."""
+
+
+# -- results of writes -------------------------------------------------------------------------------------------------
+
 PROBE_SECONDS = 1.0
-"""How often it is tried whether a store that refused a write takes one again."""
+"""Interval of test writes after a write has failed."""
 
 PROBE_BYTES = 16 * 1024
-"""The length of what is written then, and taken away with the same transaction: a disk with less is full."""
+"""The size of a test write, which the same transaction deletes: a disk with less space is full."""
 
 
 class WriteProbe:
-    """Whether a journal can be written. A write that fails may be odd by itself, so that one of our own is tried then.
+    """Finds out whether a journal can be written. A failed write may be invalid itself, so a test write follows it.
 
-    On the event loop only. `write` has to write something and to tell what became of it.
+    On the event loop only. `write` makes a test write and reports its result.
     """
 
     def __init__(self, write: Callable[[OnWritten], None]) -> None:
         self.is_failing = False
         self._write = write
-        self._is_trying = False
+        self._is_probing = False
 
-    def suspect(self) -> None:
-        """A write failed: try another one."""
-        if not self._is_trying:
-            self._is_trying = True
-            self._write(self._hear)
+    def probe(self) -> None:
+        """Make a test write, after a write has failed."""
+        if not self._is_probing:
+            self._is_probing = True
+            self._write(self._on_written)
 
-    def _hear(self, verdict: WriteResult) -> None:
-        self._is_trying = False
-        was_failing, self.is_failing = self.is_failing, verdict in ("refused", "unknown")
+    def _on_written(self, result: WriteResult) -> None:
+        self._is_probing = False
+        was_failing, self.is_failing = self.is_failing, result in ("refused", "unknown")
         if self.is_failing:
-            self._is_trying = True
-            asyncio.get_running_loop().call_later(PROBE_SECONDS, self._try_again)
+            self._is_probing = True
+            asyncio.get_running_loop().call_later(PROBE_SECONDS, self._write, self._on_written)
         elif was_failing:
-            log.info("the journal is written again")
-
-    def _try_again(self) -> None:
-        self._write(self._hear)
+            log.info("the journal can be written again")
 
 
-def set_result_once(kept: asyncio.Future[WriteResult], verdict: WriteResult) -> None:
-    """Tell one who may have stopped waiting."""
-    if not kept.done():
-        kept.set_result(verdict)
+def set_result_once(written: asyncio.Future[WriteResult], result: WriteResult) -> None:
+    """Set the result, unless the caller has stopped waiting."""
+    if not written.done():
+        written.set_result(result)
 
 
-def notify_all(told: Iterable[tuple[OnWritten, WriteResult]]) -> None:
-    """Tell each its verdict, in order."""
-    for done, verdict in told:
+def notify_all(results: Iterable[tuple[OnWritten, WriteResult]]) -> None:
+    """Call each callback with its result, in order."""
+    for done, result in results:
         try:
-            done(verdict)
-        except Exception:  # one listener's defect must not keep the others from their verdicts
-            log.exception("a listener of the journal failed")
+            done(result)
+        except Exception:  # one callback's failure must not stop the others
+            log.exception("a callback of the journal failed")
 
+
+# -- pages -------------------------------------------------------------------------------------------------------------
 
 PAGE_BYTES = 4 * 1024 * 1024
-"""The documents on a page take less than this without the last of them, which may be as large as one can be."""
+"""A page ends with the document that exceeds this; documents have any length."""
 
 
 def fitting_count(lengths: Iterable[int]) -> int:
-    """How many documents of these lengths go on one page; the first always does."""
-    count = taken = 0
+    """How many documents of these lengths fit on one page; at least one."""
+    count = total = 0
     for length in lengths:
-        if taken >= PAGE_BYTES:
+        if total >= PAGE_BYTES:
             break
         count += 1
-        taken += length
+        total += length
     return count
 
 
 def page_token(last: Document) -> str:
-    """The token of the page after this document."""
+    """The token of the page that follows this document."""
     return f"{last.at!r}:{last.id}"
 
 
 def parse_page_token(token: str) -> tuple[float, str]:
-    """The time and id of the document before the page; raises `ValueError` for what no page gave."""
+    """The time and id of the document before the page; raises `ValueError` for an invalid token."""
     at, _, id = token.partition(":")
     return float(at), id
-
-
-class StateInUse(Exception):
-    """Another hub keeps its tasks in the same place."""
-
-
-class StateUnusable(Exception):
-    """The place where tasks are to be kept cannot be reached, or cannot be used by this hub."""

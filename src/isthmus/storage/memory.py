@@ -1,4 +1,4 @@
-"""A journal that lasts as long as the process; for hubs without state, whose audit log may last all the same."""
+"""A journal in memory, for hubs without state. Their audit log may still be stored elsewhere."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from isthmus.core.ports import AuditJournal, Document, JournalEntry, OnWritten, 
 from isthmus.storage.journal_base import fitting_count, page_token, parse_page_token
 
 KEPT_BYTES = 1024 * 1024
-"""What is kept per kind and owner; the oldest entries go first."""
+"""Limit per kind and owner; beyond it the oldest entries are dropped."""
 
 ENTRY_BYTES = 256
-"""What an entry costs besides its content."""
+"""Overhead of an entry, besides its content."""
 
 OWNERS_MAX = 1_000
 
 DOCUMENTS_BYTES = 64 * 1024 * 1024
-"""What all documents together may take; beyond it nothing more is written until something is taken away."""
+"""Limit of all documents together; beyond it writes are refused until something is deleted."""
 
 
 class MemoryJournal:
@@ -33,31 +33,31 @@ class MemoryJournal:
         self._documents: dict[tuple[str, str, str], Document] = {}
         self._bytes = 0
         self._bytes_of: Counter[str] = Counter()
-        """The same of each owner."""
+        """Bytes per owner."""
         self.log: AuditJournal | None = None
-        """Where facts are kept that come with documents; without it, nowhere."""
+        """Stores the audit facts that come with documents; None drops them."""
 
     # -- documents ---------------------------------------------------------------------------------------------------
 
     def write(self, documents: Sequence[Document], done: OnWritten, facts: Sequence[Fact] = ()) -> None:
-        """See `core.ports.Journal`; what could not be noted in the log is not kept here either."""
+        """See `core.ports.Journal`; a write whose facts cannot be logged is undone."""
         before = [self._documents.get(_key(document)) for document in documents] if facts else []
-        verdict = self._write(documents)
-        if verdict == "kept" and facts and self.log is not None:
-            self.log.write((), partial(self._noted, documents, before, done), facts)
+        result = self._write(documents)
+        if result == "kept" and facts and self.log is not None:
+            self.log.write((), partial(self._on_logged, documents, before, done), facts)
         else:
-            asyncio.get_running_loop().call_soon(done, verdict)
+            asyncio.get_running_loop().call_soon(done, result)
 
-    def _noted(
-        self, documents: Sequence[Document], before: Sequence[Document | None], done: OnWritten, verdict: WriteResult
+    def _on_logged(
+        self, documents: Sequence[Document], before: Sequence[Document | None], done: OnWritten, result: WriteResult
     ) -> None:
-        if verdict != "kept":
+        if result != "kept":
             for document, earlier in zip(documents, before, strict=True):
-                self._take_back(document, earlier)
-        done("kept" if verdict == "kept" else "refused")
+                self._undo(document, earlier)
+        done("kept" if result == "kept" else "refused")
 
-    def _take_back(self, document: Document, earlier: Document | None) -> None:
-        """Have what was there before, unless somebody has changed it since."""
+    def _undo(self, document: Document, earlier: Document | None) -> None:
+        """Restore the earlier document, unless it was changed since."""
         key, ours = _key(document), None if document.body is None else document
         if self._documents.get(key) is not ours:
             return
@@ -67,8 +67,16 @@ class MemoryJournal:
             self._documents[key] = earlier
 
     def _write(self, documents: Sequence[Document]) -> WriteResult:
-        if not all(self._fits(document) for document in documents):
-            return "conflict"
+        for document in documents:
+            kept = self._documents.get(_key(document))
+            # A new document needs a body; a change or a delete needs the version before it.
+            is_next = (
+                document.version == 1 and document.body is not None
+                if kept is None
+                else (document.version == kept.version + 1)
+            )
+            if not is_next:
+                return "conflict"
         grown = sum(_weight(document) - _weight(self._documents.get(_key(document))) for document in documents)
         if grown > 0 and self._bytes + grown > DOCUMENTS_BYTES:
             return "refused"
@@ -79,7 +87,7 @@ class MemoryJournal:
                 self._documents[_key(document)] = document
         return "kept"
 
-    def _take_away(self, document: Document) -> None:
+    def _delete(self, document: Document) -> None:
         self._count(document.owner, -_weight(self._documents.pop(_key(document))))
 
     def _count(self, owner: str, more: int) -> None:
@@ -89,15 +97,8 @@ class MemoryJournal:
             del self._bytes_of[owner]
 
     def share_of(self, owner: str) -> int:
-        """What one owner may have: half of what others leave, so that there is room for one more, whoever it is."""
+        """Quota of one owner: half of what the others leave, so that there is always room for one more."""
         return max(0, DOCUMENTS_BYTES - self._bytes + self._bytes_of[owner]) // 2
-
-    def _fits(self, document: Document) -> bool:
-        """Whether what it takes the place of is there; nothing cannot take the place of nothing."""
-        kept = self._documents.get(_key(document))
-        if kept is None:
-            return document.version == 1 and document.body is not None
-        return document.version == kept.version + 1
 
     async def read(self, kind: str, owner: str, id: str) -> Document | None:
         """See `core.ports.Journal`."""
@@ -141,7 +142,7 @@ class MemoryJournal:
         """See `core.ports.Journal`."""
         found = [each for each in self._oldest(kind, states) if each.at < before][:limit]
         for document in found:
-            self._take_away(document)
+            self._delete(document)
         return len(found)
 
     async def weigh(self, kinds: Collection[str], owner: str) -> Mapping[tuple[str, str], int]:
@@ -158,7 +159,7 @@ class MemoryJournal:
         for document in [each for each in self._oldest(kind, states) if each.owner == owner][:limit]:
             if taken >= bytes:
                 break
-            self._take_away(document)
+            self._delete(document)
             ids.append(document.id)
             taken += size_of(document)
         return TrimResult(tuple(ids), taken)
@@ -168,12 +169,12 @@ class MemoryJournal:
         return sorted(found, key=_age)
 
     async def aclose(self) -> None:
-        """There is nothing to let go of."""
+        """Nothing to close."""
 
     # -- entries -----------------------------------------------------------------------------------------------------
 
     async def commit(self, entries: Sequence[JournalEntry]) -> None:
-        """Keep the entries; nothing survives the process."""
+        """Store entries; they do not survive the process."""
         for entry in entries:
             key = (entry.kind, entry.owner)
             if key not in self._entries and len(self._entries) >= OWNERS_MAX:

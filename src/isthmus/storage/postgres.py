@@ -1,10 +1,10 @@
-"""A journal in a PostgreSQL database: the same as in a file, where hubs have no disk that lasts.
+"""A journal in a PostgreSQL database, for hubs without a disk that lasts.
 
-One connection writes. Whatever comes while it is busy is its next transaction, so that many writers share the cost of
-a commit. It also holds the lock that makes this hub the only one to write; when it breaks, it is made again, and
-nothing is written before the lock is held anew. Others read. `app` opens the journal and closes it.
+One connection writes. All writes that come while it is busy form its next transaction, so many writers share the cost
+of a commit. It also holds the lock that makes this hub the only writer. If it breaks, it is replaced, and nothing is
+written before the lock is held again. Other connections read. `app` opens and closes the journal.
 
-These connections do not pass the egress guard: the operator alone says where they lead.
+These connections do not pass the egress guard: only the operator configures their address.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from isthmus.core.audit import AuditRow, Fact, LogState
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports import (
     DOCUMENT_BYTES,
-    AuditSigner,
+    AuditNotary,
     Document,
     JournalEntry,
     OnWritten,
@@ -50,23 +50,23 @@ from isthmus.storage.settings import StorageSettings
 log = structlog.get_logger(__name__)
 
 BATCH_MAX = 512
-"""Writes in one transaction; more would make the first of them wait for the last."""
+"""Writes per transaction; in a larger one the first write would wait for the last."""
 
 WAITING_MAX = 10_000
-"""Writes that may wait for the database; more are refused."""
+"""Pending writes; beyond it writes are refused."""
 
 CONNECT_SECONDS = 5.0
 COMMAND_SECONDS = 10.0
-"""How long the database may take for one statement; then it counts as gone."""
+"""How long one statement may take; then the database counts as lost."""
 
 OPEN_SECONDS = 10.0
-"""How long a hub that starts waits for a database that starts too."""
+"""How long a starting hub waits for the database."""
 
 IN_USE_SECONDS = 2.0
-"""How long it waits for the database to notice that the hub before it has ended."""
+"""How long a starting hub waits for the lock of the hub before it."""
 
 PATIENCE_SECONDS = 5.0
-"""How long reads and writes wait for a database that has gone away; most come back by then."""
+"""How long reads and writes wait for a lost database; most are back by then."""
 
 RETRY_FIRST_SECONDS = 0.1
 RETRY_MAX_SECONDS = 5.0
@@ -77,9 +77,9 @@ READERS_MAX = 4
 """Connections for reading; one more is for writing."""
 
 ENTRIES_KEPT = 1_000
-"""Entries kept of one kind and owner; the oldest go first."""
+"""Entries per kind and owner; beyond it the oldest are deleted."""
 
-# What callers choose is bytes here: a text of PostgreSQL cannot hold every character, and is ordered by a language.
+# Values of callers are bytes: PostgreSQL's text cannot hold every character, and its order depends on a language.
 SCHEMA = """
 CREATE TABLE documents (
     kind text COLLATE "C" NOT NULL, owner bytea NOT NULL, id bytea NOT NULL, version bigint NOT NULL,
@@ -94,13 +94,13 @@ CREATE TABLE entries (
 );
 CREATE INDEX entries_by_owner ON entries (kind, owner, number);
 """
-# A list is narrowed by its index alone, so that not every document of an owner is looked up for it.
+# The index covers a list's filters, so that not every document of an owner is read.
 LISTED = """
 DROP INDEX documents_by_time;
 CREATE INDEX documents_listed ON documents (kind, owner, at, id, "group", state);
 """
 STEPS = (SCHEMA, LISTED, audit_postgres.SCHEMA)
-"""What each version of the tables adds to the one before; a database is taken from its own to the last."""
+"""The migrations: each adds one version of the tables. A database is migrated from its own version to the last."""
 
 ROWS = """
 unnest($1::text[], $2::bytea[], $3::bytea[], $4::bigint[], $5::double precision[], $6::bytea[], $7::text[], $8::bytea[])
@@ -150,7 +150,7 @@ DELETE FROM entries WHERE kind = $1 AND owner = $2 AND number <= (
 COLUMNS = 'kind, owner, id, version, at, body, "group", state'
 READ = f"SELECT {COLUMNS} FROM documents WHERE kind = $1 AND owner = $2 AND id = $3"  # noqa: S608
 COUNT = "SELECT count(*) FROM documents WHERE {narrowed}"
-# What does not go on a page comes without its body, which is not even looked up then; only its length is.
+# Rows beyond the page come without their body: PostgreSQL reads only its length.
 FITTING = """
 SELECT kind, owner, id, version, at, CASE WHEN taken < {bytes}::bigint THEN body END AS body, "group", state FROM (
     SELECT *, sum(octet_length(body)) OVER (ORDER BY {order} ROWS UNBOUNDED PRECEDING) - octet_length(body) AS taken
@@ -168,79 +168,79 @@ LATEST = "SELECT at, content FROM entries WHERE kind = $1 AND owner = $2 ORDER B
 LOG_ROWS = "SELECT number, at, content, digest FROM audit WHERE number > $1 ORDER BY number LIMIT $2"
 
 LIVELY = {"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
-"""How soon the database finds out that a hub's machine is gone, and lets go of its lock."""
+"""Makes the database notice soon that a hub's machine is gone, and release its lock."""
 
 INDEXED = {"enable_seqscan": "off"}
-"""What is written is always found by an index, however little the planner knows yet of tables that grow."""
+"""Writes always use an index, even while the planner has no statistics of growing tables."""
 
 WRITABLE = "read-write"
-"""The only server of several to connect to: a standby would give the lock, refuse all writes, and read what is old."""
+"""Connect to the primary only: a standby would grant the lock, refuse all writes and return old data."""
 
 AWAY = (
     OSError,
     asyncpg.InterfaceError,
-    asyncpg.InternalClientError,  # what asyncpg calls servers of which none can be written to
+    asyncpg.InternalClientError,  # asyncpg found no writable server
     asyncpg.PostgresConnectionError,
     asyncpg.OperatorInterventionError,
 )
 FAILED = (*AWAY, asyncpg.PostgresError)
-"""All that may go wrong with a database."""
+"""All errors of a database."""
 USELESS = (TimeoutError, asyncpg.ReadOnlySQLTransactionError)
-"""What ends a connection that is not broken: no answer, or that of a server which only reads now."""
+"""Errors after which a connection is replaced: no response, or a server that became read-only."""
 
 Connection: TypeAlias = Any
 """An `asyncpg.Connection`; the package has no types of its own."""
 PostgresOperation: TypeAlias = Callable[[Connection], Awaitable[bool]]
-"""Writes what belongs together; False if another one came before it."""
+"""Makes one write in a transaction; False on a version conflict."""
 Key: TypeAlias = tuple[str, str, str]
 _T = TypeVar("_T")
 
 
 class PostgresWrite(msgspec.Struct, frozen=True):
-    """Documents and facts to be written with whatever else is, or a deed that is done by itself."""
+    """One write: documents and audit facts, which share a transaction with others, or an operation of its own."""
 
     done: OnWritten
     documents: Sequence[Document] = ()
-    deed: PostgresOperation | None = None
+    operation: PostgresOperation | None = None
     facts: Sequence[Fact] = ()
 
     def keys(self) -> set[Key]:
-        """What it writes."""
+        """The keys of its documents."""
         return {(document.kind, document.owner, document.id) for document in self.documents}
 
 
 class PostgresJournal:
-    """See `core.ports.Journal`. Made by `open`, on the event loop that hears the verdicts."""
+    """See `core.ports.Journal`. Made by `open`, on the event loop that gets the results."""
 
     def __init__(self, settings: StorageSettings) -> None:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self._background = BackgroundTasks("journal")
         self._connection: Connection | None = None
-        """The one that writes, and holds the lock."""
-        self._is_there = asyncio.Event()
-        self._gone_at = self._loop.time()
+        """The connection that writes and holds the lock."""
+        self._is_connected = asyncio.Event()
+        self._lost_at = self._loop.time()
         self._is_closed = False
         self._waiting: deque[PostgresWrite] = deque()
-        self._in_hand: Sequence[PostgresWrite] = ()
+        self._current: Sequence[PostgresWrite] = ()
         self._wake = asyncio.Event()
         self._log: PostgresAuditWriter | None = None
-        self._probe = WriteProbe(lambda done: self._take(PostgresWrite(done, deed=_try)))
+        self._probe = WriteProbe(lambda done: self._enqueue(PostgresWrite(done, operation=_test_write)))
         self._writer: asyncio.Task[None] | None = None
         self._readers = asyncpg.create_pool(
             min_size=0,
             max_size=READERS_MAX,
             connect=self._dial,
-            reset=_leave,
-            server_settings=_said(settings),
+            reset=_keep_state,
+            server_settings=_server_settings(settings),
         )
 
     @classmethod
     async def open(cls, settings: StorageSettings) -> PostgresJournal:
-        """Connect, make the tables where there are none, and keep other hubs out.
+        """Connect, make or migrate the tables, and lock other hubs out.
 
         Raises:
-            StateInUse: another hub writes there.
+            StateInUse: another hub uses the schema.
             StateUnusable: the database cannot be reached or used.
         """
         journal = cls(settings)
@@ -250,11 +250,11 @@ class PostgresJournal:
             await journal.aclose()
             if isinstance(error, StateInUse):
                 raise
-            raise StateUnusable(f"{settings.shown}: {_in_words(error)}") from error
+            raise StateUnusable(f"{settings.shown}: {_error_text(error)}") from error
         return journal
 
     async def _begin(self) -> None:
-        await self._readers  # connects nowhere yet
+        await self._readers  # does not connect yet
         begun = self._loop.time()
         while self._connection is None:
             try:
@@ -264,16 +264,19 @@ class PostgresJournal:
                 if not _may_come_back(error) or self._loop.time() > begun + patience:
                     raise
                 await asyncio.sleep(RETRY_FIRST_SECONDS)
-        self._writer = self._background.spawn("writer", self._write_on())
+        self._writer = self._background.spawn("writer", self._run_writer())
 
     async def aclose(self) -> None:
-        """Write what is waiting, as far as that goes, and let the database go; what comes later is refused."""
+        """Write what is pending, if possible, and disconnect; later writes are refused."""
         self._is_closed = True
         self._wake.set()
         if self._writer is not None:
             await asyncio.wait({self._writer}, timeout=PATIENCE_SECONDS + COMMAND_SECONDS)
         await self._background.aclose()
-        self._tell_the_rest()
+        current, self._current = self._current, ()
+        notify_all((work.done, "unknown") for work in current)  # interrupted writes
+        waiting, self._waiting = self._waiting, deque()
+        notify_all((work.done, "refused") for work in waiting)
         self._readers.terminate()
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -284,16 +287,16 @@ class PostgresJournal:
         """See `core.ports.HealthReportingJournal`."""
         return not self._is_closed and (self._connection is None or self._probe.is_failing)
 
-    # -- the connection that writes ----------------------------------------------------------------------------------
+    # -- write connection --------------------------------------------------------------------------------------------
 
     async def _connect(self) -> None:
-        """Connect, and take the lock.
+        """Connect and take the lock.
 
         Raises:
-            StateInUse: another hub has it.
-            StateUnusable: the tables are not for this hub.
+            StateInUse: another hub holds the lock.
+            StateUnusable: a newer hub made the tables.
         """
-        connection = await self._dial(server_settings=_said(self._settings) | INDEXED)
+        connection = await self._dial(server_settings=_server_settings(self._settings) | INDEXED)
         try:
             await _prepare(connection, self._settings.schema)
         except BaseException:
@@ -301,14 +304,14 @@ class PostgresJournal:
             raise
         connection.add_termination_listener(self._lose)
         self._connection = connection
-        self._is_there.set()
+        self._is_connected.set()
 
     async def _dial(self, *_: object, **how: Any) -> Connection:
-        """Connect to the one server that can be written to.
+        """Connect to the writable server.
 
-        Each has a time of its own: one whose machine is off only keeps silent, and the next must have its turn.
+        Each server has its own timeout: one whose machine is off must not use up the time of the next.
         """
-        *others, last = self._settings.dialled
+        *others, last = self._settings.server_urls
         how = {"timeout": CONNECT_SECONDS, "command_timeout": COMMAND_SECONDS, "target_session_attrs": WRITABLE, **how}
         for server in others:
             with suppress(*AWAY):
@@ -316,17 +319,17 @@ class PostgresJournal:
         return await asyncpg.connect(last, **how)
 
     def _lose(self, connection: Connection) -> None:
-        """This connection is of no use any more: look for another, without which nothing is written."""
+        """Drop the write connection and reconnect; until then nothing is written."""
         if self._connection is None or connection is not self._connection:
             return
         connection.terminate()
         self._connection = None
         if self._log is not None:
-            self._log.unknown()  # another hub may write before this one does again
-        self._is_there.clear()
-        self._gone_at = self._loop.time()
+            self._log.set_unknown()  # another hub may write before this one does again
+        self._is_connected.clear()
+        self._lost_at = self._loop.time()
         if not self._is_closed:
-            log.error("the journal's database is away", database=self._settings.shown)
+            log.error("lost the connection to the journal's database", database=self._settings.shown)
             self._background.spawn("connection", self._reconnect())
 
     async def _reconnect(self) -> None:
@@ -334,108 +337,112 @@ class PostgresJournal:
         while self._connection is None:
             try:
                 await self._connect()
-            except Exception as error:  # noqa: BLE001 - whatever it is, nobody else would connect again
-                log.warning("the journal's database is still away", error=_in_words(error))
+            except Exception as error:  # noqa: BLE001 - this loop must go on after any error
+                log.warning("cannot reconnect to the journal's database", error=_error_text(error))
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, RETRY_MAX_SECONDS)
-        log.info("the journal's database is back", seconds=round(self._loop.time() - self._gone_at, 1))
+        log.info("reconnected to the journal's database", seconds=round(self._loop.time() - self._lost_at, 1))
 
-    async def _until_there(self) -> None:
-        """Wait for the database, as long as anybody would."""
-        patience = self._gone_at + PATIENCE_SECONDS - self._loop.time()
+    async def _wait_connected(self) -> None:
+        """Wait for a lost database, up to `PATIENCE_SECONDS`."""
+        patience = self._lost_at + PATIENCE_SECONDS - self._loop.time()
         if self._connection is None and patience > 0:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._is_there.wait(), patience)
+                await asyncio.wait_for(self._is_connected.wait(), patience)
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def write(self, documents: Sequence[Document], done: OnWritten, facts: Sequence[Fact] = ()) -> None:
         """See `core.ports.Journal`."""
-        self._take(PostgresWrite(done, documents, facts=facts))
+        self._enqueue(PostgresWrite(done, documents, facts=facts))
 
     async def commit(self, entries: Sequence[JournalEntry]) -> None:
         """See `core.ports.Journal`."""
-        await self._done(partial(_add, entries))
+        await self._perform(partial(_add, entries))
 
     async def prune(self, kind: str, states: Collection[str], *, before: float, limit: int) -> int:
         """See `core.ports.Journal`."""
-        counts: list[int] = []
-        await self._done(partial(_prune, kind, list(states), before, limit, counts))
-        return counts[-1]
+        return await self._query_writer(lambda connection: _count(connection, PRUNE, kind, list(states), before, limit))
 
     async def weigh(self, kinds: Collection[str], owner: str) -> Mapping[tuple[str, str], int]:
         """See `core.ports.Journal`."""
-        return await self._answered(partial(_weigh, list(kinds), owner))
+        return await self._query_writer(partial(_weigh, list(kinds), owner))
 
     async def trim(self, kind: str, owner: str, states: Collection[str], *, bytes: int, limit: int) -> TrimResult:
         """See `core.ports.Journal`."""
-        return await self._answered(partial(_trim, kind, owner, list(states), bytes, limit))
+        return await self._query_writer(partial(_trim, kind, owner, list(states), bytes, limit))
 
-    async def open_log(self, notary: AuditSigner) -> LogState:
+    async def open_log(self, notary: AuditNotary) -> LogState:
         """See `core.ports.AuditJournal`."""
         writer = PostgresAuditWriter(notary)
-        server_status = await self._answered(writer.find)
+        standing = await self._query_writer(writer.find)
         self._log = writer
-        return server_status
+        return standing
 
     async def prune_log(self, *, before: float, limit: int) -> int:
         """See `core.ports.AuditJournal`."""
         assert self._log is not None, "the log is opened first"
-        return await self._answered(partial(self._log.prune, before, limit))
+        return await self._query_writer(partial(self._log.prune, before, limit))
 
     async def log_rows(self, *, after: int, limit: int) -> Sequence[AuditRow]:
         """See `core.ports.ReadableAuditJournal`."""
-        return [AuditRow(*row) for row in await self._ask(LOG_ROWS, after, limit)]
+        return [AuditRow(*row) for row in await self._read(LOG_ROWS, after, limit)]
 
-    async def _answered(self, ask: Callable[[Connection], Awaitable[_T]]) -> _T:
-        answers: list[_T] = []
-        await self._done(partial(_keep_answer, ask, answers))
-        return answers[-1]
+    async def _query_writer(self, query: Callable[[Connection], Awaitable[_T]]) -> _T:
+        """Run a query within a transaction of the writer and return its result."""
+        results: list[_T] = []
 
-    async def _done(self, deed: PostgresOperation) -> None:
-        kept: asyncio.Future[WriteResult] = self._loop.create_future()
-        self._take(PostgresWrite(partial(set_result_once, kept), deed=deed))
-        if (verdict := await kept) != "kept":
-            raise OSError(f"the journal could not be written: {verdict}")
+        async def operation(connection: Connection) -> bool:
+            results.append(await query(connection))
+            return True
 
-    def _take(self, work: PostgresWrite) -> None:
+        await self._perform(operation)
+        return results[-1]
+
+    async def _perform(self, operation: PostgresOperation) -> None:
+        written: asyncio.Future[WriteResult] = self._loop.create_future()
+        self._enqueue(PostgresWrite(partial(set_result_once, written), operation=operation))
+        if (result := await written) != "kept":
+            raise OSError(f"the journal could not be written: {result}")
+
+    def _enqueue(self, work: PostgresWrite) -> None:
         if self._is_closed or len(self._waiting) >= WAITING_MAX:
             self._loop.call_soon(work.done, "refused")
             return
         self._waiting.append(work)
         self._wake.set()
 
-    async def _write_on(self) -> None:
+    async def _run_writer(self) -> None:
         while not self._is_closed or self._waiting:
             if not self._waiting:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            self._in_hand = self._batch()
-            await self._until_there()
-            verdicts = await self._write_batch(self._in_hand)
-            works, self._in_hand = self._in_hand, ()
-            notify_all(zip((work.done for work in works), verdicts, strict=True))
-            if "refused" in verdicts or "unknown" in verdicts:
-                self._probe.suspect()
+            self._current = self._batch()
+            await self._wait_connected()
+            results = await self._write_batch(self._current)
+            works, self._current = self._current, ()
+            notify_all(zip((work.done for work in works), results, strict=True))
+            if "refused" in results or "unknown" in results:
+                self._probe.probe()
 
     def _batch(self) -> list[PostgresWrite]:
-        """The works that can be written together: none of them writes what another one does."""
+        """The next writes that can share a transaction: their documents have distinct keys."""
         first = self._waiting.popleft()
         works, keys = [first], first.keys()
-        while self._waiting and len(works) < BATCH_MAX and first.deed is None:
+        while self._waiting and len(works) < BATCH_MAX and first.operation is None:
             following = self._waiting[0].keys()
-            if self._waiting[0].deed is not None or not keys.isdisjoint(following):
+            if self._waiting[0].operation is not None or not keys.isdisjoint(following):
                 break
             keys |= following
             works.append(self._waiting.popleft())
         return works
 
     async def _write_batch(self, works: Sequence[PostgresWrite]) -> list[WriteResult]:
-        """Write all in one transaction; if they do not go together, each half, so that only those fail that must."""
-        verdict = await self._write_together(works)
-        if verdict in ("kept", "unknown") or len(works) == 1:
-            return [verdict] * len(works)
+        """Write all in one transaction; if that fails, split it in halves, so that one bad write fails alone."""
+        result = await self._write_together(works)
+        if result in ("kept", "unknown") or len(works) == 1:
+            return [result] * len(works)
         half = len(works) // 2
         return [*await self._write_batch(works[:half]), *await self._write_batch(works[half:])]
 
@@ -443,19 +450,19 @@ class PostgresJournal:
         connection = self._connection
         if connection is None:
             return "refused"
-        deed = works[0].deed or partial(_put, [document for work in works for document in work.documents])
+        operation = works[0].operation or partial(_put, [document for work in works for document in work.documents])
         facts = [fact for work in works for fact in work.facts]
         try:
             await connection.execute("BEGIN")
             if self._log is not None:
                 self._log.begin()
-            if not await deed(connection):
+            if not await operation(connection):
                 await connection.execute("ROLLBACK")
                 return "conflict"
             if facts and self._log is not None:
                 await self._log.append(facts, connection)
-        except Exception as error:  # noqa: BLE001 - one odd text must not end the task that writes for everybody
-            log.error("the journal refuses to be written", database=self._settings.shown, error=_in_words(error))
+        except Exception as error:  # noqa: BLE001 - one bad write must not end the writer task
+            log.error("cannot write the journal", database=self._settings.shown, error=_error_text(error))
             await self._undo(connection, error)
             return "refused"
         return await self._finish(connection)
@@ -464,16 +471,16 @@ class PostgresJournal:
         try:
             await connection.execute("COMMIT")
         except FAILED as error:
-            # Whether it came that far, only the database itself can tell.
-            log.error("the journal may not have been written", database=self._settings.shown, error=_in_words(error))
+            # Only the database can tell whether a failed commit was written.
+            log.error("the journal may not have been written", database=self._settings.shown, error=_error_text(error))
             self._lose(connection)
             return "unknown"
         if self._log is not None:
-            self._log.kept()
+            self._log.committed()
         return "kept"
 
     async def _undo(self, connection: Connection, error: Exception) -> None:
-        """Have a connection ready for the next transaction, or no more."""
+        """Roll back, or drop the connection if it is unusable."""
         if isinstance(error, USELESS):
             self._lose(connection)
             return
@@ -482,18 +489,11 @@ class PostgresJournal:
         except FAILED:
             self._lose(connection)
 
-    def _tell_the_rest(self) -> None:
-        """Nobody writes any more: tell those who were waiting, and those whose write was cut short."""
-        works, self._in_hand = self._in_hand, ()
-        notify_all((work.done, "unknown") for work in works)
-        waiting, self._waiting = self._waiting, deque()
-        notify_all((work.done, "refused") for work in waiting)
-
     # -- reading -----------------------------------------------------------------------------------------------------
 
     async def read(self, kind: str, owner: str, id: str) -> Document | None:
         """See `core.ports.Journal`."""
-        found = _some(await self._ask(READ, kind, _bytes(owner), _bytes(id)))
+        found = _some(await self._read(READ, kind, _bytes(owner), _bytes(id)))
         return found[0] if found else None
 
     async def page(
@@ -509,11 +509,11 @@ class PostgresJournal:
     ) -> Page:
         """See `core.ports.Journal`."""
         at, id = parse_page_token(token) if token else (float("inf"), "")
-        narrowed = _narrowed(group, states)
+        narrowed = _filter(group, states)
         values = (kind, _bytes(owner), after, _bytes(group), list(states))
-        total = (await self._ask(COUNT.format(narrowed=narrowed), *values))[0][0]
+        total = (await self._read(COUNT.format(narrowed=narrowed), *values))[0][0]
         asked = (*values, at, _bytes(id), limit + 1, journal_base.PAGE_BYTES)
-        rows = await self._ask(PAGE.format(narrowed=narrowed), *asked)
+        rows = await self._read(PAGE.format(narrowed=narrowed), *asked)
         found = _some(rows[:limit])
         return Page(tuple(found), total, page_token(found[-1]) if len(rows) > len(found) else "")
 
@@ -522,23 +522,23 @@ class PostgresJournal:
     ) -> list[Document]:
         """See `core.ports.Journal`."""
         place = (float("-inf"), b"", b"") if after is None else (after.at, _bytes(after.owner), _bytes(after.id))
-        return _some(await self._ask(ALL_IN, kind, list(states), *place, limit, journal_base.PAGE_BYTES))
+        return _some(await self._read(ALL_IN, kind, list(states), *place, limit, journal_base.PAGE_BYTES))
 
     async def latest(self, kind: str, owner: str, limit: int) -> list[JournalEntry]:
         """See `core.ports.Journal`."""
-        rows = await self._ask(LATEST, kind, _bytes(owner), limit)
+        rows = await self._read(LATEST, kind, _bytes(owner), limit)
         return [JournalEntry(kind, owner, at, msgspec.Raw(content)) for at, content in reversed(rows)]
 
-    async def _ask(self, text: str, *values: object) -> Sequence[Any]:
-        """Read, and give up on a database that does not answer: also whoever waits for a connection does."""
+    async def _read(self, text: str, *values: object) -> Sequence[Any]:
+        """Read, with a timeout that includes the wait for a connection."""
         try:
             async with asyncio.timeout(COMMAND_SECONDS):
                 return await self._fetch(text, *values)
         except FAILED as error:
-            raise OSError(f"the journal cannot be read: {_in_words(error)}") from error
+            raise OSError(f"the journal cannot be read: {_error_text(error)}") from error
 
     async def _fetch(self, text: str, *values: object) -> Sequence[Any]:
-        """Read, if need be from a database that has just come back."""
+        """Read; retry while the database is lost."""
         give_up = self._loop.time() + PATIENCE_SECONDS
         while True:
             try:
@@ -553,7 +553,7 @@ class PostgresJournal:
             try:
                 rows: Sequence[Any] = await connection.fetch(text, *values)
             except (TimeoutError, asyncio.CancelledError):
-                connection.terminate()  # else it is waited for until the database has heard that nobody waits
+                connection.terminate()  # else closing it waits for the database to cancel the query
                 raise
             return rows
 
@@ -562,10 +562,10 @@ class PostgresJournal:
 
 
 async def _prepare(connection: Connection, schema: str) -> None:
-    """Take the lock for as long as the connection lasts, then bring the tables up to date."""
+    """Take the lock for the lifetime of the connection, then migrate the tables."""
     key = int.from_bytes(hashlib.blake2b(f"isthmus {schema}".encode(), digest_size=8).digest(), signed=True)
     if not await connection.fetchval("SELECT pg_try_advisory_lock($1)", key):
-        raise StateInUse(f'another hub is using schema "{schema}"; give this one its own by ?schema=NAME in its url')
+        raise StateInUse(f'another hub is using schema "{schema}": give this one its own with ?schema=NAME in its url')
     if await connection.fetchval("SHOW synchronous_commit") == "off":
         await connection.execute("SET synchronous_commit = on")
     async with connection.transaction():
@@ -573,28 +573,22 @@ async def _prepare(connection: Connection, schema: str) -> None:
 
 
 async def _build(connection: Connection, schema: str) -> None:
-    # Asked first: to make what is there already takes a right that not everybody has.
+    # Checked first: CREATE needs a right that the user may not have.
     if not await connection.fetchval("SELECT count(*) FROM pg_namespace WHERE nspname = $1", schema):
         await connection.execute(f'CREATE SCHEMA "{schema}"')
     if await connection.fetchval("SELECT to_regclass('about')") is None:
         await connection.execute("CREATE TABLE about (version integer NOT NULL); INSERT INTO about VALUES (0)")
     version = await connection.fetchval("SELECT version FROM about")
     if version > len(STEPS):
-        raise StateUnusable(f"the tables are of version {version}, made by a newer hub; this one knows {len(STEPS)}")
+        raise StateUnusable(f"the tables have version {version} of a newer hub; this hub supports up to {len(STEPS)}")
     if version < len(STEPS):
         for step in STEPS[version:]:
             await connection.execute(step)
         await connection.execute("UPDATE about SET version = $1", len(STEPS))
 
 
-async def _keep_answer(ask: Callable[[Connection], Awaitable[_T]], answers: list[_T], connection: Connection) -> bool:
-    """A deed that has an answer."""
-    answers.append(await ask(connection))
-    return True
-
-
 async def _put(documents: Sequence[Document], connection: Connection) -> bool:
-    """Write documents that all have other keys; False if one of them could not take the place that it was meant for."""
+    """Write documents with distinct keys; False on a version conflict."""
     new = [_row(each) for each in documents if each.version == 1 and each.body is not None]
     changed = [_row(each) for each in documents if each.version != 1 and each.body is not None]
     gone = [_row(each)[:4] for each in documents if each.body is None]
@@ -612,17 +606,10 @@ async def _add(entries: Sequence[JournalEntry], connection: Connection) -> bool:
     return True
 
 
-async def _try(connection: Connection) -> bool:
-    """Write something that leaves nothing behind."""
+async def _test_write(connection: Connection) -> bool:
+    """Write something and delete it."""
     await _add([JournalEntry("probe", "", 0.0, msgspec.Raw(bytes(PROBE_BYTES)))], connection)
     await connection.execute("DELETE FROM entries WHERE kind = 'probe'")
-    return True
-
-
-async def _prune(
-    kind: str, states: Sequence[str], before: float, limit: int, counts: list[int], connection: Connection
-) -> bool:
-    counts.append(await _count(connection, PRUNE, kind, states, before, limit))
     return True
 
 
@@ -639,7 +626,7 @@ async def _trim(
 
 
 async def _count(connection: Connection, text: str, *values: object) -> int:
-    """Run a statement and return how many rows it wrote."""
+    """Execute a statement and return the number of rows."""
     status: str = await connection.execute(text, *values)
     return int(status.rpartition(" ")[2])
 
@@ -651,21 +638,21 @@ async def _close(connection: Connection) -> None:
         connection.terminate()
 
 
-async def _leave(_: Connection) -> None:
-    """Nothing that reads leaves anything behind on its connection."""
+async def _keep_state(_: Connection) -> None:
+    """Reads leave no state on a connection, so nothing is reset."""
 
 
 def _may_come_back(error: Exception) -> bool:
-    """Whether it is worth trying again; a `ValueError` is what asyncpg calls something that it was asked wrongly."""
+    """Whether a retry makes sense; asyncpg raises `ValueError` for wrong arguments."""
     return isinstance(error, (*AWAY, StateInUse)) and not isinstance(error, ValueError)
 
 
-def _said(settings: StorageSettings) -> dict[str, str]:
+def _server_settings(settings: StorageSettings) -> dict[str, str]:
     return {"application_name": "isthmus", "search_path": settings.schema, **LIVELY}
 
 
-def _narrowed(group: str, states: Collection[str]) -> str:
-    """What a list asks for; a condition that is none is left out, since the index answers only to what is asked."""
+def _filter(group: str, states: Collection[str]) -> str:
+    """The WHERE clause of a list; absent conditions are left out, so that the index can be used."""
     in_group = '"group" = $4' if group else "$4::bytea IS NOT NULL"
     in_states = "state = ANY($5::text[])" if states else "$5::text[] IS NOT NULL"
     return f"kind = $1 AND owner = $2 AND at > $3 AND {in_group} AND {in_states}"
@@ -677,7 +664,7 @@ def _row(document: Document) -> tuple[object, ...]:
 
 
 def _some(rows: Sequence[Any]) -> list[Document]:
-    """Those that go on the page."""
+    """The documents of the page."""
     return [_document(*row) for row in rows if row["body"] is not None]
 
 
@@ -695,5 +682,5 @@ def _text(data: bytes) -> str:
     return data.decode(errors="surrogatepass")
 
 
-def _in_words(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return str(error) or type(error).__name__

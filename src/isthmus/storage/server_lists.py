@@ -1,7 +1,7 @@
-"""What servers listed when they were last there, one small file each below the state folder.
+"""The last tool lists of servers, one small file each in the state folder.
 
-A file is replaced whole and is never needed: one that cannot be read or written costs a warning. `app` opens the
-folder; `upstream.list_cache` says what is in the files.
+Files are replaced as a whole and never required: an unreadable or unwritable one costs a warning. `app` opens the
+folder; `upstream` defines the contents.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ log = structlog.get_logger(__name__)
 FOLDER: Final = "lists"
 
 BYTES_MAX: Final = 2 * 1024 * 1024
-"""A longer list is not kept: reading it would delay the start."""
+"""Longer lists are not stored: reading them would delay the start."""
 
 FILES_MAX: Final = 1000
-"""With more files the oldest are deleted: those of entries that were removed or edited."""
+"""Beyond it the oldest files are deleted; they belong to removed or edited entries."""
 
 
 class ServerListFiles:
-    """The folder. One thread reads and writes, so that a slow disk holds up nobody."""
+    """The folder of the lists. One thread reads and writes, so a slow disk does not block the loop."""
 
     def __init__(self, state: Path) -> None:
         self._folder = state / FOLDER
@@ -37,22 +37,22 @@ class ServerListFiles:
         self._has_warned = False
 
     async def read(self, key: str) -> bytes | None:
-        """What was written under this key; None if there is nothing, or nothing that can be read."""
+        """Read the file of a key; None if it is missing or unreadable."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._worker, self._read, key)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            log.warning("what a server listed last cannot be read", file=f"{FOLDER}/{key}.json", reason=str(error))
+            log.warning("cannot read the stored list of a server", file=f"{FOLDER}/{key}.json", reason=str(error))
             return None
 
     def write(self, key: str, body: bytes) -> None:
-        """Keep this under the key, soon."""
-        with suppress(RuntimeError):  # the hub is closing, and somebody listed something at the last moment
+        """Write the file of a key soon."""
+        with suppress(RuntimeError):  # a list came while the hub is closing
             self._worker.submit(self._write, key, body)
 
     async def aclose(self) -> None:
-        """Write what is waiting."""
+        """Finish all writes."""
         await asyncio.get_running_loop().run_in_executor(None, self._worker.shutdown)
 
     # In the thread.
@@ -65,7 +65,7 @@ class ServerListFiles:
         with open(os.open(self._path(key), flags), "rb") as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode) or found.st_size > BYTES_MAX:
-                raise ValueError(f"it is no file of at most {BYTES_MAX} bytes")
+                raise ValueError(f"it is not a regular file of at most {BYTES_MAX} bytes")
             return file.read(BYTES_MAX)
 
     def _write(self, key: str, body: bytes) -> None:
@@ -79,15 +79,12 @@ class ServerListFiles:
             except BaseException:
                 draft.unlink(missing_ok=True)
                 raise
-            self._delete_oldest()
+            with os.scandir(self._folder) as entries:
+                files = [entry for entry in entries if entry.is_file(follow_symlinks=False)]
+            if len(files) > FILES_MAX:
+                for entry in sorted(files, key=lambda each: each.stat().st_mtime)[: len(files) - FILES_MAX]:
+                    Path(entry.path).unlink(missing_ok=True)
         except OSError as error:
             if not self._has_warned:
-                log.warning("what servers list cannot be kept for the next start", reason=str(error))
+                log.warning("cannot store the lists of servers for the next start", reason=str(error))
             self._has_warned = True
-
-    def _delete_oldest(self) -> None:
-        with os.scandir(self._folder) as entries:
-            files = [entry for entry in entries if entry.is_file(follow_symlinks=False)]
-        if len(files) > FILES_MAX:
-            for entry in sorted(files, key=lambda each: each.stat().st_mtime)[: len(files) - FILES_MAX]:
-                Path(entry.path).unlink(missing_ok=True)

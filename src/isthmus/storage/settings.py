@@ -1,7 +1,4 @@
-"""What an operator can say of where things are kept; `config` fills it from `[storage]`.
-
-A message about the address never quotes it: it may hold a password.
-"""
+"""The `[storage]` settings: the address of the database. Messages never quote it, since it may hold a password."""
 
 from __future__ import annotations
 
@@ -12,20 +9,20 @@ from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 
 SCHEMES = ("postgresql", "postgres")
 SCHEMA = "isthmus"
-"""Where the tables are unless the address says otherwise: an own place, since they share the database with others'."""
+"""The default schema: separate, since the database may have other users."""
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _SHOWN = ("host", "port", "user", "dbname", "database", "schema", "sslmode")
-"""The parameters that are no secrets; whatever else an address has is not shown."""
+"""Parameters that may be displayed; all others are hidden."""
 
 
 @dataclass(frozen=True, slots=True)
 class StorageSettings:
-    """The database that the journal is in; without one it is a file in the folder that `[hub] state` names."""
+    """The database of the journal; without one the journal is a file in the `[hub] state` folder."""
 
     url: str | None = field(default=None, repr=False)
     is_foreign: bool = False
-    """Whether an extension knows what the address means, and nobody else does."""
+    """Whether the address is for an extension, which alone understands it."""
 
     def __post_init__(self) -> None:
         if self.url is None or self.is_foreign:
@@ -34,65 +31,65 @@ class StorageSettings:
             found = repr(self._parts.scheme[:20]) if "://" in self.url else "another word"
             raise ValueError(f"url must start with postgresql://, not {found}")
         if "@" in self._parts.path + self._parts.query or self._parts.fragment:
-            # Else what follows a slash in a password would be shown as the name of the database.
-            raise ValueError("url must have @, /, ? and # of a password as %40, %2F, %3F and %23, not as they are")
+            # Else the part of a password after a slash would be displayed as the database name.
+            raise ValueError("url must have @, /, ? and # of a password as %40, %2F, %3F and %23")
         if _NAME.fullmatch(self.schema) is None:
             raise ValueError(f"url must have a schema of small letters, digits and _, not {self.schema!r}")
 
     @property
     def _parts(self) -> SplitResult:
-        # urlsplit would quietly drop tabs and newlines, so that what is checked were not what is dialled.
+        # urlsplit drops tabs and newlines, so the checked address would differ from the used one.
         if self.url is None or any(character.isspace() or ord(character) < 32 for character in self.url):
-            raise ValueError("url must be an address without spaces, not one with them")
+            raise ValueError("url must be an address without spaces")
         try:
             return urlsplit(self.url)
         except ValueError:
-            raise ValueError("url must be an address, not a text that cannot be split") from None
+            raise ValueError("url must be a valid address") from None
 
     @property
     def scheme(self) -> str:
-        """What the address begins with."""
+        """The scheme of the address."""
         return (self.url or "").partition(":")[0]
 
     @property
     def schema(self) -> str:
-        """The schema that the tables are in."""
+        """The schema of the tables."""
         return dict(parse_qsl(self._parts.query)).get("schema", SCHEMA)
 
     @property
-    def dialled(self) -> tuple[str, ...]:
-        """The address of each of its servers, without what is only said to us."""
-        asked = [(key, value) for key, value in parse_qsl(self._parts.query) if key != "schema"]
+    def server_urls(self) -> tuple[str, ...]:
+        """The address of each server, without our own parameters."""
+        params = [(key, value) for key, value in parse_qsl(self._parts.query) if key != "schema"]
         user, at, hosts = self._parts.netloc.rpartition("@")
         if hosts:
-            return tuple(_written(self._parts, user + at + host, asked) for host in hosts.split(","))
-        return tuple(_written(self._parts, user + at, each) for each in _for_each_host(asked))
+            return tuple(_format_url(self._parts, user + at + host, params) for host in hosts.split(","))
+        return tuple(_format_url(self._parts, user + at, each) for each in _per_host(params))
 
     @property
     def shown(self) -> str | None:
-        """The address as anybody may see it."""
+        """The address without secrets, for display."""
         if self.url is None:
             return None
         if self.is_foreign:
             return f"{self.scheme}:***"
         user, at, host = self._parts.netloc.rpartition("@")
         name, colon, _ = user.partition(":")
-        who = f"{name}{colon and ':***'}{at}"
-        asked = parse_qsl(self._parts.query)
-        return _written(self._parts, who + host, [(key, value) for key, value in asked if key in _SHOWN])
+        user_info = f"{name}{colon and ':***'}{at}"
+        params = parse_qsl(self._parts.query)
+        return _format_url(self._parts, user_info + host, [(key, value) for key, value in params if key in _SHOWN])
 
 
-def _for_each_host(asked: Sequence[tuple[str, str]]) -> list[list[tuple[str, str]]]:
-    """The parameters, once for each host of theirs; if they have not as many ports, as they are."""
-    hosts = dict(asked).get("host", "").split(",")
-    ports = dict(asked).get("port", "").split(",")
+def _per_host(params: Sequence[tuple[str, str]]) -> list[list[tuple[str, str]]]:
+    """The parameters, once per host; unchanged if the number of ports does not match."""
+    hosts = dict(params).get("host", "").split(",")
+    ports = dict(params).get("port", "").split(",")
     if len(ports) not in (1, len(hosts)):
-        return [list(asked)]
+        return [list(params)]
     pairs = zip(hosts, ports if len(ports) > 1 else ports * len(hosts), strict=True)
-    return [[(key, {"host": host, "port": port}.get(key, value)) for key, value in asked] for host, port in pairs]
+    return [[(key, {"host": host, "port": port}.get(key, value)) for key, value in params] for host, port in pairs]
 
 
-def _written(parts: SplitResult, place: str, query: Sequence[tuple[str, str]]) -> str:
-    # By hand: `geturl` leaves the slashes of an address without a host away.
-    asked = f"?{urlencode(query, safe='/')}" if query else ""
-    return f"{parts.scheme}://{place}{parts.path}{asked}"
+def _format_url(parts: SplitResult, location: str, query: Sequence[tuple[str, str]]) -> str:
+    # Not `geturl`: it drops the slashes of an address without a host.
+    params = f"?{urlencode(query, safe='/')}" if query else ""
+    return f"{parts.scheme}://{location}{parts.path}{params}"

@@ -1,7 +1,7 @@
-"""A journal in a file, by SQLite: what it calls kept survives the end of the process, and of the machine's power.
+"""A journal in an SQLite file. A confirmed write survives a crash of the process and a power loss.
 
-One thread writes. It takes all that has come meanwhile, writes it in one transaction and tells the loop once, so that
-many writers share the cost of a sync. Another thread reads. `app` opens it and closes it.
+One thread writes: it takes all pending writes, commits them in one transaction and reports the results to the loop
+once, so many writers share the cost of a sync. Another thread reads. `app` opens and closes the journal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import structlog
 from isthmus.core.audit import AuditRow, Fact, LogState
 from isthmus.core.ports import (
     DOCUMENT_BYTES,
-    AuditSigner,
+    AuditNotary,
     Document,
     JournalEntry,
     OnWritten,
@@ -52,17 +52,17 @@ FILE = "journal.db"
 LOCK = "journal.lock"
 
 BATCH_MAX = 512
-"""Writes in one transaction; more would make the first of them wait for the last."""
+"""Writes per transaction; in a larger one the first write would wait for the last."""
 
 BUSY_SECONDS = 5.0
-"""How long another program's look into the file may hold up a write."""
+"""How long a write waits for another program that reads the file."""
 
 ENTRIES_KEPT = 1_000
-"""Entries kept of one kind and owner; the oldest go first."""
+"""Entries per kind and owner; beyond it the oldest are deleted."""
 
-# Not WITHOUT ROWID: what is written together lies together, where ids that are mere chance would scatter it over the
-# file. That halves what a write costs. A list is narrowed by its index alone: to look up every document of an owner
-# for it takes twelve times as long.
+# Not WITHOUT ROWID: rows that are written together are stored together; by random ids they would be scattered over the
+# file. That halves the cost of a write. The index covers a list's filters: reading every document of an owner instead
+# takes twelve times as long.
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS documents (
     kind TEXT NOT NULL, owner TEXT NOT NULL, id TEXT NOT NULL, version INTEGER NOT NULL, at REAL NOT NULL,
@@ -94,7 +94,7 @@ DELETE FROM entries WHERE kind = :kind AND owner = :owner AND number <= (
 """
 COLUMNS = 'kind, owner, id, version, at, body, "group", state'
 ONE = f"SELECT {COLUMNS} FROM documents WHERE rowid = ?"  # noqa: S608 - our own words
-# Whoever changed the file may have left anything there: SQLite keeps a text in the place of bytes.
+# A changed file may hold anything: SQLite accepts text in a BLOB column.
 LOG_ROWS = """
 SELECT number, CAST(at AS REAL), CAST(content AS BLOB), CAST(digest AS BLOB) FROM audit
 WHERE number > ? ORDER BY number LIMIT ?
@@ -105,7 +105,7 @@ DELETE FROM documents WHERE (kind, owner, id) IN (
     SELECT kind, owner, id FROM documents WHERE kind = ? AND state IN ({}) AND at < ? ORDER BY at LIMIT ?)
 """
 
-# By the plus both go by the index of the owner's own, and not by that of all owners' states.
+# The plus makes both use the index by owner, and not that by state.
 WEIGH = """
 SELECT kind, state, sum(length(body) + ?) FROM documents WHERE kind = ? AND owner = ? GROUP BY +state
 """
@@ -116,20 +116,20 @@ ORDER BY at, id LIMIT ?
 
 _T = TypeVar("_T")
 SqliteOperation: TypeAlias = Callable[[sqlite3.Connection], bool]
-"""Writes what belongs together; False if another one came before it."""
+"""Makes one write in a transaction; False on a version conflict."""
 
 
 class SqliteWrite(NamedTuple):
-    """Documents and facts that belong together, or another deed."""
+    """One write: documents and audit facts, or another operation."""
 
     done: OnWritten
-    deed: SqliteOperation
+    operation: SqliteOperation
     documents: Sequence[Document] = ()
     facts: Sequence[Fact] = ()
 
 
 class SqliteJournal:
-    """See `core.ports.Journal`. Made on the event loop that hears the verdicts."""
+    """See `core.ports.Journal`. Made on the event loop that gets the results."""
 
     def __init__(self, folder: Path) -> None:
         """Raises `StateInUse`, or `OSError` or `sqlite3.Error` if the file cannot be opened."""
@@ -139,19 +139,19 @@ class SqliteJournal:
         self._loop = asyncio.get_running_loop()
         self._is_closed = False
         self._log: SqliteAuditWriter | None = None
-        self._probe = WriteProbe(lambda done: self._take(SqliteWrite(done, _try)))
+        self._probe = WriteProbe(lambda done: self._enqueue(SqliteWrite(done, _test_write)))
         self._queue: SimpleQueue[list[SqliteWrite] | None] = SimpleQueue()
-        self._gathering: WriteBatcher[SqliteWrite] = WriteBatcher(self._queue.put, BATCH_MAX)
+        self._batcher: WriteBatcher[SqliteWrite] = WriteBatcher(self._queue.put, BATCH_MAX)
         with ExitStack() as opened:
             opened.callback(self._lock.close)
-            self._path.touch(mode=0o600)  # what callers say and are told is for nobody else; its side files follow it
-            self._written = _open(self._path)
-            opened.callback(self._written.close)
-            self._written.executescript(SCHEMA + audit_sqlite.SCHEMA)
-            self._reading = _open(self._path)
+            self._path.touch(mode=0o600)  # private to the hub's user; SQLite's side files get the same mode
+            self._write_connection = _open(self._path)
+            opened.callback(self._write_connection.close)
+            self._write_connection.executescript(SCHEMA + audit_sqlite.SCHEMA)
+            self._read_connection = _open(self._path)
             opened.pop_all()
         self._reader = ThreadPoolExecutor(1, "journal reader")
-        self._writer = threading.Thread(target=self._write_on, name="journal writer", daemon=True)
+        self._writer = threading.Thread(target=self._run_writer, name="journal writer", daemon=True)
         self._writer.start()
 
     @property
@@ -163,200 +163,214 @@ class SqliteJournal:
 
     def write(self, documents: Sequence[Document], done: OnWritten, facts: Sequence[Fact] = ()) -> None:
         """See `core.ports.Journal`."""
-        self._take(SqliteWrite(done, partial(_put, documents), documents, facts))
+        self._enqueue(SqliteWrite(done, partial(_put, documents), documents, facts))
 
     async def commit(self, entries: Sequence[JournalEntry]) -> None:
         """See `core.ports.Journal`."""
-        await self._done(partial(_add, entries))
+        await self._perform(partial(_add, entries))
 
     async def prune(self, kind: str, states: Collection[str], *, before: float, limit: int) -> int:
         """See `core.ports.Journal`."""
-        counts: list[int] = []
-        await self._done(partial(_prune, kind, tuple(states), before, limit, counts))
-        return counts[-1]
+        return await self._query_writer(
+            lambda connection: connection.execute(PRUNE.format(_marks(states)), (kind, *states, before, limit)).rowcount
+        )
 
     async def weigh(self, kinds: Collection[str], owner: str) -> Mapping[tuple[str, str], int]:
         """See `core.ports.Journal`."""
-        return await self._answered(partial(_weigh, tuple(kinds), owner))
+
+        def weigh(connection: sqlite3.Connection) -> dict[tuple[str, str], int]:
+            rows = [row for kind in kinds for row in connection.execute(WEIGH, (DOCUMENT_BYTES, kind, owner))]
+            return {(kind, state): size for kind, state, size in rows}
+
+        return await self._query_writer(weigh)
 
     async def trim(self, kind: str, owner: str, states: Collection[str], *, bytes: int, limit: int) -> TrimResult:
         """See `core.ports.Journal`."""
-        return await self._answered(partial(_trim, kind, owner, tuple(states), bytes, limit))
+        return await self._query_writer(partial(_trim, kind, owner, tuple(states), bytes, limit))
 
-    async def open_log(self, notary: AuditSigner) -> LogState:
+    async def open_log(self, notary: AuditNotary) -> LogState:
         """See `core.ports.AuditJournal`."""
         writer = SqliteAuditWriter(notary)
-        server_status = await self._answered(writer.find)
+        standing = await self._query_writer(writer.find)
         self._log = writer
-        return server_status
+        return standing
 
     async def prune_log(self, *, before: float, limit: int) -> int:
         """See `core.ports.AuditJournal`."""
         assert self._log is not None, "the log is opened first"
-        return await self._answered(partial(self._log.prune, before, limit))
+        return await self._query_writer(partial(self._log.prune, before, limit))
 
     async def log_rows(self, *, after: int, limit: int) -> Sequence[AuditRow]:
         """See `core.ports.ReadableAuditJournal`."""
-        rows = await self._run(lambda: self._reading.execute(LOG_ROWS, (after, limit)).fetchall())
+        rows = await self._run(lambda: self._read_connection.execute(LOG_ROWS, (after, limit)).fetchall())
         return [AuditRow(*row) for row in rows]
 
-    async def _answered(self, ask: Callable[[sqlite3.Connection], _T]) -> _T:
-        answers: list[_T] = []
-        await self._done(partial(_keep_answer, ask, answers))
-        return answers[-1]
+    async def _query_writer(self, query: Callable[[sqlite3.Connection], _T]) -> _T:
+        """Run a query within a transaction of the writer and return its result."""
+        results: list[_T] = []
 
-    async def _done(self, deed: SqliteOperation) -> None:
-        kept: asyncio.Future[WriteResult] = self._loop.create_future()
-        self._take(SqliteWrite(partial(set_result_once, kept), deed))
-        if (verdict := await kept) != "kept":
-            raise OSError(f"the journal could not be written: {verdict}")
+        def operation(connection: sqlite3.Connection) -> bool:
+            results.append(query(connection))
+            return True
 
-    def _take(self, work: SqliteWrite) -> None:
+        await self._perform(operation)
+        return results[-1]
+
+    async def _perform(self, operation: SqliteOperation) -> None:
+        written: asyncio.Future[WriteResult] = self._loop.create_future()
+        self._enqueue(SqliteWrite(partial(set_result_once, written), operation))
+        if (result := await written) != "kept":
+            raise OSError(f"the journal could not be written: {result}")
+
+    def _enqueue(self, work: SqliteWrite) -> None:
         if self._is_closed:
             self._loop.call_soon(work.done, "refused")
             return
-        self._gathering.add(work)
+        self._batcher.add(work)
 
     async def aclose(self) -> None:
-        """Write what is waiting, and let the file go; what comes later is refused."""
+        """Write what is pending and close the file; later writes are refused."""
         self._is_closed = True
-        self._gathering.flush()
+        self._batcher.flush()
         self._queue.put(None)
         try:
             await self._loop.run_in_executor(None, self._writer.join)
-        except RuntimeError:  # a program that ends may begin no thread any more
+        except RuntimeError:  # a program that ends cannot start threads
             self._writer.join()
         self._reader.shutdown()
-        self._reading.close()
-        self._written.close()
+        self._read_connection.close()
+        self._write_connection.close()
         self._lock.close()
 
     # -- writing, on the writer's thread -----------------------------------------------------------------------------
 
-    def _write_on(self) -> None:
+    def _run_writer(self) -> None:
         while (works := self._queue.get()) is not None:
             is_last = False
             while len(works) < BATCH_MAX and not is_last and not self._queue.empty():
                 more = self._queue.get()
                 is_last = more is None
                 works = works + (more or [])
-            self._tell(works, self._write_batch(works))
+            self._report(works, self._write_batch(works))
             if is_last:
                 return
 
     def _write_batch(self, works: Sequence[SqliteWrite]) -> list[WriteResult]:
-        """Write all in one transaction; if none of it could be, each alone, so that only those fail that must."""
-        verdicts = self._transact(works)
-        if verdicts is not None:
-            return verdicts
+        """Write all in one transaction; if that fails, each alone, so that one bad write fails alone."""
+        results = self._transact(works)
+        if results is not None:
+            return results
         return ["refused"] if len(works) == 1 else [self._write_batch([work])[0] for work in works]
 
     def _transact(self, works: Sequence[SqliteWrite]) -> list[WriteResult] | None:
-        """What became of each; None if the transaction was refused."""
-        if self._log is not None and (records := _records_alone(works)):
-            return self._append(records, len(works), self._log)
+        """The result of each write; None if the transaction was refused."""
+        if self._log is not None and all(work.facts and not work.documents for work in works):
+            records = [fact for work in works for fact in work.facts]
+            if len(records) <= AT_ONCE_MAX:
+                return self._append(records, len(works), self._log)
         try:
             self._begin()
             if self._write_together(works):
-                verdicts: list[WriteResult] = ["kept"] * len(works)
+                results: list[WriteResult] = ["kept"] * len(works)
             else:
-                self._written.execute("ROLLBACK")
+                self._write_connection.execute("ROLLBACK")
                 self._begin()
-                verdicts = [self._write_one(work) for work in works]
+                results = [self._write_one(work) for work in works]
         except sqlite3.Error as error:
-            log.error("the journal refuses to be written", path=str(self._path), error=str(error))
+            log.error("cannot write the journal", path=str(self._path), error=str(error))
             self._reopen()
             return None
         try:
-            self._written.execute("COMMIT")
+            self._write_connection.execute("COMMIT")
         except sqlite3.Error as error:
-            # What a failed commit left behind, only the file itself can tell.
+            # Only the file can tell whether a failed commit was written.
             log.error("the journal may not have been written", path=str(self._path), error=str(error))
             self._reopen()
             return ["unknown"] * len(works)
         if self._log is not None:
-            self._log.kept()
-        return verdicts
+            self._log.committed()
+        return results
 
     def _append(self, records: Sequence[Fact], count: int, writer: SqliteAuditWriter) -> list[WriteResult] | None:
-        """Write records and nothing else, in one statement, which is a transaction by itself."""
+        """Write audit records alone, in one statement, which is its own transaction."""
         try:
-            writer.begin(self._written)
-            writer.append(self._written, records)
-        except Exception as error:  # noqa: BLE001 - each comes again by itself: only those are refused that must be
-            log.error("the journal refuses to be written", path=str(self._path), error=str(error))
+            writer.begin(self._write_connection)
+            writer.append(self._write_connection, records)
+        except Exception as error:  # noqa: BLE001 - each write is tried again alone
+            log.error("cannot write the journal", path=str(self._path), error=str(error))
             self._reopen()
             return None
-        writer.kept()
+        writer.committed()
         return ["kept"] * count
 
     def _begin(self) -> None:
-        self._written.execute("BEGIN IMMEDIATE")
+        self._write_connection.execute("BEGIN IMMEDIATE")
         if self._log is not None:
-            self._log.begin(self._written)
+            self._log.begin(self._write_connection)
 
     def _write_together(self, works: Sequence[SqliteWrite]) -> bool:
-        """Write all without a savepoint for each; False if something does not go, which leaves nobody knows what."""
+        """Write all without savepoints; False if one fails, which leaves the transaction in an unknown state."""
         documents = [document for work in works for document in work.documents]
         keys = {(document.kind, document.owner, document.id) for document in documents}
         if len(keys) < len(documents) or not all(work.documents or work.facts for work in works):
             return False
         try:
-            return _put(documents, self._written) and self._note([fact for work in works for fact in work.facts])
-        except Exception:  # it will come again, with the work that it belongs to
-            if not self._written.in_transaction:
+            facts = [fact for work in works for fact in work.facts]
+            return _put(documents, self._write_connection) and self._append_facts(facts)
+        except Exception:  # each write is tried again alone
+            if not self._write_connection.in_transaction:
                 raise
             return False
 
-    def _note(self, facts: Sequence[Fact]) -> bool:
-        """Write the log's next records."""
+    def _append_facts(self, facts: Sequence[Fact]) -> bool:
+        """Append audit records."""
         if facts and self._log is not None:
-            self._log.append(self._written, facts)
+            self._log.append(self._write_connection, facts)
         return True
 
     def _write_one(self, work: SqliteWrite) -> WriteResult:
-        """Write what belongs together; whatever goes wrong undoes it, and only it."""
-        self._written.execute("SAVEPOINT one")
+        """Make one write; a failure rolls back this write only."""
+        self._write_connection.execute("SAVEPOINT one")
         head = None if self._log is None else self._log.head
-        verdict: WriteResult
+        result: WriteResult
         try:
-            verdict = "kept" if work.deed(self._written) and self._note(work.facts) else "conflict"
-        except Exception as error:  # one caller's odd text must not end the thread that writes for everybody
-            if not self._written.in_transaction:
-                raise  # SQLite gave up all of it, for want of room perhaps
-            log.error("something could not be written", path=str(self._path), error=str(error))
-            verdict = "refused"
-        if verdict != "kept":
-            self._written.execute("ROLLBACK TO one")
+            result = "kept" if work.operation(self._write_connection) and self._append_facts(work.facts) else "conflict"
+        except Exception as error:  # one bad write must not end the writer thread
+            if not self._write_connection.in_transaction:
+                raise  # SQLite rolled the whole transaction back, for example on a full disk
+            log.error("a write failed", path=str(self._path), error=str(error))
+            result = "refused"
+        if result != "kept":
+            self._write_connection.execute("ROLLBACK TO one")
             if self._log is not None and head is not None:
                 self._log.head = head
-        self._written.execute("RELEASE one")
-        return verdict
+        self._write_connection.execute("RELEASE one")
+        return result
 
     def _reopen(self) -> None:
         if self._log is not None:
-            self._log.unknown()
-        self._written.close()
+            self._log.set_unknown()
+        self._write_connection.close()
         try:
-            self._written = _open(self._path)
+            self._write_connection = _open(self._path)
         except sqlite3.Error as error:
-            log.error("the journal cannot be opened again", path=str(self._path), error=str(error))
+            log.error("cannot reopen the journal", path=str(self._path), error=str(error))
 
-    def _tell(self, works: Sequence[SqliteWrite], verdicts: Sequence[WriteResult]) -> None:
+    def _report(self, works: Sequence[SqliteWrite], results: Sequence[WriteResult]) -> None:
         try:
-            told = [(work.done, verdict) for work, verdict in zip(works, verdicts, strict=True)]
-            self._loop.call_soon_threadsafe(notify_all, told)
-            if "refused" in verdicts or "unknown" in verdicts:
-                self._loop.call_soon_threadsafe(self._probe.suspect)
+            reports = [(work.done, result) for work, result in zip(works, results, strict=True)]
+            self._loop.call_soon_threadsafe(notify_all, reports)
+            if "refused" in results or "unknown" in results:
+                self._loop.call_soon_threadsafe(self._probe.probe)
         except RuntimeError:
-            return  # the loop is closed: nobody is left to hear
+            return  # the loop is closed
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
     async def read(self, kind: str, owner: str, id: str) -> Document | None:
         """See `core.ports.Journal`."""
         where = f"SELECT {COLUMNS} FROM documents WHERE kind = ? AND owner = ? AND id = ?"  # noqa: S608 - our own words
-        found = await self._ask(where, (kind, owner, id))
+        found = await self._read_documents(where, (kind, owner, id))
         return found[0] if found else None
 
     async def page(
@@ -377,7 +391,7 @@ class SqliteJournal:
             clauses.append('"group" = ?')
             values.append(group)
         if states:
-            clauses.append(f"+state IN ({_marks(states)})")  # by the plus not by the index of all owners' states
+            clauses.append(f"+state IN ({_marks(states)})")  # the plus avoids the index by state
             values += states
         where = " AND ".join(clauses)
         total = await self._count(where, values)
@@ -385,7 +399,7 @@ class SqliteJournal:
             at, id = parse_page_token(token)
             where += " AND (at, id) < (?, ?)"
             values += [at, id]
-        found, has_more = await self._some(where, "at DESC, id DESC", values, limit)
+        found, has_more = await self._read_page(where, "at DESC, id DESC", values, limit)
         return Page(tuple(found), total, page_token(found[-1]) if has_more else "")
 
     async def all_in(
@@ -397,64 +411,52 @@ class SqliteJournal:
         if after is not None:
             where += " AND (at, owner, id) > (?, ?, ?)"
             values += [after.at, after.owner, after.id]
-        found, _ = await self._some(where, "at, owner, id", values, limit)
+        found, _ = await self._read_page(where, "at, owner, id", values, limit)
         return found
 
     async def latest(self, kind: str, owner: str, limit: int) -> list[JournalEntry]:
         """See `core.ports.Journal`."""
         text = "SELECT kind, owner, at, content FROM entries WHERE kind = ? AND owner = ? ORDER BY number DESC LIMIT ?"
-        rows = await self._run(lambda: self._reading.execute(text, (kind, owner, limit)).fetchall())
+        rows = await self._run(lambda: self._read_connection.execute(text, (kind, owner, limit)).fetchall())
         return [JournalEntry(kind, owner, at, msgspec.Raw(content)) for kind, owner, at, content in reversed(rows)]
 
-    async def _ask(self, text: str, values: Sequence[object]) -> list[Document]:
-        rows = await self._run(lambda: self._reading.execute(text, tuple(values)).fetchall())
+    async def _read_documents(self, text: str, values: Sequence[object]) -> list[Document]:
+        rows = await self._run(lambda: self._read_connection.execute(text, tuple(values)).fetchall())
         return [Document(*row) for row in rows]
 
-    async def _some(self, where: str, order: str, values: Sequence[object], limit: int) -> tuple[list[Document], bool]:
-        """Those that go on one page, and whether there are more."""
+    async def _read_page(
+        self, where: str, order: str, values: Sequence[object], limit: int
+    ) -> tuple[list[Document], bool]:
+        """The documents of one page, and whether there are more."""
         text = f"SELECT rowid, length(body) FROM documents WHERE {where} ORDER BY {order} LIMIT ?"  # noqa: S608
-        return await self._run(partial(self._read_some, text, (*values, limit + 1), limit))
+        return await self._run(partial(self._read_page_now, text, (*values, limit + 1), limit))
 
-    def _read_some(self, text: str, values: Sequence[object], limit: int) -> tuple[list[Document], bool]:
-        """Look up how long they are, and read those that fit, as they all were at one time."""
-        self._reading.execute("BEGIN")
+    def _read_page_now(self, text: str, values: Sequence[object], limit: int) -> tuple[list[Document], bool]:
+        """Read the lengths, then the documents that fit, in one snapshot."""
+        self._read_connection.execute("BEGIN")
         try:
-            found = self._reading.execute(text, values).fetchall()
+            found = self._read_connection.execute(text, values).fetchall()
             count = fitting_count(length for _, length in found[:limit])
-            rows = [self._reading.execute(ONE, (row,)).fetchone() for row, _ in found[:count]]
+            rows = [self._read_connection.execute(ONE, (row,)).fetchone() for row, _ in found[:count]]
         finally:
-            self._reading.execute("ROLLBACK")
+            self._read_connection.execute("ROLLBACK")
         return [Document(*row) for row in rows], len(found) > count
 
     async def _count(self, where: str, values: Sequence[object]) -> int:
         text = f"SELECT count(*) FROM documents WHERE {where}"  # noqa: S608 - our own words, values apart
         held = tuple(values)
-        counted: int = await self._run(lambda: self._reading.execute(text, held).fetchone()[0])
+        counted: int = await self._run(lambda: self._read_connection.execute(text, held).fetchone()[0])
         return counted
 
     async def _run(self, work: Callable[[], _T]) -> _T:
         try:
             return await self._loop.run_in_executor(self._reader, work)
-        except (sqlite3.Error, UnicodeError, RuntimeError) as error:  # the last by a reader that is shut down
+        except (sqlite3.Error, UnicodeError, RuntimeError) as error:  # RuntimeError: the reader is shut down
             raise OSError(f"the journal cannot be read: {error}") from error
 
 
-def _records_alone(works: Sequence[SqliteWrite]) -> list[Fact]:
-    """All records, if nothing else is to be written and one statement can take them."""
-    if not all(work.facts and not work.documents for work in works):
-        return []
-    facts = [fact for work in works for fact in work.facts]
-    return facts if len(facts) <= AT_ONCE_MAX else []
-
-
-def _keep_answer(ask: Callable[[sqlite3.Connection], _T], answers: list[_T], connection: sqlite3.Connection) -> bool:
-    """A deed that has an answer."""
-    answers.append(ask(connection))
-    return True
-
-
 def _put(documents: Sequence[Document], connection: sqlite3.Connection) -> bool:
-    """Write documents, each under a key of its own; False if one could not take the place that it was meant for."""
+    """Write documents with distinct keys; False on a version conflict."""
     kept = [document for document in documents if document.body is not None]
     new = [_row(each) for each in kept if each.version == 1]
     changed = [(*_row(each), each.version - 1) for each in kept if each.version != 1]
@@ -477,24 +479,11 @@ def _add(entries: Sequence[JournalEntry], connection: sqlite3.Connection) -> boo
     return True
 
 
-def _try(connection: sqlite3.Connection) -> bool:
-    """Write something that leaves nothing behind."""
+def _test_write(connection: sqlite3.Connection) -> bool:
+    """Write something and delete it."""
     added = connection.execute(ADD, ("probe", "", 0.0, bytes(PROBE_BYTES)))
     connection.execute("DELETE FROM entries WHERE number = ?", (added.lastrowid,))
     return True
-
-
-def _prune(
-    kind: str, states: Sequence[str], before: float, limit: int, counts: list[int], connection: sqlite3.Connection
-) -> bool:
-    found = connection.execute(PRUNE.format(_marks(states)), (kind, *states, before, limit))
-    counts.append(found.rowcount)
-    return True
-
-
-def _weigh(kinds: Sequence[str], owner: str, connection: sqlite3.Connection) -> dict[tuple[str, str], int]:
-    rows = [row for kind in kinds for row in connection.execute(WEIGH, (DOCUMENT_BYTES, kind, owner))]
-    return {(kind, state): size for kind, state, size in rows}
 
 
 def _trim(
@@ -530,10 +519,10 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _lock(path: Path) -> IO[bytes]:
-    """Hold the folder until the file is closed; the system lets go of it with the process."""
+    """Lock the folder until the file is closed; the system releases it when the process ends."""
     held = path.open("ab")
-    with suppress(PermissionError):  # it is another's, who is using it then
-        path.chmod(0o600)  # whoever can open it can hold it, and so keep every hub from starting
+    with suppress(PermissionError):  # another user owns it and probably uses it
+        path.chmod(0o600)  # any user who can open it could lock it and keep hubs from starting
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as taken:

@@ -1,8 +1,8 @@
-"""The audit log's ears: every call and event as a fact, handed to the journal.
+"""The recorder behind the audit log: it turns every call and event into a fact and writes it to the journal.
 
-`batched` gathers facts and hands them over every 75 ms, so that a call costs an entry in a list. `strict` writes that a
-call begins before it is sent and how it ended before its caller hears of it, and lets neither happen unwritten. Made
-by `app.audit`; the hub reaches it as its recorder.
+`batched` collects facts and writes them every 75 ms, so a call costs one list entry. `strict` writes the start of a
+call before it is sent, and its end before the caller gets the result; without the write, neither happens. Made by
+`app.audit`; the hub uses it as its recorder.
 """
 
 from __future__ import annotations
@@ -37,99 +37,115 @@ from isthmus.model.names import ServerName
 log = structlog.get_logger(__name__)
 
 Mode: TypeAlias = Literal["batched", "strict"]
+AuditMode: TypeAlias = Literal["off", "batched", "strict"]
+
+DAY_SECONDS = 86_400.0
 
 BATCH_SECONDS = 0.075
-"""How long facts are gathered, of the tenth of a second that a record may be late: each time wakes a thread, which
-waits for the interpreter's lock and is in the way of the loop meanwhile. The rest is the disk's."""
+"""How long facts are collected. A record may be 100 ms late, and the disk needs the rest. Each batch wakes a thread,
+which competes with the loop for the interpreter lock."""
 
 RECORD_BATCH = 16
-"""Facts that are made records together, in a later turn of the loop. More would be held, and looked at by the
-collector, for longer; in the journal's thread it costs more, since two threads that both run Python have to take
-turns."""
+"""Facts that are encoded together, in a later turn of the loop. More would live longer and cost the garbage collector
+more. Encoding in the journal's thread costs more, since two Python threads have to take turns."""
 
 IN_HAND_MAX = 4
-"""How often the journal is handed records before it has written the first of them."""
+"""Batches that the journal may have pending."""
 
 RECORDS_MAX = 20_000
-"""Records that wait for a journal that refuses them; of more the oldest are given up, and counted in the log."""
+"""Records kept while the journal refuses writes; beyond it the oldest are dropped, and the log counts them."""
 
 RETRY_SECONDS = 1.0
 
-STRANGERS_SECONDS = 1.0
-"""Those who were not let in are one record for so long, however many they are."""
+REJECTED_SECONDS = 1.0
+"""Rejected requests within this time are one record."""
 
 NOT_SENT = "The audit log could not be written, so the call was not sent; the hub's log says why"
-NOT_TOLD = "The audit log could not be written, so how the call ended is not told; the hub's log says why"
+NOT_TOLD = "The audit log could not be written, so the result of the call is withheld; the hub's log says why"
+
+
+@dataclass(frozen=True, slots=True)
+class AuditSettings:
+    """The `[audit]` settings; `config` fills them."""
+
+    keep: float = 90 * DAY_SECONDS
+    """How long records are kept, in seconds."""
+
+    def __post_init__(self) -> None:
+        if not self.keep >= DAY_SECONDS:
+            raise ValueError(f"keep must be a day (1d) or more, not {self.keep:g} s")
 
 
 class Audit:
-    """Gathers facts and has them written; events come through `note`."""
+    """Collects facts and writes them; events other than calls come through `note`."""
 
-    def __init__(self, ledger: AuditJournal, scribe: RecordEncoder, mode: Mode, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, ledger: AuditJournal, scribe: RecordEncoder, mode: Mode, now: Callable[[], float] = time.time
+    ) -> None:
         """Needs a running loop."""
         self.mode = mode
         self._ledger = ledger
         self._scribe = scribe
         self._now = now
         self._loop = asyncio.get_running_loop()
-        self._gathered: list[Fact] = []
+        self._facts: list[Fact] = []
         self._records: list[EncodedRecord] = []
-        """What is to be handed over next; a call may hold megabytes of arguments, of which these hold none."""
+        """Encoded records for the next batch; unlike calls, they hold no arguments."""
         self._timer: asyncio.TimerHandle | None = None
         self._retry: asyncio.TimerHandle | None = None
-        self._in_hand = 0
+        self._pending = 0
         self._idle: asyncio.Event = asyncio.Event()
         self.lost = 0
-        """Facts that could not be kept, and of which the log does not tell yet."""
-        self._strangers: dict[tuple[str, int], int] = {}
+        """Dropped facts that the log does not count yet."""
+        self._rejected: dict[tuple[str, int], int] = {}
         self.audit_gate: StrictWitness | None = StrictWitness(self, ledger, now) if mode == "strict" else None
 
     def over(self, recorder: Recorder) -> AuditedRecorder:
-        """A recorder that does what this one does, and hears for the log."""
+        """A recorder that forwards to `recorder` and writes to the log."""
         return AuditedRecorder(self, recorder)
 
     def note(self, event: str, **about: Value) -> None:
-        """Something happened that is not a call; no secret belongs into it."""
+        """Record an event other than a call; it must not hold secrets."""
         self.add(AuditEvent(self._now(), event, about))
 
     def turned_away(self, face: str, status: int) -> None:
-        """Somebody was not let in: one record tells of all within a second."""
-        if not self._strangers:
-            self._loop.call_later(STRANGERS_SECONDS, self.tell_of_strangers)
-        self._strangers[face, status] = self._strangers.get((face, status), 0) + 1
+        """Count a rejected request; one record covers all within a second."""
+        if not self._rejected:
+            self._loop.call_later(REJECTED_SECONDS, self.tell_of_strangers)
+        self._rejected[face, status] = self._rejected.get((face, status), 0) + 1
 
     def tell_of_strangers(self) -> None:
-        """Tell of those who came since the last time."""
-        counts, self._strangers = self._strangers, {}
+        """Record the rejected requests since the last time."""
+        counts, self._rejected = self._rejected, {}
         for (face, status), count in counts.items():
             self.note(REFUSED, face=face, status=status, count=count)
 
     def add(self, fact: Fact) -> None:
-        """Gather a fact."""
+        """Add a fact."""
         if self._timer is None:
             self._timer = self._loop.call_later(BATCH_SECONDS, self.flush)
-        self._gathered.append(fact)
-        if len(self._gathered) == RECORD_BATCH:
-            self._loop.call_soon(self._write_out)
+        self._facts.append(fact)
+        if len(self._facts) == RECORD_BATCH:
+            self._loop.call_soon(self._encode)
 
-    def _write_out(self) -> None:
-        """Make records of what was gathered, here and not where they are kept: see `RECORD_BATCH`."""
-        gathered, self._gathered = self._gathered, []
-        self._records += [EncodedRecord(*self._scribe.record(fact)) for fact in gathered]
-        self._bound()
+    def _encode(self) -> None:
+        """Encode the collected facts, here and not in the journal's thread; see `RECORD_BATCH`."""
+        facts, self._facts = self._facts, []
+        self._records += [EncodedRecord(*self._scribe.record(fact)) for fact in facts]
+        self._drop_excess()
 
-    def _bound(self) -> None:
+    def _drop_excess(self) -> None:
         if (over := len(self._records) - RECORDS_MAX) > 0:
             self.lost += over
             del self._records[:over]
 
     def flush(self) -> None:
-        """Hand over what there is, unless the journal is busy with enough of it, or has just refused it."""
+        """Write all facts, unless the journal is busy or has just refused a write."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._write_out()
-        if self._records and self._retry is None and self._in_hand < IN_HAND_MAX:
+        self._encode()
+        if self._records and self._retry is None and self._pending < IN_HAND_MAX:
             self._write()
 
     def _write(self) -> None:
@@ -138,41 +154,41 @@ class Audit:
         if told:
             first = EncodedRecord(*self._scribe.record(AuditEvent(self._now(), LOST, {"records": told})))
             records.insert(0, first)
-        self._in_hand += 1
+        self._pending += 1
         self._idle.clear()
         self._ledger.write((), partial(self._written, records, told), records)
 
     def _written(self, records: list[EncodedRecord], told: int, verdict: WriteResult) -> None:
-        self._in_hand -= 1
+        self._pending -= 1
         if verdict != "kept":
             self.lost += told
             self._records[:0] = records[1:] if told else records
-            self._bound()
+            self._drop_excess()
             if self._retry is None:
-                log.error("the audit log cannot be written; it is tried again", records=len(self._records))
-                self._retry = self._loop.call_later(RETRY_SECONDS, self._try_again)
+                log.error("cannot write the audit log; retrying", records=len(self._records))
+                self._retry = self._loop.call_later(RETRY_SECONDS, self._retry_write)
         elif self._records and self._timer is None:
             self.flush()
-        if not self._in_hand:
+        if not self._pending:
             self._idle.set()
 
-    def _try_again(self) -> None:
+    def _retry_write(self) -> None:
         self._retry = None
         self.flush()
 
     async def aclose(self, within: float = 5.0) -> None:
-        """Write what is left, as far as that goes; nothing is told any more."""
-        self._stop_waiting()
+        """Write the remaining facts, if possible; nothing is recorded after that."""
+        self._cancel_retry()
         self.flush()
-        if self._in_hand:
+        if self._pending:
             self._idle.clear()
             try:
                 await asyncio.wait_for(self._idle.wait(), within)
             except TimeoutError:
-                log.error("the end of the audit log could not be written")
-        self._stop_waiting()
+                log.error("cannot write the end of the audit log")
+        self._cancel_retry()
 
-    def _stop_waiting(self) -> None:
+    def _cancel_retry(self) -> None:
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
@@ -191,7 +207,7 @@ class AuditedRecorder:
     def ended(
         self, call: Call, server: ServerName | None, outcome: Outcome, seconds: float, link: object = None
     ) -> None:
-        """Count a call, and have it written some time soon unless the witness does."""
+        """Count a call and record it, unless the strict witness does."""
         self._count(call, server, outcome, seconds)
         if self.audit_gate is None:
             self._add((self._now(), call, server, outcome, seconds, link is not None, ""))
@@ -208,14 +224,14 @@ class StrictWitness:
         self._run = secrets.token_hex(4)
         self._count = 0
         self._begun: dict[InFlight, str] = {}
-        """What the records of calls are known by that may have been sent."""
+        """The record ids of calls that may have been sent."""
 
     def start_fact(self, call: Call, id: str) -> Fact:
-        """What is written before a call is sent."""
+        """The fact that is written before a call is sent."""
         return (self._now(), call, None, None, 0.0, False, id)
 
     def begin(self, inflight: InFlight, send: Callable[[InFlight], None]) -> None:
-        """Write that it begins, and send it once that is kept; a task does so in its own commit, when it is sent."""
+        """Write the start of a call, then send it; a task writes its start in its own commit."""
         exchange = inflight.exchange
         if isinstance(exchange, AuditedExchange):
             if exchange.audits_start:
@@ -237,7 +253,7 @@ class StrictWitness:
             inflight.finish(NotWritten(NOT_SENT))
 
     def ended(self, inflight: InFlight, server: ServerName | None, outcome: Outcome, seconds: float) -> None:
-        """Write how it ended, and tell it once that is kept; a task does so in its own commit."""
+        """Write the end of a call, then deliver its outcome; a task writes its end in its own commit."""
         id = self._begun.pop(inflight, "")
         was_sent, exchange = inflight.link is not None, inflight.exchange
         if isinstance(exchange, AuditedExchange):
@@ -251,25 +267,8 @@ class StrictWitness:
     def _sealed(self, inflight: InFlight, outcome: Outcome, fact: CallFact, verdict: WriteResult) -> None:
         self.waiting -= 1
         if verdict == "refused":
-            self._audit.add(fact)  # once it can be written: what has begun in the log ends there
+            self._audit.add(fact)  # written later: a call that starts in the log also ends there
         if verdict != "kept":
             _, executed = outcome_word(outcome, was_sent=inflight.link is not None)
             outcome = NotWritten(NOT_TOLD if executed != "no" else NOT_SENT, executed=executed)
         inflight.deliver(outcome)
-
-
-AuditMode: TypeAlias = Literal["off", "batched", "strict"]
-
-DAY_SECONDS = 86_400.0
-
-
-@dataclass(frozen=True, slots=True)
-class AuditSettings:
-    """How long records are kept."""
-
-    keep: float = 90 * DAY_SECONDS
-    """In seconds."""
-
-    def __post_init__(self) -> None:
-        if not self.keep >= DAY_SECONDS:
-            raise ValueError(f"keep must be a day (1d) or more, not {self.keep:g} s")

@@ -1,4 +1,4 @@
-"""Counts of what happened, as plain integers: adding to one costs a tenth of a microsecond, reading is rare."""
+"""Call counters as plain integers: an increment costs a tenth of a microsecond, and reads are rare."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from isthmus.model.faults import Fault
 from isthmus.model.names import ServerName
 
 SERVERS_MAX = 20_000
-"""Servers that are counted each by itself: those that dial in may have ever new names."""
+"""Servers with counters of their own: dial-in servers may use ever new names."""
 
 OTHERS = ServerName("#others")
-"""What all further ones are counted as; no server has such a name."""
+"""The name for all further servers; no server can have it."""
 
 
 @dataclass(slots=True)
 class ServerCounts:
-    """What happened on one server."""
+    """The counters of one server."""
 
     calls: int = 0
     seconds: float = 0.0
     late: int = 0
-    """Answers that came after their call had ended."""
+    """Replies that came after the end of their call."""
     outcomes: dict[str, int] = field(default_factory=dict)
-    """How often calls ended in each way: `result`, `tool_error`, or a fault's reason."""
+    """Calls by outcome: `result`, `tool_error`, or the reason of a fault."""
 
 
 class Counters:
@@ -47,11 +47,11 @@ class Counters:
         counts.outcomes[key] = counts.outcomes.get(key, 0) + 1
 
     def late(self, server: ServerName) -> None:
-        """Count an answer that nobody waits for."""
+        """Count a late reply."""
         self._of(server).late += 1
 
     def together(self, name: ServerName) -> GroupedCounters:
-        """A recorder that counts many servers as this one."""
+        """A recorder that counts many servers under one name."""
         return GroupedCounters(self, name)
 
     def _of(self, server: ServerName | None) -> ServerCounts:
@@ -63,7 +63,7 @@ class Counters:
 
 
 class GroupedCounters:
-    """Counts what happens on servers that come and go as if they were one."""
+    """Counts servers that come and go under one name."""
 
     audit_gate: AuditGate | None = None
 
@@ -78,5 +78,5 @@ class GroupedCounters:
         self._counters.ended(call, None if server is None else self._name, outcome, seconds)
 
     def late(self, server: ServerName) -> None:
-        """Count an answer that nobody waits for."""
+        """Count a late reply."""
         self._counters.late(self._name)

@@ -1,8 +1,8 @@
-"""Structured logs: to a file, or to standard error, because standard output belongs to the stdio face.
+"""Structured logs to a file or to standard error; standard output belongs to the stdio frontend.
 
-One line an event, control characters escaped, and a bound on its length: what a server or caller said may be in it.
-Writing never fails for whoever logs: a full disk or a closed terminal costs lines, not the hub. Set up by the
-command line, and again by `app` when the configuration changes.
+One line per event, with control characters escaped and a bounded length, since it may quote servers or callers. Logging
+never fails: a full disk or a closed terminal costs lines, not the hub. Configured by the command line, and again by
+`app` when the configuration changes.
 """
 
 from __future__ import annotations
@@ -25,78 +25,78 @@ LINE_LENGTH_MAX = 8192
 VALUE_LENGTH_MAX = 2000
 NAME_LENGTH_MAX = 200
 VALUES_MAX = 20
-"""How many values of a list, or members of a table, are told."""
+"""Items of a list or table that are logged."""
 
 SHORTER = (1000, 300, 60)
-"""To how many characters values are cut until their line is not too long; as many as there are, the last fits."""
+"""Lengths to which values are cut, one after the other, until the line fits; the last always does."""
 
 INDENT = "    "
 
-LOOK_SECONDS = 1.0
-"""How often it is looked whether the file is still where it was: programs that rotate logs move it away."""
+CHECK_SECONDS = 1.0
+"""How often the file is checked: log rotation moves it away."""
 
 _T = TypeVar("_T")
 Format: TypeAlias = Literal["auto", "json", "console"]
 
 
 class LogStream:
-    """Standard error, or whatever stands in for it, as something that can always be written to."""
+    """A stream, such as standard error, whose errors are ignored."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write what can be written."""
-        # ValueError: somebody closed it. There is nobody left to tell.
+        """Write, and ignore errors."""
+        # ValueError: the stream is closed.
         with suppress(OSError, ValueError):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Have it leave."""
+        """Flush, and ignore errors."""
         with suppress(OSError, ValueError):
             self._stream.flush()
 
 
 class LogFile:
-    """A file that lines are appended to; only its owner may read it.
+    """A log file that only its owner may read.
 
-    It is made anew when it was moved or taken away. Lines that it does not take go to standard error.
+    It is made again after it was moved or deleted. Lines that cannot be written go to standard error.
     """
 
-    def __init__(self, path: Path, otherwise: LogStream) -> None:
-        """Raises: OSError if there can be no such file."""
+    def __init__(self, path: Path, fallback: LogStream) -> None:
+        """Raises `OSError` if the file cannot be opened."""
         self._path = path
-        self._otherwise = otherwise
+        self._fallback = fallback
         self._is_cut = False
-        self._looked_at = time.monotonic()
+        self._checked_at = time.monotonic()
         self._descriptor = _open(path)
 
     def write(self, text: str) -> int:
         """Append whole lines."""
-        if time.monotonic() - self._looked_at > LOOK_SECONDS:
-            self._look()
+        if time.monotonic() - self._checked_at > CHECK_SECONDS:
+            self._check_moved()
         try:
             self._append(text.encode("utf-8", "backslashreplace"))
         except OSError:
-            self._otherwise.write(text)
-            self._otherwise.flush()
+            self._fallback.write(text)
+            self._fallback.flush()
         return len(text)
 
     def _append(self, line: bytes) -> None:
-        # The end of a line may be missing since the disk was full; the next one begins anew all the same.
+        # On a full disk the end of a line may be missing; the next line still starts on a new one.
         line = b"\n" + line if self._is_cut else line
         written = os.write(self._descriptor, line)
         if written:
             self._is_cut = not line[:written].endswith(b"\n")
         if written < len(line):
-            raise OSError("the rest was not taken")
+            raise OSError("the line was written in part")
 
     def flush(self) -> None:
-        """Nothing waits: every line is written at once."""
+        """Nothing to flush: every line is written at once."""
 
-    def _look(self) -> None:
-        self._looked_at = time.monotonic()
+    def _check_moved(self) -> None:
+        self._checked_at = time.monotonic()
         try:
             is_there = os.path.samestat(os.stat(self._path), os.fstat(self._descriptor))
         except OSError:
@@ -105,35 +105,35 @@ class LogFile:
             self.reopen()
 
     def reopen(self) -> None:
-        """Write to whatever is at the path now; if that cannot be, go on as before."""
+        """Open the path again; on an error, keep the open file."""
         with suppress(OSError):
             descriptor = _open(self._path)
             os.close(self._descriptor)
             self._descriptor, self._is_cut = descriptor, False
 
     def close(self) -> None:
-        """Write nothing any more."""
+        """Close the file."""
         os.close(self._descriptor)
 
 
 def _open(path: Path) -> int:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Not waiting, so that a pipe without a reader is an error and not a hub that stands still.
+    # Non-blocking, so that a pipe without a reader is an error and does not block the hub.
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
     return os.open(path, flags, 0o600)
 
 
 class _Target:
-    """Where the process logs to at the moment."""
+    """The current log file of the process."""
 
     file: LogFile | None = None
 
 
 def configure(level: str = "info", format: Format = "auto", file: str | None = None) -> None:
-    """Set up logging for the process; `auto` is readable on a terminal and JSON elsewhere.
+    """Set up logging for the process; `auto` is readable text on a terminal and JSON elsewhere.
 
     Raises:
-        OSError: the file cannot be written to; nothing has changed then.
+        OSError: the file cannot be opened; then nothing has changed.
     """
     stderr = LogStream(sys.stderr)
     target = None if file is None else LogFile(Path(file), stderr)
@@ -149,18 +149,18 @@ def configure(level: str = "info", format: Format = "auto", file: str | None = N
             *_renderers(format, is_terminal=is_terminal),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.WriteLoggerFactory(target or stderr),  # type: ignore[arg-type]  # all it needs
-        # A logger that is kept would go on as it was when the configuration changes; lines are rare enough.
+        logger_factory=structlog.WriteLoggerFactory(target or stderr),  # type: ignore[arg-type]  # it only needs `write` and `flush`
+        # A cached logger would ignore a new configuration; lines are rare enough.
         cache_logger_on_first_use=False,
     )
-    _lead_libraries(max(number, logging.WARNING))
+    _configure_libraries(max(number, logging.WARNING))
     if _Target.file is not None:
         _Target.file.close()
     _Target.file = target
 
 
 def reopen() -> None:
-    """Begin the file anew if it was moved away, without waiting for the next look."""
+    """Reopen the log file now, for example after log rotation."""
     if _Target.file is not None:
         _Target.file.reopen()
 
@@ -170,7 +170,7 @@ def _renderers(format: Format, *, is_terminal: bool) -> list[Any]:
         return [_one_line]
     console = structlog.dev.ConsoleRenderer(
         colors=is_terminal,
-        exception_formatter=structlog.dev.plain_traceback,  # the pretty one shows locals, secrets among them
+        exception_formatter=structlog.dev.plain_traceback,  # the pretty one shows local variables, which may be secrets
     )
     return [_indent_traceback, console]
 
@@ -179,16 +179,16 @@ def _renderers(format: Format, *, is_terminal: bool) -> list[Any]:
 
 
 class _Bridge(logging.Handler):
-    """Has what libraries say look like everything else."""
+    """Sends records of `logging` to structlog."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one of their lines."""
+        """Write one record."""
         line = structlog.get_logger(record.name)
         line.log(record.levelno, record.getMessage(), logger=record.name, exc_info=record.exc_info)
 
 
-def _lead_libraries(level: int) -> None:
-    """Have them say only what matters, unless somebody else has made arrangements."""
+def _configure_libraries(level: int) -> None:
+    """Log only warnings of libraries, unless the root logger already has handlers."""
     root = logging.getLogger()
     if not root.handlers:
         root.addHandler(_Bridge())
@@ -196,7 +196,7 @@ def _lead_libraries(level: int) -> None:
         root.setLevel(level)
 
 
-# -- what may be in a line -----------------------------------------------------------------------------------
+# -- bounds and escapes --------------------------------------------------------------------------------------
 
 
 def _bound_values(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -209,7 +209,7 @@ def _bound_values(_: object, __: str, event: MutableMapping[str, Any]) -> Mutabl
 
 
 def _bounded(value: Any, length: int) -> Any:
-    """A value as a line may have it, whatever kind it is: short, and without what could forge anything."""
+    """A value for a log line: bounded and escaped, of any type."""
     match value:
         case None | bool() | int() | float():
             return value
@@ -229,7 +229,7 @@ _JSON = structlog.processors.JSONRenderer()
 
 
 def _one_line(logger: object, name: str, event: MutableMapping[str, Any]) -> str:
-    """An event as one line of JSON; if it is too long, all that it says is cut until it fits."""
+    """An event as one line of JSON; values are cut until it fits."""
     text = str(_JSON(logger, name, event))
     for length in SHORTER:
         if len(text) <= LINE_LENGTH_MAX:
@@ -243,24 +243,22 @@ def _cut(value: Any, length: int) -> Any:
 
 
 def _escaped(text: str) -> str:
-    """The text without what could forge a line or drive a terminal."""
+    """Escape characters that could forge a line or drive a terminal."""
     if text.isascii() and text.isprintable():
         return text
     text = escaped_misjoined(text)
-    return "".join(c if c.isprintable() and not INVISIBLE.match(c) else _spelt(c) for c in text)
-
-
-def _spelt(character: str) -> str:
-    return character.encode("unicode_escape").decode()
+    return "".join(
+        c if c.isprintable() and not INVISIBLE.match(c) else c.encode("unicode_escape").decode() for c in text
+    )
 
 
 def _indent_traceback(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Set a traceback apart: a line that begins at the margin is the hub's own, whatever an error's text holds."""
+    """Indent a traceback: only lines of the hub start at the margin, whatever the text of an error holds."""
     if isinstance(event.get("exception"), str):
         event["exception"] = "\n".join(INDENT + line for line in event["exception"].split("\n"))
     return event
 
 
 def _traceback(text: str) -> str:
-    """A traceback keeps its lines; what is in them may be a peer's words."""
+    """Escape each line of a traceback, which may quote a peer."""
     return "\n".join(_escaped(line) for line in text[:LINE_LENGTH_MAX].split("\n"))

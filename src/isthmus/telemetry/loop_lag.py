@@ -1,8 +1,8 @@
-"""How late the event loop runs, and what held it.
+"""Measures how late the event loop runs, and names the code that held it.
 
-A timer beats on the loop. A beat that comes late shows that something held the loop: no deadline, ping or health check
-ran meanwhile. A thread beside it notices that the beat is missing and looks where the loop's thread is, so that the
-log names the code. `app.serve` starts one monitor; REST shows its figures to operators.
+A timer fires on the loop at a fixed interval. If it fires late, something held the loop: meanwhile no deadline, ping or
+health check ran. A watchdog thread notices the missing beat and samples the loop's stack, so that the log names the
+code. `app.serve` starts one monitor; REST shows its figures to operators.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ BEAT_SECONDS = 0.02
 """Fifty beats a second cost 0.05 % of a core."""
 
 HELD_SECONDS = 0.05
-"""A unit of work that holds the loop longer is counted."""
+"""Longer work on the loop is counted."""
 
 WATCH_SECONDS = 0.1
 NAMED_SECONDS = 0.25
-"""A loop that is held longer is named in the log, with the code that held it."""
+"""Longer work is logged, with the code that held the loop."""
 
 WINDOW_BEATS = 3_000
-"""The maximum is that of the last minute."""
+"""The beats of the last minute, for the maximum."""
 
 FRAMES_SHOWN = 4
 
@@ -45,29 +45,29 @@ class LoopMonitor:
         self._due = 0.0
         self._cpu = 0.0
         self._recent: deque[tuple[float, float]] = deque()
-        """Late beats of the last minute: when, and how late."""
-        self._where: str | None = None
+        """Late beats of the last minute: time and lag."""
+        self._holder: str | None = None
         self.last_seconds = 0.0
         self.busy_seconds_max = 0.0
-        """The most processor time that the loop's thread used between two beats, since the start."""
+        """The most CPU time of the loop's thread between two beats, since the start."""
         self.held = 0
-        """How often the loop was held for over 50 ms."""
+        """How often the loop was held for more than 50 ms."""
 
     def start(self) -> None:
-        """Begin to measure."""
+        """Start measuring."""
         self._cpu = time.thread_time()
         self._schedule()
         threading.Thread(target=self._watch, name="event loop watchdog", daemon=True).start()
 
     def close(self) -> None:
-        """Stop."""
+        """Stop measuring."""
         self._stopped.set()
         if self._timer is not None:
             self._timer.cancel()
 
     def figures(self) -> dict[str, Any]:
-        """What operators are shown."""
-        self._forget(self._loop.time())
+        """The figures for operators."""
+        self._drop_old(self._loop.time())
         return {
             "lag_seconds": round(self.last_seconds, 6),
             "lag_seconds_max": round(max((late for _, late in self._recent), default=self.last_seconds), 6),
@@ -86,27 +86,27 @@ class LoopMonitor:
         self.busy_seconds_max = max(self.busy_seconds_max, busy)
         if late > BEAT_SECONDS:
             self._recent.append((now, late))
-            self._forget(now)
-        # Processor time, so that a machine that is busy elsewhere is not taken for a fault of the hub.
+            self._drop_old(now)
+        # CPU time counts, so that a busy machine is not mistaken for a fault of the hub.
         if min(late, busy) > HELD_SECONDS:
             self.held += 1
-        if self._where is not None:
+        if self._holder is not None:
             if busy > NAMED_SECONDS:
-                log.warning("the event loop was held", seconds=round(late, 3), busy=round(busy, 3), where=self._where)
-            self._where = None
+                log.warning("the event loop was held", seconds=round(late, 3), busy=round(busy, 3), where=self._holder)
+            self._holder = None
         self._schedule()
 
-    def _forget(self, now: float) -> None:
+    def _drop_old(self, now: float) -> None:
         while self._recent and (self._recent[0][0] < now - 60.0 or len(self._recent) > WINDOW_BEATS):
             self._recent.popleft()
 
     def _watch(self) -> None:
         while not self._stopped.wait(WATCH_SECONDS):
-            if self._where is None and self._loop.time() - self._due > NAMED_SECONDS - WATCH_SECONDS:
-                self._where = self._place()
+            if self._holder is None and self._loop.time() - self._due > NAMED_SECONDS - WATCH_SECONDS:
+                self._holder = self._current_stack()
 
-    def _place(self) -> str:
-        """Where the loop's thread is now, innermost first."""
+    def _current_stack(self) -> str:
+        """The current stack of the loop's thread, innermost first."""
         frame = sys._current_frames().get(self._thread_id)
         places: list[str] = []
         while frame is not None and len(places) < FRAMES_SHOWN:

@@ -207,7 +207,7 @@ async def test_a_tool_that_comes_while_the_model_thinks_is_to_be_called_again(se
     finally:
         tool.remove("late")
     assert (missed["status"], made["status"]) == ("not_found", "success")
-    assert missed["error"] == "There is no tool 'mcp_builtin_late'. It has come since: call it again."
+    assert missed["error"] == "There is no tool 'mcp_builtin_late'. It is new: call it again."
 
 
 async def test_a_server_is_not_asked_for_its_list_at_every_turn(tmp_path: Path) -> None:
@@ -454,7 +454,7 @@ async def test_a_provider_that_breaks_costs_one_answer_and_not_the_agent(service
         raise RuntimeError("the secret is 42")
 
     talk = Conversation([HubToolset(service, header_provider=broken)], {"mcp_docs_go": {}}, repeat_answer)
-    assert text_of(await talk.say("go")) == "docs.go could not be executed: RuntimeError (the log says more)"
+    assert text_of(await talk.say("go")) == "docs.go could not be executed: RuntimeError (see the log)"
     talk = Conversation([HubToolset(service, user_context_provider=broken)], {UNAVAILABLE: {}}, repeat_answer)
     assert text_of(await talk.say("go")) == "RuntimeError"
 
@@ -596,10 +596,10 @@ async def test_a_tool_in_the_background_needs_the_id_of_a_call_and_room(service:
     told = index._begun(ToolRequest("docs.index"), None, background)
     assert (told["status"], told["error"]) == (
         "unavailable",
-        "docs.index was not begun: its call has no id, by which its result could be fetched",
+        "docs.index was not started: its call has no id to fetch the result by",
     )
     background._pending = {str(number): ("other", Future()) for number in range(PENDING_MAX)}
-    assert "256 others have not been fetched" in index._begun(ToolRequest("docs.index"), "c", background)["error"]
+    assert "256 other calls are not fetched yet" in index._start_background(ToolRequest("docs.index"), "c", background)["error"]
 
 
 async def test_a_call_for_which_there_is_no_room_in_the_background_is_in_the_audit_log(tmp_path: Path) -> None:
@@ -724,7 +724,7 @@ async def test_a_hub_that_cannot_be_reached_is_told_to_the_model_and_does_not_en
     toolset = HubToolset(hub="http://127.0.0.1:1/mcp")
     talk = Conversation([toolset], {UNAVAILABLE: {}}, repeat_answer)
     told = text_of(await talk.say("hello"))
-    assert "the hub cannot be reached" in told
+    assert "The hub cannot be reached" in told
     assert "127.0.0.1" not in told + talk.model.declarations(0)[UNAVAILABLE].description
 
 

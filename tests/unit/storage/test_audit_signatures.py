@@ -13,7 +13,7 @@ from isthmus.storage.audit_signatures import (
     CHECKPOINT_BYTES,
     AuditKeyDamaged,
     AuditKeys,
-    AuditSigner,
+    FileAuditSigner,
     open_keys,
     read_checkpoint,
     read_keys,
@@ -26,7 +26,7 @@ def point(number: int) -> Point:
 
 def kept(folder: Path, *numbers: int) -> AuditKeys:
     keys = open_keys(folder)
-    made = AuditSigner(folder, keys, lambda: 7.0)
+    made = FileAuditSigner(folder, keys, lambda: 7.0)
     for number in numbers:
         made.checkpoint(point(number))
     made.close()
@@ -111,7 +111,7 @@ def test_without_a_file_there_is_none(tmp_path: Path) -> None:
 
 def test_a_disk_that_takes_nothing_costs_the_checkpoint_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = open_keys(tmp_path)
-    made = AuditSigner(tmp_path, keys)
+    made = FileAuditSigner(tmp_path, keys)
 
     def refuse(*_: object) -> int:
         raise OSError(28, "No space left on device")

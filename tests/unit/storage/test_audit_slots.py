@@ -9,7 +9,7 @@ import pytest
 
 from isthmus.core.audit import Point
 from isthmus.storage import audit_slots
-from isthmus.storage.audit_signatures import AuditSigner, open_keys, read_checkpoint
+from isthmus.storage.audit_signatures import FileAuditSigner, open_keys, read_checkpoint
 from isthmus.storage.audit_slots import acquire_slot, list_slots, reopen_slot, slot_file
 
 
@@ -41,7 +41,7 @@ async def test_one_that_is_damaged_is_passed_over(tmp_path: Path) -> None:
 
 
 async def test_where_none_can_be_had_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit_slots, "SEATS_MAX", 1)
+    monkeypatch.setattr(audit_slots, "SLOTS_MAX", 1)
     _, journal = acquire_slot(tmp_path)
     with pytest.raises(OSError, match="all 1 audit logs"):
         acquire_slot(tmp_path)
@@ -53,7 +53,7 @@ async def test_where_none_can_be_had_that_is_said(tmp_path: Path, monkeypatch: p
 
 def test_what_is_signed_for_one_log_vouches_for_no_other(tmp_path: Path) -> None:
     for seat in (0, 1, 2):
-        seals = AuditSigner(tmp_path, open_keys(tmp_path, seat), seat=seat)
+        seals = FileAuditSigner(tmp_path, open_keys(tmp_path, seat), slot=seat)
         seals.checkpoint(Point(1, bytes(32)))
         seals.close()
     names = [tmp_path / "audit" / name for name in ("checkpoint", "checkpoint-1", "checkpoint-2")]

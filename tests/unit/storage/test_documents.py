@@ -196,7 +196,9 @@ async def test_what_an_owner_has_is_weighed_by_state_and_its_oldest_make_room(jo
     assert await journal.weigh(["push", "task"], "me") == {**of_tasks, ("push", "failed"): DOCUMENT_BYTES + 2}
     assert await journal.weigh(["task"], "nobody") == {}
 
-    assert await journal.trim("task", "me", ["failed", "canceled"], bytes=each + 1, limit=1) == TrimResult(("old0",), each)
+    assert await journal.trim("task", "me", ["failed", "canceled"], bytes=each + 1, limit=1) == TrimResult(
+        ("old0",), each
+    )
     taken = await journal.trim("task", "me", ["failed", "canceled"], bytes=each + 1, limit=9)
     assert (set(taken.ids), taken.bytes) == ({"old1", "old2"}, 2 * each)
     assert await journal.trim("task", "me", ["canceled"], bytes=1, limit=9) == TrimResult((), 0)

@@ -42,13 +42,13 @@ async def test_a_failed_write_counts_only_if_one_of_our_own_fails_too(monkeypatc
             is_over.set()
 
     probe = WriteProbe(write)
-    probe.suspect()
-    probe.suspect()  # one at a time
+    probe.probe()
+    probe.probe()  # one at a time
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert seen == [False]
     assert not probe.is_failing
-    probe.suspect()
+    probe.probe()
     await is_over.wait()
     assert seen == [False, False, True, True]
     await asyncio.sleep(0)

@@ -52,7 +52,7 @@ async def write(journal: SqliteJournal, *works: Sequence[Document]) -> list[Writ
 async def test_what_one_turn_of_the_loop_brings_is_one_transaction(tmp_path: Path) -> None:
     async with opened(tmp_path) as journal:
         statements: list[str] = []
-        journal._written.set_trace_callback(statements.append)
+        journal._write_connection.set_trace_callback(statements.append)
         assert await write(journal, *[[document(f"t{number}")] for number in range(100)]) == ["kept"] * 100
         assert statements.count("COMMIT") == 1
 
@@ -60,7 +60,7 @@ async def test_what_one_turn_of_the_loop_brings_is_one_transaction(tmp_path: Pat
 async def test_what_comes_turn_by_turn_shares_a_transaction_for_a_while(tmp_path: Path) -> None:
     async with opened(tmp_path) as journal:
         statements: list[str] = []
-        journal._written.set_trace_callback(statements.append)
+        journal._write_connection.set_trace_callback(statements.append)
         told: list[WriteResult] = []
         for number in range(TURNS_MAX):
             journal.write([document(f"t{number}")], told.append)
@@ -152,13 +152,13 @@ async def test_what_waits_when_it_closes_is_written_and_what_comes_later_is_refu
 
 async def test_what_waits_for_others_when_it_closes_is_written(tmp_path: Path) -> None:
     journal = SqliteJournal(tmp_path)
-    journal._gathering._patience_seconds = 3600.0
+    journal._batcher._patience_seconds = 3600.0
     await write(journal, *[[document(f"t{number}")] for number in range(8)])
     told: list[WriteResult] = []
     journal.write([document("last")], told.append)
     for _ in range(TURNS_MAX + 2):
         await asyncio.sleep(0)
-    assert journal._gathering._timer is not None
+    assert journal._batcher._timer is not None
     async with asyncio.timeout(SECONDS):
         await journal.aclose()
     async with opened(tmp_path) as again:
@@ -190,26 +190,28 @@ async def test_a_list_looks_up_nothing_but_what_it_shows(tmp_path: Path) -> None
         made.executescript(sqlite.SCHEMA.replace("documents_listed", "documents_by_time"))
     async with opened(tmp_path) as journal:
         statements: list[str] = []
-        journal._reading.set_trace_callback(statements.append)
+        journal._read_connection.set_trace_callback(statements.append)
         await journal.page("task", "me", group="talk", states=["working"], limit=5)
-        journal._reading.set_trace_callback(None)
+        journal._read_connection.set_trace_callback(None)
         count = next(each for each in statements if "count" in each)
         assert "USING COVERING INDEX documents_listed" in str(
-            journal._reading.execute(f"EXPLAIN QUERY PLAN {count}").fetchall()
+            journal._read_connection.execute(f"EXPLAIN QUERY PLAN {count}").fetchall()
         )
-        indexes = {name for (name,) in journal._reading.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
+        indexes = {
+            name for (name,) in journal._read_connection.execute("SELECT name FROM sqlite_master WHERE type = 'index'")
+        }
         assert "documents_by_time" not in indexes
 
 
 async def test_what_one_owner_has_is_weighed_and_trimmed_without_a_look_at_what_others_have(tmp_path: Path) -> None:
     async with opened(tmp_path) as journal:
         statements: list[str] = []
-        journal._written.set_trace_callback(statements.append)
+        journal._write_connection.set_trace_callback(statements.append)
         await journal.weigh(["task"], "me")
         await journal.trim("task", "me", ["failed", "completed"], bytes=1, limit=9)
-        journal._written.set_trace_callback(None)
+        journal._write_connection.set_trace_callback(None)
         asked = [each for each in statements if "SELECT" in each]
-        plans = [str(journal._reading.execute(f"EXPLAIN QUERY PLAN {each}").fetchall()) for each in asked]
+        plans = [str(journal._read_connection.execute(f"EXPLAIN QUERY PLAN {each}").fetchall()) for each in asked]
         assert len(plans) == 2
         assert all("USING INDEX documents_listed (kind=? AND owner=?)" in plan for plan in plans), plans
 

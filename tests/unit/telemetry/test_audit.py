@@ -94,7 +94,7 @@ class Bench:
 
 
 async def test_calls_are_gathered_and_handed_over_together_within_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "GATHER_SECONDS", 0.001)
+    monkeypatch.setattr(module, "BATCH_SECONDS", 0.001)
     bench = Bench("batched")
     listeners = [Hearer() for _ in range(2 * RECORD_BATCH + 1)]
     for listener in listeners:
@@ -168,7 +168,7 @@ async def test_a_journal_that_is_slow_is_not_given_more_than_it_can_hold() -> No
 
 
 async def test_those_who_are_turned_away_are_one_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "STRANGERS_SECONDS", 0.001)
+    monkeypatch.setattr(module, "REJECTED_SECONDS", 0.001)
     bench = Bench("batched")
     for _ in range(1000):
         bench.audit.turned_away("rest", 401)

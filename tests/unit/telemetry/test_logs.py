@@ -168,7 +168,7 @@ def test_a_file_can_be_readable_for_people(tmp_path: Path) -> None:
 
 
 def test_a_file_that_was_moved_away_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(logs, "CHECK_SECONDS", 0.0)
     file, moved = tmp_path / "hub.log", tmp_path / "hub.log.1"
     configure("info", "json", str(file))
     structlog.get_logger().info("before")

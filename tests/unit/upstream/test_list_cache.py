@@ -153,7 +153,7 @@ async def test_a_folder_that_cannot_be_written_is_told_once(tmp_path: Path) -> N
         files.write("a", b"one")
         files.write("b", b"two")
         await files.aclose()
-    assert [line["event"] for line in logs] == ["what servers list cannot be kept for the next start"]
+    assert [line["event"] for line in logs] == ["cannot store the lists of servers for the next start"]
 
 
 async def test_of_too_many_files_the_oldest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,10 @@
-"""An agent of google-adk that does a task with the tools that the task names.
+"""`AdkDomainAgent`: an agent of google-adk that runs a task with the tools that the task names.
 
     agent = AdkDomainAgent("helper", AgentConfig(model="gemini-2.5-flash", system_prompt="Be brief."))
     response = await agent.execute(AgentRequest(task_request=task_request))
 
-It makes the agent, runs it, and folds what happened into one response. Conversations last as long as it does: a task
-with the session of an earlier one goes on where that ended.
+It makes the agent, runs it, and combines the events into one response. Conversations last as long as the object: a task
+with the session of an earlier one continues it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from google.genai import types
 from isthmus.integrations.adk.names import OfferedTools, is_unknown_tool, refusal_of, unknown_tool_result
 from isthmus.integrations.adk.results import tool_response
 from isthmus.integrations.adk.tool import NO_USER, HubTool, ToolOptions
-from isthmus.library.catalog import Catalog
 from isthmus.library.contracts import (
     AgentConfig,
     AgentRequest,
@@ -53,52 +52,17 @@ from isthmus.library.errors import (
 from isthmus.library.resolver import default_service, resolve_all
 from isthmus.library.service import ToolService
 
-AGENT_ROLES = frozenset({"assistant", "model", "agent"})
-
-
-def contents_of(task: TaskRequest) -> list[types.Content]:
-    """What has been said, and last what is to be answered; the description, if there are no messages.
-
-    Raises:
-        ConfigurationError: there is nothing to answer, or a message is nothing that can be read.
-    """
-    contents = [_content(message) for message in task.messages or ([task.description] if task.description else [])]
-    if not contents or contents[-1].role != "user":
-        raise ConfigurationError(
-            f"task {task.task_id} has nothing to answer: give it a description, or messages that end with a user's"
-        )
-    return contents
-
-
-def _content(message: Any) -> types.Content:
-    """A string, `{"role", "content"}`, or an object with these."""
-    if isinstance(message, types.Content):
-        return message
-    if isinstance(message, str):
-        return _text("user", message)
-    if isinstance(message, Mapping):
-        role, said = message.get("role", "user"), message.get("content")
-    else:
-        role, said = getattr(message, "role", "user"), getattr(message, "content", None)
-    if not isinstance(said, str):
-        raise ConfigurationError(f"a message must be text, or have text as its content, not {type(said).__name__}")
-    return _text("model" if str(role) in AGENT_ROLES else "user", said)
-
-
-def _text(role: str, text: str) -> types.Content:
-    return types.Content(role=role, parts=[types.Part(text=text)])
-
-
 logger = logging.getLogger(__name__)
 
 APP_NAME = "isthmus"
 CONFIRMATION = "adk_request_confirmation"
+AGENT_ROLES = frozenset({"assistant", "model", "agent"})
 REQUIRES_APPROVAL = "requires_approval"
-"""The member of a tool's metadata that has a person asked before each execution; nobody is, if it is not there."""
+"""The member of a tool's metadata that requires a person's approval of each call."""
 
 
 class AdkDomainAgent:
-    """Executes agent requests; one object may execute many, also at once."""
+    """Executes agent requests; one object may execute many, also concurrently."""
 
     def __init__(
         self,
@@ -106,17 +70,17 @@ class AdkDomainAgent:
         config: AgentConfig | Mapping[str, Any],
         runtime_context: Mapping[str, Any] | None = None,
     ) -> None:
-        """Nothing is started before `execute`.
+        """Starts nothing before `execute`.
 
         Args:
-            agent_id: What the agent is called.
-            config: What it is made of, or the fields of that by name; a request may bring another.
-            runtime_context: `tool_service`, if the process has more than one; `session_service` of ADK, to keep
-                conversations longer; `approve(tool_name, arguments)`, asked about tools that require it;
+            agent_id: The name of the agent.
+            config: Its configuration, or a mapping of its fields; a request may have another.
+            runtime_context: `tool_service`, if the process has several; `session_service` of ADK, to keep
+                conversations longer; `approve(tool_name, arguments)`, called for tools that need approval;
                 `header_provider`, as for `HubToolset`.
 
         Raises:
-            ConfigurationError: the configuration is none, or has a field that there is not.
+            ConfigurationError: the configuration is invalid or has an unknown field.
         """
         context = runtime_context or {}
         self.agent_id = agent_id
@@ -127,62 +91,62 @@ class AdkDomainAgent:
         self._header_provider = context.get("header_provider")
 
     async def execute(self, request: AgentRequest) -> AgentResponse:
-        """Do the task; whatever goes wrong is in the response."""
-        story = _Story(request)
+        """Run the task; errors are in the response."""
+        run = _TaskRun(request)
         try:
-            async with aclosing(self._run(request, story)) as events:
+            async with aclosing(self._run(request, run)) as events:
                 async for event in events:
-                    story.hear(event)
+                    run.add(event)
         except ServiceClosedError as error:
-            story.fail(ErrorCode.TOOL_UNAVAILABLE, str(error))
+            run.fail(ErrorCode.TOOL_UNAVAILABLE, str(error))
         except LibraryError as error:
-            story.fail(ErrorCode.TOOL_UNAVAILABLE if _is_unreachable(error) else ErrorCode.VALIDATION, str(error))
+            run.fail(ErrorCode.TOOL_UNAVAILABLE if _is_unreachable(error) else ErrorCode.VALIDATION, str(error))
         except genai_errors.APIError as error:
-            story.fail(ErrorCode.MODEL_UPSTREAM, str(error))
+            run.fail(ErrorCode.MODEL_UPSTREAM, str(error))
         except Exception as error:
-            # Whatever a model, a plugin or ADK itself raises ends this task, and not the program that has others.
+            # An error of a model, a plugin or ADK ends this task, not the program.
             logger.exception("task %s failed", request.task_request.task_id)
-            story.fail(ErrorCode.FRAMEWORK_EXECUTION, f"{type(error).__name__}: {error}")
-        return story.response()
+            run.fail(ErrorCode.FRAMEWORK_EXECUTION, f"{type(error).__name__}: {error}")
+        return run.response()
 
     def execute_stream(self, request: AgentRequest) -> AsyncGenerator[Event, None]:
-        """Do the task and give ADK's events as they come; partial ones tell what tools and the model say meanwhile.
+        """Run the task and yield ADK's events; partial ones are progress of tools and parts of the model's text.
 
-        Closing it cancels what still runs.
+        Closing the stream cancels the task.
 
         Raises:
-            LibraryError: the task cannot be done with what there is.
+            LibraryError: a tool, the service or the configuration is missing or invalid.
         """
-        return self._run(request, _Story(request))
+        return self._run(request, _TaskRun(request))
 
-    async def _run(self, request: AgentRequest, story: _Story) -> AsyncGenerator[Event, None]:
+    async def _run(self, request: AgentRequest, run: _TaskRun) -> AsyncGenerator[Event, None]:
         task = request.task_request
         config = _config_of(request.agent_config or task.agent_config or self.config)
-        tools = await self._tools(task, config, story.results)
+        tools = await self._tools(task, config, run.results)
         agent = self._agent(config, tools)
-        agent.on_tool_error_callback = self._explainer(task, tools, story.results)
+        agent.on_tool_error_callback = self._explainer(task, tools, run.results)
         runner = Runner(app_name=APP_NAME, agent=agent, session_service=self._sessions)
         names = {tool.name: tool.tool.name for tool in tools}
         try:
-            message: types.Content | None = await self._opening(request, story)
+            message: types.Content | None = await self._first_message(request, run)
             while message is not None:
                 pending = _Pending(names)
                 events = runner.run_async(
                     user_id=_user_id(task),
-                    session_id=story.session_id,
+                    session_id=run.session_id,
                     new_message=message,
                     run_config=RunConfig(**config.framework_config.get("run_config", {})),
                 )
                 async with aclosing(events):
                     async for event in events:
-                        pending.hear(event)
+                        pending.add(event)
                         yield event
-                message = await self._decided(pending)
-                story.pending = [] if message is not None else pending.asked
+                message = await self._decisions(pending)
+                run.pending = [] if message is not None else pending.asked
         finally:
             await runner.close()
 
-    # -- what it is made of --------------------------------------------------------------------------------------------
+    # -- agent and tools -----------------------------------------------------------------------------------------------
 
     def _agent(self, config: AgentConfig, tools: list[HubTool]) -> LlmAgent:
         settings = dict(config.model_config)
@@ -190,7 +154,7 @@ class AdkDomainAgent:
         return LlmAgent(
             name=_identifier(self.agent_id),
             description=config.description,
-            # As a function: ADK takes braces in a string for names of its state.
+            # A function, since ADK would replace braces in a string by its state.
             instruction=lambda _context: config.system_prompt,
             generate_content_config=types.GenerateContentConfig(**settings) if settings else None,
             tools=tools,
@@ -198,12 +162,16 @@ class AdkDomainAgent:
         )
 
     async def _tools(self, task: TaskRequest, config: AgentConfig, results: list[ToolResult]) -> list[HubTool]:
-        """The task's tools, and those that the agent always has, as far as the user may use them."""
+        """The tools of the task and of the agent that the user may use."""
         if not task.available_tools and not config.available_tools:
             return []
         service = self._tool_service()
         catalog = await service.catalog()
-        tools = {tool.name: tool for tool in task.available_tools if _may_be_shown(tool, catalog, task.user_context)}
+        tools: dict[str, UniversalTool] = {}
+        for tool in task.available_tools:
+            entry = catalog.entries.get(tool.name)
+            if entry is None or catalog.may_use(task.user_context, entry):  # a call of a removed tool will explain it
+                tools[tool.name] = tool
         resolution = resolve_all(catalog, config.available_tools or [], task.user_context)
         if resolution.unknown:
             raise UnresolvedToolsError(resolution.unknown)
@@ -211,10 +179,13 @@ class AdkDomainAgent:
         options = ToolOptions(
             user_context=task.user_context, header_provider=self._header_provider, on_result=results.append
         )
-        return [HubTool(tool, service, _with_approval(options, tool)) for tool in tools.values()]
+        return [
+            HubTool(tool, service, replace(options, require_confirmation=tool.metadata.get(REQUIRES_APPROVAL) is True))
+            for tool in tools.values()
+        ]
 
     def _explainer(self, task: TaskRequest, tools: list[HubTool], results: list[ToolResult]) -> Any:
-        """What tells the model of names that are no tool's of this task, or not the user's to use."""
+        """The callback that replies to calls of unknown or denied tools."""
 
         async def explain(
             tool: BaseTool, args: dict[str, Any], tool_context: ToolContext, error: Exception
@@ -243,20 +214,20 @@ class AdkDomainAgent:
             return cast("ToolService", default_service())
         except ServiceClosedError as error:
             raise ConfigurationError(
-                f"agent {self.agent_id!r} cannot execute tools: {error} An agent is given its service as "
+                f"agent {self.agent_id!r} cannot execute tools: {error} Pass the service as "
                 'AdkDomainAgent(..., runtime_context={"tool_service": service}).'
             ) from error
 
     # -- the conversation ----------------------------------------------------------------------------------------------
 
-    async def _opening(self, request: AgentRequest, story: _Story) -> types.Content:
-        """What the agent is to answer, in a session that has all that was said before."""
-        key = {"app_name": APP_NAME, "user_id": _user_id(request.task_request), "session_id": story.session_id}
+    async def _first_message(self, request: AgentRequest, run: _TaskRun) -> types.Content:
+        """The message for the agent, in a session with all earlier messages."""
+        key = {"app_name": APP_NAME, "user_id": _user_id(request.task_request), "session_id": run.session_id}
         session = await self._sessions.get_session(**key)
         approvals = request.runtime_options.get("approvals")
         if approvals:
-            return _answers(approvals)
-        *earlier, message = contents_of(request.task_request)
+            return _approval_content(approvals)
+        *earlier, message = task_contents(request.task_request)
         if session is None:
             session = await self._sessions.create_session(**key)
             for content in earlier:
@@ -265,25 +236,25 @@ class AdkDomainAgent:
                 await self._sessions.append_event(session, event)
         return message
 
-    async def _decided(self, pending: _Pending) -> types.Content | None:
-        """What whoever decides here says to what is asked; None if there is nothing to say, or nobody to say it."""
+    async def _decisions(self, pending: _Pending) -> types.Content | None:
+        """The decisions of `approve` on pending calls; None without pending calls or without `approve`."""
         if not pending.asked or self._approve is None:
             return None
         decisions: dict[str, bool] = {}
         for question in pending.asked:
             decision = self._approve(question["tool_name"], question["arguments"])
             decisions[question["id"]] = bool(await decision if inspect.isawaitable(decision) else decision)
-        return _answers(decisions)
+        return _approval_content(decisions)
 
 
 class _Pending:
-    """The executions that wait for a person's word."""
+    """Calls that wait for approval."""
 
     def __init__(self, names: Mapping[str, str]) -> None:
         self._names = names
         self.asked: list[dict[str, Any]] = []
 
-    def hear(self, event: Event) -> None:
+    def add(self, event: Event) -> None:
         for call in event.get_function_calls():
             if call.name == CONFIRMATION and not event.partial:
                 original = (call.args or {}).get("originalFunctionCall") or {}
@@ -293,8 +264,8 @@ class _Pending:
 
 
 @dataclass(slots=True)
-class _Story:
-    """What happened, for the response."""
+class _TaskRun:
+    """Collects the events of a task for its response."""
 
     request: AgentRequest
     results: list[ToolResult] = field(default_factory=list)
@@ -309,13 +280,15 @@ class _Story:
         known = (self.request.session_id, task.session_id, context.session_id if context is not None else None)
         self.session_id = next((each for each in known if each), None) or str(uuid.uuid4())
 
-    def hear(self, event: Event) -> None:
+    def add(self, event: Event) -> None:
         if event.partial:
             return
         if event.error_code:
-            self.fail(ErrorCode.MODEL_UPSTREAM, f"{event.error_code}: {event.error_message or 'no more is known'}")
-        elif event.is_final_response() and (text := _said(event)):
-            self.text = text
+            self.fail(ErrorCode.MODEL_UPSTREAM, f"{event.error_code}: {event.error_message or 'no details'}")
+        elif event.is_final_response():
+            parts = event.content.parts if event.content is not None else None
+            text = "".join(part.text for part in parts or () if part.text and not part.thought)
+            self.text = text or self.text
 
     def fail(self, code: ErrorCode, message: str) -> None:
         self.error = ErrorPayload(code, message, executed="unknown" if self.results else "no")
@@ -326,7 +299,7 @@ class _Story:
             names = ", ".join(question["tool_name"] for question in self.pending)
             self.fail(
                 ErrorCode.APPROVAL_TIMEOUT,
-                f"{names} waits for approval: execute the request again in this session with "
+                f"{names} needs approval: execute the request again in this session with "
                 'runtime_options={"approvals": {id: True}}; the ids are in metadata["pending_approvals"].',
             )
         return AgentResponse(
@@ -341,7 +314,7 @@ class _Story:
 
 
 def _is_unreachable(error: LibraryError) -> bool:
-    """Whether nothing is wrong with a task but that servers of its tools are not there."""
+    """Whether the only problem is that servers of the task's tools are not connected."""
     problems = error.problems.values() if isinstance(error, UnresolvedToolsError) else [error]
     return all(isinstance(problem, ToolUnreachableError) for problem in problems)
 
@@ -359,7 +332,7 @@ def _config_of(given: AgentConfig | Mapping[str, Any]) -> AgentConfig:
     return AgentConfig(**given)
 
 
-def _answers(decisions: Mapping[str, bool]) -> types.Content:
+def _approval_content(decisions: Mapping[str, bool]) -> types.Content:
     parts = [
         types.Part(
             function_response=types.FunctionResponse(
@@ -371,29 +344,47 @@ def _answers(decisions: Mapping[str, bool]) -> types.Content:
     return types.Content(role="user", parts=parts)
 
 
-def _said(event: Event) -> str:
-    parts = event.content.parts if event.content is not None else None
-    return "".join(part.text for part in parts or () if part.text and not part.thought)
-
-
-def _with_approval(options: ToolOptions, tool: UniversalTool) -> ToolOptions:
-    return replace(options, require_confirmation=tool.metadata.get(REQUIRES_APPROVAL) is True)
-
-
-def _may_be_shown(tool: UniversalTool, catalog: Catalog, user: UserContext | None) -> bool:
-    """Whether the user may use it; of one that has gone since, its call will tell."""
-    entry = catalog.entries.get(tool.name)
-    return entry is None or catalog.may_use(user, entry)
-
-
 def _user_id(task: TaskRequest) -> str:
     named = task.user_context.user_id if task.user_context is not None else None
     if named == NO_USER:
-        raise ConfigurationError(f"user_id must not be {NO_USER!r}, which stands for those without one")
+        raise ConfigurationError(f"user_id must not be {NO_USER!r}, which is reserved for tasks without a user")
     return named or NO_USER
 
 
 def _identifier(name: str) -> str:
-    """What ADK takes for an agent's name; `user` is what it calls the user."""
+    """A legal ADK agent name; ADK reserves `user`."""
     legal = re.sub(r"[^A-Za-z0-9_]", "_", name)
     return legal if legal.isidentifier() and legal != "user" else f"agent_{legal}"
+
+
+def task_contents(task: TaskRequest) -> list[types.Content]:
+    """The messages of a task as ADK contents; without messages, the description.
+
+    Raises:
+        ConfigurationError: there is no message to reply to, or a message is invalid.
+    """
+    contents = [_content(message) for message in task.messages or ([task.description] if task.description else [])]
+    if not contents or contents[-1].role != "user":
+        raise ConfigurationError(
+            f"task {task.task_id} has no message to reply to: give it a description, or messages that end with a user's"
+        )
+    return contents
+
+
+def _content(message: Any) -> types.Content:
+    """Convert a string, `{"role", "content"}`, or an object with these members."""
+    if isinstance(message, types.Content):
+        return message
+    if isinstance(message, str):
+        return _text("user", message)
+    if isinstance(message, Mapping):
+        role, text = message.get("role", "user"), message.get("content")
+    else:
+        role, text = getattr(message, "role", "user"), getattr(message, "content", None)
+    if not isinstance(text, str):
+        raise ConfigurationError(f"a message must be a string or have a string as content, not {type(text).__name__}")
+    return _text("model" if str(role) in AGENT_ROLES else "user", text)
+
+
+def _text(role: str, text: str) -> types.Content:
+    return types.Content(role=role, parts=[types.Part(text=text)])

@@ -1,4 +1,8 @@
-"""What language models call a hub's tools in google-adk. Called by `HubTool`, and where a name is no tool's."""
+"""Function names of a hub's tools in google-adk, and replies to calls of names that the agent does not have.
+
+ADK finds no tool for such a name, and calls the agent's error callbacks for a reply to the model. Used by `HubTool`,
+`HubToolset` and `AdkDomainAgent`.
+"""
 
 from __future__ import annotations
 
@@ -35,20 +39,20 @@ RESERVED = frozenset(
         "transfer_to_agent",
     }
 )
-"""Names by which ADK calls itself: a tool that had one would be called in its place."""
+"""ADK's own function names: a tool with one of them would replace it."""
 
 
 PREFIX_LENGTH_MAX = 32
-"""Of a toolset's prefix: half of a name is left for the tool's own."""
+"""The longest prefix of a toolset; it leaves half of the name for the tool."""
 
 _PREFIX = re.compile(rf"[A-Za-z0-9_-]{{1,{PREFIX_LENGTH_MAX}}}")
 _DIGITS = 6
 
 
 def function_name(tool: UniversalTool, room: int = LLM_LENGTH_MAX) -> str:
-    """What the model calls it: its `llm_name`, which no other tool of the hub has, and which is none of ADK's own.
+    """The function name of a tool: its unique `llm_name`, changed if ADK reserves it.
 
-    One that is longer than there is room for is cut, and ends in hex digits of the whole.
+    A name longer than `room` is cut and ends in hex digits of a hash of the full name.
     """
     name = re.sub(r"[^A-Za-z0-9_-]", "_", llm_name_of(tool))
     name = f"mcp_{name}" if name in RESERVED else name
@@ -59,111 +63,110 @@ def function_name(tool: UniversalTool, room: int = LLM_LENGTH_MAX) -> str:
 
 
 def name_room(prefix: str | None) -> int:
-    """How long names may be to which ADK adds a prefix.
+    """The longest function name that fits behind a prefix.
 
     Raises:
-        ValueError: no provider would take a name that begins like this.
+        ValueError: the prefix is invalid.
     """
     if not prefix:
         return LLM_LENGTH_MAX
     if not _PREFIX.fullmatch(prefix):
         raise ValueError(
-            f"tool_name_prefix must be at most {PREFIX_LENGTH_MAX} of A-Z, a-z, 0-9, _ and -, not {prefix!r}: it "
-            "begins the names that language models are told"
+            f"tool_name_prefix must be at most {PREFIX_LENGTH_MAX} of A-Z, a-z, 0-9, _ and -, not {prefix!r}: "
+            "providers accept no other function names"
         )
     return LLM_LENGTH_MAX - len(prefix) - 1
 
 
 def agent_of(context: ToolContext) -> LlmAgent | None:
-    """Whose tools are meant."""
+    """The agent of a call, if it is an `LlmAgent`."""
     agent = getattr(getattr(context, "_invocation_context", None), "agent", None)
     return agent if isinstance(agent, LlmAgent) else None
 
 
 def handle_unknown_tools(agent: LlmAgent, explain: Callable[..., Any]) -> None:
-    """See that the agent asks about names that it does not have; its own callbacks are asked first."""
+    """Add `explain` to the agent's error callbacks, after its own."""
     callbacks = agent.canonical_on_tool_error_callbacks
     if explain not in callbacks:
         agent.on_tool_error_callback = [*callbacks, explain]
 
 
 def is_unknown_tool(tool: BaseTool) -> bool:
-    """Whether a tool that failed is only the name of one: ADK stands a bare one in for it."""
+    """Whether a failed tool is ADK's placeholder for an unknown name."""
     return type(tool) is BaseTool
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedTools:
-    """What the model has of one service."""
+    """The tools of one service that the model has, and why the called one is not among them."""
 
     names: list[str]
     refusal: ToolError | None = None
-    """Why the tool that it called is not among them, if more is known of it than that."""
-    trouble: str | None = None
-    """Why there is none, if nobody can tell what there is."""
+    """Why the called tool is not among them, if more is known than that."""
+    problem: str | None = None
+    """Why the tools cannot be listed."""
     service: ToolService | None = None
-    """Whose audit log has it that a call was refused; none, if nobody can tell whose call it is."""
+    """The service whose audit log records the refusal; None if the user is unknown."""
     user: UserContext | None = None
 
     @property
-    def weight(self) -> int:
-        """Whose word counts: the lightest one's."""
+    def priority(self) -> int:
+        """Which of several explanations is used: the one with the lowest number."""
         if self.refusal is not None:
             return 0 if isinstance(self.refusal, ToolDeniedError) else 1
-        return 3 if self.trouble is None else 2
+        return 3 if self.problem is None else 2
 
 
 class OffersTools(ABC):
-    """A toolset, or a tool by itself; of a hub, whatever else other tools may offer."""
+    """A toolset or single tool of a hub, which can explain calls of unknown names."""
 
     @abstractmethod
     async def offer(self, called: str, context: ReadonlyContext) -> OfferedTools:
-        """What the model has of this, and why what it called is not among it."""
+        """The tools that the model has from here, and why the called one is not among them."""
 
 
 async def explain_unknown_tool(
     tool: BaseTool, args: Mapping[str, Any], tool_context: ToolContext, asked: OffersTools
 ) -> dict[str, Any] | None:
-    """What the model is told of a name; None if it is a tool's, which failed.
+    """The reply to a call of an unknown name; None if a known tool failed.
 
-    ADK takes the first answer: it is given for all that the agent has of any hub.
+    ADK uses the first reply, so it covers all hubs of the agent.
     """
     if not is_unknown_tool(tool):
         return None
     agent = agent_of(tool_context)
-    beside = [each for each in agent.tools if isinstance(each, OffersTools)] if agent is not None else []
-    everybody = beside if asked in beside else [asked, *beside]
-    offers = [await each.offer(tool.name, tool_context) for each in everybody]
+    offering = [each for each in agent.tools if isinstance(each, OffersTools)] if agent is not None else []
+    if asked not in offering:
+        offering.insert(0, asked)
+    offers = [await each.offer(tool.name, tool_context) for each in offering]
     return tool_response(unknown_tool_result(tool.name, offers, args, tool_context.session.id))
 
 
 def unknown_tool_result(
     called: str, offers: Sequence[OfferedTools], args: Mapping[str, Any], session: str
 ) -> ToolResult:
-    """How such a call ends: one that is denied anywhere is denied. It is in the audit log of whoever says so."""
-    heard = min(offers, key=lambda each: each.weight)
-    result = _ending(called, heard, [name for offer in offers for name in offer.names])
-    return result if heard.service is None else heard.service.noted(result, args, heard.user, session)
-
-
-def _ending(called: str, heard: OfferedTools, known: list[str]) -> ToolResult:
+    """The result of a call of an unknown name. If any hub denies it, it is denied, and recorded in that audit log."""
+    best = min(offers, key=lambda each: each.priority)
+    known = [name for offer in offers for name in offer.names]
     request = ToolRequest(called)
-    if heard.refusal is not None:
-        return refused_result(request, heard.refusal)
-    if heard.trouble is not None:
-        return unavailable_result(request, f"There is no tool {called!r}: {heard.trouble}")
-    if called in known:
-        return refused_result(request, ToolNotFoundError(called, hint="It has come since: call it again."))
-    return refused_result(request, ToolNotFoundError(called, suggestions(called, known)))
+    if best.refusal is not None:
+        result = refused_result(request, best.refusal)
+    elif best.problem is not None:
+        result = unavailable_result(request, f"There is no tool {called!r}: {best.problem}")
+    elif called in known:
+        result = refused_result(request, ToolNotFoundError(called, hint="It is new: call it again."))
+    else:
+        result = refused_result(request, ToolNotFoundError(called, suggestions(called, known)))
+    return result if best.service is None else best.service.noted(result, args, best.user, session)
 
 
 def listing_problem(error: Exception) -> str:
-    """What the model is told where no list can be had; foreign words, such as a provider of users has, stay here."""
+    """Why tools cannot be listed, for the model. Messages of foreign code, such as a user provider, are left out."""
     return without_locations(str(error)) if isinstance(error, LibraryError) else type(error).__name__
 
 
 def refusal_of(name: str, catalog: Catalog, user: UserContext | None, room: int = LLM_LENGTH_MAX) -> ToolError | None:
-    """Why a tool that has this name for language models is not there; None if it might be, or if there is none."""
+    """Why the model does not have the tool with this function name; None if unknown, or if it could have it."""
     for entry in catalog.entries.values():
         if entry.llm_name == name or function_name(entry.tool, room) == name:
             is_denied = not catalog.may_use(user, entry)

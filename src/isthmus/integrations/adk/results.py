@@ -1,7 +1,7 @@
-"""What the model is told of an execution: a dictionary with a status, whatever happened.
+"""Tool results in google-adk: the reply to the model, partial events while a tool runs, and background executions.
 
-An exception would end the whole invocation, so there is none: each way of failing has its own `status`, and `error`
-says why. Called by `HubTool`.
+The reply is a dictionary with a status; an exception would end the whole invocation. Used by `HubTool` and
+`HubToolset`.
 """
 
 from __future__ import annotations
@@ -25,36 +25,46 @@ from isthmus.library.loop_thread import LoopThread
 from isthmus.library.model_content import block_text, image_from_block
 
 TAKES_MEDIA = tuple(int(part) for part in adk_version.split(".")[:2]) >= (2, 8)
-"""Before, ADK has no way to give a model what a tool has drawn, and the blocks stay among the text."""
+"""Earlier releases of ADK cannot pass media to the model; there the blocks stay among the text."""
 
 
 def tool_response(result: ToolResult) -> dict[str, Any]:
     """`{status, result, tool_name, namespace, execution_time}`, or `{status, error, …, error_payload}`.
 
-    Pictures and sound go beside it as `media`, which ADK takes out and hands to the model as what they are.
+    Images and audio are in `media`, which ADK passes to the model as such.
     """
-    answer: dict[str, Any] = {"status": result.status.value}
-    content, media = result.metadata.get("content") or [], _media_of(result)
+    response: dict[str, Any] = {"status": result.status.value}
+    content: list[dict[str, Any]] = result.metadata.get("content") or []
+    media: list[types.Part] = []
+    texts: list[dict[str, Any]] = []
+    for block in content if TAKES_MEDIA else ():
+        is_media = block.get("type") in ("image", "audio")
+        part = _media_part(block) if is_media else None
+        if part is not None:
+            media.append(part)
+        else:
+            texts.append({"type": "text", "text": block_text(block)} if is_media else block)
+    has_media = any(block.get("type") in ("image", "audio") for block in content)
     if not result.is_success:
-        answer["error"] = result.error_message or result.status.value
-    elif TAKES_MEDIA and any(map(_is_media, content)) and not result.metadata.get("structured"):
-        answer["result"] = _without_media(content)
+        response["error"] = result.error_message or result.status.value
+    elif TAKES_MEDIA and has_media and not result.metadata.get("structured"):
+        response["result"] = text_of(texts) if all(block.get("type") == "text" for block in texts) else texts
     else:
-        answer["result"] = result.result_data
-    answer |= {
+        response["result"] = result.result_data
+    response |= {
         "tool_name": result.tool_name,
         "namespace": result.tool_namespace,
         "execution_time": result.execution_time,
     }
     if result.error is not None:
-        answer["error_payload"] = error_dict(result.error)
+        response["error_payload"] = error_dict(result.error)
     if media:
-        answer["media"] = media
-    return answer
+        response["media"] = media
+    return response
 
 
 def error_dict(error: ErrorPayload) -> dict[str, Any]:
-    """An error for programs, without what is not known."""
+    """An error as a dictionary, without unknown members."""
     known = {
         "code": error.code.value,
         "message": error.message,
@@ -67,26 +77,6 @@ def error_dict(error: ErrorPayload) -> dict[str, Any]:
     return {key: value for key, value in known.items() if value not in (None, "", {})}
 
 
-def _media_of(result: ToolResult) -> list[types.Part]:
-    content = result.metadata.get("content") or [] if TAKES_MEDIA else []
-    parts = [_media_part(block) for block in content if _is_media(block)]
-    return [part for part in parts if part is not None]
-
-
-def _without_media(content: list[dict[str, Any]]) -> Any:
-    """What is left to say; of what cannot be shown, what it is."""
-    rest = [_in_words(block) for block in content if not _is_media(block) or _media_part(block) is None]
-    return text_of(rest) if all(block.get("type") == "text" for block in rest) else rest
-
-
-def _in_words(block: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "text", "text": block_text(block)} if _is_media(block) else block
-
-
-def _is_media(block: dict[str, Any]) -> bool:
-    return block.get("type") in ("image", "audio")
-
-
 def _media_part(block: dict[str, Any]) -> types.Part | None:
     if (image := image_from_block(block)) is not None:
         return types.Part.from_bytes(data=base64.b64decode(image.data), mime_type=image.mime)
@@ -94,94 +84,98 @@ def _media_part(block: dict[str, Any]) -> types.Part | None:
         case {"type": "audio", "data": str(data), "mimeType": str(kind)}:
             try:
                 return types.Part.from_bytes(data=base64.b64decode(data, validate=True), mime_type=kind)
-            except ValueError:  # what a server sends is not to be trusted
+            except ValueError:  # servers may send anything
                 return None
         case _:
             return None
 
 
+# -- background executions ---------------------------------------------------------------------------------------------
+#
+# ADK calls these long-running: the agent's turn ends, and its program sends the result in a later one. `HubToolset`
+# makes one `Background`, `HubTool` starts executions in it, and the program waits for their results there.
+
 PENDING_MAX = 256
-"""How many may run, or have a result that nobody has fetched; who starts more has forgotten the others."""
+"""How many executions may run or wait to be fetched; a program with more has probably forgotten them."""
 
 
 class Background:
-    """What runs in the background, by the id of the function call that began it."""
+    """Executions in the background, by the id of the function call that started them."""
 
     def __init__(self) -> None:
         self._pending: dict[str, tuple[str, Future[dict[str, Any]]]] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Background:
-        return Background()  # what runs is fetched where it was begun
+        return Background()  # results are fetched from the original
 
     @property
     def pending(self) -> list[str]:
-        """The ids of those whose result has not been fetched."""
+        """The ids of executions whose results are not fetched yet."""
         return list(self._pending)
 
     def has_room(self) -> bool:
-        """Whether one more may begin."""
+        """Whether another execution may start."""
         return len(self._pending) < PENDING_MAX
 
     def begin(self, call_id: str, name: str, work: Coroutine[Any, Any, dict[str, Any]]) -> None:
-        """Have an execution go on by itself, whatever becomes of the loop that this is called on."""
+        """Start an execution; it does not depend on the caller's loop."""
         self._pending[call_id] = name, LoopThread.shared().submit(work)
 
     async def answer(self, call_id: str) -> types.Part:
-        """Wait for a result; send this part as the user's next message, and the agent goes on with it.
+        """Wait for a result and return the part to send as the user's next message.
 
-        Who stops waiting may wait again; a result is there once.
+        A cancelled wait can be repeated; a result can be fetched once.
 
         Raises:
-            KeyError: nothing of this id runs, or its result was fetched.
+            KeyError: no execution has this id, or its result was fetched.
             ServiceClosedError: the toolset was closed meanwhile.
         """
         name, future = self._pending[call_id]
         try:
-            answer = await asyncio.shield(asyncio.wrap_future(future))
+            response = await asyncio.shield(asyncio.wrap_future(future))
         except asyncio.CancelledError:
-            if future.cancelled() and not _is_being_cancelled():
+            task = asyncio.current_task()
+            is_caller_cancelled = task is not None and task.cancelling() > 0
+            if future.cancelled() and not is_caller_cancelled:
                 raise ServiceClosedError(f"{name} was cancelled, because its toolset was closed.") from None
             raise
         self._pending.pop(call_id, None)
-        return _response(call_id, name, answer)
+        media = [
+            types.FunctionResponsePart.from_bytes(data=part.inline_data.data, mime_type=part.inline_data.mime_type)
+            for part in response.pop("media", ())
+        ]
+        body = types.FunctionResponse(id=call_id, name=name, response=response, parts=media or None)
+        return types.Part(function_response=body)
 
     def cancel(self, call_id: str) -> None:
-        """Stop one at its server; it is forgotten."""
+        """Cancel an execution at its server and forget it."""
         _, future = self._pending.pop(call_id)
         future.cancel()
 
     def cancel_all(self) -> None:
-        """Stop them all."""
+        """Cancel all executions."""
         for call_id in self.pending:
             self.cancel(call_id)
 
 
-def _is_being_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+# -- progress ----------------------------------------------------------------------------------------------------------
+#
+# A `BaseTool` returns one response and has no events. So the execution runs as a node under the tool's context, like
+# ADK's own generator functions, and each chunk of progress is a partial event of that node: the runner's consumer gets
+# it at once, and neither the session nor the model sees it.
 
-
-def _response(call_id: str, name: str, answer: dict[str, Any]) -> types.Part:
-    media = [
-        types.FunctionResponsePart.from_bytes(data=part.inline_data.data, mime_type=part.inline_data.mime_type)
-        for part in answer.pop("media", ())
-    ]
-    said = types.FunctionResponse(id=call_id, name=name, response=answer, parts=media or None)
-    return types.Part(function_response=said)
-
-
-SAID_OF_PROGRESS = {"progress": None, "total": None, "message": None}
-"""What there is to read of progress, whatever a server leaves out."""
+NO_PROGRESS = {"progress": None, "total": None, "message": None}
+"""Members that a server may omit."""
 
 PROGRESS_KEY = "tool_progress"
 LOG_KEY = "tool_log"
-"""Where in an event's `custom_metadata` it stands."""
+"""Keys of an event's `custom_metadata`."""
 
 
 def can_send_progress(tool_context: ToolContext) -> bool:
-    """Whether there is a runner that takes events while a tool runs.
+    """Whether a runner accepts events while a tool runs.
 
-    An agent run by hand has none, and in a live session ADK gives its own generators another way.
+    An agent without a runner has none, and live sessions use another way.
     """
     invocation = getattr(tool_context, "_invocation_context", None)
     is_live = getattr(invocation, "live_request_queue", None) is not None
@@ -189,17 +183,18 @@ def can_send_progress(tool_context: ToolContext) -> bool:
 
 
 async def send_progress(events: AsyncIterator[Event], tool_name: str, tool_context: ToolContext) -> None:
-    """Give these to the runner, as they come."""
+    """Send events to the runner as they come."""
     call_id = tool_context.function_call_id
-    # The consumer knows the agent, and not that a tool is a node.
+    # Consumers know the agent, and not that a tool is a node.
     tool_context.event_author = tool_context.agent_name
-    node = _Events(name=_identifier(tool_name), events=events)
-    # A number alone would be taken for one of the runner's own.
+    legal = re.sub(r"[^A-Za-z0-9_]", "_", tool_name)
+    node = _EventNode(name=legal if legal.isidentifier() else f"_{legal}", events=events)
+    # A plain number would look like an id of the runner's own.
     await tool_context.run_node(node, run_id=f"call_{call_id}" if call_id else None)
 
 
-class _Events(BaseNode):
-    """A node that only has something to say; what comes of it is nobody's output."""
+class _EventNode(BaseNode):
+    """A node that only emits events; its output is not used."""
 
     rerun_on_resume: bool = True
     events: Any
@@ -210,35 +205,26 @@ class _Events(BaseNode):
 
 
 def progress_event(chunk: ToolStreamChunk, call_id: str | None) -> Event | None:
-    """A partial event, if this is something that a consumer may want to know before the end."""
+    """A partial event for a progress or log chunk; None for others."""
     if chunk.chunk_type not in ("progress", "log") or not isinstance(chunk.content, dict):
         return None
+    content: dict[str, Any] = chunk.content
     if chunk.chunk_type == "progress":
-        key, text, said = PROGRESS_KEY, _progress_text(chunk.content), {**SAID_OF_PROGRESS, **chunk.content}
+        key, members = PROGRESS_KEY, {**NO_PROGRESS, **content}
+        done, total, message = members["progress"], members["total"], members["message"]
+        text = f"{done:g}" if isinstance(done, int | float) else "…"
+        if isinstance(total, int | float):
+            text += f"/{total:g}"
+        if message:
+            text = f"{text} {message}"
     else:
-        key, text, said = LOG_KEY, _log_text(chunk.content), chunk.content
+        key, members = LOG_KEY, content
+        text = f"[{content.get('level')}] {content.get('data')}"
     about = {"tool_name": chunk.tool_name, "function_call_id": call_id, "sequence_id": chunk.sequence_id}
     return Event(
         partial=True,
-        # A thought: shown by who shows these, and not part of the answer for who joins the text of all events.
+        # As a thought, it can be displayed, but is not part of the text of all events.
         content=types.Content(role="model", parts=[types.Part(text=text, thought=True)]),
-        custom_metadata={key: {**about, **said}},
+        custom_metadata={key: {**about, **members}},
         timestamp=chunk.timestamp.timestamp(),
     )
-
-
-def _progress_text(content: dict[str, Any]) -> str:
-    done, total, message = content.get("progress"), content.get("total"), content.get("message")
-    share = f"{done:g}" if isinstance(done, int | float) else "…"
-    if isinstance(total, int | float):
-        share += f"/{total:g}"
-    return f"{share} {message}" if message else share
-
-
-def _log_text(content: dict[str, Any]) -> str:
-    return f"[{content.get('level')}] {content.get('data')}"
-
-
-def _identifier(name: str) -> str:
-    legal = re.sub(r"[^A-Za-z0-9_]", "_", name)
-    return legal if legal.isidentifier() else f"_{legal}"

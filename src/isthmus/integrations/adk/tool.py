@@ -1,7 +1,7 @@
-"""A tool of the hub as a tool of google-adk.
+"""`HubTool`: a tool of the hub as a tool of google-adk.
 
-It gives the model the tool's own JSON Schema, executes through the service, so that the hub's permissions, limits and
-checks hold, and never raises. Made by `HubToolset` and `AdkDomainAgent`, or by hand for a single tool.
+The model gets the tool's own JSON Schema. Execution goes through the service, so the hub's permissions, limits and
+checks apply, and it never raises. Made by `HubToolset` and `AdkDomainAgent`, or by hand for a single tool.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ from isthmus.library.service import ToolService
 logger = logging.getLogger(__name__)
 
 NO_USER = "isthmus:nobody-in-particular"
-"""Whose conversations those are for which no user is named; ADK wants a user, and no user can be this one."""
+"""ADK's user id for conversations without a user; no real user may have it."""
 
 LONG_RUNNING_NOTE = (
-    "This operation may go on after the tool has answered. If the answer says that it is pending, do not call the tool "
-    "again: the result will be given to you."
+    "This operation may continue after the tool has replied. If the reply says that it is pending, do not call the "
+    "tool again: the result will be sent to you."
 )
 
 Confirmation: TypeAlias = bool | Callable[..., bool | Awaitable[bool]]
-"""Whether a person is asked first. A function is given what it names: arguments of the tool, `tool_context`, `tool`,
-and all arguments as `parameters`; so `library.is_destructive` is one."""
+"""Whether a person must confirm a call. A function gets the parameters that it names: arguments of the tool,
+`tool_context`, `tool`, and all arguments as `parameters`. `library.is_destructive` is such a function."""
 
 UserProvider: TypeAlias = Callable[[ReadonlyContext], UserContext | Awaitable[UserContext | None] | None]
 HeaderProvider: TypeAlias = Callable[[ReadonlyContext], Mapping[str, str] | Awaitable[Mapping[str, str] | None] | None]
@@ -73,46 +73,47 @@ HeaderProvider: TypeAlias = Callable[[ReadonlyContext], Mapping[str, str] | Awai
 
 @dataclass(frozen=True, slots=True)
 class ToolOptions:
-    """How a tool is executed for an agent."""
+    """Options of a tool for an agent."""
 
     user_context: UserContext | None = None
     user_context_provider: UserProvider | None = None
-    """Asked before each execution, instead."""
+    """Called before each execution, instead of `user_context`."""
     header_provider: HeaderProvider | None = None
-    """Headers of the user's; they reach only servers that are configured with `user_headers` of these names."""
+    """Returns the user's headers; sent only to servers whose `user_headers` name them."""
     require_confirmation: Confirmation = False
     is_long_running: bool = False
     is_fenced: bool = True
-    """Whether what the server says of the tool is marked as the server's."""
+    """Whether the server's descriptions are marked as untrusted."""
     shows_progress: bool = True
     background: Background | None = None
-    """Where the tool goes on running while the agent does something else; then it is long-running in any case."""
+    """Where the tool runs while the agent goes on; such a tool is always long-running."""
     timeout: float | None = None
     name_length: int = LLM_LENGTH_MAX
-    """How long the name may be that the model is told."""
+    """The longest function name."""
     on_result: Callable[[ToolResult], None] | None = None
-    """Told of every result, before the model is."""
+    """Called with every result, before the model gets it."""
 
     def __post_init__(self) -> None:
-        """Refuse a timeout that is none: it is the program's mistake, and not for a model to hear of.
+        """Check the timeout now: a mistake of the program must not become an error for the model.
 
         Raises:
-            ConfigurationError: it is none.
+            ConfigurationError: the timeout is invalid.
         """
         check_timeout(self.timeout)
 
     async def user_for(self, context: ReadonlyContext | None) -> UserContext | None:
-        """On whose behalf; the invocation's user, where the permissions are given for nobody in particular."""
+        """The user of a call; if it has no identity, it gets the id of the invocation's user."""
         user = self.user_context
         if self.user_context_provider is not None and context is not None:
-            user = await _settled(self.user_context_provider(context))
-        if user is not None and context is not None and context.user_id != NO_USER and _is_anybody(user):
-            user = replace(user, user_id=context.user_id)
+            user = await _awaited(self.user_context_provider(context))
+        if user is not None and context is not None and context.user_id != NO_USER:
+            has_identity = user.user_id or user.user_name or user.session_token
+            user = user if has_identity else replace(user, user_id=context.user_id)
         return user
 
     async def headers_for(self, context: ReadonlyContext) -> dict[str, str]:
         """The user's headers."""
-        given = None if self.header_provider is None else await _settled(self.header_provider(context))
+        given = None if self.header_provider is None else await _awaited(self.header_provider(context))
         return dict(given or {})
 
 
@@ -130,10 +131,10 @@ class HubTool(BaseTool, OffersTools):
             custom_metadata={"tool_name": tool.name, "namespace": tool.namespace},
         )
 
-    # -- what the model is told ----------------------------------------------------------------------------------------
+    # -- declaration --------------------------------------------------------------------------------------------------
 
     def _get_declaration(self) -> types.FunctionDeclaration:
-        """As its server says; what goes to the model is fenced by `process_llm_request`."""
+        """The declaration without markers; `process_llm_request` adds them for the model."""
         return self._declaration(is_fenced=False)
 
     def _declaration(self, *, is_fenced: bool) -> types.FunctionDeclaration:
@@ -147,33 +148,27 @@ class HubTool(BaseTool, OffersTools):
         return types.FunctionDeclaration(name=self.name, description=description, parameters_json_schema=schema)
 
     async def process_llm_request(self, *, tool_context: ToolContext, llm_request: LlmRequest) -> None:
-        """Add the tool to what the model is asked; by itself, it also says what there is of other names."""
+        """Add the tool to the model's request; a tool without a toolset also handles unknown names."""
         await super().process_llm_request(tool_context=tool_context, llm_request=llm_request)
         agent = agent_of(tool_context)
         if agent is not None and self in agent.tools:  # those of a toolset are not
             handle_unknown_tools(agent, self.on_tool_error)
-        if not self._is_fenced():
+        if not self.options.is_fenced or self.tool.namespace == BUILTIN:  # built-in tools are the program's own
             return
-        self._fence(llm_request)
-        instruction = llm_request.config.system_instruction or ""
-        # It can be added to text only; without it the markers still say what they are.
-        if isinstance(instruction, str) and PREAMBLE not in instruction:
-            llm_request.append_instructions([PREAMBLE])
-
-    def _is_fenced(self) -> bool:
-        return self.options.is_fenced and self.tool.namespace != BUILTIN  # what is built in speaks for the program
-
-    def _fence(self, llm_request: LlmRequest) -> None:
         for tool in llm_request.config.tools or ():
             declarations: list[types.FunctionDeclaration] = getattr(tool, "function_declarations", None) or []
             for place, declaration in enumerate(declarations):
                 if declaration.name == self.name:
                     declarations[place] = self._declaration(is_fenced=True)
+        instruction = llm_request.config.system_instruction or ""
+        # Only a text can be extended; without the preamble the markers still speak for themselves.
+        if isinstance(instruction, str) and PREAMBLE not in instruction:
+            llm_request.append_instructions([PREAMBLE])
 
     async def on_tool_error(
         self, tool: BaseTool, args: dict[str, Any], tool_context: ToolContext, error: Exception
     ) -> dict[str, Any] | None:
-        """What the model is told of a name that is no tool's, or not the user's to use; of other errors, nothing."""
+        """ADK's callback: the reply to a call of an unknown or denied tool; None for other errors."""
         return await explain_unknown_tool(tool, args, tool_context, self)
 
     async def offer(self, called: str, context: ReadonlyContext) -> OfferedTools:
@@ -181,52 +176,52 @@ class HubTool(BaseTool, OffersTools):
         try:
             catalog, user = await self._service.catalog(), await self.options.user_for(context)
         except Exception as error:
-            logger.exception("%s was called, and the tools of the hub could not be listed", called)
-            return OfferedTools([], trouble=listing_problem(error))
+            logger.exception("cannot list the tools of the hub to explain a call of %s", called)
+            return OfferedTools([], problem=listing_problem(error))
         return OfferedTools([self.name], refusal_of(called, catalog, user), service=self._service, user=user)
 
-    # -- asking a person first -----------------------------------------------------------------------------------------
+    # -- confirmation --------------------------------------------------------------------------------------------------
 
     async def check_require_confirmation(self, args: dict[str, Any], tool_context: ToolContext) -> bool:
-        """Asked by the flow before each execution."""
-        is_wanted = await self._is_confirmation_wanted(args, tool_context)
+        """Called by ADK's flow before each execution."""
+        is_required = await self._is_confirmation_required(args, tool_context)
         confirmation = tool_context.tool_confirmation
-        if is_wanted and confirmation is not None and not confirmation.confirmed:
-            await self._note_rejected(args, tool_context)  # whoever asks here does not execute it then
-        return is_wanted
+        if is_required and confirmation is not None and not confirmation.confirmed:
+            # The call is not executed. Current flows reply to the model themselves; the audit log needs the rejection.
+            try:
+                user = await self.options.user_for(tool_context)
+            except Exception:
+                logger.exception("the user of a rejected call of %s is unknown", self.tool.name)
+            else:
+                self._service.noted(not_approved(self.tool), args, user, tool_context.session.id)
+        return is_required
 
-    async def _note_rejected(self, args: dict[str, Any], tool_context: ToolContext) -> None:
-        """Have a person's no in the audit log; the flows of today tell the model of it by themselves."""
-        try:
-            user = await self.options.user_for(tool_context)
-        except Exception:
-            logger.exception("%s was rejected, and on whose behalf it was called cannot be told", self.tool.name)
-            return
-        self._service.noted(not_approved(self.tool), args, user, tool_context.session.id)
-
-    async def _is_confirmation_wanted(self, args: dict[str, Any], tool_context: ToolContext) -> bool:
-        wanted = self.options.require_confirmation
-        if not callable(wanted):
-            return wanted
+    async def _is_confirmation_required(self, args: dict[str, Any], tool_context: ToolContext) -> bool:
+        required = self.options.require_confirmation
+        if not callable(required):
+            return required
         try:
             known = {**args, "tool_context": tool_context, "tool": self.tool, "parameters": args}
-            return bool(await _settled(wanted(**_named_by(wanted, known))))
+            parameters = inspect.signature(required).parameters
+            if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+                known = {name: value for name, value in known.items() if name in parameters}
+            return bool(await _awaited(required(**known)))
         except Exception:
-            # Foreign code, which was to say whether this is dangerous: who cannot say so does not get it past a person.
-            logger.exception("whether %s needs confirmation could not be decided, so it does", self.tool.name)
+            # The program's function failed to decide whether the call is dangerous: a person decides.
+            logger.exception("require_confirmation failed for %s, so a confirmation is required", self.tool.name)
             return True
 
-    async def _held_back(self, args: dict[str, Any], tool_context: ToolContext) -> dict[str, Any] | None:
-        """What the model is told while a person has not agreed.
+    async def _confirmation_reply(self, args: dict[str, Any], tool_context: ToolContext) -> dict[str, Any] | None:
+        """The reply to the model while the call is not confirmed; None if it may be executed.
 
-        The flows of today ask by themselves before they come here; the first of ADK 2 leave it to the tool.
+        Current flows ask for confirmation themselves; those of the first ADK 2 releases leave it to the tool.
         """
         if not await self.check_require_confirmation(args, tool_context):
             return None
         confirmation = tool_context.tool_confirmation
         if confirmation is None:
             tool_context.request_confirmation(hint=f"May the tool {self.tool.name} be executed with these arguments?")
-            # It is not for the model to go on: it would call the tool again.
+            # The model must not go on: it would call the tool again.
             tool_context.actions.skip_summarization = True
             return {"status": "pending", "error": "This tool call requires confirmation, please approve or reject."}
         if not confirmation.confirmed:
@@ -236,19 +231,19 @@ class HubTool(BaseTool, OffersTools):
     # -- executing -----------------------------------------------------------------------------------------------------
 
     async def run_async(self, *, args: dict[str, Any], tool_context: ToolContext) -> dict[str, Any]:
-        """Execute it; whatever happens is an answer for the model, with a status."""
-        if (held_back := await self._held_back(args, tool_context)) is not None:
-            return held_back
+        """Execute the call; every outcome is a reply to the model, with a status."""
+        if (reply := await self._confirmation_reply(args, tool_context)) is not None:
+            return reply
         try:
             request = await self._request(args, tool_context)
             if self.options.background is not None:
-                return self._begun(request, tool_context.function_call_id, self.options.background)
+                return self._start_background(request, tool_context.function_call_id, self.options.background)
             result = await self._result(request, tool_context)
         except Exception as error:  # noqa: BLE001 - an exception would end the invocation with all its other tools
-            result = self._broken(error)
-        return self._told(result)
+            result = self._error_result(error)
+        return self._respond(result)
 
-    def _told(self, result: ToolResult) -> dict[str, Any]:
+    def _respond(self, result: ToolResult) -> dict[str, Any]:
         if self.options.on_result is not None:
             self.options.on_result(result)
         return tool_response(result)
@@ -260,31 +255,32 @@ class HubTool(BaseTool, OffersTools):
         await send_progress(self._events(request, tool_context.function_call_id, results), self.name, tool_context)
         if results:
             return results[0]
-        # The runner stopped listening. Executing it again could do twice what was to be done once.
+        # The runner stopped listening. A second execution could repeat an effect.
         return self._failure(
             ToolStatus.CANCELLED, ErrorCode.TOOL_CANCELLED, f"{self.tool.name} was cancelled", "unknown"
         )
 
-    def _begun(self, request: ToolRequest, call_id: str | None, background: Background) -> dict[str, Any]:
+    def _start_background(self, request: ToolRequest, call_id: str | None, background: Background) -> dict[str, Any]:
         if call_id is None:
-            return self._told(self._not_begun("its call has no id, by which its result could be fetched"))
+            return self._respond(self._not_started("its call has no id to fetch the result by"))
         if not background.has_room():
-            refusal = self._not_begun(f"the results of {PENDING_MAX} others have not been fetched", "overloaded")
+            refusal = self._not_started(f"the results of {PENDING_MAX} other calls are not fetched yet", "overloaded")
             user, session = request.user_context, request.session_id
-            return self._told(self._service.noted(refusal, request.parameters, user, session))
-        background.begin(call_id, self.name, self._later(request))
+            return self._respond(self._service.noted(refusal, request.parameters, user, session))
+
+        async def execute() -> dict[str, Any]:
+            try:
+                result = await self._service.execute_tool(request)
+            except Exception as error:  # noqa: BLE001 - a background call always has a reply
+                result = self._error_result(error)
+            return self._respond(result)
+
+        background.begin(call_id, self.name, execute())
         return {"status": "pending", "tool_name": self.tool.name, "namespace": self.tool.namespace}
 
-    def _not_begun(self, why: str, reason: str = "") -> ToolResult:
-        message = f"{self.tool.name} was not begun: {why}"
+    def _not_started(self, why: str, reason: str = "") -> ToolResult:
+        message = f"{self.tool.name} was not started: {why}"
         return self._failure(ToolStatus.UNAVAILABLE, ErrorCode.TOOL_UNAVAILABLE, message, reason=reason)
-
-    async def _later(self, request: ToolRequest) -> dict[str, Any]:
-        try:
-            result = await self._service.execute_tool(request)
-        except Exception as error:  # noqa: BLE001 - whoever waits for it is to be told like everybody else
-            result = self._broken(error)
-        return self._told(result)
 
     async def _request(self, args: dict[str, Any], tool_context: ToolContext) -> ToolRequest:
         headers = await self.options.headers_for(tool_context)
@@ -300,9 +296,9 @@ class HubTool(BaseTool, OffersTools):
     async def _events(
         self, request: ToolRequest, call_id: str | None, results: list[ToolResult]
     ) -> AsyncIterator[Event]:
-        """What there is to tell while it runs; how it ended goes into `results`.
+        """Yield progress events and append the result to `results`.
 
-        It does not raise either: a node that fails is an error event of its own.
+        Does not raise: a failing node would be an error event of its own.
         """
         try:
             async with self._service.execute_tool_stream(request) as stream:
@@ -312,17 +308,17 @@ class HubTool(BaseTool, OffersTools):
                     elif (event := progress_event(chunk, call_id)) is not None:
                         yield event
         except ServiceClosedError as error:
-            results.append(self._broken(error))
+            results.append(self._error_result(error))
 
-    def _broken(self, error: Exception) -> ToolResult:
-        """What is told of an exception.
+    def _error_result(self, error: Exception) -> ToolResult:
+        """The result for an exception.
 
-        Those of foreign code, such as a provider of headers, may hold secrets: their words are for the log only.
+        Messages of foreign code, such as a header provider, may hold secrets: they are only logged.
         """
         if isinstance(error, ServiceClosedError):
             return self._failure(ToolStatus.UNAVAILABLE, ErrorCode.TOOL_UNAVAILABLE, str(error))
         logger.error("%s could not be executed", self.tool.name, exc_info=error)
-        message = f"{self.tool.name} could not be executed: {type(error).__name__} (the log says more)"
+        message = f"{self.tool.name} could not be executed: {type(error).__name__} (see the log)"
         return self._failure(ToolStatus.ERROR, ErrorCode.INTERNAL, message)
 
     def _failure(
@@ -332,24 +328,11 @@ class HubTool(BaseTool, OffersTools):
         return ToolResult(self.tool.name, status, self.tool.namespace, error_message=message, error=error)
 
     def _detect_error_in_response(self, response: Any) -> str | None:
-        """ADK's telemetry asks: what to count it as."""
+        """The error type for ADK's telemetry."""
         if isinstance(response, dict) and "error" in response:
             return str(response.get("status", "error")).upper()
         return None
 
 
-def _is_anybody(user: UserContext) -> bool:
-    """Whether nothing tells who it is; with a name or a token, it is not for ADK to say so."""
-    return not (user.user_id or user.user_name or user.session_token)
-
-
-def _named_by(function: Callable[..., Any], known: dict[str, Any]) -> dict[str, Any]:
-    """Those that a function names, or takes whatever they are called."""
-    parameters = inspect.signature(function).parameters
-    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
-        return known
-    return {name: value for name, value in known.items() if name in parameters}
-
-
-async def _settled(value: Any) -> Any:
+async def _awaited(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
