@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from isthmus.config.callers import _named, _tenant
+from isthmus.config.callers import parse_caller_name, _tenant
 from isthmus.core.access.tenants import NO_TENANTS
-from isthmus.core.tasks.pushes import id_of
-from isthmus.core.tasks.record import Owner
+from isthmus.core.tasks.delivery import delivery_id
+from isthmus.core.tasks.record import TaskOwner
 from isthmus.identity.issuers import _word
 from isthmus.model.names import parse_server_name
 from tests.security.source import imported, texts, with_words
@@ -32,18 +32,18 @@ def test_nothing_speaks_to_a_message_bus() -> None:
 
 @given(some.tuples(ids, ids, some.integers(0, 9)), some.tuples(ids, ids, some.integers(0, 9)))
 def test_no_two_things_have_one_key(one: tuple[str, str, int], other: tuple[str, str, int]) -> None:
-    assert (id_of(*one) == id_of(*other)) == (one == other)
+    assert (delivery_id(*one) == delivery_id(*other)) == (one == other)
 
 
 def test_no_two_owners_have_one_key() -> None:
     """A key is the tenant and the name with a line end between: neither a file nor a token can bring one along."""
-    assert Owner("acme", "ann").key == "acme\nann"
+    assert TaskOwner("acme", "ann").key == "acme\nann"
     for odd in ("a\nb", "\n", "a\rb", "a\u2028b", "a\x00"):
         assert _word(odd, 100) is None
         with pytest.raises(ValueError, match="printable"):
             _tenant({"tenant": odd}, NO_TENANTS)
         with pytest.raises(ValueError, match="must"):
-            _named(odd)
+            parse_caller_name(odd)
 
 
 def test_the_name_of_a_server_is_of_few_letters() -> None:

@@ -165,14 +165,23 @@ def _read_caller(name: str, fields: Mapping[str, object], variables: Variables, 
     may_name = values.flag("targets", fields.get("targets", False))
     tenant = _tenant(fields, tenants)
     is_operator = values.flag("operator", fields.get("operator", False))
-    if not name.strip() or not name.isprintable():
-        raise ValueError(f"must have a printable name, not {values.quoted(name)}")
     grants = Grants(allow=patterns("allow", fields), deny=patterns("deny", fields))
     faces = tuple(
         _frontend_grants(frontend, given) for frontend, given in values.table("faces", fields.get("faces", {})).items()
     )
-    caller = Caller(name, tenant, grants, may_name, faces=faces, is_operator=is_operator)
+    caller = Caller(parse_caller_name(name), tenant, grants, may_name, faces=faces, is_operator=is_operator)
     return _CallerEntry(digests, tenants.bound(caller), _expiry(fields.get("expires")))
+
+
+def parse_caller_name(name: str) -> str:
+    """Return a name.
+
+    Raises:
+        ValueError: it is empty, or has characters that cannot be printed.
+    """
+    if not name.strip() or not name.isprintable():
+        raise ValueError(f"must have a printable name, not {values.quoted(name)}")
+    return name
 
 
 def _digests(fields: Mapping[str, object], variables: Variables) -> tuple[bytes, ...]:

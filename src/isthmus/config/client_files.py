@@ -1,7 +1,7 @@
-"""The files of other clients: found by a client's name or by a path.
+"""Read the files of other clients, found by a client's name or by a path.
 
-They are named in `import` of our own file, or on the command line of `isthmus import`. A file that cannot be
-read costs only its own servers. Called by `config.load` and the command line.
+The names come from `import` of our own file, or from `isthmus import`. A file that cannot be read is skipped with a
+finding. Called by `config.load` and the command line.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from isthmus.config.formats import PARSERS
 
 IMPORT = "import"
 ALL = "all"
-"""Stands for every client."""
+"""Means every client."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostContext:
-    """The folders and the environment that names are looked up in."""
+    """The environment and the folders of the process."""
 
     environment: Mapping[str, str]
     cwd: Path
@@ -35,18 +35,18 @@ class HostContext:
 
 @dataclass(slots=True)
 class ClientFiles:
-    """What was found under some names."""
+    """The files that were found."""
 
     documents: list[Document] = field(default_factory=list)
     unread: list[Path] = field(default_factory=list)
-    """Files that are there and cannot be read."""
+    """Files that exist and cannot be read."""
     sought: list[Path] = field(default_factory=list)
-    """Files that were looked for, there or not."""
+    """Paths that were searched, whether or not they exist."""
     findings: list[Finding] = field(default_factory=list)
 
 
 def named_imports(document: Document) -> tuple[str, ...]:
-    """Return what our own file imports.
+    """Return the names and paths in `import` of our own file.
 
     Raises:
         ConfigError: it is not a list of texts.
@@ -68,13 +68,13 @@ def read_client_files(
     *,
     importers: Mapping[str, Extension] | None = None,
 ) -> ClientFiles:
-    """Read the files of clients and the files at paths; paths are seen from `folder`.
+    """Read the files of clients and the files at paths; relative paths start at `folder`.
 
-    `place` is where the names are written, one without a path being the command line. `importers` are what extensions
-    add to the clients that are known.
+    `place` is where the names are written; without a path, the command line. `importers` are clients that extensions
+    add.
 
     Raises:
-        ConfigError: an extension that is wanted cannot be used.
+        ConfigError: a named extension cannot be used.
     """
     found = ClientFiles()
     for position, name in enumerate(names):
@@ -123,7 +123,7 @@ def _take_client(found: ClientFiles, name: str, place: Place, around: HostContex
 
 
 def _take_by(extension: Extension, found: ClientFiles, place: Place, around: HostContext) -> None:
-    """Read the files of a program that only an extension knows."""
+    """Read the files of a client that an extension knows."""
     importer = cast("Importer", extension.make("places", "servers"))
     title = str(getattr(importer, "title", extension.name))
     files = _places(extension, importer, around)
@@ -152,16 +152,16 @@ def _nothing(title: str, sought: Iterable[Path], place: Place) -> Finding:
 
 
 def _places(extension: Extension, importer: Importer, around: HostContext) -> list[Path]:
-    """Where an extension says its files may be. Raises `ConfigError` if it does anything else."""
+    """Return the paths that an extension names. Raises `ConfigError` if it raises or returns something else."""
     try:
         named: list[object] = list(importer.places(around.home, around.cwd, around.environment))
     except Exception as error:  # it is not ours, and a file may be watched, and read again, while the hub runs
-        said = f"cannot be used: asked for the places of its files it raised {type(error).__name__}"
+        said = f"cannot be used: its places() raised {type(error).__name__}"
         raise ConfigError(extension.place.finding(said, code=codes.BAD_EXTENSION)) from error
     files = [file for file in named if isinstance(file, Path)]
     if len(files) < len(named):
         kinds = sorted({type(file).__name__ for file in named if not isinstance(file, Path)})
-        said = f"cannot be used: the places of its files must be paths, not {', '.join(kinds)}"
+        said = f"cannot be used: its places() must return paths, not {', '.join(kinds)}"
         raise ConfigError(extension.place.finding(said, code=codes.BAD_EXTENSION))
     return files
 

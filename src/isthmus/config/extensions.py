@@ -1,9 +1,8 @@
-"""The `[extensions]` of a file: code of others that the operator has the hub use, found by its entry point.
+"""Read `[extensions]`: code of other packages that the operator lets the hub load by entry point.
 
-Nothing is loaded because it is installed: only what a file of our own names is, and code comes in by no other way. A
-mistake never widens access, so that a name that cannot be used refuses the whole file. Reading a file uses two of the
-groups itself, where secrets come from and other programs' files; `app.extensions` uses the others. Called by
-`config.load`.
+Nothing is loaded because it is installed: only extensions that our own file names are. A mistake must not widen access,
+so a name that cannot be used refuses the whole file. Reading a file uses the groups `secrets` and `importers`;
+`app.extensions` uses the others. Called by `config.load`.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from isthmus.config.variables import SecretSource, UsedVariables, Variables
 EXTENSIONS = "extensions"
 SETTINGS = "settings"
 PREFIX = "isthmus."
-"""What a group of entry points is called, before the word for what they are."""
+"""Prefix of the groups of entry points."""
 
 Group: TypeAlias = Literal["identity", "policy", "storage", "secrets", "importers"]
 GROUPS: tuple[Group, ...] = get_args(Group)
 
 Settings: TypeAlias = Mapping[str, object]
-"""What a file says to one extension under `[extensions.settings.NAME]`, what it borrows there put in."""
+"""`[extensions.settings.NAME]` of one extension, with variables replaced."""
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,49}")
 _SCHEME = re.compile(r"[a-z][a-z0-9-]{0,49}")
@@ -39,20 +38,20 @@ _TAKEN: Mapping[Group, tuple[str, ...]] = {
     "secrets": ("env", "file", "keyring", "http", "https", "ws", "wss"),
     "storage": ("postgresql", "postgres"),
 }
-"""What begins a secret or an address already."""
+"""Prefixes of secrets and addresses that are already taken."""
 
 
 class Importer(Protocol):
     """Reads the files of another program."""
 
     title: str
-    """What the program is called where a person reads."""
+    """The program's name in messages."""
 
     def places(self, home: Path, cwd: Path, environment: Mapping[str, str]) -> Iterable[Path]:
-        """Where its files may be; they need not be there."""
+        """Return where its files may be, whether or not they exist."""
 
     def servers(self, content: bytes) -> Mapping[str, Mapping[str, object]]:
-        """The servers of a file by their names, each written as under `mcpServers`; raises if it is no such file."""
+        """Return the servers of a file by name, each written as under `mcpServers`; raise if it is another file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +62,14 @@ class Extension:
     name: str
     settings: Settings = field(default_factory=dict, repr=False)
     place: Place = field(default_factory=lambda: Place(None), compare=False)
-    """Where it is named."""
+    """Where the file names it."""
     _made: list[object] = field(default_factory=list, repr=False, compare=False)
 
     def check(self) -> metadata.EntryPoint:
-        """Look whether it is installed, without loading it.
+        """Return its entry point without loading it.
 
         Raises:
-            ConfigError: it is not, or several packages have it.
+            ConfigError: it is not installed, or several packages have it.
         """
         points = metadata.entry_points(group=PREFIX + self.group)
         found = {point.value: point for point in points if point.name == self.name}
@@ -85,7 +84,7 @@ class Extension:
         raise self._refused(f"must be an entry point of {PREFIX}{self.group} that is installed", advice=advice)
 
     def make(self, *needed: str) -> object:
-        """Load it, tell it its settings, and return what it makes; that has these methods, or can be called.
+        """Load it once, with its settings, and return the object that it makes.
 
         That is done once: the same is returned from then on.
 
@@ -117,26 +116,26 @@ class Extension:
 
 @dataclass(frozen=True, slots=True)
 class Extensions:
-    """Everything that a file names."""
+    """All extensions that a file names."""
 
     named: tuple[Extension, ...] = ()
 
     def of(self, group: Group) -> tuple[Extension, ...]:
-        """Those of one group, in the order of the file."""
+        """Return the extensions of one group, in the order of the file."""
         return tuple(each for each in self.named if each.group == group)
 
     def sources(self) -> dict[str, SecretSource]:
-        """Where secrets come from besides the usual places, by the word before the colon; made when first asked."""
+        """Return additional sources of secrets by their prefix; each is loaded when it is first used."""
         return {each.name: partial(_secret, each) for each in self.of("secrets")}
 
 
 def _secret(extension: Extension, name: str) -> str:
-    """Raises: ConfigError if the extension cannot be had, and whatever it raises."""
+    """Raises: ConfigError if the extension cannot be used, and any error of the extension."""
     return cast("SecretSource", extension.make())(name)
 
 
 def read_extensions(document: Document | None, variables: Variables) -> tuple[Extensions, tuple[Finding, ...]]:
-    """Return what a file names, all of which is installed, and what is odd about it.
+    """Return the extensions that a file names, with findings.
 
     Raises:
         ConfigError: a value is not acceptable, something is not installed, or the file was not written for the hub.
@@ -164,7 +163,7 @@ def read_extensions(document: Document | None, variables: Variables) -> tuple[Ex
 
 
 def _check_belongs_to_other(table: object, place: Place) -> None:
-    """Some clients have servers under this word; who meant us must hear that it has no effect there."""
+    """Reject hub extensions in another client's file, where `extensions` may also hold servers."""
     if isinstance(table, dict) and any(isinstance(table.get(group), list) for group in GROUPS):
         said = "must be in a file that was written for the hub, such as isthmus.toml"
         raise ConfigError(place.finding(said, code=BAD_EXTENSION))
@@ -200,7 +199,7 @@ def _settings(given: object, everybody: set[str], variables: Variables) -> dict[
 
 
 def _lent(key: str, value: object, variables: Variables) -> object:
-    """A text may be borrowed, as every secret may; what is in lists and tables is as it is written."""
+    """Replace variables in a text; lists and tables stay as written."""
     if not isinstance(value, str):
         return values.plain(value)
     borrowed = UsedVariables()

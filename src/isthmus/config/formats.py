@@ -1,7 +1,7 @@
-"""The text of a file as a table of plain values: TOML, YAML, and JSON with the liberties that editors allow.
+"""Parse TOML, YAML, and JSON with comments and trailing commas into a table of plain values.
 
-What the values mean is not known here. A text that breaks its format is refused with the line and column;
-nothing in it, however deep, repeated or self-referring, may cost more than its length. Called by `config.files`.
+What the values mean is not known here. A text that breaks its format is rejected with line and column. No text, however
+deep, repetitive or self-referring, takes more time than its length justifies. Called by `config.files`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from isthmus.config.codes import REPEATED_KEY, SYNTAX
 from isthmus.config.findings import ConfigError, Finding, Place
 
 NODES_MAX = 100_000
-"""How many values a YAML file may stand for once its aliases are followed."""
+"""How many values a YAML file may contain when its aliases are followed."""
 
 DEPTH_MAX = 200
 """How deep a YAML file may nest."""
 
 TOLD_TWICE_MAX = 20
-"""Of how many keys that are written twice it is told."""
+"""How many duplicate keys are reported."""
 
 _TOML_POSITION = re.compile(r"\s*\(at line (\d+), column (\d+)\)$")
 _STRING = r'("[^"\\]*(?:\\.[^"\\]*)*"?)'
@@ -44,24 +44,23 @@ _YAML_WORDS = {
         r"(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))\Z"
     ),
 }
-"""What is more than a text when it stands without quotes: the core of YAML 1.2, and merging from before.
+"""Scalars without quotes that are not texts: the core schema of YAML 1.2, and the merge key of 1.1.
 
-Earlier rules, by which `NO` is a boolean, `22:22` and `0777` are other numbers and a day is no text, change what people
-mean.
+By the rules of 1.1 `NO` is a boolean, `22:22` and `0777` are other numbers, and a date is not a text.
 """
 
 Parsed = tuple[dict[str, object], tuple[Finding, ...]]
-"""A table, and what is odd about its text."""
+"""A table, with findings about its text."""
 
 _Repeated = tuple[dict[str, object], str]
-"""A table, and a key that its text has twice."""
+"""A table, and a key that is written twice in it."""
 
 _Trail = tuple[Any, str | int] | None
-"""The way to a value from its end: the trail to what it is in, and the last step."""
+"""The path to a value, from its end: the trail of its container, and the last step."""
 
 
 def parse(file: Path, text: str) -> Parsed:
-    """Return the table that a text stands for.
+    """Parse a text into a table.
 
     Raises:
         ConfigError: it breaks the rules of its format, or holds no table.
@@ -132,7 +131,7 @@ def _json(file: Path, text: str) -> Parsed:
 
 
 def strict_json(text: str) -> str:
-    """Return JSON without comments and without commas after the last item, everything else where it was."""
+    """Return JSON without comments and trailing commas; everything else keeps its position."""
     return _LAST_COMMA.sub(_blank, _COMMENT.sub(_blank, text))
 
 
@@ -142,7 +141,7 @@ def _blank(found: re.Match[str]) -> str:
 
 
 def _table(pairs: list[tuple[str, object]], repeated: list[_Repeated]) -> dict[str, object]:
-    """Make a table and note the keys that JSON would silently take the last of."""
+    """Make a table and note duplicate keys, of which JSON silently keeps the last."""
     table: dict[str, object] = {}
     for key, value in pairs:
         if key in table:
@@ -152,7 +151,7 @@ def _table(pairs: list[tuple[str, object]], repeated: list[_Repeated]) -> dict[s
 
 
 def _trails_to(repeated: list[_Repeated], root: object) -> Iterator[_Trail]:
-    """Yield where the noted keys are: the parser, being inside of everything, did not know."""
+    """Yield the paths of the noted keys; the parser does not know them."""
     keys: dict[int, list[str]] = {}
     for table, key in repeated:
         keys.setdefault(id(table), []).append(key)
@@ -196,7 +195,7 @@ def _yaml(file: Path, text: str) -> Parsed:
 
 @cache
 def _loader_by(base: Any) -> Any:
-    """Return a loader that goes by `_YAML_WORDS`, and keeps the letters of what it reads as a number or a boolean."""
+    """Return a loader with the rules of `_YAML_WORDS` that keeps the characters of numbers and booleans."""
     words = [(_YAML_TAG + tag, form) for tag, form in _YAML_WORDS.items()]
     made: Any = type("Loader", (base,), {"yaml_implicit_resolvers": {None: words}})
     for tag, read in (("int", _yaml_int), ("float", _yaml_float), ("bool", _yaml_bool)):
@@ -221,7 +220,7 @@ def _yaml_bool(text: str) -> object:
 
 
 def _check_depth(events: Iterable[Any]) -> None:
-    """Refuse what nests too deep before it is built: the fast loader recurses in C, where that ends the process."""
+    """Reject deep nesting before it is built: the fast loader recurses in C, where that crashes the process."""
     depth = 0
     for event in events:
         name = type(event).__name__
@@ -232,7 +231,7 @@ def _check_depth(events: Iterable[Any]) -> None:
 
 
 def _check_nodes(root: Any, repeated: list[_Trail]) -> None:
-    """Refuse a file whose aliases make more of it than it says, and make every key a text."""
+    """Reject a file whose aliases expand too far, and make every key a text."""
     sizes: dict[int, int] = {}
     # Children first, without recursion: a node is met once to open it and once to add up what is in it.
     stack: list[tuple[Any, _Trail, bool]] = [(root, None, False)]
@@ -250,7 +249,7 @@ def _check_nodes(root: Any, repeated: list[_Trail]) -> None:
 
 
 def _children(node: Any) -> list[tuple[str | int, Any]]:
-    """Return what is in a node, keys included, each with its step from there."""
+    """Return the children of a node, keys included, each with its step."""
     if node.id == "mapping":
         return [(_step_of(key), part) for key, value in node.value for part in (key, value)]
     return list(enumerate(node.value)) if node.id == "sequence" else []
@@ -261,7 +260,7 @@ def _step_of(key: Any) -> str:
 
 
 def _name_keys(node: Any) -> list[str]:
-    """Make every key of a node a text, and return those that it has twice."""
+    """Make every key of a node a text, and return duplicate ones."""
     seen: set[str] = set()
     repeated: list[str] = []
     for key, _ in node.value if node.id == "mapping" else ():

@@ -1,7 +1,7 @@
-"""Which texts of an entry are secrets, and how to speak without them.
+"""Which texts of an entry are secrets, and how to remove them from messages.
 
-Values borrowed from variables are known to be secrets (`config.variables`); this is about the literal ones,
-found by the names they go under. It errs towards hiding. Called by `config.servers`.
+Values of variables are known to be secrets (`config.variables`); this module recognizes literal ones by their names. In
+doubt it hides. Called by `config.servers`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from isthmus.upstream.settings import SECRET_LENGTH_MIN
 
 _SECRET_NAME = re.compile(
     r"key|token|secret|passw|passphrase|credential|auth|cookie|dsn|connection_?string"
-    # `PWD` alone is the working folder, and `compass` or `pattern` are words like any other.
+    # `PWD` alone is the working folder, and `compass` or `pattern` are ordinary words.
     r"|(?:^|[_.-])(?:pass|pat)(?:$|[_.-])|[_.-]pwd|(?-i:[a-z](?:Pass|Pwd|Pat)(?![a-z]))",
     re.IGNORECASE,
 )
 _PLACEHOLDER = re.compile(r"\$\{[^{}]*\}")
-# Each part has an end: an entry may be as long as its author likes, and is looked through at every start.
+# Each part has a maximum, since an entry may be long and is scanned at every start.
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s/:@]{0,200}:(?!\d{1,5}(?:[/?#]|$))\S{0,1000}@\S*")
 _PASSWORD = re.compile(r"://[^:@]*:([^@]+)@")
 _PASSWORD_TO_LAST = re.compile(r"://[^:@]*:(.+)@")
@@ -30,7 +30,7 @@ _SETTING = re.compile(r"(?:passw(?:or)?d|pwd|accountkey|secret)\s*=\s*[\"']?([^;
 
 
 def secrets_of(fields: dict[str, object]) -> set[str]:
-    """Return the literal secrets of a server entry, whatever shape it is in."""
+    """Return the literal secrets of a server entry, valid or not."""
     named = [*_pairs(fields.get("headers")), *_pairs(fields.get("env"))]
     named += [*_query(fields.get("url")), *_query(fields.get("rpc")), *_query(fields.get("agent"))]
     logins = [*_deep(fields.get("oauth")), *_deep(fields.get("callers"))]
@@ -42,9 +42,9 @@ def secrets_of(fields: dict[str, object]) -> set[str]:
     ]
     secrets = {value for name, value in named if value and _SECRET_NAME.search(name)}
     secrets |= {secret for text in _texts(fields) for secret in _within(text)}
-    # Of `Bearer abc` the token alone is secret as well, however it is quoted elsewhere.
+    # In `Bearer abc`, the token alone is a secret too.
     secrets |= {value.split()[-1] for value in secrets if value.strip()}
-    # A variable that could not be replaced is no secret, and whoever has to set it must see its name.
+    # An unresolved placeholder is not a secret: the operator must see its name.
     return {value for value in secrets if _PLACEHOLDER.fullmatch(value) is None}
 
 
@@ -55,15 +55,15 @@ def _texts(fields: dict[str, object]) -> Iterator[str]:
 
 
 def with_parts(secrets: Set[str]) -> set[str]:
-    """Return secrets, and the passwords in those that are addresses: their servers may tell one without the other."""
+    """Return secrets, and the passwords in addresses among them: a server may print one without the other."""
     return {*secrets, *(part for secret in secrets for part in _within(secret))}
 
 
 def _within(text: str) -> Iterator[str]:
-    """Yield the passwords that an address or a line of settings has in it, and the addresses themselves."""
+    """Yield the passwords in an address or a connection string, and the addresses themselves."""
     for address in _ADDRESS.findall(text):
         yield address
-        # Whoever forgot to escape an `@` has one more than whoever reads it expects.
+        # An `@` that is not escaped may be part of the password.
         for found in (_PASSWORD.search(address), _PASSWORD_TO_LAST.search(address)):
             yield from (found[1], unquote(found[1])) if found else ()
     yield from _SETTING.findall(text)
@@ -75,7 +75,7 @@ def _pairs(value: object) -> Iterator[tuple[str, str]]:
 
 
 def _deep(value: object) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of tables in tables."""
+    """Yield the pairs of nested tables."""
     yield from _pairs(value)
     for inner in value.values() if isinstance(value, dict) else ():
         yield from _deep(inner)
@@ -86,7 +86,7 @@ def _words(value: object) -> list[str]:
 
 
 def _word(value: object) -> str:
-    """Return a value as its server gets it, nothing for one that cannot be a secret."""
+    """Return a value as text, empty if it cannot be a secret."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return ""
     try:
@@ -113,7 +113,7 @@ def _options(args: object) -> Iterator[tuple[str, str]]:
 
 
 def any_secret(value: object) -> bool:
-    """Tell whether anything in a value goes under the name of a secret, however deep."""
+    """Whether a value contains something under the name of a secret, at any depth."""
     if isinstance(value, dict):
         return any(_is_secret(name, inner) or any_secret(inner) for name, inner in value.items())
     if isinstance(value, list):
@@ -123,13 +123,13 @@ def any_secret(value: object) -> bool:
 
 def _is_secret(name: object, value: object) -> bool:
     text = _word(value)
-    # A short number is how much there may be of something, such as tokens.
+    # A short number is probably a count, such as of tokens.
     is_worth_it = bool(text) if isinstance(value, str) else len(text) >= SECRET_LENGTH_MIN
     return is_worth_it and bool(_SECRET_NAME.search(str(name)))
 
 
 def without(secrets: Set[str], finding: Finding) -> Finding:
-    """Return a finding with these secrets blanked out."""
+    """Return a finding with these secrets replaced by `***`."""
     return replace(
         finding,
         value=_blanked(finding.value, secrets),

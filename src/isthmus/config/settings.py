@@ -1,7 +1,7 @@
-"""The settings of the hub as a whole, and the value that `load` returns.
+"""The settings of the hub as a whole, and the `Configuration` that `load` returns.
 
-Settings of one room live in that room (`upstream.settings`, `core.settings`); here is what belongs to none:
-where the hub listens, what it calls itself, how it logs. Read by `app` and the command line.
+Settings of one package are in that package (`upstream.settings`, `core.settings`); this module has those of none: where
+the hub listens, its public address, its log. Read by `app` and the command line.
 """
 
 from __future__ import annotations
@@ -52,26 +52,26 @@ class HubSettings:
     port: int = 8765
     """0 lets the system choose."""
     public_url: str | None = None
-    """What the hub calls itself towards others; never taken from a request's Host header."""
+    """The hub's public address; never taken from a request's Host header."""
     names: NameStyle = "canonical"
     pin: Pinning = "warn"
-    """What becomes of a tool whose definition changes after it was first seen."""
+    """What happens to a tool whose definition changes."""
     open_programs: OpenPrograms = "warn"
-    """What becomes of a server whose program, or folder, everybody on the machine can write to."""
+    """What happens to a server whose program or folder every user of the machine can write to."""
     state: str = "~/.local/state/isthmus"
-    """The folder for what must outlast the process; `load` returns it absolute."""
+    """The folder for data that survives the process; `load` makes it absolute."""
     audit: AuditMode = "batched"
-    """Whether calls are written into the audit log: not, soon after their end, or before anybody hears of it."""
+    """When calls are written to the audit log: never, soon after their end, or before their end is reported."""
     log_level: LogLevel = "info"
     log_format: LogFormat = "auto"
     log_file: str | None = None
-    """Where logs are written; None for standard error. `load` returns it absolute."""
+    """Where logs are written; None for standard error. `load` makes it absolute."""
     hosts: tuple[str, ...] = ()
-    """Host headers accepted besides the hub's own addresses."""
+    """Host headers to accept beside the hub's own addresses."""
     origins: tuple[str, ...] = ()
-    """Origins of web pages that may call; a request without one is not from a page and passes."""
+    """Origins of web pages that may call; a request without an origin is not from a page."""
     tools: tuple[str, ...] = ()
-    """Python modules that are imported for their functions, which `@tool` makes built-in tools."""
+    """Python modules whose `@tool` functions become built-in tools."""
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -95,18 +95,18 @@ class HubSettings:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether it listens where only programs on this machine reach it."""
+        """Whether only programs on this machine can reach its address."""
         return _is_loopback(self.host)
 
     @property
     def is_published(self) -> bool:
-        """Whether others reach it all the same: by a proxy, at an address that is not this machine's."""
+        """Whether others can reach it through a proxy, at a public address."""
         return self.public_url is not None and not _is_loopback(urlsplit(self.public_url).hostname or "")
 
 
 @dataclass(frozen=True, slots=True)
 class RelayParts:
-    """What `[relay]` says, to each of its parts; what it says of agents, two of them are told."""
+    """`[relay]` split into the settings of its parts; two of them get the agents."""
 
     tokens: TokenSettings = field(default_factory=TokenSettings)
     dialin: DialInSettings = field(default_factory=DialInSettings)
@@ -120,55 +120,55 @@ class Origin:
     file: Path | None
     """None for the environment and the command line."""
     path: str
-    """Where in the file, or the variable's or the option's name."""
+    """The path in the file, or the name of the variable or option."""
     borrowed: tuple[str, ...] = ()
-    """The variables and files that parts of the value come from."""
+    """The variables and files that the value uses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Everything that was configured, checked, with what had to be left out."""
+    """The whole configuration, checked, with its findings."""
 
     file: Path | None
     hub: HubSettings
     servers: tuple[ServerSettings, ...] = ()
     callers: tuple[tuple[bytes, Caller], ...] = ()
-    """Digest of the key and who it belongs to, ready for `identity.keys.KeyRing`; a caller may have several."""
+    """The digest of each key and its caller, ready for `identity.keys.KeyRing`; a caller may have several."""
     named: frozenset[str] = frozenset()
-    """The names of all callers that the file has, those that had to be left out included: they are the file's."""
+    """The names of all callers in the file, broken ones included."""
     expiries: Mapping[bytes, float] = field(default_factory=dict)
-    """By the digest: when a key of a caller ceases to be good, in seconds since 1970."""
+    """By digest: when a key expires, in seconds since 1970."""
     tenants: Tenants = NO_TENANTS
-    """What everybody of a tenant is held to; those in `callers` are already."""
+    """The restrictions of each tenant; `callers` already have theirs."""
     issuers: tuple[IssuerSettings, ...] = ()
-    """Whose signed tokens let somebody in."""
+    """The issuers whose signed tokens are accepted."""
     warnings: tuple[Finding, ...] = ()
     files: tuple[Path, ...] = ()
-    """Every file that was read or that would have been, had it existed: a change of one may change all this."""
+    """Every file that was read or searched for: a change of one may change the configuration."""
     broken: tuple[ServerName, ...] = ()
-    """Servers whose entries cannot be used as they are; a running hub keeps what it had under these names."""
+    """Servers with broken entries; a running hub keeps the earlier settings of these names."""
     unread: tuple[Path, ...] = ()
-    """Imported files that are broken just now; the servers that they had before are not gone for it."""
+    """Imported files that cannot be read now; a running hub keeps their servers."""
     unresolved: Mapping[ServerName, tuple[str, ...]] = field(default_factory=dict)
-    """What servers borrow from variables that are not set, such as `${TOKEN}`."""
+    """By server: placeholders of variables that are not set, such as `${TOKEN}`."""
     origins: Mapping[str, Origin] = field(default_factory=dict)
-    """By path, such as `servers.files.command`: where a value comes from that is not a default."""
+    """By path, such as `servers.files.command`: where each value that is not a default was written."""
     a2a: A2aSettings = field(default_factory=A2aSettings)
     tasks: TaskSettings = field(default_factory=TaskSettings)
     targets: TargetSettings = field(default_factory=TargetSettings)
     storage: StorageSettings = field(default_factory=StorageSettings)
     credentials: VaultSettings = field(default_factory=VaultSettings)
-    """What logins at servers are sealed with."""
+    """The keys that encrypt stored logins."""
     audit: AuditSettings = field(default_factory=AuditSettings)
     extensions: Extensions = field(default_factory=Extensions)
-    """What other packages add, as the file names it."""
+    """The extensions that the file names."""
     relay: RelayParts = field(default_factory=RelayParts)
 
 
 def unfiled_settings() -> HubSettings:
-    """Those of a hub that no file configures; its state is in the usual folder of whoever runs it.
+    """Return the settings of a hub without a file; its state is in the user's default folder.
 
-    As it is written, `~` would be a folder below wherever the program was started, which is anybody's to fill.
+    An unresolved `~` would be a folder below the working folder, which others might control.
     """
     usual = HubSettings()
     return replace(usual, state=str(resolve_path(usual.state, Path(), home_folder())))
@@ -204,7 +204,7 @@ def _check_public_url(url: str) -> None:
 def _is_address(url: str) -> bool:
     try:
         parts = urlsplit(url)
-        _ = parts.port  # only looked at is it checked
+        _ = parts.port  # reading it checks it
     except ValueError:
         return False
     is_plain = not (parts.query or parts.fragment or any(character.isspace() for character in url))

@@ -51,7 +51,7 @@ MISTAKES = [
     Mistake(
         codes.CODE_NOT_RUN,
         entry('"url": "http://a", "headersHelper": "x"'),
-        ".mcp.json: mcpServers.a.headersHelper is a program that prints headers, and reading a file runs none",
+        ".mcp.json: mcpServers.a.headersHelper is a program that prints headers; the hub does not run it",
         ".mcp.json",
     ),
     Mistake(

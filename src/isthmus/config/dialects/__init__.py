@@ -1,1 +1,1 @@
-"""How each client writes its servers down, and where; `clients.CLIENTS` is the table."""
+"""How other clients write servers, and where their files are; `clients.CLIENTS` lists them."""

@@ -1,7 +1,9 @@
-"""What may differ between two clients' files: a value for each client, and the choice between them.
+"""The clients whose files the hub reads: how each writes servers, and the steps that translate an entry into our keys.
 
-A dialect tells how an entry of its file is put into our own words; it opens no file and knows no variable's
-value. `config.entries` applies it. The table of all clients is in `clients`.
+A `Dialect` describes one client's file; `config.entries` applies it. A step changes a `DraftEntry` and never fails: a
+value of an unexpected shape stays, and the checks of every entry report it. Nothing here opens a file or reads a
+variable; `places` knows where the files are. A client without any habits still has its row, so that the command line
+knows its name.
 """
 
 from __future__ import annotations
@@ -18,30 +20,30 @@ from isthmus.upstream.settings import Carrier
 
 @dataclass(slots=True)
 class DraftEntry:
-    """One entry: some keys in our words, some still in the client's."""
+    """One entry while its keys are translated."""
 
     place: Place
     fields: dict[str, object]
     written_at: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """By our key: the path at which the file has it, where that differs."""
+    """By our key: its path in the file, where that differs."""
     findings: list[Finding] = field(default_factory=list)
 
     def at(self, key: str) -> Place:
-        """Return where the file has what we call `key`."""
+        """Return the place of one of our keys in the file."""
         return self.place.at(*self.written_at.get(key, (key,)))
 
     def rename(self, theirs: str, ours: str) -> None:
-        """Give a key our name, unless that is taken: then it stays what it is, for nobody to read."""
+        """Rename a key to ours, unless the entry already has ours."""
         if theirs in self.fields and ours not in self.fields:
             self.move(ours, self.fields.pop(theirs), theirs)
 
     def move(self, ours: str, value: object, *written_at: str) -> None:
-        """Set one of our keys to what the file has at another path."""
+        """Set one of our keys from another path of the file."""
         self.fields[ours] = value
         self.written_at[ours] = written_at
 
     def merge(self, ours: str, members: dict[str, object], *written_at: str) -> None:
-        """Add to one of our tables; what is in it already stays."""
+        """Add to one of our tables; existing members win."""
         present = self.fields.get(ours, {})
         if isinstance(present, dict):
             self.fields[ours] = {**members, **present}
@@ -57,42 +59,42 @@ SHARED_ROOTS: tuple[Root, ...] = (
     ("mcpServers",), ("servers",), ("mcp_servers",), ("tool_service", "mcp_servers"), ("context_servers",),
     ("extensions",), ("mcp", "servers"), ("mcp",)
 )  # fmt: skip
-"""Where servers are looked for when nobody says which client's file it is, the likeliest first."""
+"""Where servers are searched in a file of an unknown client, the most likely first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One client's way to write servers down."""
+    """How one client writes servers."""
 
     name: str
     title: str
     roots: tuple[Root, ...] = SHARED_ROOTS
     is_own: bool = False
-    """Whether the file is written for Isthmus alone: then an unknown key is a mistake and not somebody else's."""
+    """Whether the file is only for Isthmus: then an unknown key is a mistake, not another program's key."""
     has_hub: bool = False
-    """Whether `[hub]`, `[callers]` and their like in it are meant for us; elsewhere they are the client's."""
+    """Whether `[hub]`, `[callers]` and so on are ours; in other files they belong to the client."""
     bare_url: Carrier | Literal["path"] = "auto"
-    """How an address without a word for its transport is spoken to; `path` goes by its ending."""
+    """The transport of an address without a type; `path` decides by its ending."""
     http: Carrier = "http"
-    """What the word `http` means: some clients fall back to the earlier transport."""
+    """The transport that `http` means: some clients fall back to the earlier one."""
     unit: Unit = "unsaid"
     ignored_below: float = 0.0
-    """Timeouts below are what the client takes for none, in its own unit."""
+    """The client ignores shorter timeouts, in its own unit."""
     syntax: tuple[Syntax, ...] = ()
-    """Ways to write a variable besides `${…}`, which is understood in every file."""
+    """Forms of a variable beside `${…}`, which every file may use."""
     own_kinds: frozenset[str] = frozenset()
-    """Types of entries that only the client itself can run: no servers."""
+    """Types of entries that only the client itself can run."""
     has_projects: bool = False
     """Whether the file keeps servers under `projects.<folder>` too."""
     switches: Root = ()
-    """Where the file names servers that are `allowed` or `excluded`, if it does."""
+    """The key with lists of servers that are `allowed` or `excluded`."""
     steps: tuple[Step, ...] = ()
-    """What this client alone does, before what everybody's files have in common."""
+    """Steps for this client only; they run before the common ones."""
 
 
 OWN = Dialect("isthmus", "Isthmus", roots=(("mcpServers",), ("servers",)), is_own=True, has_hub=True)
 STANDARD = Dialect("mcp.json", "mcp.json", has_hub=True)
-"""A file that says nothing of the client it was written for."""
+"""A file of an unknown client."""
 
 RENAMED_KEYS = {
     "serverUrl": "url",
@@ -119,17 +121,17 @@ RENAMED_KEYS = {
 _HELPERS = ("headersHelper", "http_headers_helper")
 
 
-def drop_nothings(draft: DraftEntry) -> None:
-    """Take out what is null: several programs write all their keys, with nothing in most."""
+def drop_nulls(draft: DraftEntry) -> None:
+    """Remove nulls: several programs write all their keys, most of them null."""
     draft.fields = {key: value for key, value in draft.fields.items() if value is not None}
 
 
 def open_transport(draft: DraftEntry) -> None:
-    """Bring the parts of a `transport` table up beside it."""
-    _open(draft, "transport")
+    """Move the members of a `transport` table up."""
+    _move_up(draft, "transport")
 
 
-def _open(draft: DraftEntry, outer: str) -> None:
+def _move_up(draft: DraftEntry, outer: str) -> None:
     nested = draft.fields.get(outer)
     if isinstance(nested, dict):
         del draft.fields[outer]
@@ -139,9 +141,9 @@ def _open(draft: DraftEntry, outer: str) -> None:
 
 
 def rename_keys(draft: DraftEntry) -> None:
-    """Give every key of another name its own."""
+    """Rename the keys of other clients to ours."""
     if "httpUrl" in draft.fields:
-        # Where both are written it is the newer one, and the other is for older versions of the client.
+        # If both are there, `url` is for older versions of the client.
         draft.fields.pop("url", None)
         draft.fields.setdefault("type", "http")
     draft.rename("httpUrl", "url")
@@ -150,7 +152,7 @@ def rename_keys(draft: DraftEntry) -> None:
 
 
 def split_command(draft: DraftEntry) -> None:
-    """Take a command apart that is a list, or a table with a path in it."""
+    """Split a command that is a list, or a table with a `path`."""
     match draft.fields.get("command"):
         case [str() as program, *arguments]:
             draft.fields["command"] = program
@@ -166,18 +168,18 @@ def split_command(draft: DraftEntry) -> None:
             pass
 
 
-def list_headers(draft: DraftEntry) -> None:
-    """Make a table of headers that are written as lines."""
+def parse_header_lines(draft: DraftEntry) -> None:
+    """Turn a list of header lines into a table."""
     lines = draft.fields.get("headers")
     if isinstance(lines, list) and all(isinstance(line, str) and ":" in line for line in lines):
         pairs = (line.partition(":") for line in lines)
         draft.fields["headers"] = {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def borrow_from_environment(draft: DraftEntry) -> None:
-    """Write the keys that only name variables as the placeholders they stand for."""
-    _borrow_env(draft, "env_vars")
-    _borrow_env(draft, "env_keys")
+def use_variables(draft: DraftEntry) -> None:
+    """Replace keys that name variables by placeholders."""
+    _use_env_list(draft, "env_vars")
+    _use_env_list(draft, "env_keys")
     named = draft.fields.get("env_http_headers")
     if isinstance(named, dict) and all(isinstance(name, str) for name in named.values()):
         del draft.fields["env_http_headers"]
@@ -188,7 +190,7 @@ def borrow_from_environment(draft: DraftEntry) -> None:
         draft.merge("headers", {"Authorization": f"Bearer ${{{token}}}"}, "bearer_token_env_var")
 
 
-def _borrow_env(draft: DraftEntry, key: str) -> None:
+def _use_env_list(draft: DraftEntry, key: str) -> None:
     listed = draft.fields.get(key)
     if not isinstance(listed, list):
         return
@@ -198,35 +200,35 @@ def _borrow_env(draft: DraftEntry, key: str) -> None:
         draft.merge("env", {str(name): f"${{{name}}}" for name in names}, key)
 
 
-def tell_of_helpers(draft: DraftEntry) -> None:
-    """Say that programs which would print headers are not run: a file must not be able to start anything."""
+def report_helpers(draft: DraftEntry) -> None:
+    """Report programs that would print headers: reading a file never runs one."""
     for key in _HELPERS:
         if key in draft.fields:
-            text = "is a program that prints headers, and reading a file runs none"
+            text = "is a program that prints headers; the hub does not run it"
             draft.findings.append(draft.at(key).finding(text, code=CODE_NOT_RUN))
 
 
 COMMON_STEPS = (
-    drop_nothings, open_transport, rename_keys, split_command, list_headers, borrow_from_environment, tell_of_helpers
+    drop_nulls, open_transport, rename_keys, split_command, parse_header_lines, use_variables, report_helpers
 )  # fmt: skip
 
 
 # -- what one or two clients do ------------------------------------------------------------------------------
 
 
-def take_tools_for_a_filter(draft: DraftEntry) -> None:
-    """Read a list under `tools` as the tools that are shown."""
+def read_tools_as_filter(draft: DraftEntry) -> None:
+    """Read a list under `tools` as `include_tools`."""
     if isinstance(draft.fields.get("tools"), list):
         draft.rename("tools", "include_tools")
 
 
-def take_tool_timeout(draft: DraftEntry) -> None:
-    """Read the seconds that a tool may take."""
+def read_tool_timeout(draft: DraftEntry) -> None:
+    """Read `tool_timeout_sec` as the timeout."""
     draft.rename("tool_timeout_sec", "timeout")
 
 
-def take_request_timeout(draft: DraftEntry) -> None:
-    """Read the part of a `timeout` table that is about calls."""
+def read_request_timeout(draft: DraftEntry) -> None:
+    """Read `timeout.request` as the timeout."""
     parts = draft.fields.get("timeout")
     if isinstance(parts, dict):
         del draft.fields["timeout"]
@@ -235,19 +237,19 @@ def take_request_timeout(draft: DraftEntry) -> None:
             draft.move("timeout", parts["request"], "timeout", "request")
 
 
-def take_quarantine_for_off(draft: DraftEntry) -> None:
-    """Leave a server off that its owner has not looked at yet."""
+def disable_quarantined(draft: DraftEntry) -> None:
+    """Disable a server in quarantine."""
     if values.plain(draft.fields.get("quarantined")) is True:
         draft.move("disabled", True, "quarantined")
 
 
 def open_config(draft: DraftEntry) -> None:
-    """Bring the parts of a `config` table up beside it."""
-    _open(draft, "config")
+    """Move the members of a `config` table up."""
+    _move_up(draft, "config")
 
 
-def take_token(draft: DraftEntry) -> None:
-    """Read `auth` as a token, unless it is the word for a login that needs a browser."""
+def read_token(draft: DraftEntry) -> None:
+    """Read `auth` as a token, unless it is `oauth`."""
     given = draft.fields.get("auth")
     if isinstance(given, str) and given != "oauth":
         del draft.fields["auth"]
@@ -263,7 +265,7 @@ CLAUDE_CODE = Dialect(
 CURSOR = Dialect("cursor", "Cursor", roots=_MCP_SERVERS)
 VSCODE = Dialect("vscode", "VS Code", roots=(("servers",), ("mcp", "servers"), ("mcpServers",)), http="auto")
 WINDSURF = Dialect("windsurf", "Windsurf", roots=_MCP_SERVERS)
-# Both say in their sources that an address without a type stays what it was when there was only one kind.
+# Their sources say that an address without a type is SSE, which was the only transport once.
 CLINE = Dialect("cline", "Cline", roots=_MCP_SERVERS, bare_url="sse", unit="seconds")
 ROO = Dialect("roo", "Roo Code", roots=_MCP_SERVERS, bare_url="sse", unit="seconds")
 GEMINI = Dialect(
@@ -275,7 +277,7 @@ GEMINI = Dialect(
     switches=("mcp",),
 )
 CODEX = Dialect(
-    "codex", "Codex", roots=(("mcp_servers",),), unit="seconds", bare_url="http", steps=(take_tool_timeout,)
+    "codex", "Codex", roots=(("mcp_servers",),), unit="seconds", bare_url="http", steps=(read_tool_timeout,)
 )  # fmt: skip
 GOOSE = Dialect(
     "goose",
@@ -285,21 +287,21 @@ GOOSE = Dialect(
     own_kinds=frozenset({"builtin", "platform", "frontend", "inline_python"}),
     steps=(open_config,),
 )
-# Seconds now, milliseconds in earlier versions: neither is said, so that the size of the number decides.
+# Seconds now, milliseconds in earlier versions: the size of the number decides.
 ZED = Dialect("zed", "Zed", roots=(("context_servers",),))
 KIRO = Dialect("kiro", "Kiro", roots=_MCP_SERVERS, unit="milliseconds")
-COPILOT = Dialect("copilot", "Copilot CLI", roots=_MCP_SERVERS, steps=(take_tools_for_a_filter,))
+COPILOT = Dialect("copilot", "Copilot CLI", roots=_MCP_SERVERS, steps=(read_tools_as_filter,))
 OPENCODE = Dialect(
     "opencode",
     "opencode",
     roots=(("mcp", "servers"), ("mcp",)),
     unit="milliseconds",
     syntax=("curly",),
-    steps=(take_request_timeout,),
+    steps=(read_request_timeout,),
 )
-MCPPROXY = Dialect("mcpproxy", "mcpproxy", roots=_MCP_SERVERS, steps=(take_quarantine_for_off,))
+MCPPROXY = Dialect("mcpproxy", "mcpproxy", roots=_MCP_SERVERS, steps=(disable_quarantined,))
 FASTMCP = Dialect(
-    "fastmcp", "FastMCP", roots=_MCP_SERVERS, bare_url="path", unit="milliseconds", steps=(take_token,)
+    "fastmcp", "FastMCP", roots=_MCP_SERVERS, bare_url="path", unit="milliseconds", steps=(read_token,)
 )  # fmt: skip
 
 CLIENTS: dict[str, Dialect] = {
@@ -309,7 +311,7 @@ CLIENTS: dict[str, Dialect] = {
         CODEX, GOOSE, ZED, KIRO, COPILOT, OPENCODE, MCPPROXY, FASTMCP,
     )
 }  # fmt: skip
-"""By the name that is used on the command line and in `import`."""
+"""By the name on the command line and in `import`."""
 
 DIALECTS: dict[str, Dialect] = {OWN.name: OWN, STANDARD.name: STANDARD, **CLIENTS}
-"""Everything that `--dialect` takes."""
+"""The values of `--dialect`."""

@@ -1,7 +1,7 @@
-"""Where each client keeps its file, on each system, and whose a given file is.
+"""Where each client's files are on each system, and which client a given file belongs to.
 
-Paths only: nothing is opened, and a client that was never installed has its line all the same. Called by
-`config.files` to tell a file's dialect and by `config.client_files` to find a client's files.
+Paths only: nothing is opened. Called by `config.files` to recognize a file and by `config.client_files` to find a
+client's files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _IN_PROJECT: Mapping[str, tuple[str, ...]] = {
     "opencode": ("opencode.json", "opencode.jsonc", ".opencode/opencode.json"),
     "fastmcp": ("fastmcp.json",),
 }
-"""By client: its files in a project, seen from the project's folder."""
+"""By client: its files below a project's folder."""
 
 _IN_HOME: Mapping[str, tuple[str, ...]] = {
     "claude-code": (".claude.json",),
@@ -45,7 +45,7 @@ _IN_HOME: Mapping[str, tuple[str, ...]] = {
     "opencode": (".config/opencode/opencode.json", ".config/opencode/opencode.jsonc"),
     "mcpproxy": (".mcpproxy/mcp_config.json",),
 }
-"""By client: its files, seen from the home folder, on every system."""
+"""By client: its files below the home folder, on every system."""
 
 _IN_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "claude-desktop": ("Claude/claude_desktop_config.json",),
@@ -55,7 +55,7 @@ _IN_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "goose": ("Block/goose/config/config.yaml",),
     "zed": ("Zed/settings.json",),
 }
-"""By client: its files, seen from where programs of this system keep their settings."""
+"""By client: its files below the system's folder for settings."""
 
 _BY_NAME: Mapping[str, Dialect] = {
     "claude_desktop_config.json": clients.CLAUDE_DESKTOP,
@@ -98,14 +98,14 @@ _BY_ROOT: Mapping[tuple[str, str], Dialect] = {
     ("extensions", ".yaml"): clients.GOOSE,
     ("context_servers", ".json"): clients.ZED,
 }
-"""Roots that only one client uses in a file of that kind."""
+"""Keys that only one client uses in a file of that format."""
 
 _FOLDERS_UP = 3
-"""How far up a folder's name still says whose a file is."""
+"""How many parent folders are considered."""
 
 
 def dialect_of(file: Path, table: Mapping[str, object]) -> Dialect:
-    """Tell whose a file is: by its name, by the folders it is in, by what it has at the root."""
+    """Return the dialect of a file by its name, its folders and its outermost keys."""
     if file.stem == OWN.name:
         return OWN
     if file.name in _BY_NAME:
@@ -113,7 +113,7 @@ def dialect_of(file: Path, table: Mapping[str, object]) -> Dialect:
     folders = [folder.name for folder in file.parents][:_FOLDERS_UP]
     signs = [_BY_FOLDER[folder] for folder in folders if folder in _BY_FOLDER]
     signs += [dialect for (root, suffix), dialect in _BY_ROOT.items() if root in table and file.suffix == suffix]
-    # A folder may be called anything: its name counts only where the contents agree.
+    # A folder may have any name, so it counts only if the content agrees.
     found = next((dialect for dialect in signs if _has_root(table, dialect)), None)
     if found is not None and not _is_ours(file, table):
         return found
@@ -129,7 +129,7 @@ def _is_ours(file: Path, table: Mapping[str, object]) -> bool:
 
 
 def places_of(client: Dialect, home: Path, cwd: Path, environment: Mapping[str, str]) -> list[Path]:
-    """Return where a client's files may be, the ones of the project first."""
+    """Return where a client's files may be, those of the project first."""
     name = client.name
     settings = _settings_folder(home, environment)
     return [

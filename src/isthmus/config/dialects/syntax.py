@@ -1,8 +1,8 @@
-"""Other clients' ways to write a variable, put into the one way that `config.variables` reads.
+"""Translate other clients' variables into the form that `config.variables` reads.
 
-`$VAR`, `%VAR%` and `{env:VAR}` become `${VAR}`; what an editor knows, such as `${workspaceFolder}`, becomes the
-text it stands for; `${input:id}`, for which an editor asks its user, becomes a variable that can be set.
-No value is looked up here. Called by `config.entries`.
+`$VAR`, `%VAR%` and `{env:VAR}` become `${VAR}`. Variables of an editor, such as `${workspaceFolder}`, become their
+value. `${input:id}`, which an editor asks its user for, becomes a variable that can be set. No value is looked up here.
+Called by `config.entries`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from isthmus.config.dialects.clients import Dialect
 
 INPUT_PREFIX = "ISTHMUS_INPUT_"
-"""In front of an input's id, it is the variable that answers it."""
+"""Prefix of the variable that holds an input's value."""
 
 _EDITOR = re.compile(r"\$\{(userHome|workspaceFolder|workspaceRoot|workspaceFolderBasename|cwd|pathSeparator|/)\}")
 _INPUT = re.compile(r"\$\{input:([^{}]*)\}")
@@ -31,7 +31,7 @@ _CURLY_FILE = re.compile(r"(?<!\$)\{file:([^{}]+)\}")
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceContext:
-    """What a client knows of where it runs, and what it would ask its user."""
+    """The workspace of a client, and the inputs that it would ask its user for."""
 
     folder: Path
     """The folder that is open in the client."""
@@ -46,11 +46,11 @@ def with_hub_variables(text: str, dialect: Dialect, around: WorkspaceContext) ->
         text = _WAYS[way].sub(r"${\1}", text)
     if "curly" in dialect.syntax:
         text = _CURLY_FILE.sub(r"${file:\1}", text)
-    text = _EDITOR.sub(lambda found: _known_to_editor(found[1], around), text)
-    return _INPUT.sub(lambda found: _asked(found[1], around), text)
+    text = _EDITOR.sub(lambda found: _editor_value(found[1], around), text)
+    return _INPUT.sub(lambda found: _input_placeholder(found[1], around), text)
 
 
-def _known_to_editor(word: str, around: WorkspaceContext) -> str:
+def _editor_value(word: str, around: WorkspaceContext) -> str:
     match word:
         case "userHome":
             return str(around.home)
@@ -62,18 +62,18 @@ def _known_to_editor(word: str, around: WorkspaceContext) -> str:
             return str(around.folder)
 
 
-def _asked(id: str, around: WorkspaceContext) -> str:
+def _input_placeholder(id: str, around: WorkspaceContext) -> str:
     default = around.inputs.get(id, {}).get("default")
-    # Inside a placeholder there is no way to write a brace.
+    # A placeholder cannot contain a brace.
     stands_in = f":-{default}" if isinstance(default, str) and not set(default) & set("{}") else ""
     return f"${{{input_variable(id)}{stands_in}}}"
 
 
 def input_variable(id: str) -> str:
-    """Return the name of the variable that answers an input."""
+    """Return the name of the variable that holds an input's value."""
     return INPUT_PREFIX + _NO_NAME.sub("_", id.upper()).strip("_")
 
 
 def inputs_used(text: str) -> list[str]:
-    """Return the ids of the inputs that a text asks for."""
+    """Return the ids of the inputs in a text."""
     return _INPUT.findall(text)

@@ -109,5 +109,5 @@ def test_a_program_that_prints_headers_is_told_of_and_never_run(key: str) -> Non
     made = entry({"url": "u", key: "touch /tmp/ran"})
     [told] = made.findings
     assert told.code is CODE_NOT_RUN
-    assert str(told) == f"mcp.json: mcpServers.a.{key} is a program that prints headers, and reading a file runs none"
+    assert str(told) == f"mcp.json: mcpServers.a.{key} is a program that prints headers; the hub does not run it"
     assert made.extra == {key: "touch /tmp/ran"}
