@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from isthmus.config.callers import parse_caller_name, _tenant
+from isthmus.config.callers import _tenant, parse_caller_name
 from isthmus.core.access.tenants import NO_TENANTS
 from isthmus.core.tasks.delivery import delivery_id
 from isthmus.core.tasks.record import TaskOwner

@@ -1,10 +1,8 @@
-"""Values that a file borrows: `${VAR}`, `${file:PATH}`, `env:NAME`, `file:PATH`, `keyring:NAME`, the `.env` beside it.
+"""Replace variables: `${VAR}`, `${file:PATH}`, `env:NAME`, `file:PATH`, `keyring:NAME`, and read `.env` files.
 
-Other clients' ways to write a variable are put into these words before (`dialects.syntax`).
-
-It takes the environment as a mapping and never looks at the process's own. A variable may hold a secret, so
-every borrowed value is remembered for redaction. What a borrowed value means is up to the modules that ask:
-`servers` and `callers`.
+The environment is passed in; the process's own is never read here. A variable may hold a secret, so every value is
+remembered for redaction. Other clients' forms are translated before (`dialects.syntax`). Called by `config.servers`,
+`config.callers` and `config.tables`.
 """
 
 from __future__ import annotations
@@ -21,21 +19,21 @@ from isthmus.config.files import FileTooLong, read_regular_file, resolve_path
 from isthmus.config.findings import CodedError, ConfigError, Finding, Place
 
 SECRET_FILE_BYTES = 64 * 1024
-"""More than any key or certificate; a larger file was named by mistake."""
+"""More than any key or certificate; a larger file is a mistake."""
 
 ENV_FILE_BYTES = 1024 * 1024
-"""More variables than any process could be started with."""
+"""More variables than a process can have."""
 
 ENV_NAME = ".env"
 
 KEYRING_SERVICE = "isthmus"
-"""Under which an entry of the keyring is that names no other."""
+"""The default service in the keyring."""
 
 _PUBLIC = frozenset({"HOME", "USER", "LOGNAME", "PATH", "PWD", "TMPDIR", "SHELL", "LANG", "HOSTNAME"})
-"""Variables that are no secrets: blanking a home folder out of every log would help nobody."""
+"""Variables that are no secrets: hiding the home folder in every log would help nobody."""
 
 _PLACEHOLDER = re.compile(r"\$\{([^{}]*)\}")
-# With no name there is only the default: `${:-file:x}` is how a text is written that would be a reference.
+# Without a name there is only the default: `${:-file:x}` escapes a text that would be a reference.
 _REFERENCE = re.compile(r"(?:(?:env:)?([A-Za-z_][A-Za-z0-9_]*))?(?::-(.*))?", re.DOTALL)
 _FILE = "file:"
 _LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_.-]*)\s*=\s*(.*)", re.DOTALL)
@@ -47,20 +45,20 @@ _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 
 
 SecretSource: TypeAlias = Callable[[str], str]
-"""Gives a secret by its name, or raises."""
+"""Returns a secret by its name, or raises."""
 
 
 @dataclass(slots=True)
 class UsedVariables:
-    """What was borrowed so far by one entry of the file."""
+    """What one entry has used so far."""
 
     secrets: set[str] = field(default_factory=set)
     unresolved: list[str] = field(default_factory=list)
-    """Placeholders that stayed literal since the last look."""
+    """Placeholders of unset variables; the caller clears the list."""
 
 
 class Variables:
-    """The variables that one file can see."""
+    """The variables that one file can use."""
 
     def __init__(
         self,
@@ -69,41 +67,41 @@ class Variables:
         home: Path,
         sources: Mapping[str, SecretSource] | None = None,
     ) -> None:
-        """`sources` are what extensions add, by the word before the colon."""
+        """`sources` are those of extensions, by their prefix."""
         self._values = values
         self._folder = folder
         self._home = home
         self._sources = sources or {}
 
-    def expand(self, text: str, borrowed: UsedVariables) -> str:
+    def expand(self, text: str, used: UsedVariables) -> str:
         """Return `text` with `${VAR}`, `${VAR:-default}` and `${file:PATH}` replaced.
 
-        A default stands in for a variable that is absent or empty. What cannot be resolved stays as it is: an
-        empty text in its place would start servers with half a command. Replaced text is not looked at again.
+        A default replaces a variable that is unset or empty. A placeholder that cannot be resolved stays: an empty text
+        would start servers with half a command. Replaced text is not expanded again.
         """
-        return _PLACEHOLDER.sub(lambda found: self._value_of(found, borrowed), text)
+        return _PLACEHOLDER.sub(lambda found: self._value_of(found, used), text)
 
-    def _value_of(self, found: re.Match[str], borrowed: UsedVariables) -> str:
+    def _value_of(self, found: re.Match[str], used: UsedVariables) -> str:
         if found[1].startswith(_FILE):
-            return self._contents_of(found, borrowed)
+            return self._contents_of(found, used)
         reference = _REFERENCE.fullmatch(found[1])
         name, default = reference.groups() if reference else (None, None)
         value = self._values.get(name) if name else None
         if value or (value is not None and default is None):
-            return _remembered(value, name, borrowed)
+            return _remembered(value, name, used)
         if default is not None:
             return default
-        borrowed.unresolved.append(found[0])
+        used.unresolved.append(found[0])
         return found[0]
 
-    def _contents_of(self, found: re.Match[str], borrowed: UsedVariables) -> str:
+    def _contents_of(self, found: re.Match[str], used: UsedVariables) -> str:
         try:
-            return self._from_file("", found[1].removeprefix(_FILE), borrowed)
+            return self._from_file("", found[1].removeprefix(_FILE), used)
         except ValueError:
-            borrowed.unresolved.append(found[0])
+            used.unresolved.append(found[0])
             return found[0]
 
-    def secret(self, key: str, text: str, borrowed: UsedVariables) -> str:
+    def secret(self, key: str, text: str, used: UsedVariables) -> str:
         """Return a secret that may be literal, `env:NAME`, `file:PATH`, `keyring:NAME` or hold `${VAR}`.
 
         Raises:
@@ -112,39 +110,39 @@ class Variables:
         kind, colon, rest = text.partition(":")
         match kind if colon else "":
             case "env":
-                return self._from_environment(key, rest, borrowed)
+                return self._from_environment(key, rest, used)
             case "file":
-                return self._from_file(key, rest, borrowed)
+                return self._from_file(key, rest, used)
             case "keyring":
-                return _from_keyring(key, rest, borrowed)
+                return _from_keyring(key, rest, used)
             case _ if kind in self._sources and not rest.startswith("//"):  # that would be an address
-                return self._from_source(key, kind, rest, borrowed)
+                return self._from_source(key, kind, rest, used)
             case _:
-                return self.expand(text, borrowed)
+                return self.expand(text, used)
 
-    def _from_source(self, key: str, kind: str, name: str, borrowed: UsedVariables) -> str:
+    def _from_source(self, key: str, kind: str, name: str, used: UsedVariables) -> str:
         try:
             found: object = self._sources[kind](name)
         except ConfigError:
             raise
         except Exception as error:
-            # Not its words, which may hold what it knows; the kind of mistake tells enough.
+            # Only the type of the error: its message may contain a secret.
             text = f"{key} must name a secret that {kind} has, not {kind}:{name} ({type(error).__name__})"
             raise CodedError(UNREADABLE_SECRET, text) from error
         if not isinstance(found, str) or not found:
             raise CodedError(UNREADABLE_SECRET, f"{key} must name a secret that {kind} has, not {kind}:{name}")
-        return _remembered(found, None, borrowed)
+        return _remembered(found, None, used)
 
-    def _from_environment(self, key: str, name: str, borrowed: UsedVariables) -> str:
+    def _from_environment(self, key: str, name: str, used: UsedVariables) -> str:
         value = self._values.get(name)
         if value is None:
             raise CodedError(UNRESOLVED_VARIABLE, f"{key} must name a variable that is set, not env:{name}")
-        return _remembered(value.strip(), None, borrowed)
+        return _remembered(value.strip(), None, used)
 
-    def _from_file(self, key: str, path: str, borrowed: UsedVariables) -> str:
+    def _from_file(self, key: str, path: str, used: UsedVariables) -> str:
         try:
             content = read_regular_file(resolve_path(path, self._folder, self._home), SECRET_FILE_BYTES)
-            return _remembered(content.decode().strip(), None, borrowed)
+            return _remembered(content.decode().strip(), None, used)
         except OSError as error:
             text = f"{key} must name a readable file, not file:{path} ({error.strerror})"
             raise CodedError(UNREADABLE_SECRET, text) from error
@@ -152,8 +150,8 @@ class Variables:
             raise CodedError(UNREADABLE_SECRET, f"{key} must name a short text file, not file:{path}") from error
 
 
-def _from_keyring(key: str, name: str, borrowed: UsedVariables) -> str:
-    """Ask the system's keyring, by the package that knows them all, which is loaded only for this."""
+def _from_keyring(key: str, name: str, used: UsedVariables) -> str:
+    """Read the system's keyring; the package `keyring` is loaded only for this."""
     service, slash, entry = name.rpartition("/")
     service, entry = (service, entry) if slash else (KEYRING_SERVICE, name)
     if not entry or not service:
@@ -161,47 +159,49 @@ def _from_keyring(key: str, name: str, borrowed: UsedVariables) -> str:
     try:
         keyring = importlib.import_module("keyring")
     except ImportError:
-        told = f"{key} must be env: or file: without the package keyring (isthmus[keyring] has it), not keyring:{name}"
-        raise CodedError(UNREADABLE_SECRET, told) from None
+        message = (
+            f"{key} must be env: or file: without the package keyring (isthmus[keyring] has it), not keyring:{name}"
+        )
+        raise CodedError(UNREADABLE_SECRET, message) from None
     try:
         value = keyring.get_password(service, entry)
-    except Exception as error:  # noqa: BLE001 - each system's keyring fails in its own way, and none may end a hub
-        told = f"{key} must be in a keyring that opens, not keyring:{name} ({type(error).__name__})"
-        raise CodedError(UNREADABLE_SECRET, told) from None
+    except Exception as error:  # noqa: BLE001 - each system's keyring fails in its own way, and none may stop a hub
+        message = f"{key} must be in a keyring that opens, not keyring:{name} ({type(error).__name__})"
+        raise CodedError(UNREADABLE_SECRET, message) from None
     if value is None:
-        told = f"{key} must be in the keyring (put it there with: keyring set {service} {entry}), not keyring:{name}"
-        raise CodedError(UNREADABLE_SECRET, told)
-    return _remembered(str(value).strip(), None, borrowed)
+        message = f"{key} must be in the keyring (put it there with: keyring set {service} {entry}), not keyring:{name}"
+        raise CodedError(UNREADABLE_SECRET, message)
+    return _remembered(str(value).strip(), None, used)
 
 
-def _remembered(value: str, name: str | None, borrowed: UsedVariables) -> str:
+def _remembered(value: str, name: str | None, used: UsedVariables) -> str:
     if value and name not in _PUBLIC:
-        borrowed.secrets.add(value)
+        used.secrets.add(value)
     return value
 
 
 def variables_of(file: Path, environment: Mapping[str, str]) -> tuple[dict[str, str], tuple[Finding, ...]]:
-    """Return the variables that a file can see, its neighbour `.env` included; the real environment wins."""
+    """Return the variables that a file can use, with those of a `.env` beside it; the real environment wins."""
     beside = file.with_name(ENV_NAME)
     if not beside.exists():
         return dict(environment), ()
-    values, told = read_env(beside)
-    return {**values, **environment}, told
+    values, findings = read_env(beside)
+    return {**values, **environment}, findings
 
 
 def read_env(file: Path, named_at: Place | None = None) -> tuple[dict[str, str], tuple[Finding, ...]]:
-    """Return the variables of a `.env` file, and what of it could not be read.
+    """Return the variables of a `.env` file, with findings.
 
-    `named_at` is where another file names it; what nobody names is beside the file that sees it.
+    `named_at` is where an entry names the file; without it, the file is the `.env` beside the configuration.
     """
     try:
         text = read_regular_file(file, ENV_FILE_BYTES).decode("utf-8-sig")
     except (OSError, ValueError) as error:
         return {}, (_left_out(file, named_at, _why(error)),)
     values, bad_lines = parse_env(text)
-    # The line is not quoted: it may be a secret with its name forgotten.
-    said = "is not NAME=value and is skipped"
-    return values, tuple(Place(file, f"line {line}").finding(said, code=ENV_FILE) for line in bad_lines)
+    # The line is not quoted: it may be a secret without its name.
+    message = "is not NAME=value and is skipped"
+    return values, tuple(Place(file, f"line {line}").finding(message, code=ENV_FILE) for line in bad_lines)
 
 
 def _why(error: OSError | ValueError) -> str:
@@ -213,13 +213,13 @@ def _why(error: OSError | ValueError) -> str:
 def _left_out(file: Path, named_at: Place | None, why: str) -> Finding:
     if named_at is None:
         return Place(file).finding(f"{why} and is skipped", code=ENV_FILE)
-    advice = f"make that file, as lines of NAME=value, or correct {named_at.path.rpartition('.')[2]}"
-    said = f"names {file}, which {why}; the server goes without its variables"
-    return named_at.finding(said, advice=advice, code=ENV_FILE)
+    advice = f"create that file, as lines of NAME=value, or correct {named_at.path.rpartition('.')[2]}"
+    message = f"names {file}, which {why}; the server starts without its variables"
+    return named_at.finding(message, advice=advice, code=ENV_FILE)
 
 
 def parse_env(text: str) -> tuple[dict[str, str], tuple[int, ...]]:
-    """Read the lines of a `.env` file; return its values, and the numbers of the lines that make no sense."""
+    """Return the values of a `.env` file, and the numbers of invalid lines."""
     values: dict[str, str] = {}
     bad_lines: list[int] = []
     for position, line in enumerate(map(str.strip, text.split("\n")), start=1):
@@ -235,7 +235,7 @@ def parse_env(text: str) -> tuple[dict[str, str], tuple[int, ...]]:
 
 
 def _unquoted(value: str) -> str | None:
-    """Return what a value stands for; None if its quotes do not close."""
+    """Return a value without its quotes; None if they do not close."""
     if value.startswith('"'):
         found = _DOUBLE.fullmatch(value)
         return _ESCAPE.sub(lambda escape: _ESCAPES.get(escape[1], escape[1]), found[1]) if found else None

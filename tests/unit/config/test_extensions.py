@@ -131,7 +131,7 @@ def test_another_programs_file_is_read_by_an_extension(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("places", "told"),
-    [(None, "raised TypeError"), ("/etc", "must return paths, not str"), (["odd.conf"], "must be paths, not str")],
+    [(None, "raised TypeError"), ("/etc", "must return paths, not str"), (["odd.conf"], "must return paths, not str")],
 )
 def test_an_importer_that_names_no_places_refuses_the_file_by_its_name(
     tmp_path: Path, places: object, told: str

@@ -689,7 +689,7 @@ def test_a_file_of_variables_that_cannot_be_read_is_told_with_server_key_and_fil
     assert server is not None
     assert findings == [
         "isthmus.toml: servers.a.env_file names /etc/hub/gone.env, which cannot be read (No such file or directory); "
-        "the server goes without its variables (make that file, as lines of NAME=value, or correct env_file)"
+        "the server starts without its variables (create that file, as lines of NAME=value, or correct env_file)"
     ]
 
 
