@@ -29,18 +29,17 @@ import pytest
 import pytest_asyncio
 
 from isthmus.app.audit import close_audit, open_audit
-from isthmus.app.journals import open_journal
+from isthmus.app.serve import open_journal
 from isthmus.cli.audit import verify_log
+from isthmus.cli.config import configuration_of
 from isthmus.cli.exits import CommandFailed
 from isthmus.cli.main import main
-from isthmus.cli.sources import configuration_of
 from isthmus.config.settings import Configuration, HubSettings
-from isthmus.core.audit.chain import Point, Row, Verification, follow
-from isthmus.core.audit.facts import Scribe
-from isthmus.storage import log_sqlite
+from isthmus.core.audit import AuditRow, Point, RecordEncoder, Verification, follow
+from isthmus.storage import audit_sqlite
+from isthmus.storage.audit_signatures import MAIN_LOG, read_checkpoint, read_keys
+from isthmus.storage.audit_slots import list_slots, slot_file
 from isthmus.storage.memory import MemoryJournal
-from isthmus.storage.seals import SERVED, read_checkpoint, read_keys
-from isthmus.storage.seats import file_of, seats_of
 from isthmus.storage.sqlite import FILE
 from tests.conftest import Ledger
 from tests.databases import running as database_running
@@ -89,12 +88,12 @@ async def paying(hub: HubProcess) -> None:
     await until(is_there)
 
 
-async def rows_of(state: Path, seat: int = SERVED) -> list[Row]:
-    async with log_sqlite.reading(file_of(state, seat) if seat else state / FILE) as log:
+async def rows_of(state: Path, seat: int = MAIN_LOG) -> list[AuditRow]:
+    async with audit_sqlite.open_reader(slot_file(state, seat) if seat else state / FILE) as log:
         return [row async for row in log.rows()]
 
 
-def records(rows: list[Row]) -> list[dict[str, Any]]:
+def records(rows: list[AuditRow]) -> list[dict[str, Any]]:
     return [msgspec.json.decode(row.content) for row in rows]
 
 
@@ -211,7 +210,7 @@ def test_what_somebody_else_wrote_at_the_end_is_not_said_to_be_signed(
     code, told = verify(tampered, capsys)
     assert (code, before["unsigned"], told["unsigned"]) == (0, 0, 1)
     assert main(["audit", "verify", "--config", str(tampered / "isthmus.json")]) == 0
-    assert "the last 1 are not signed" in capsys.readouterr().out
+    assert "unsigned records at the end: 1" in capsys.readouterr().out
     assert main(["audit", "tail", "-n", "99", "--config", str(tampered / "isthmus.json")]) == 0
 
 
@@ -253,7 +252,7 @@ async def test_a_hub_that_starts_with_a_log_that_was_cut_says_so_for_good(tamper
     run_sql(tampered, "DELETE FROM audit WHERE number > 4")
     async with started(tampered, "--config", str(tampered / "isthmus.json")) as hub:
         assert any("the audit log is not as it was left" in line for line in hub.said)
-    assert "record 5: the hub noted here" in (await fault_in(tampered) or "")
+    assert "record 5: the hub recorded here" in (await fault_in(tampered) or "")
 
 
 # -- what is in it ---------------------------------------------------------------------------------------------------
@@ -322,9 +321,9 @@ def test_no_call_ran_or_was_told_that_is_not_in_the_log_though_the_hub_was_kille
         for number in range(KILLS):
             kill(f"{tmp_path} {number} {chance.random() * SECONDS_MAX:.4f}")
             if number % 100 == 99 or number == KILLS - 1:
-                asyncio.run(check(tmp_path, number, SERVED))
+                asyncio.run(check(tmp_path, number, MAIN_LOG))
                 asyncio.run(check(tmp_path, number, 1))
-    assert seats_of(tmp_path) == [1], "what the system freed was taken again"
+    assert list_slots(tmp_path) == [1], "what the system freed was taken again"
     asyncio.run(check_ends(tmp_path))
 
 
@@ -359,7 +358,7 @@ async def check(state: Path, kills: int, seat: int) -> None:
     told = records(rows)
     begun = {each["arguments"] for each in told if each["event"] == "call.begun"}
     ended = {each["arguments"] for each in told if each["event"] == "call"}
-    scribe = Scribe(keys.digesting)
+    scribe = RecordEncoder(keys.digesting)
 
     def digests(file: str) -> list[str]:
         lines = (state / f"{file}{BESIDE if seat else ''}").read_text().split()
@@ -376,7 +375,7 @@ async def check(state: Path, kills: int, seat: int) -> None:
 async def check_ends(state: Path) -> None:
     """Once a hub has started and ended, every call that began has one end: its own, or that it was lost."""
     configuration = Configuration(None, HubSettings(state=str(state), audit="strict"))
-    for seat, journal in ((SERVED, await open_journal(configuration)), (1, MemoryJournal())):
+    for seat, journal in ((MAIN_LOG, await open_journal(configuration)), (1, MemoryJournal())):
         await close_audit(await open_audit(configuration, journal), journal)
         told = records(await rows_of(state, seat))
         begun = Counter(each["id"] for each in told if each["event"] == "call.begun")
@@ -435,7 +434,7 @@ async def test_where_the_log_cannot_be_written_batched_goes_on_and_writes_later(
         with a_full_disk(hub.pid, state):
             assert (await pay(hub, "meanwhile"))[0].status_code == 200
             await until(is_said)
-    digest = Scribe(read_keys(state).digesting).digest(b'{"nonce":"meanwhile"}')
+    digest = RecordEncoder(read_keys(state).digesting).digest(b'{"nonce":"meanwhile"}')
     assert [each["outcome"] for each in records(await rows_of(state)) if each.get("arguments") == digest] == ["result"]
 
 
