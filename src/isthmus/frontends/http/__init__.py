@@ -1,1 +1,1 @@
-"""The HTTP door that every face shares, and who may come in by it."""
+"""The HTTP listener and authentication that all frontends share."""

@@ -1,4 +1,4 @@
-"""Whether the process lives and whether it can be sent work. No key is needed; only operators are given details."""
+"""Health probes: whether the process lives and is ready. They need no key; only operators get details."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ LIVE, READY, HEALTHY = PATHS = ("/livez", "/readyz", "/healthz")
 class Health:
     """Answers probes.
 
-    `/livez` is well while it can answer at all, `/healthz` until the hub is told to end. `/readyz` is also not well
-    while a first list would wait for servers that are starting: at most `listing_seconds`, so that a server that does
-    not start keeps nobody away from the others; and not while the journal refuses every write.
+    `/livez` is 200 while the process can answer, `/healthz` until the hub is draining. `/readyz` is also 503 while a
+    first list would wait for starting servers (at most `listing_seconds`, so that one broken server does not block the
+    others), and while the journal refuses every write.
     """
 
     def __init__(self, hub: Hub, auth: Authenticator, is_storage_failing: Callable[[], bool] = lambda: False) -> None:

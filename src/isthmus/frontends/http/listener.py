@@ -1,11 +1,11 @@
-"""The way in over HTTP: one listening address, opened, drained and closed.
+"""The HTTP listener: one address, opened, drained and closed.
 
-uvicorn alone keeps sockets that never finish a head, cannot cut a reader that stalls and does not end while a
-stream is open; the door does all three, on uvicorn's parser. One timer per door inspects every connection, so
-that no request pays for timers of its own.
+uvicorn alone keeps sockets that never finish a request head, cannot disconnect a client that stops reading, and does
+not end while a stream is open. This does all three with uvicorn's parser. One timer per listener inspects every
+connection, so that requests need no timers of their own.
 
-It knows nothing of MCP, callers or routes: `app` builds a `HttpListener` around an ASGI application, and the faces in
-that application find the client of a request as a `Peer` in the scope. It handles no signals; `app` does.
+It knows nothing of MCP, callers or routes: `app` builds a `HttpListener` around an ASGI application, and frontends
+find the client of a request as a `Peer` in the scope. `app` handles signals.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from isthmus.frontends.http.settings import HttpSettings
 from isthmus.frontends.http.websocket_upgrade import OnUpgrade
 
 BACKLOG = 2048
-"""Connections the kernel keeps for us while the loop is busy."""
+"""Connections that the kernel queues while the event loop is busy."""
 
 UNSENT_KERNEL_BYTES = 128 * 1024
-"""Output the kernel may hold back; its default of 4 MiB would hide from us for long that a reader stalls."""
+"""Unsent output in the kernel; its default of 4 MiB would hide a stalled client for long."""
 
 Address = tuple[Any, ...]
 
 
 class ListenError(Exception):
-    """The address cannot be listened on; the message says which, why, and what to do."""
+    """The address cannot be used; the message says which, why, and what to do."""
 
     def __init__(self, host: str, port: int, reason: str) -> None:
         shown = f"[{host}]" if ":" in host else host
@@ -49,12 +49,15 @@ class ListenError(Exception):
 
 
 async def bind_all(host: str, port: int) -> list[socket.socket]:
-    """Bind every address that `host` stands for, all to one port."""
+    """Bind every address of `host`, all to one port."""
     sockets: list[socket.socket] = []
     missing: OSError | None = None
     try:
-        for family, address in await _resolve(host, port):
-            # The system chooses a port once; a second address (::1 beside 127.0.0.1) has to take the same.
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
+            # The system chooses a port once; a second address (::1 beside 127.0.0.1) must use the same.
             chosen = sockets[0].getsockname()[1] if sockets else port
             try:
                 sockets.append(_bind(family, (address[0], chosen, *address[2:])))
@@ -69,12 +72,6 @@ async def bind_all(host: str, port: int) -> list[socket.socket]:
             sock.close()
         raise ListenError(host, port, advice(error)) from error
     return sockets
-
-
-async def _resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[Any, ...]]]:
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
 
 
 def _bind(family: socket.AddressFamily, address: tuple[Any, ...]) -> socket.socket:
@@ -96,13 +93,13 @@ def _bind(family: socket.AddressFamily, address: tuple[Any, ...]) -> socket.sock
 
 
 def advice(error: OSError) -> str:
-    """What went wrong, and what somebody can do about it."""
+    """What went wrong, and what to do about it."""
     if isinstance(error, socket.gaierror):
         return "the host name is not known here; use an address of this machine, such as 127.0.0.1"
     if error.errno == errno.EADDRINUSE:
-        return "the address is in use; stop the program that has it or choose another port"
+        return "the address is in use; stop the program that uses it or choose another port"
     if error.errno in (errno.EACCES, errno.EPERM):
-        return "that is not permitted; choose a port above 1023 or run with the right to use this one"
+        return "that is not permitted; choose a port above 1023 or run with the permission to use this one"
     if error.errno == errno.EADDRNOTAVAIL:
         return "this machine does not have that address; use 127.0.0.1, or 0.0.0.0 for all of them"
     return f"the system refused ({error.strerror})"
@@ -115,14 +112,14 @@ log = structlog.get_logger(__name__)
 
 __all__ = ["PEER", "App", "HttpListener", "HttpSettings", "ListenError", "Peer"]
 
-DRAIN_PATROL_SECONDS = 0.02
-"""How often connections are inspected while somebody waits for the last of them to go."""
+DRAIN_INSPECT_SECONDS = 0.02
+"""How often connections are inspected during a drain."""
 
 LAME_DUCK_SECONDS = 0.25
-"""How long idle connections outlive a drain's start, so that a request on its way is still answered."""
+"""How long idle connections stay open after a drain has started, so that requests on their way are answered."""
 
 DESCRIPTORS_TOLD_SECONDS = 60.0
-"""How often it is said that there are no descriptors left."""
+"""How often missing file descriptors are logged."""
 
 CLOSE_SECONDS = 0.5
 """How long closing waits for cancelled requests; a second signal must end the hub within a second."""
@@ -131,7 +128,7 @@ CLOSE_SECONDS = 0.5
 class HttpListener:
     """One listening address that serves one ASGI application on the running loop.
 
-    Its owner opens it, later drains it (once) and always closes it. It starts no task of its own.
+    Its owner opens it, later drains it (once) and always closes it. It starts no tasks itself.
     """
 
     def __init__(self, app: App, settings: HttpSettings) -> None:
@@ -147,60 +144,63 @@ class HttpListener:
 
     @property
     def is_draining(self) -> bool:
-        """Whether the door has stopped accepting."""
+        """Whether the listener has stopped accepting."""
         return self._state.idle_until is not None
 
     def offer(self, at_once: SyncHandler) -> None:
-        """Have every request that has arrived whole offered to `at_once` before the application sees it."""
+        """Offer every request that has arrived whole to `at_once` before the application."""
         self._state.at_once = at_once
 
     def offer_sockets(self, on_upgrade: OnUpgrade) -> None:
-        """Have requests for a WebSocket decided by `on_upgrade`. One that is open is not the door's any more."""
+        """Let `on_upgrade` decide on requests for a WebSocket. An open WebSocket leaves the listener."""
         self._state.on_upgrade = on_upgrade
 
     def allow_pages(self, cors_lines: Callable[[bytes], bytes]) -> None:
-        """Have these header lines added to every answer to a page; `cors_lines` is given the page's origin."""
+        """Add these header lines to every response to a web page; `cors_lines` gets the page's origin."""
         self._state.cors_lines = cors_lines
 
     def on_drain(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called when draining begins, so that a face can end its idle streams."""
+        """Call `callback` when draining begins, so that a frontend can end its idle streams."""
         self._on_drain.append(callback)
 
     async def open(self) -> int:
-        """Start serving and return the port, which is chosen by the system if the settings say 0.
+        """Start serving and return the port, which the system chooses if the settings say 0.
 
         Raises:
-            DoorError: the address is taken, not permitted or not ours.
+            ListenError: the address is in use, not permitted or not of this machine.
         """
         loop = asyncio.get_running_loop()
         sockets = await bind_all(self._settings.host, self._settings.port)
         make = functools.partial(HttpServerConnection, self._config, self._state)
         self._listeners = [await loop.create_server(make, sock=sock, backlog=BACKLOG) for sock in sockets]
-        self._timer = loop.call_later(self._settings.patrol_seconds, self._patrol)
+        self._timer = loop.call_later(self._settings.inspect_seconds, self._inspect_all)
         self._listening = sockets[0].fileno()
         return int(sockets[0].getsockname()[1])
 
     async def drain(self, within: float | None = None) -> bool:
-        """Stop accepting, tell the `on_drain` callbacks, and let the requests that run come to their end.
+        """Stop accepting, call the `on_drain` callbacks, and wait for the running requests.
 
-        Returns False if some still ran after `within` seconds (else the settings'), or `close` came first.
+        Returns False if some still run after `within` seconds (default: the settings'), or `close` came first.
         """
         if self._timer is None:
-            return True  # Not open, so there is nobody inside.
+            return True  # Not open.
         loop = asyncio.get_running_loop()
         if not self.is_draining:
             self._state.idle_until = loop.time() + LAME_DUCK_SECONDS
             self._stop_accepting()
-            self._bid_farewell()
+            for connection in tuple(self._state.connections):
+                connection.shutdown()
+            for callback in self._on_drain:
+                call_contained(callback)
         if self._emptied is None:
             self._emptied = loop.create_future()
-        self._patrol()
+        self._inspect_all()
         seconds = self._settings.drain_seconds if within is None else within
         await asyncio.wait({self._emptied}, timeout=seconds)
         return self._emptied.done() and self._emptied.result()
 
     async def close(self) -> None:
-        """Cut what is left; a `drain` under way returns. Ends within a second, and may be called again."""
+        """Abort what is left; a running `drain` returns. Ends within a second, and may be called again."""
         self._stop_accepting()
         if self._timer is not None:
             self._timer.cancel()
@@ -220,30 +220,25 @@ class HttpListener:
             listener.close()
         self._listeners = []
 
-    def _bid_farewell(self) -> None:
-        for connection in tuple(self._state.connections):
-            connection.shutdown()
-        for callback in self._on_drain:
-            call_contained(callback)
-
-    def _patrol(self) -> None:
-        """Inspect every connection, and come back."""
-        assert self._timer is not None, "an open door has a patrol"
+    def _inspect_all(self) -> None:
+        """Inspect every connection, and schedule the next inspection."""
+        assert self._timer is not None, "set while open"
         self._timer.cancel()
         loop = asyncio.get_running_loop()
-        seconds = DRAIN_PATROL_SECONDS if self.is_draining else self._settings.patrol_seconds
-        self._timer = loop.call_later(seconds, self._patrol)
+        seconds = DRAIN_INSPECT_SECONDS if self.is_draining else self._settings.inspect_seconds
+        self._timer = loop.call_later(seconds, self._inspect_all)
         now = loop.time()
         if self._listeners:
-            self._look_for_descriptors(now)
+            self._check_descriptors(now)
         for connection in tuple(self._state.connections):
             if isinstance(connection, HttpServerConnection):
                 connection.inspect(now)
-        if self._emptied is not None and not self._emptied.done() and not self._is_busy():
+        is_busy = bool(self._state.connections or self._state.tasks)
+        if self._emptied is not None and not self._emptied.done() and not is_busy:
             self._emptied.set_result(True)
 
-    def _look_for_descriptors(self, now: float) -> None:
-        """Log when there are none left: uvloop accepts and closes connections then, and tells nobody."""
+    def _check_descriptors(self, now: float) -> None:
+        """Log when there are none left: uvloop silently accepts and closes connections then."""
         try:
             os.close(os.dup(self._listening))
         except OSError as error:
@@ -252,19 +247,10 @@ class HttpListener:
             self._tell_descriptors_at = now + DESCRIPTORS_TOLD_SECONDS
             log.error(
                 "out of file descriptors: new connections are closed",
-                limit=_descriptor_limit(),
+                limit=None if sys.platform == "win32" else resource.getrlimit(resource.RLIMIT_NOFILE)[0],
                 connections=len(self._state.connections),
                 fix="raise the limit (ulimit -n, LimitNOFILE= in systemd), or lower limits.connections",
             )
-
-    def _is_busy(self) -> bool:
-        return bool(self._state.connections or self._state.tasks)
-
-
-def _descriptor_limit() -> int | None:
-    if sys.platform == "win32":
-        return None
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def _uvicorn_config(app: App) -> Config:

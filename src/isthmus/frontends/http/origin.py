@@ -1,12 +1,11 @@
 """Which Host and Origin headers a request may carry: the guard against DNS rebinding, and CORS.
 
-A page on `evil.test` can make a browser talk to a hub on this machine; the browser then says so in `Host` or
-`Origin`. Of requests without `Origin` (pictures, frames, links) browsers tell the site that made them in
-`Sec-Fetch-Site`. The guard is a pure decision over these headers. It knows no route and no caller, and answers
-nothing itself: each HTTP face asks it first and turns a `OriginRefusal` into a response.
+A page on `evil.test` can make a browser send requests to a hub on this machine; the browser then names the site in
+`Host` or `Origin`. For requests without `Origin` (images, frames, links) it is in `Sec-Fetch-Site`. The guard is a
+pure decision over these headers; each HTTP frontend asks it first and turns an `OriginRefusal` into a response.
 
-Pages of the origins that the operator lists may also read answers (CORS, https://fetch.spec.whatwg.org). The listener
-adds `cors_lines` to every answer to such a page, errors included; `app` answers preflights with `preflight_lines`.
+Pages of the origins that the operator lists may also read responses (CORS, https://fetch.spec.whatwg.org). The
+listener adds `cors_lines` to every response to such a page; `app` answers preflights with `preflight_lines`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
-"""What a browser or client calls this machine; no name server can point these elsewhere."""
+"""Names of this machine; no name server can point these elsewhere."""
 
 CACHED_PAIRS = 1024
 """Distinct (Host, Origin) pairs remembered; a hub sees a handful, an attacker only empties the cache."""
@@ -48,7 +47,7 @@ CORS_HEADERS = (
     "x-a2a-extensions",
     "x-api-key",
 )
-"""Request headers that pages may send. What else a listed page asks for is allowed, too (`Mcp-Param-*`, say)."""
+"""Request headers that pages may send. Further ones that a listed page asks for are allowed too (`Mcp-Param-*`)."""
 
 CORS_EXPOSED = (
     "A2A-Extensions, A2A-Version, DPoP-Nonce, ETag, Location, Mcp-Protocol-Version, Mcp-Session-Id, Retry-After, "
@@ -57,12 +56,12 @@ CORS_EXPOSED = (
 """Response headers that pages may read beside those that every page may."""
 
 CORS_SECONDS = 7200
-"""How long a browser may remember a preflight; Chromium remembers none for longer."""
+"""How long a browser may cache a preflight; this is Chromium's maximum."""
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]{1,128}")
 
-# RFC 9110 lets more through than any client sends; what is not here (`#`, `?`, `/`, `@`, spaces) is how one
-# header is read as two different hosts.
+# RFC 9110 allows more than any client sends. With the excluded characters (`#`, `?`, `/`, `@`, spaces), two readers
+# could read one header as two different hosts.
 _AUTHORITY = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(?P<port>[0-9]{1,5}))?")
 _ORIGIN = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<authority>[^/?#@\s]+)")
 
@@ -176,13 +175,13 @@ class OriginGuard:
             return False
         if self._is_loopback and host in LOOPBACK_NAMES:
             return True
-        # What listens on another port of the same host is somebody else's, and so are its pages.
+        # Another port of the same host may belong to another program, and so may its pages.
         is_own = host == asked_host and port == (asked_port or DEFAULT_PORTS[scheme])
         return is_own and host != self._public_host and (self._hosts is not None or _is_address(host))
 
 
 def preflight_lines(fields: Mapping[bytes, bytes]) -> bytes:
-    """What a browser is told, beside `cors_lines`, that asks whether a page may send a request."""
+    """The header lines of a CORS preflight response, besides `cors_lines`."""
     asked = fields.get(b"access-control-request-headers", b"").decode("latin-1").lower()
     further = [name for name in map(str.strip, asked.split(",")) if _HEADER_NAME.fullmatch(name)]
     lines = [

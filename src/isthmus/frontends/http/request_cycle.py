@@ -419,7 +419,7 @@ class RequestCycle:
             case "length":
                 self._owed_bytes -= len(body)
                 if self._owed_bytes < 0 or (is_last and self._owed_bytes):
-                    raise RuntimeError("the response's body does not match its Content-Length")
+                    raise RuntimeError("the body does not have the length that its Content-Length announces")
                 return [body]
             case "chunked":
                 pieces = [b"%x\r\n" % len(body), body, b"\r\n"] if body else []
@@ -452,7 +452,7 @@ def render_header(name: bytes, value: bytes) -> tuple[bytes, Literal["length", "
     if not name or _BAD_NAME.search(name) or _BAD_VALUE.search(value):
         raise RuntimeError(f"the header {name!r} has an invalid name or value")
     if name == b"transfer-encoding":
-        raise RuntimeError("responses are framed here: leave transfer-encoding out")
+        raise RuntimeError("the connection frames responses itself: leave the header transfer-encoding out")
     if name == b"connection":
         # `close` is written with the framing, so that it is there once.
         return b"", "close" if b"close" in value.lower() else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 
-PATROL_SECONDS = 0.5
+INSPECT_SECONDS = 0.5
 """How often connections are inspected; limits are enforced at most this late."""
 
 
@@ -41,10 +41,10 @@ class HttpSettings:
                 raise ValueError(f"{name} must be positive, not {value}")
 
     @property
-    def patrol_seconds(self) -> float:
+    def inspect_seconds(self) -> float:
         """The interval of inspections: a quarter of the shortest limit at most."""
         shortest = min(self.header_seconds, self.body_seconds, self.keep_alive_seconds, self.stall_seconds)
-        return min(PATROL_SECONDS, shortest / 4)
+        return min(INSPECT_SECONDS, shortest / 4)
 
 
 class AddressCounts:

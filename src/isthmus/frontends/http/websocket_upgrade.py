@@ -1,4 +1,4 @@
-"""Requests for a WebSocket: whether one is opened, and who takes it. The door's connections ask and answer here."""
+"""The WebSocket handshake: whether a request may open one, and who receives its messages. Used by `connection`."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from isthmus.transport.socket_channel import SILENT
 from isthmus.transport.websocket import PING_SECONDS, AcceptedSocket, Hearer
 
 VERSION: Final = "13"
-"""The one version of the protocol that there is."""
+"""The only version of the protocol."""
 
 
 class WebSocketOffer(msgspec.Struct, frozen=True):
-    """A WebSocket is opened, and belongs to whoever takes it."""
+    """A frontend's consent to open a WebSocket, and its settings."""
 
     take: Callable[[AcceptedSocket], Hearer]
-    """Called once it is open; returns who hears what comes on it. It may close the socket at once."""
+    """Called once it is open; returns the receiver of its messages. It may close the socket at once."""
     limit_bytes: int
-    """The longest message that may come."""
+    """The longest message that is accepted."""
     subprotocol: str | None = None
-    """The one that is chosen of those that were offered."""
+    """Chosen if the client offers it."""
     ping_seconds: float = PING_SECONDS
     group: str | None = None
-    """Whose it is: those of a group have one share of the hub. None is one group, too: of who belongs to nobody."""
+    """Sockets of one group share its bandwidth. None is the group of unknown clients."""
 
 
 OnUpgrade: TypeAlias = Callable[[Message], WebSocketOffer | Denied]
-"""Decides on a request for a WebSocket by its scope: `path`, `query_string`, `headers` (lower case), `client`."""
+"""Decides on a request for a WebSocket by its ASGI scope."""
 
 
 class AcceptedUpgrade(msgspec.Struct, frozen=True):
-    """What opens a WebSocket."""
+    """A successful handshake."""
 
     opening: WebSocketOffer
     answer: bytes
@@ -50,10 +50,10 @@ class AcceptedUpgrade(msgspec.Struct, frozen=True):
 
 
 class _Handshake(ServerProtocol):
-    """Answers a request for a WebSocket, and reads nothing after it."""
+    """The handshake of the websockets library, without the connection."""
 
     def __init__(self, wanted: str | None) -> None:
-        """`wanted` is the subprotocol that is chosen if it is offered."""
+        """`wanted` is the subprotocol that is chosen if the client offers it."""
         super().__init__(logger=SILENT)
         self._wanted = wanted
 
@@ -62,37 +62,33 @@ class _Handshake(ServerProtocol):
 
 
 def shake_hands(scope: Message, opening: WebSocketOffer) -> AcceptedUpgrade | Denied:
-    """Agree on a WebSocket, or say what is wrong with the request for it. Compression is never agreed on."""
+    """Answer the handshake, or return what is wrong with it. Compression is never accepted."""
     headers = Headers((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
     if (denied := _check(scope, headers)) is not None:
         return denied
     protocol = _Handshake(opening.subprotocol)
     response = protocol.accept(Request(scope["path"], headers))
-    protocol.parser.close()  # it has the protocol, which has it: untied, both are freed at once
+    protocol.parser.close()  # breaks the reference cycle between the two
     if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
-        return Denied(response.status_code, _in_words(protocol.handshake_exc))
+        # Without the header's value, which may contain a token.
+        error = protocol.handshake_exc
+        problem = f"the header {error.name} is missing or invalid" if isinstance(error, InvalidHeader) else "invalid"
+        return Denied(response.status_code, f"The WebSocket handshake failed: {problem}.")
     return AcceptedUpgrade(opening, response.serialize(), protocol.subprotocol)
 
 
 def _check(scope: Message, headers: Headers) -> Denied | None:
-    """What is wrong with the request, as far as the library does not tell it, or not in each of its versions."""
+    """Check what the library does not check, or not in all of its versions."""
     if scope["method"] != "GET":
-        return Denied(HTTPStatus.METHOD_NOT_ALLOWED, "A WebSocket is asked for with GET.", ((b"allow", b"GET"),))
+        return Denied(HTTPStatus.METHOD_NOT_ALLOWED, "Use GET to open a WebSocket.", ((b"allow", b"GET"),))
     if scope["http_version"] != "1.1":
-        return Denied(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "A WebSocket is asked for with HTTP 1.1.")
+        return Denied(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "Use HTTP 1.1 to open a WebSocket.")
     if headers.get("content-length", "0").strip("0") or "transfer-encoding" in headers:
-        return Denied(HTTPStatus.BAD_REQUEST, "A request for a WebSocket has no body.")
+        return Denied(HTTPStatus.BAD_REQUEST, "A WebSocket handshake must not have a body.")
     if (version := headers.get_all("sec-websocket-version")) and version != [VERSION]:
         return Denied(
             HTTPStatus.UPGRADE_REQUIRED,
-            f"Only version {VERSION} of WebSocket is spoken here.",
+            f"Only version {VERSION} of WebSocket is supported.",
             ((b"upgrade", b"websocket"), (b"sec-websocket-version", VERSION.encode())),
         )
     return None
-
-
-def _in_words(error: Exception | None) -> str:
-    """What is wrong with a handshake; without the header's value, which may hold a token."""
-    if isinstance(error, InvalidHeader):
-        return f"No WebSocket can be opened: the header {error.name} is missing or not as it must be."
-    return "No WebSocket can be opened: this is not how one is asked for."

@@ -1,1 +1,1 @@
-"""The MCP face: both eras, over Streamable HTTP and over standard streams."""
+"""The MCP frontend: both eras, over Streamable HTTP, HTTP+SSE and stdio."""

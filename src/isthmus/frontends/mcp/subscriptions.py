@@ -215,7 +215,7 @@ class CallerSubscriptions:
     def receive_default_logs(self) -> None:
         """Receive what servers log by default, until the caller sets a level."""
         if self.level is None:
-            self._hub.levels.hear(self)
+            self._hub.levels.listen(self)
 
     def set_level(self, level: LogLevel) -> None:
         """Receive log messages from this level on."""

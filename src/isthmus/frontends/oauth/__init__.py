@@ -1,1 +1,1 @@
-"""The hub towards OAuth clients: what it says of itself as a resource, and tokens for its own keys."""
+"""OAuth: metadata documents, challenges, and tokens for the hub's own keys."""

@@ -1,7 +1,7 @@
-"""What a request is told that shows no credential, or one that lets nobody in (RFC 6750, RFC 9728).
+"""`WWW-Authenticate` challenges for requests without a valid credential (RFC 6750, RFC 9728, RFC 9449).
 
-The gate asks, for every face alike. What is wrong with a credential is decided elsewhere; here it is put into words
-that clients act on.
+`Authenticator` asks for them, for all frontends. `app.oauth` determines what is wrong with a credential; here it is
+written so that clients can act on it.
 """
 
 from __future__ import annotations
@@ -18,88 +18,91 @@ from isthmus.frontends.oauth.documents import RESOURCE_PATH
 from isthmus.model.callers import Face
 
 _PLACES: Mapping[Face, str] = {"mcp": "/mcp", "sse": "/sse"}
-"""Where a face is; those of others are in the hub as a whole."""
+"""The resource paths of frontends; other frontends use the hub as a whole."""
 
 _NOT_QUOTABLE = re.compile(r"[^\x20\x21\x23-\x5b\x5d-\x7e]")
 
 
-class Shown(Struct, frozen=True):
-    """What is wrong with the credential of a request."""
+class RejectedCredential(Struct, frozen=True):
+    """A request's credential that is not valid, and why."""
 
     reason: str = ""
-    """For whoever sent it; empty if there is nothing to add."""
+    """Shown to the caller; empty if there is nothing to add."""
     is_scope_missing: bool = False
-    """It is genuine, and allows nothing."""
+    """It is genuine but has no scope that allows anything."""
     is_genuine: bool = False
-    """It was somebody's, and is good no more: whoever shows it is no guesser, and is to get another."""
+    """It was valid once, so it is not a guess: the caller should get a new one."""
     scopes: tuple[str, ...] = ()
-    """Those that would allow something."""
+    """Scopes that would allow something."""
     is_bound: bool = False
-    """It came as a token that is bound to a key (RFC 9449)."""
+    """It is a token that is bound to a key (RFC 9449)."""
     is_proof_wrong: bool = False
-    """It is good, and the proof that came with it is not."""
+    """The token is valid but its proof is not."""
     nonce: str = ""
-    """What the next proof must have, if this one lacked a good nonce."""
+    """The nonce for the next proof, if this one had no valid nonce."""
 
 
-Explain: TypeAlias = Callable[[Fields], Shown | None]
-"""What is wrong with the credential of a request; None if it shows none."""
+Explain: TypeAlias = Callable[[Fields], RejectedCredential | None]
+"""Explains why a request's credential is not valid; None if it has none."""
 
 Address: TypeAlias = Callable[[Fields], str | None]
-"""Where the hub is spoken to by who sent this request; None if there is nothing to be found out there."""
+"""The hub's base URL for the sender of a request; None if no metadata is published."""
 
 
 class Challenges:
-    """Writes refusals."""
+    """Writes the denials of unauthenticated requests."""
 
     def __init__(self, address: Address, explain: Explain, algorithms: Callable[[], Sequence[str]] = tuple) -> None:
-        """`algorithms` are those of proofs; none while no token can be bound to a key."""
+        """`algorithms` are those of DPoP proofs; empty if no token can be bound to a key."""
         self._address = address
         self._explain = explain
         self._algorithms = algorithms
 
     def refuse(self, fields: Fields, face: Face) -> Denied:
-        """What somebody is told whom nobody knows."""
-        shown = self._explain(fields)
+        """The denial of a request without a valid credential."""
+        rejected = self._explain(fields)
         words = {"realm": "isthmus"}
         if (base := self._address(fields)) is not None:
             words["resource_metadata"] = base + RESOURCE_PATH + _PLACES.get(face, "")
         algorithms = " ".join(self._algorithms())
-        if shown is not None and shown.is_bound and algorithms:
-            return _denied_bound(shown, {**words, "algs": algorithms})
-        denied = _refusal(shown, words)
+        if rejected is not None and rejected.is_bound and algorithms:
+            return _denied_bound(rejected, {**words, "algs": algorithms})
+        denied = _refusal(rejected, words)
         if algorithms and denied.status == 401:
-            # Bearer comes first: there are clients that look at the first word alone.
+            # Bearer comes first: some clients read only the first challenge.
             return replace(denied, headers=(*denied.headers, _challenge("DPoP", {"algs": algorithms})))
         return denied
 
 
-def _denied_bound(shown: Shown, words: dict[str, str]) -> Denied:
-    """What somebody is told whose bound token or its proof is not good (RFC 9449, section 7.1)."""
-    if shown.is_scope_missing:
-        return _refusal(shown, words, "DPoP")
-    if not shown.is_proof_wrong:
-        told = {"error": "invalid_token", "error_description": shown.reason}
-        denied = _denied(401, f"The token is not valid: {shown.reason}", {**words, **told}, "DPoP")
-        return replace(denied, is_guess=not shown.is_genuine)
-    told = {"error": "use_dpop_nonce" if shown.nonce else "invalid_dpop_proof", "error_description": shown.reason}
-    denied = _denied(401, f"The proof is not valid: {shown.reason}", {**words, **told}, "DPoP")
-    nonce = ((b"dpop-nonce", shown.nonce.encode("ascii")),) if shown.nonce else ()
+def _denied_bound(rejected: RejectedCredential, words: dict[str, str]) -> Denied:
+    """The denial of a bound token or its proof (RFC 9449, section 7.1)."""
+    if rejected.is_scope_missing:
+        return _refusal(rejected, words, "DPoP")
+    if not rejected.is_proof_wrong:
+        details = {"error": "invalid_token", "error_description": rejected.reason}
+        denied = _denied(401, f"The token is not valid: {rejected.reason}", {**words, **details}, "DPoP")
+        return replace(denied, is_guess=not rejected.is_genuine)
+    details = {
+        "error": "use_dpop_nonce" if rejected.nonce else "invalid_dpop_proof",
+        "error_description": rejected.reason,
+    }
+    denied = _denied(401, f"The proof is not valid: {rejected.reason}", {**words, **details}, "DPoP")
+    nonce = ((b"dpop-nonce", rejected.nonce.encode("ascii")),) if rejected.nonce else ()
     return replace(denied, headers=(*denied.headers, *nonce))
 
 
-def _refusal(shown: Shown | None, words: dict[str, str], scheme: str = "Bearer") -> Denied:
-    if shown is None:
+def _refusal(rejected: RejectedCredential | None, words: dict[str, str], scheme: str = "Bearer") -> Denied:
+    if rejected is None:
         return _denied(401, PLAIN_DENIAL.message, words)
-    if shown.is_scope_missing:
-        scopes = {"scope": " ".join(shown.scopes)} if shown.scopes else {}
-        told = {"error": "insufficient_scope", "error_description": shown.reason}
-        return _denied(403, f"The token is not enough: {shown.reason}", {**words, **told, **scopes}, scheme)
-    is_guess = not shown.is_genuine
-    if not shown.reason:
+    if rejected.is_scope_missing:
+        scopes = {"scope": " ".join(rejected.scopes)} if rejected.scopes else {}
+        details = {"error": "insufficient_scope", "error_description": rejected.reason}
+        return _denied(403, f"The token is not enough: {rejected.reason}", {**words, **details, **scopes}, scheme)
+    is_guess = not rejected.is_genuine
+    if not rejected.reason:
         return _denied(401, PLAIN_DENIAL.message, {**words, "error": "invalid_token"}, is_guess=is_guess)
-    told = {"error": "invalid_token", "error_description": shown.reason}
-    return _denied(401, f"The token is not valid: {shown.reason}", {**words, **told}, is_guess=is_guess)
+    details = {"error": "invalid_token", "error_description": rejected.reason}
+    return _denied(401, f"The token is not valid: {rejected.reason}", {**words, **details}, is_guess=is_guess)
 
 
 def _denied(

@@ -1,7 +1,7 @@
-"""What the hub says of itself to OAuth clients: as a protected resource (RFC 9728) and as who gives tokens (RFC 8414).
+"""OAuth metadata documents of the hub: as a protected resource (RFC 9728) and as a token issuer (RFC 8414).
 
-Documents and addresses only; no I/O. An address is the published one, else one of those that the hub is known to have.
-A request may choose among these by the name that it used, and can bring none of its own.
+Pure. The base URL is the configured public one, else one of the hub's known addresses. A request selects one of these
+by its Host header and cannot introduce another.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ TOKEN_PATH = "/oauth/token"  # noqa: S105 - an address
 AUTHORIZE_PATH = "/oauth/authorize"
 
 _PLACES = re.compile(r"|/mcp|/sse|/a2a|/v1|/mcp/[A-Za-z0-9_-]{1,50}")
-"""What clients take for a resource here. Whether a server of the name is there, nobody is told."""
+"""Paths of resources. Whether a server of that name exists is not revealed."""
 
 _HAS_PORT = re.compile(r":[0-9]+$")
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _ANYWHERE = ("0.0.0.0", "::", "[::]")  # noqa: S104 - to recognise them
 
 
-class Trusted(Struct, frozen=True):
-    """An issuer as clients are told of it."""
+class TrustedIssuer(Struct, frozen=True):
+    """A trusted issuer, as far as it is published."""
 
     issuer: str
     audience: tuple[str, ...]
@@ -37,10 +37,10 @@ class Trusted(Struct, frozen=True):
 
 
 class OwnAddresses:
-    """Where the hub is spoken to."""
+    """The base URLs of the hub."""
 
     def __init__(self, public_url: str | None, host: str, port: int, names: Iterable[str] = ()) -> None:
-        """`names` are further hosts by which it may be called, with their ports if they have one."""
+        """`names` are further host names of the hub, with or without ports."""
         self._public = None if public_url is None else public_url.rstrip("/")
         hosts = _LOOPBACK if host in _ANYWHERE or host in _LOOPBACK else (_bracketed(host),)
         called = [*(f"{each}:{port}" for each in hosts), *(form for name in names for form in _forms(name, port))]
@@ -48,14 +48,14 @@ class OwnAddresses:
         self._usual = f"http://{called[0]}"
 
     def base(self, fields: Mapping[bytes, bytes]) -> str:
-        """The address to speak of to who sent this request, without a slash at its end."""
+        """The base URL for the sender of a request, without a slash at its end."""
         if self._public is not None:
             return self._public
         return self._by_name.get(fields.get(b"host", b"").decode("latin-1").lower(), self._usual)
 
 
 def _forms(name: str, port: int) -> tuple[str, ...]:
-    """How a host may be called: as it is written, and where that names no port, with the one listened on."""
+    """The forms of a host name: as configured, and with the port if it has none."""
     return (name,) if _HAS_PORT.search(name) else (name, f"{name}:{port}")
 
 
@@ -64,15 +64,15 @@ def _bracketed(host: str) -> str:
 
 
 def place_in(path: str) -> str | None:
-    """The path of the resource whose metadata are asked for by a path; None if that is not about one here."""
+    """The resource path in the path of its metadata; None if there is no such resource."""
     place = path.removeprefix(RESOURCE_PATH)
     return place if path.startswith(RESOURCE_PATH) and _PLACES.fullmatch(place) else None
 
 
 def resource_document(
-    base: str, place: str, issuers: Sequence[Trusted], *, gives_tokens: bool, algorithms: Sequence[str] = ()
+    base: str, place: str, issuers: Sequence[TrustedIssuer], *, gives_tokens: bool, algorithms: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """What a client must know to get a token for the hub, or for one place in it; `algorithms` are those of proofs."""
+    """The metadata of the hub or of one resource path; `algorithms` are those of DPoP proofs."""
     scopes = dict.fromkeys(scope for issuer in issuers for scope in issuer.scopes)
     document: dict[str, Any] = {
         "resource": _resource(base + place, issuers),
@@ -89,8 +89,8 @@ def resource_document(
     return document
 
 
-def _resource(address: str, issuers: Sequence[Trusted]) -> str:
-    """The name of a resource: the audience that covers it most closely, since tokens must be made for that."""
+def _resource(address: str, issuers: Sequence[TrustedIssuer]) -> str:
+    """The identifier of a resource: the audience that covers it most closely, because tokens are issued for that."""
     audiences = (audience for issuer in issuers for audience in issuer.audience)
     return max((each for each in audiences if _covers(each, address)), key=len, default=address)
 
@@ -98,22 +98,22 @@ def _resource(address: str, issuers: Sequence[Trusted]) -> str:
 def _covers(audience: str, address: str) -> bool:
     try:
         ours, theirs = urlsplit(address), urlsplit(audience)
-    except ValueError:  # one of them is no address, as audiences need not be, and as anybody may ask for
+    except ValueError:  # an audience need not be a URL, and a requested resource may be anything
         return False
     is_here = (ours.scheme, ours.netloc) == (theirs.scheme, theirs.netloc)
     return is_here and f"{ours.path.rstrip('/')}/".startswith(f"{theirs.path.rstrip('/')}/")
 
 
-def is_own_resource(resource: str, base: str, issuers: Sequence[Trusted]) -> bool:
-    """Whether a token may be asked for this: the hub, or something in it."""
+def is_own_resource(resource: str, base: str, issuers: Sequence[TrustedIssuer]) -> bool:
+    """Whether a token may be requested for this: the hub, or a resource in it."""
     return _covers(base, resource) or any(resource in issuer.audience for issuer in issuers)
 
 
 def server_document(base: str) -> dict[str, Any]:
-    """What a client must know to get a token for a key."""
+    """The metadata of the token endpoint."""
     return {
         "issuer": base,
-        # Nothing is there but a refusal. Readers of this document insist on it, though it may be left out (RFC 8414).
+        # It always returns an error. Some clients require it, although RFC 8414 makes it optional.
         "authorization_endpoint": base + AUTHORIZE_PATH,
         "token_endpoint": base + TOKEN_PATH,
         "response_types_supported": [],

@@ -1,7 +1,7 @@
 """OAuth over HTTP: `/oauth/token`, and the documents under `/.well-known/` by which clients find it, and the issuers.
 
-Who asks for a token shows its name and its key, and nothing else is needed to come in here; the documents are for
-everybody. While the hub is open to all, none of this is there: a client that found it would try to log in.
+A token request is authenticated by the caller's name and key; the documents are public. If the hub needs no keys,
+all these paths return 404, because clients that find the documents try to log in.
 """
 
 from __future__ import annotations
@@ -12,27 +12,26 @@ from typing import Any, Protocol
 import msgspec
 
 from isthmus.frontends.http.auth import SLOWED, TOO_MANY, Authenticator, Fields, Headers
-from isthmus.frontends.http.bodies import JSON, joined
-from isthmus.frontends.http.request_cycle import PEER, Message, Peer, Receive, Send, header_lines
-from isthmus.frontends.oauth.asking import BODY_BYTES_MAX, Refused, read_asked
+from isthmus.frontends.http.request_cycle import JSON, PEER, Message, Peer, Receive, Send, header_lines, join_headers
 from isthmus.frontends.oauth.documents import (
     AUTHORIZE_PATH,
     RESOURCE_PATH,
     SERVER_PATH,
     TOKEN_PATH,
-    Trusted,
+    TrustedIssuer,
     is_own_resource,
     place_in,
     resource_document,
     server_document,
 )
+from isthmus.frontends.oauth.token_request import BODY_BYTES_MAX, TokenError, read_token_request
 from isthmus.model.callers import Face
 
 LIFETIME_SECONDS = 3600
-"""What is said of how long a token is good; who makes them makes them so."""
+"""The lifetime of tokens; the `TokenIssuer` uses the same."""
 
 FACE: Face = "rest"
-"""What book is kept under of who gets no token: plain HTTP, as little as it has to do with the tools there."""
+"""The frontend name under which denied token requests are counted."""
 
 _PUBLIC: Headers = (
     (b"cache-control", b"public, max-age=300"),
@@ -41,34 +40,34 @@ _PUBLIC: Headers = (
     (b"access-control-allow-headers", b"Content-Type, MCP-Protocol-Version"),
     (b"vary", b"host"),
 )
-"""Any page may read what any stranger may."""
+"""Readable by every web page, like by every client."""
 
 _SECRET: Headers = ((b"cache-control", b"no-store"), (b"pragma", b"no-cache"))
 _BASIC = (b"www-authenticate", b'Basic realm="isthmus"')
 
 
-class Giver(Protocol):
-    """Gives tokens for keys."""
+class TokenIssuer(Protocol):
+    """Issues tokens for keys."""
 
     def token_for(self, name: str | None, key: str) -> str | None:
-        """A token for the caller of this key, if it has this name, or none is given; None if it has not."""
+        """A token for the caller with this key; None if there is no such caller or `name` is another's."""
 
     def gives_tokens(self) -> bool:
-        """Whether anybody has a key."""
+        """Whether any caller has a key."""
 
 
 class OauthHttp:
-    """The face. `address` says where the hub is spoken to; None while it is open to all."""
+    """The frontend. `address` returns the hub's base URL; None if the hub needs no keys."""
 
     def __init__(
         self,
         auth: Authenticator,
-        giver: Giver,
+        giver: TokenIssuer,
         address: Callable[[Fields], str | None],
-        issuers: Callable[[], Sequence[Trusted]],
+        issuers: Callable[[], Sequence[TrustedIssuer]],
         algorithms: Sequence[str] = (),
     ) -> None:
-        """`algorithms` are those of proofs that somebody has the key of a token (RFC 9449)."""
+        """`algorithms` are those of DPoP proofs (RFC 9449)."""
         self._auth = auth
         self._giver = giver
         self._address = address
@@ -76,20 +75,20 @@ class OauthHttp:
         self._algorithms = algorithms
 
     def is_at(self, path: str) -> bool:
-        """Whether a request is for this face."""
+        """Whether a path belongs to this frontend."""
         return path in (TOKEN_PATH, AUTHORIZE_PATH, SERVER_PATH) or path.startswith(RESOURCE_PATH)
 
     async def serve(self, scope: Message, receive: Receive, _: Send) -> None:
         """Answer one request."""
         peer: Peer = scope["extensions"][PEER]
-        fields = joined(scope["headers"])
+        fields = join_headers(scope["headers"])
         base = self._address(fields)
         path: str = scope["path"]
         document = None if base is None else self._document(base, path)
         if path == TOKEN_PATH and base is not None and self._giver.gives_tokens():
-            await self._give(peer, scope["method"], fields, receive, base)
+            await self._token(peer, scope["method"], fields, receive, base)
         elif path == AUTHORIZE_PATH and base is not None and self._giver.gives_tokens():
-            _tell(peer, Refused("unsupported_response_type", f"Tokens are given at {base}{TOKEN_PATH} alone"))
+            _send_error(peer, TokenError("unsupported_response_type", f"Tokens are issued only at {base}{TOKEN_PATH}"))
         elif document is None:
             peer.answer(404, JSON, b'{"error":"Not found"}')
         elif scope["method"] == "OPTIONS":
@@ -108,7 +107,7 @@ class OauthHttp:
             return None
         return resource_document(base, place, self._issuers(), gives_tokens=gives, algorithms=self._algorithms)
 
-    async def _give(self, peer: Peer, method: str, fields: Fields, receive: Receive, base: str) -> None:
+    async def _token(self, peer: Peer, method: str, fields: Fields, receive: Receive, base: str) -> None:
         if (denied := self._auth.place(fields)) is not None:
             self._auth.on_turned_away(FACE, denied.status)
             peer.answer(denied.status, JSON + header_lines(_SECRET), msgspec.json.encode({"error": denied.message}))
@@ -118,36 +117,36 @@ class OauthHttp:
             return
         body = await _short_body(peer, fields, receive)
         if body is None:
-            _tell(peer, Refused("invalid_request", f"The body must have {BODY_BYTES_MAX} bytes or less", 413))
+            _send_error(peer, TokenError("invalid_request", f"The body must have {BODY_BYTES_MAX} bytes or less", 413))
             return
-        made = self._made(fields, body, base)
-        if isinstance(made, Refused):
-            _tell(peer, made)
+        made = self._issue(fields, body, base)
+        if isinstance(made, TokenError):
+            _send_error(peer, made)
             return
         answer = {"access_token": made, "token_type": "Bearer", "expires_in": LIFETIME_SECONDS}
         peer.answer(200, JSON + header_lines(_SECRET), msgspec.json.encode(answer))
 
-    def _made(self, fields: Fields, body: bytes, base: str) -> str | Refused:
-        asked = read_asked(fields.get(b"content-type", b""), fields.get(b"authorization"), body)
-        if isinstance(asked, Refused):
-            return asked
-        if not all(is_own_resource(resource, base, self._issuers()) for resource in asked.resources):
-            return Refused("invalid_target", f"The resource must be {base} or an address below it")
-        for name, key in asked.credentials:
+    def _issue(self, fields: Fields, body: bytes, base: str) -> str | TokenError:
+        wanted = read_token_request(fields.get(b"content-type", b""), fields.get(b"authorization"), body)
+        if isinstance(wanted, TokenError):
+            return wanted
+        if not all(is_own_resource(resource, base, self._issuers()) for resource in wanted.resources):
+            return TokenError("invalid_target", f"The resource must be {base} or an address below it")
+        for name, key in wanted.credentials:
             if (token := self._giver.token_for(name, key)) is not None:
                 return token
         return self._unknown()
 
-    def _unknown(self) -> Refused:
+    def _unknown(self) -> TokenError:
         seconds = self._auth.failed_auth_limit.failed_here()
         status = TOO_MANY if seconds else 401
         self._auth.on_turned_away(FACE, status)
         if seconds:
-            return Refused("temporarily_unavailable", SLOWED, status, seconds)
-        return Refused("invalid_client", "No caller of this name has this key", status)
+            return TokenError("temporarily_unavailable", SLOWED, status, seconds)
+        return TokenError("invalid_client", "No caller of this name has this key", status)
 
 
-def _tell(peer: Peer, refused: Refused) -> None:
+def _send_error(peer: Peer, refused: TokenError) -> None:
     challenge = (_BASIC,) if refused.code == "invalid_client" else ()
     later = ((b"retry-after", b"%d" % refused.retry_after),) if refused.retry_after else ()
     body = msgspec.json.encode({"error": refused.code, "error_description": refused.description})
@@ -155,7 +154,7 @@ def _tell(peer: Peer, refused: Refused) -> None:
 
 
 async def _short_body(peer: Peer, fields: Fields, receive: Receive) -> bytes | None:
-    """The body; None if it is longer than such a body may be."""
+    """The body; None if it is too long."""
     length = fields.get(b"content-length", b"0")
     if not length.isdigit() or len(length) > 9 or int(length) > BODY_BYTES_MAX:
         return None

@@ -1,7 +1,4 @@
-"""A request for a token (RFC 6749, client credentials), read out of what came over HTTP, and the answers to one.
-
-No I/O. Whether the name and the key are somebody's is not known here; `http` asks.
-"""
+"""Token requests (RFC 6749, client credentials) and their errors. Pure: `http` checks the credentials."""
 
 from __future__ import annotations
 
@@ -35,43 +32,43 @@ Credentials: TypeAlias = tuple[tuple[str | None, str], ...]
 """A name, if one was given, and a key."""
 
 
-class Refused(Struct, frozen=True):
-    """What RFC 6749 has a client told."""
+class TokenError(Struct, frozen=True):
+    """An error response of RFC 6749."""
 
     code: Code
     description: str
     status: int = 400
     retry_after: int = 0
-    """How many seconds to wait, if one is to."""
+    """Seconds to wait; 0 for none."""
 
 
-class Asked(Struct, frozen=True):
-    """Who wants a token, for what."""
+class TokenRequest(Struct, frozen=True):
+    """A token request."""
 
     credentials: Credentials
-    """In each reading that a client may mean; one of them is to fit."""
+    """All possible readings of the credentials; one of them must be valid."""
     resources: tuple[str, ...]
 
 
-def read_asked(content_type: bytes, authorization: bytes | None, body: bytes) -> Asked | Refused:
-    """What is asked for, or why that cannot be told."""
+def read_token_request(content_type: bytes, authorization: bytes | None, body: bytes) -> TokenRequest | TokenError:
+    """Read a token request, or return what is wrong with it."""
     if content_type.partition(b";")[0].strip().lower() != FORM:
-        return Refused("invalid_request", f"The body must be {FORM.decode()}", 415)
+        return TokenError("invalid_request", f"The body must be {FORM.decode()}", 415)
     parameters = _parameters(body)
-    if isinstance(parameters, Refused):
+    if isinstance(parameters, TokenError):
         return parameters
     single = {name: values[0] for name, values in parameters.items()}
     if "grant_type" not in single:
-        return Refused("invalid_request", "There must be a grant_type")
+        return TokenError("invalid_request", "There must be a grant_type")
     if single["grant_type"] != "client_credentials":
-        return Refused("unsupported_grant_type", "The grant_type must be client_credentials")
+        return TokenError("unsupported_grant_type", "The grant_type must be client_credentials")
     credentials = _credentials(authorization, single)
-    if isinstance(credentials, Refused):
+    if isinstance(credentials, TokenError):
         return credentials
-    return Asked(credentials, tuple(parameters.get("resource", ())))
+    return TokenRequest(credentials, tuple(parameters.get("resource", ())))
 
 
-def _parameters(body: bytes) -> dict[str, list[str]] | Refused:
+def _parameters(body: bytes) -> dict[str, list[str]] | TokenError:
     try:
         pairs = parse_qsl(
             body.decode("ascii"),
@@ -81,34 +78,34 @@ def _parameters(body: bytes) -> dict[str, list[str]] | Refused:
             max_num_fields=PARAMETERS_MAX,
         )
     except ValueError:  # UnicodeDecodeError is one
-        return Refused("invalid_request", "The body is not a form")
+        return TokenError("invalid_request", "The body is not a form")
     counts = Counter(name for name, _ in pairs if name not in _REPEATABLE)
     if any(count > 1 for count in counts.values()):
-        return Refused("invalid_request", "A parameter must not be there twice")
+        return TokenError("invalid_request", "A parameter must not be there twice")
     parameters: dict[str, list[str]] = {}
     for name, value in pairs:
-        if value:  # without one it is as if it were not there
+        if value:  # an empty parameter counts as absent
             parameters.setdefault(name, []).append(value)
     return parameters
 
 
-def _credentials(authorization: bytes | None, parameters: Mapping[str, str]) -> Credentials | Refused:
+def _credentials(authorization: bytes | None, parameters: Mapping[str, str]) -> Credentials | TokenError:
     name, key = parameters.get("client_id"), parameters.get("client_secret")
     if authorization is None:
-        # The official client of MCP (1.x) posts its secret without its name; a key has one caller all the same.
-        return Refused("invalid_client", "There must be a client_secret", 401) if key is None else ((name, key),)
+        # The official MCP client (1.x) posts its secret without its id; the key alone identifies the caller.
+        return TokenError("invalid_client", "There must be a client_secret", 401) if key is None else ((name, key),)
     if key is not None:
-        return Refused("invalid_request", "There must be one client_secret, in the header or in the body")
+        return TokenError("invalid_request", "There must be one client_secret, in the header or in the body")
     found = _basic(authorization)
     if found is None:
-        return Refused("invalid_client", "Authorization must be Basic, with the client's id and secret", 401)
+        return TokenError("invalid_client", "Authorization must be Basic, with the client's id and secret", 401)
     if name is not None and all(name != each for each, _ in found):
-        return Refused("invalid_request", "The client_id must be the same in the header and in the body")
+        return TokenError("invalid_request", "The client_id must be the same in the header and in the body")
     return found
 
 
 def _basic(authorization: bytes) -> Credentials | None:
-    """Name and key of a header: as RFC 6749 has them, encoded like a form, and as many clients write them, plain."""
+    """The name and key of a Basic header: form-encoded, as in RFC 6749, and plain, as many clients write them."""
     scheme, _, text = authorization.strip().partition(b" ")
     if scheme.lower() != b"basic":
         return None

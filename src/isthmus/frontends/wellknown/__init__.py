@@ -1,1 +1,1 @@
-"""What the hub publishes of itself for those who do not know it yet."""
+"""Server cards and the AI catalog, which the hub publishes for discovery."""

@@ -7,13 +7,13 @@ from msgspec.structs import replace
 
 from isthmus.frontends.http.auth import Authenticator, Denied
 from isthmus.frontends.http.origin import OriginGuard
-from isthmus.frontends.oauth.challenges import Challenges, Shown
+from isthmus.frontends.oauth.challenges import Challenges, RejectedCredential
 from isthmus.model.callers import Face
 
 BASE = "https://hub.example"
 
 
-def refused(shown: Shown | None, face: Face = "mcp", base: str | None = BASE) -> tuple[int, str]:
+def refused(shown: RejectedCredential | None, face: Face = "mcp", base: str | None = BASE) -> tuple[int, str]:
     gate = Authenticator(OriginGuard(bind_host="127.0.0.1"), lambda _: None)
     gate.refuse = Challenges(lambda _: base, lambda _: shown).refuse
     denied = gate.admit({b"host": b"localhost"}, face)
@@ -34,29 +34,29 @@ def test_where_there_is_nothing_to_be_found_nothing_is_named() -> None:
 
 
 def test_a_credential_that_is_nobodys_is_told_so() -> None:
-    status, said = refused(Shown())
+    status, said = refused(RejectedCredential())
     assert status == 401
     assert said.endswith('/mcp", error="invalid_token"')
-    status, said = refused(Shown("it has expired"))
+    status, said = refused(RejectedCredential("it has expired"))
     assert said.endswith('error="invalid_token", error_description="it has expired"')
 
 
 @pytest.mark.parametrize(
     ("shown", "is_guess"),
-    [(None, False), (Shown(), True), (Shown("forged"), True), (Shown("it has expired", is_genuine=True), False)],
+    [(None, False), (RejectedCredential(), True), (RejectedCredential("forged"), True), (RejectedCredential("it has expired", is_genuine=True), False)],
 )
-def test_only_what_was_never_anybodys_is_a_guess(shown: Shown | None, *, is_guess: bool) -> None:
+def test_only_what_was_never_anybodys_is_a_guess(shown: RejectedCredential | None, *, is_guess: bool) -> None:
     assert Challenges(lambda _: None, lambda _: shown).refuse({}, "mcp").is_guess == is_guess
 
 
 def test_a_token_that_allows_nothing_is_told_which_scopes_would() -> None:
-    status, said = refused(Shown("none allows anything", is_scope_missing=True, scopes=("a", "b")))
+    status, said = refused(RejectedCredential("none allows anything", is_scope_missing=True, scopes=("a", "b")))
     assert status == 403
     assert said.endswith('error="insufficient_scope", error_description="none allows anything", scope="a b"')
 
 
 def test_nothing_that_is_said_can_leave_its_quotes() -> None:
-    _, said = refused(Shown('a"b\\c\r\nx-evil: 1\u00e9'))
+    _, said = refused(RejectedCredential('a"b\\c\r\nx-evil: 1\u00e9'))
     assert said.endswith('error_description="a?b?c??x-evil: 1?"')
 
 
@@ -70,30 +70,30 @@ def test_a_gate_by_itself_asks_for_a_key() -> None:
 # -- tokens that are bound to a key (RFC 9449) -----------------------------------------------------------------------
 
 
-def refused_bound(shown: Shown | None) -> Denied:
+def refused_bound(shown: RejectedCredential | None) -> Denied:
     return Challenges(lambda _: BASE, lambda _: shown, lambda: ("ES256", "EdDSA")).refuse({}, "mcp")
 
 
-@pytest.mark.parametrize("shown", [None, Shown(), Shown("it has expired", is_genuine=True)])
-def test_both_ways_to_show_a_token_are_offered_and_bearer_comes_first(shown: Shown | None) -> None:
+@pytest.mark.parametrize("shown", [None, RejectedCredential(), RejectedCredential("it has expired", is_genuine=True)])
+def test_both_ways_to_show_a_token_are_offered_and_bearer_comes_first(shown: RejectedCredential | None) -> None:
     (_, bearer), bound = refused_bound(shown).headers
     assert bearer.startswith(b"Bearer ")
     assert bound == (b"www-authenticate", b'DPoP algs="ES256 EdDSA"')
 
 
 def test_who_shows_a_bound_token_is_told_what_is_wrong_with_it() -> None:
-    denied = refused_bound(Shown("forged", is_bound=True))
+    denied = refused_bound(RejectedCredential("forged", is_bound=True))
     ((_, said),) = denied.headers
     assert (denied.status, denied.is_guess) == (401, True)
     assert said.startswith(b"DPoP realm=")
     assert said.endswith(b'algs="ES256 EdDSA", error="invalid_token", error_description="forged"')
-    scope = refused_bound(Shown("none allows anything", is_scope_missing=True, is_genuine=True, is_bound=True))
+    scope = refused_bound(RejectedCredential("none allows anything", is_scope_missing=True, is_genuine=True, is_bound=True))
     assert scope.status == 403
     assert scope.headers[0][1].startswith(b"DPoP ")
 
 
 def test_who_shows_a_wrong_proof_is_told_so_and_given_the_nonce_that_it_lacked() -> None:
-    wrong = Shown("it was used before", is_genuine=True, is_bound=True, is_proof_wrong=True)
+    wrong = RejectedCredential("it was used before", is_genuine=True, is_bound=True, is_proof_wrong=True)
     denied = refused_bound(wrong)
     ((_, said),) = denied.headers
     assert (denied.status, denied.is_guess) == (401, False)

@@ -7,7 +7,7 @@ import pytest
 from isthmus.frontends.oauth.documents import (
     RESOURCE_PATH,
     OwnAddresses,
-    Trusted,
+    TrustedIssuer,
     is_own_resource,
     place_in,
     resource_document,
@@ -15,7 +15,7 @@ from isthmus.frontends.oauth.documents import (
 )
 
 BASE = "https://hub.example"
-CORP = Trusted("https://login.example", (BASE,), ("files:read",))
+CORP = TrustedIssuer("https://login.example", (BASE,), ("files:read",))
 
 
 def test_a_published_address_is_the_only_one() -> None:
@@ -95,12 +95,12 @@ def test_without_issuers_a_resource_is_its_address() -> None:
     ],
 )
 def test_a_resource_is_called_what_tokens_must_be_made_for(audiences: tuple[str, ...], resource: str) -> None:
-    issuer = Trusted("https://login.example", audiences, ())
+    issuer = TrustedIssuer("https://login.example", audiences, ())
     assert resource_document(BASE, "/mcp", (issuer,), gives_tokens=False)["resource"] == resource
 
 
 def test_a_token_may_be_asked_for_the_hub_and_what_is_in_it() -> None:
-    api = Trusted("https://login.example", ("api://hub",), ())
+    api = TrustedIssuer("https://login.example", ("api://hub",), ())
     for resource in (BASE, f"{BASE}/", f"{BASE}/mcp", f"{BASE}/mcp/files", "api://hub"):
         assert is_own_resource(resource, BASE, (api,))
     strange = ("http://[", "https://hub.example]", "//[", "https://hub.\u2100.example")
@@ -118,9 +118,9 @@ def test_the_hub_says_where_it_gives_tokens() -> None:
 
 
 def test_a_resource_says_how_proofs_may_be_signed_and_whether_all_tokens_need_one() -> None:
-    strict = Trusted("https://other.example", (BASE,), (), binds_all=True)
+    strict = TrustedIssuer("https://other.example", (BASE,), (), binds_all=True)
 
-    def said(*issuers: Trusted, gives_tokens: bool = False) -> dict[str, object]:
+    def said(*issuers: TrustedIssuer, gives_tokens: bool = False) -> dict[str, object]:
         document = resource_document(BASE, "", issuers, gives_tokens=gives_tokens, algorithms=["ES256"])
         return {name: value for name, value in document.items() if name.startswith("dpop")}
 

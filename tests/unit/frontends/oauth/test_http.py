@@ -12,9 +12,9 @@ import pytest
 from isthmus.frontends.http.auth import Authenticator
 from isthmus.frontends.http.origin import OriginGuard
 from isthmus.frontends.http.request_cycle import PEER, Message
-from isthmus.frontends.oauth.asking import BODY_BYTES_MAX
-from isthmus.frontends.oauth.documents import RESOURCE_PATH, SERVER_PATH, TOKEN_PATH, Trusted
+from isthmus.frontends.oauth.documents import RESOURCE_PATH, SERVER_PATH, TOKEN_PATH, TrustedIssuer
 from isthmus.frontends.oauth.http import OauthHttp
+from isthmus.frontends.oauth.token_request import BODY_BYTES_MAX
 from tests.unit.frontends.mcp.doubles import Client
 
 BASE = "https://hub.example"
@@ -73,7 +73,7 @@ async def ask(
 ) -> tuple[int, bytes, Any]:
     gate = Authenticator(OriginGuard(bind_host="127.0.0.1"), lambda _: None)
     gate.on_turned_away = lambda face, status: TURNED_AWAY.append((face, status))
-    corp = Trusted("https://login.example", (BASE,), ())
+    corp = TrustedIssuer("https://login.example", (BASE,), ())
     face = OauthHttp(gate, Giver(has_keys=has_keys), lambda _: base, lambda: (corp,))
     assert face.is_at(path)
     client = Reader(body)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.frontends.oauth.asking import FORM, PARAMETERS_MAX, Asked, Refused, read_asked
+from isthmus.frontends.oauth.token_request import FORM, PARAMETERS_MAX, TokenError, TokenRequest, read_token_request
 
 GRANT = {"grant_type": "client_credentials"}
 MINE = {**GRANT, "client_id": "planner", "client_secret": "k3y"}
@@ -24,8 +24,8 @@ def _form(*pairs: tuple[str, str], **more: str) -> bytes:
 
 
 def test_a_form_names_the_client_and_its_secret() -> None:
-    assert read_asked(FORM, None, _form(**MINE)) == Asked((("planner", "k3y"),), ())
-    assert isinstance(read_asked(FORM + b"; charset=UTF-8", None, _form(**MINE)), Asked)
+    assert read_token_request(FORM, None, _form(**MINE)) == TokenRequest((("planner", "k3y"),), ())
+    assert isinstance(read_token_request(FORM + b"; charset=UTF-8", None, _form(**MINE)), TokenRequest)
 
 
 @pytest.mark.parametrize(
@@ -41,16 +41,16 @@ def test_a_form_names_the_client_and_its_secret() -> None:
     ],
 )
 def test_a_header_does_encoded_or_plain(header: str, expected: tuple[tuple[str, str], ...]) -> None:
-    assert read_asked(FORM, _basic(header), _form(**GRANT)) == Asked(expected, ())
+    assert read_token_request(FORM, _basic(header), _form(**GRANT)) == TokenRequest(expected, ())
 
 
 def test_a_secret_alone_will_do() -> None:
-    assert read_asked(FORM, None, _form(**GRANT, client_secret="k3y")) == Asked(((None, "k3y"),), ())
+    assert read_token_request(FORM, None, _form(**GRANT, client_secret="k3y")) == TokenRequest(((None, "k3y"),), ())
 
 
 def test_resources_may_be_several() -> None:
-    asked = read_asked(FORM, None, _form(("resource", "a"), ("resource", "b"), **MINE))
-    assert isinstance(asked, Asked)
+    asked = read_token_request(FORM, None, _form(("resource", "a"), ("resource", "b"), **MINE))
+    assert isinstance(asked, TokenRequest)
     assert asked.resources == ("a", "b")
 
 
@@ -86,12 +86,12 @@ def test_resources_may_be_several() -> None:
 def test_what_cannot_be_read_is_refused_in_the_words_of_the_rfc(
     kind: bytes, authorization: bytes | None, body: bytes, code: str, status: int
 ) -> None:
-    refused = read_asked(kind, authorization, body)
-    assert isinstance(refused, Refused)
+    refused = read_token_request(kind, authorization, body)
+    assert isinstance(refused, TokenError)
     assert (refused.code, refused.status) == (code, status)
     assert "k3y" not in refused.description
 
 
 @given(st.binary(max_size=200), st.none() | st.binary(max_size=60))
 def test_no_request_makes_it_raise(body: bytes, authorization: bytes | None) -> None:
-    assert isinstance(read_asked(FORM, authorization, body), Asked | Refused)
+    assert isinstance(read_token_request(FORM, authorization, body), TokenRequest | TokenError)
