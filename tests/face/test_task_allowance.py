@@ -95,7 +95,7 @@ async def test_the_oldest_ended_tasks_of_a_caller_make_room_and_nobody_elses(tmp
         assert len(newest["result"]["artifacts"][0]["parts"][0]["text"]) == RESULT_BYTES
         assert await ann.is_kept(held["id"]), "it runs, however old it is"
         assert await ben.is_kept(others["id"])
-        await logged(hub, "a caller's oldest tasks made room for new ones")
+        await logged(hub, "deleted a caller's oldest tasks")
         assert "error" not in await ann.ask("CancelTask", {"id": held["id"]})
 
 
@@ -108,8 +108,8 @@ async def test_what_does_not_end_is_refused_beyond_its_share_until_some_of_it_do
             assert len(begun) < TASKS
         told = answer["error"]["message"]
         assert str(KEEP_BYTES // 8) in told
-        assert f"{KEEP_BYTES} that are kept of a caller's tasks ([a2a] keep_bytes)" in told
-        await logged(hub, "a caller's tasks may keep no more")
+        assert f"{KEEP_BYTES} bytes of task storage ([a2a] keep_bytes)" in told
+        await logged(hub, "a caller's task storage is full")
         assert "error" not in await ben.ask("SendMessage", question(0))
 
         await ann.ask("CancelTask", {"id": begun[0]})
@@ -136,7 +136,7 @@ async def test_a_result_for_which_there_is_no_room_fails_its_task_and_says_why(t
         task = await ann.run(bytes=KEEP_BYTES)
         assert task["status"]["state"] == "TASK_STATE_FAILED"
         told = task["status"]["message"]["parts"][0]["text"]
-        assert f"{KEEP_BYTES} bytes that are kept of a caller's tasks ([a2a] keep_bytes)" in told
+        assert f"{KEEP_BYTES} bytes of task storage ([a2a] keep_bytes)" in told
         assert await ann.is_kept(small["id"]), "nothing had to make room for it"
 
 

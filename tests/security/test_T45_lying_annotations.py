@@ -3,7 +3,7 @@
 Answer: what a server says of its tools counts only if the operator trusts it (`trusted = true`), and then only where
 the operator asks for it: in `allow`, and for whether an answer to a question may be given twice. Nothing is ever sent
 twice because of it: the hub repeats no call that may have run. In `deny`, a server that is not trusted cannot talk
-itself out (`tests/unit/core/catalog/test_labels.py`; by every entry, T31).
+itself out (`tests/unit/core/catalog/test_rules.py`; by every entry, T31).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.hubs import serving
 from tests.security.permitted import SERVERS, key_of, server
 from tests.unit.frontends.mcp.test_input_required import Desk, is_refused
 
-READER = "isthmus/core/catalog/labels.py"
+READER = "isthmus/core/catalog/rules.py"
 """The one module that reads what servers say of their tools."""
 
 OWN_SAY = {

@@ -59,7 +59,9 @@ class ResultCache:
         for owner in (_owner(inflight.call), ""):
             key = _key(inflight, owner)
             kept = self._kept.get(key)
-            if kept is not None and _is_valid(kept, inflight.target.keep_seconds, now):
+            # The operator may have shortened the time since it was cached.
+            limit = inflight.target.keep_seconds
+            if kept is not None and kept.until > now and (not limit or now - kept.kept_at < limit):
                 self._kept.move_to_end(key)
                 return _with_age(kept.result, now - kept.kept_at)
             if kept is not None:
@@ -100,11 +102,6 @@ class ResultCache:
         same_name.discard(key)
         if not same_name:
             del self._under[key[:2]]
-
-
-def _is_valid(kept: _CachedResult, seconds: float, now: float) -> bool:
-    """Whether a result is young enough: for when it was kept, and for what the operator says by now."""
-    return kept.until > now and (not seconds or now - kept.kept_at < seconds)
 
 
 def _cost(key: Key, result: Result) -> int:

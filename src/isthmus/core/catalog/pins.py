@@ -125,7 +125,9 @@ class Pins:
             if self._forget_report(key):
                 self._tell(Sighting(*key, fingerprint, canonical_definition(tool), is_change=False, is_withheld=False))
             return True
-        is_full = self._is_full(key)
+        is_full = key not in self._known and (
+            len(self._known) >= PINS_MAX or self._counts[key[0]] >= PINS_PER_SERVER_MAX
+        )
         is_withheld = mode == "approve" or (mode == "strict" and (known is not None or is_full))
         if is_withheld:
             if not self._is_news(key, fingerprint):
@@ -151,11 +153,6 @@ class Pins:
             others = (self._known.get((server, variant, tool)) for variant in self._variants.get(server, ()))
             known = next((fingerprint for fingerprint in others if fingerprint is not None), None)
         return known
-
-    def _is_full(self, key: PinKey) -> bool:
-        if key in self._known:
-            return False
-        return len(self._known) >= PINS_MAX or self._counts[key[0]] >= PINS_PER_SERVER_MAX
 
     def _is_news(self, key: PinKey, fingerprint: bytes) -> bool:
         """Whether a withheld tool is to be reported."""

@@ -108,20 +108,15 @@ class _Check:
             # Not `iter_errors`: it finds all of them first, which under `anyOf` takes quadratic time.
             self._validator.validate(value)
         except jsonschema_rs.ValidationError as error:
-            return _explanation(error, value)
+            where = ".".join(str(step) for step in error.instance_path)
+            message = _surplus(error, value) or error.message
+            return (f"{where}: {message}" if where else message)[:DETAIL_LENGTH_MAX]
         return None
 
     def _is_expensive(self, text: bytes) -> bool:
         # Commas and brackets inside strings count too: the estimate may be too high.
         values = 1 + text.count(b",") + text.count(b"[") + text.count(b"{")
         return self._budget is not None and self._cost.nanoseconds(values, len(text)) > self._budget
-
-
-def _explanation(error: jsonschema_rs.ValidationError, value: Any) -> str:
-    where = ".".join(str(step) for step in error.instance_path)
-    message = _surplus(error, value) or error.message
-    text = f"{where}: {message}" if where else message
-    return text[:DETAIL_LENGTH_MAX]
 
 
 def _surplus(error: jsonschema_rs.ValidationError, value: Any) -> str | None:

@@ -150,7 +150,7 @@ class Subscriptions:
     def attach(
         self, server: ServerName, announcer: SubscriptionLink | None, owners: PrivateLinks | None = None
     ) -> None:
-        """Use `announcer` as the shared link from now on; None if there is none.
+        """Use `announcer` as the shared link from now on; None if the server has no link.
 
         `owners` are the links that not all callers share. They may exist while the shared one does not.
         """
