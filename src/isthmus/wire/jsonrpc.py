@@ -1,9 +1,8 @@
 """JSON-RPC 2.0 envelopes around payloads that stay raw text.
 
-`decode` is the one place where bytes of a peer are checked: UTF-8, JSON syntax, depth, members that are too many or
-appear twice. What it returns can be forwarded without parsing it again. Nothing here knows a method's meaning, and
-nothing here frames: lines, events and HTTP bodies carry what `request`, `result` and `error` build. Called by
-the MCP dialects and by every face and link that speaks JSON-RPC.
+`decode` is the one place where a peer's bytes are checked: UTF-8, JSON syntax, depth, too many or repeated members.
+Its result can be forwarded without parsing it again. This module knows no methods and no framing. The MCP dialects and
+every frontend and link that speaks JSON-RPC use it.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ MAX_DEPTH = 64
 """Far above any real schema or argument, far below what overflows a recursive parser behind us."""
 
 MEMBERS_MAX = 1_000
-"""How many members a message, its `params` and their `_meta` may have, each: they are looked at one by one, and a
-megabyte has room for a hundred thousand. What stays raw, such as arguments, may have any number."""
+"""Members of a message, of its `params` and of their `_meta`: they are read one by one, and a megabyte has room for a
+hundred thousand. Raw values, such as arguments, may have any number."""
 
 SHORTEST_CROWD_BYTES = MEMBERS_MAX * len('"":0')
-"""Nothing shorter has so many."""
+"""A shorter text cannot have more members than that."""
 
 VALUES_MAX = 100_000
-"""How many values the message of a caller may have in all. To decode a value takes fifty times as long as to pass its
-bytes on, and no message may hold the event loop for long. Text and pictures of megabytes are one value."""
+"""Values in a caller's message. Decoding a value takes fifty times as long as forwarding its bytes, and no message may
+block the event loop for long. A text or image of megabytes is one value."""
 
 PARSE_ERROR = -32700
 INVALID_REQUEST = -32600
@@ -42,11 +41,11 @@ INVALID_PARAMS = -32602
 INTERNAL_ERROR = -32603
 
 MEMBERS = frozenset({"jsonrpc", "id", "method", "params", "result", "error"})
-"""What an envelope is made of; other members are dropped, other spellings of these are refused."""
+"""The members of a message; others are dropped, other spellings of these are refused."""
 
 
 class Request(Struct, frozen=True):
-    """A question that wants an answer; `id` is the text of a string or number, to be echoed verbatim."""
+    """A request; `id` is the JSON text of a string or number, to be echoed verbatim."""
 
     id: Raw
     method: str
@@ -54,21 +53,21 @@ class Request(Struct, frozen=True):
 
 
 class Notification(Struct, frozen=True):
-    """A message that wants no answer."""
+    """A message without a response."""
 
     method: str
     params: dict[str, Raw]
 
 
 class Response(Struct, frozen=True):
-    """The answer to a request that went well."""
+    """A successful response."""
 
     id: Raw
     result: Raw
 
 
 class ErrorReply(Struct, frozen=True):
-    """The answer to a request that failed; no `id` when the peer could not tell which."""
+    """An error response; `id` is None if the peer could not read the request's id."""
 
     id: Raw | None
     code: int
@@ -77,7 +76,7 @@ class ErrorReply(Struct, frozen=True):
 
 
 class Malformed(Struct, frozen=True):
-    """A body that is no message, as the error to answer; `id` where it could be read without doubt."""
+    """A body that is not a message, with the error to respond; `id` if it could be read reliably."""
 
     code: int
     message: str
@@ -85,7 +84,7 @@ class Malformed(Struct, frozen=True):
 
 
 class Batch(Struct, frozen=True):
-    """A JSON array, of whose elements none was looked at; there may be millions."""
+    """A JSON array. Its elements were not read; there may be millions."""
 
 
 Message: TypeAlias = Request | Notification | Response | ErrorReply | Malformed | Batch
@@ -95,7 +94,7 @@ _ID_STARTS = frozenset(bytes([start]) for start in b'"-0123456789')
 
 
 class _Envelope(Struct):
-    """All members that any message may have, payloads unparsed."""
+    """All members of any kind of message, with raw payloads."""
 
     jsonrpc: str
     id: Raw = _ABSENT
@@ -114,16 +113,16 @@ _CODE = msgspec.json.Decoder(Annotated[int, Meta(ge=-(2**53), le=2**53)])
 _encode = msgspec.json.Encoder().encode
 
 _ANSWER = re.compile(rb'\s*\{\s*"jsonrpc"\s*:\s*"2\.0"\s*,\s*"id"\s*:\s*([0-9]{1,18})\s*,\s*"(?:result|error)"\s*:')
-"""How most peers begin an answer."""
+"""The start of a response, as most peers write it."""
 
 _T = TypeVar("_T")
 _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError)
 
 
 def decode(body: bytes, *, max_depth: int = MAX_DEPTH, max_values: int | None = VALUES_MAX) -> Message:
-    """Read one message; whatever the bytes are, the answer is a value and never an exception.
+    """Read one message; never raises.
 
-    `max_values` is for messages of callers, which are decoded whole here and there. Answers of servers stay raw.
+    `max_values` is for callers' messages, parts of which are decoded. Responses of servers stay raw.
     """
     if len(body) > SHORTEST_CROWD_BYTES:
         if (refused := _refused_early(body, max_depth)) is not None:
@@ -142,7 +141,7 @@ def decode(body: bytes, *, max_depth: int = MAX_DEPTH, max_values: int | None = 
 
 
 def decode_reply(body: bytes, *, max_depth: int = MAX_DEPTH) -> Message:
-    """Read a reply of a peer of the plain kind: many write `"error": null` beside a result, or the other way round."""
+    """Read a response of a plain JSON-RPC server: many write `"error": null` beside a result, or the reverse."""
     message = decode(body, max_depth=max_depth, max_values=None)
     if isinstance(message, Response | ErrorReply):
         return message
@@ -156,7 +155,7 @@ def decode_reply(body: bytes, *, max_depth: int = MAX_DEPTH) -> Message:
 
 
 def answered_in(body: bytes) -> Raw | None:
-    """The id of the request that a body answers which is no message, since it nests too deep, say; None if none."""
+    """The request id in a response that could not be decoded, because it nests too deep, say; None if unreadable."""
     try:
         members = _decode_members(body)
     except _NOT_JSON:
@@ -170,7 +169,7 @@ def answered_in(body: bytes) -> Raw | None:
 
 
 def decode_object(body: bytes, *, max_depth: int = MAX_DEPTH, max_values: int | None = VALUES_MAX) -> Raw | Malformed:
-    """Read a body that is one JSON object and no message, with the checks of `decode`."""
+    """Read a body that is one JSON object but not a message, with the checks of `decode`."""
     if max_values is not None and is_dense(body, max_values):
         return _too_dense(b"", max_values)
     try:
@@ -186,7 +185,7 @@ def decode_object(body: bytes, *, max_depth: int = MAX_DEPTH, max_values: int | 
 
 
 def elements(body: bytes, most: int) -> list[bytes] | None:
-    """The elements of a body that `decode` found to be a `Batch`, none of which was looked at; None if over `most`."""
+    """The elements of a `Batch` body, unchecked; None if there are more than `most`."""
     try:
         found = _elements_decoder(most).decode(body)
     except msgspec.ValidationError:
@@ -221,7 +220,7 @@ def repeats_a_member(raw: Payload) -> bool:
     except _RepeatedMember:
         return True
     except (ValueError, RecursionError):
-        return False  # somebody else says what is wrong with it
+        return False  # other checks report invalid JSON
     return False
 
 
@@ -237,7 +236,7 @@ def _unrepeated(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def is_crowded(raw: Payload) -> bool:
-    """Whether an object has more members than may be looked at one by one; it is not read to its end then."""
+    """Whether an object has too many members to read one by one; reading stops at the limit."""
     text = bytes(raw)
     return text.count(b":") > MEMBERS_MAX and _first_members(text) is None
 
@@ -343,8 +342,8 @@ def _has_twins(keys: KeysView[str]) -> bool:
     return len(set(folded)) != len(folded)
 
 
-# Crowds. A decoder makes an object of every member before anybody can count them; a key that Python counts stops it.
-# Elements of an array are read into so many places, of which a decoder knows when they are taken.
+# Too many members. A decoder creates all members before they can be counted; a key type that counts stops it early.
+# Elements of an array are read into a struct with a limited number of fields.
 
 
 @cache
@@ -358,14 +357,14 @@ class _Key(str):
 
 
 def _first_members(text: Payload) -> dict[_Key, Raw] | None:
-    """The members of an object, none if it is no object; None if there are too many, which is found out early."""
+    """The members of an object, empty if it is not an object; None if there are too many, which is detected early."""
     seen = 0
 
     def count(_: type, key: str) -> _Key:
         nonlocal seen
         seen += 1
         if seen > MEMBERS_MAX:
-            raise ValueError("no more of them")
+            raise ValueError("too many members")
         return _Key(key)
 
     try:
@@ -375,7 +374,7 @@ def _first_members(text: Payload) -> dict[_Key, Raw] | None:
 
 
 def _refused_early(body: bytes, max_depth: int) -> Message | None:
-    """Refuse a body with more members than anybody means, or that is no object, before more is made of it."""
+    """Refuse a body that has too many members or is not an object, before it is decoded."""
     if body.count(b":") <= MEMBERS_MAX:
         return None
     text: Payload = body

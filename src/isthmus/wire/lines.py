@@ -1,7 +1,6 @@
 """Newline framing: one JSON message per line, as stdio carries it.
 
-It cuts bytes into lines and knows nothing of what a line means; `wire.jsonrpc` judges that. Called by whoever
-reads or writes a pipe: the stdio links and the stdio face.
+It cuts bytes into lines; `wire.jsonrpc` reads their content. The stdio links and the stdio frontend use it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Server-sent events: the framing of streamed HTTP answers, after the WHATWG's rules for event streams.
 
-It yields events with their data as bytes and knows nothing of JSON-RPC inside. It does not reconnect; a link
-does. Called by whoever reads or writes a `text/event-stream` body.
+It yields events with their data as bytes and knows no JSON-RPC. It does not reconnect; links do that.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from isthmus.wire.lines import LIMIT_BYTES, Oversized
 
 _BOM = b"\xef\xbb\xbf"
 _RETRY_DIGITS = 9
-"""Eleven days in milliseconds; a longer number is an attack on whoever waits for it or converts it."""
+"""Eleven days in milliseconds; a longer number is an attack on the reader."""
 
 
 class SseEvent(Struct, frozen=True, kw_only=True):
@@ -151,7 +150,7 @@ def named(event: str, text: str) -> bytes:
 
 
 def prime(id: str, retry_ms: int) -> bytes:
-    """An event without content that names a place to come back to, and how soon, as MCP begins a stream.
+    """An empty event with the id to resume from, and how soon, as MCP starts a stream.
 
     Raises:
         ValueError: `id` holds a line break or NUL.
@@ -160,7 +159,7 @@ def prime(id: str, retry_ms: int) -> bytes:
 
 
 def mark(id: str, retry_ms: int) -> bytes:
-    """The same for readers that keep to the rules of event streams, and no event at all to the others.
+    """The same without data: readers that follow the rules of event streams dispatch no event for it.
 
     Raises:
         ValueError: `id` holds a line break or NUL.
@@ -169,7 +168,7 @@ def mark(id: str, retry_ms: int) -> bytes:
 
 
 def retry(milliseconds: int) -> bytes:
-    """How soon to come back, said alone."""
+    """How soon to reconnect, without an event."""
     return b"retry: %d\n\n" % milliseconds
 
 

@@ -75,13 +75,14 @@ class OriginRefusal:
 
 
 class OriginGuard:
-    """Decides by Host and Origin whether a request may go on.
+    """Decides by Host and Origin whether a request is accepted.
 
-    On a loopback address only loopback names, the public URL's host and `allowed_hosts` are served; elsewhere
-    every well-formed Host is, unless `allowed_hosts` narrows them. An Origin must be of the host and port asked,
-    be one of `allowed_origins` (exact: scheme, host and port), or be absent; on a loopback address every page of this
-    machine is let in, and of the public URL's host that URL's own pages alone. Where every Host is served, a page's own
-    must be an address: a name says nothing, since whoever owns it can have it lead here.
+    Host: on a loopback address only loopback names, the public URL's host and `allowed_hosts`; elsewhere every
+    well-formed host, unless `allowed_hosts` is set.
+
+    Origin: absent, one of `allowed_origins` (exact scheme, host and port), or the host and port of the request. On a
+    loopback address every page of this machine is accepted. For the public URL's host, only that URL's own pages are.
+    Where every Host is accepted, the request's own origin must be an IP address: the owner of a name can point it here.
     """
 
     def __init__(
