@@ -1,4 +1,4 @@
-"""How long to wait before trying a server again. Pure: chance comes in as a number."""
+"""The pause before a server is tried again. Pure: the random number is an argument."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ MAX_SECONDS = 30.0
 
 
 class Backoff:
-    """Full jitter: anywhere between nothing and a bound that doubles, so that many hubs do not come at once."""
+    """Full jitter: a random pause below a bound that doubles, so that many hubs do not retry at once."""
 
     def __init__(self, max_seconds: float = MAX_SECONDS) -> None:
         self._bound = FIRST_SECONDS
@@ -20,5 +20,5 @@ class Backoff:
         return seconds
 
     def reset(self) -> None:
-        """The server was well: the next pause is short again."""
+        """The server was healthy: the next pause is short again."""
         self._bound = FIRST_SECONDS

@@ -1,4 +1,4 @@
-"""How requests to a server are written in its era. Links hold one; it has no state of its own."""
+"""How the parameters of requests are written in a server's era. Links hold one; it has no state."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class McpDialect(Protocol):
     def params(
         self, members: Mapping[str, Payload] = _NO_MEMBERS, client_caps: ClientCapabilities = NO_CAPABILITIES
     ) -> bytes:
-        """Parameters of any request, on behalf of those who can be asked this."""
+        """Parameters of any request, for clients with these capabilities."""
 
     def call_params(self, call: Call, name: str, token: int) -> bytes:
-        """Parameters of a call for what the server calls `name`; `token` asks for progress if the caller wants it."""
+        """Parameters of a call of the feature that the server calls `name`; `token` requests progress."""
 
 
 class LegacyDialect:
@@ -47,11 +47,11 @@ class LegacyDialect:
     def params(
         self, members: Mapping[str, Payload] = _NO_MEMBERS, client_caps: ClientCapabilities = NO_CAPABILITIES
     ) -> bytes:
-        """The members as they are; what can be asked was said when the server was greeted."""
+        """The members only; the capabilities were sent in `initialize`."""
         return render(members)
 
     def call_params(self, call: Call, name: str, token: int) -> bytes:
-        """`_meta` only if there is something to say in it."""
+        """`_meta` only if it has members."""
         meta = _passed_on(call, token)
         return _call_params(call, name, render(meta) if meta else None)
 
@@ -77,9 +77,9 @@ class ModernDialect:
         return render({**members, "_meta": meta})
 
     def call_params(self, call: Call, name: str, token: int) -> bytes:
-        """`_meta` always: the envelope, and what the caller's is passed on."""
+        """Always with `_meta`: the envelope, and the caller's own members."""
         if call.kind == "tool" and not (call.meta or call.client_caps or call.wants_progress or call.log_level):
-            return call_params(name, call.arguments, self._bare, call.extra)  # what nearly every call is
+            return call_params(name, call.arguments, self._bare, call.extra)  # nearly every call
         meta = _passed_on(call, token)
         if call.log_level is not None:
             meta[modern.LOG_KEY] = msgspec.json.encode(call.log_level)
@@ -89,7 +89,7 @@ class ModernDialect:
         return _call_params(call, name, written)
 
     def _envelope(self, client_caps: ClientCapabilities) -> bytes:
-        """The envelope for those who can be asked this; there are few kinds of callers."""
+        """The envelope for these capabilities; there are few different ones."""
         if client_caps not in self._envelopes:
             if len(self._envelopes) >= PROFILES_MAX:
                 self._envelopes.clear()

@@ -1,4 +1,4 @@
-"""What replies over HTTP say of themselves, and what an operator may do about them. The kinds of links call it."""
+"""What links over HTTP share: statuses and advice, redirects, caller headers, and POSTs without a useful response."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ ADVICE = {
     403: "; check the credentials in its headers",
     405: "; check that its url is an MCP endpoint",
 }
-"""What an operator may do about a status."""
+"""What an operator can do about a status."""
 
 
 URL_LENGTH_MAX = 2_000
-"""Longer ones are no addresses that a person could visit."""
+"""Longer URLs are not addresses that a person would visit."""
 
 _METADATA = re.compile(r"""\bresource_metadata\s*=\s*(?:"([^"\s]+)"|([^\s,"]+))""", re.IGNORECASE)
 
 
 def login_url(status: int, headers: Mapping[str, str]) -> str | None:
-    """Where a server that wants to know who one is says how that is proven (RFC 9728)."""
+    """The URL where a server describes its login (RFC 9728); None if it does not."""
     found = _METADATA.search(headers.get("www-authenticate", "")) if status == UNAUTHORIZED else None
     place = (found[1] or found[2]) if found is not None else ""
     is_place = place.lower().startswith(("https://", "http://")) and place.isprintable()
@@ -44,34 +44,34 @@ _SCOPE = re.compile(r"""\bscope\s*=\s*"([\x21\x23-\x5b\x5d-\x7e ]{1,500})\"""", 
 
 
 def advice_for(status: int, headers: Mapping[str, str], server: str, *, can_log_in: bool) -> str:
-    """What an operator may do about a status; of what one may not do, what one would have to be allowed."""
+    """What an operator can do about a status; for a missing permission, the scope to ask for."""
     challenge = headers.get("www-authenticate", "")
     found = _SCOPE.search(challenge) if "insufficient_scope" in challenge else None
     if status != FORBIDDEN or found is None:
         return ADVICE.get(status, "")
     scope = " ".join(found[1].split())
     told = f"; it wants the scope {scope!r}"
-    # A stranger's text in a command that somebody may copy into a shell: single quotes keep all of it a text.
+    # The server's text goes into a command that somebody may copy into a shell: single quotes keep it one argument.
     quoted = scope.replace("'", "'\\''")
     return f"{told}: run isthmus login {server} --scope '{quoted}'" if can_log_in else told
 
 
 def media_type(headers: Mapping[str, str]) -> str:
-    """What kind of content a reply has."""
+    """The media type of a reply."""
     return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def same_origin_target(origin: HttpOrigin, target: str, reference: str, does: str, *, stays: bool = False) -> str:
-    """The request target that `reference` means at `origin` and `target`; `does` says in words what the server did.
+    """Resolve `reference` against `origin` and `target`; `does` says what the server did, for messages.
 
-    Where it must stay, the two may differ by a slash at the end and by nothing else.
+    With `stays`, the result may differ from `target` by a trailing slash only.
 
     Raises:
-        ConnectFailed: it is no address, or another origin's, which the credentials must not reach.
+        ConnectFailed: it is not a URL, or is at another origin, which must not get the credentials.
     """
     try:
         if not reference.isprintable():
-            # `urljoin` would silently remove some of these, so what was checked would not be what was said.
+            # `urljoin` would silently remove some of these; the checked URL would differ from the given one.
             raise ValueError("it contains a control character")
         place, found = parse_url(urljoin(f"{origin}{target}", reference))
     except ValueError as error:
@@ -89,11 +89,11 @@ def _plain(target: str) -> tuple[str, str]:
 
 
 HEADERS_BYTES_MAX = 8 * 1024
-"""All of them together: many servers take no more in a whole head, and answer no better than with a bare 431."""
+"""All caller headers together: many servers accept no more in a whole head, and answer with a bare 431."""
 
 
 class CallerHeaders:
-    """Which headers of callers one server receives."""
+    """Which headers of callers one server receives. Headers that are not configured never leave the hub."""
 
     __slots__ = ("_names",)
 
@@ -101,9 +101,9 @@ class CallerHeaders:
         self._names = {name.lower(): name for name in names}
 
     def lines_for(self, inflight: InFlight) -> bytes | None:
-        """What a call's requests have in their head beside what all have; None if that cannot be written.
+        """The header lines of one call; None if they cannot be written.
 
-        Then the call has ended so. Nothing is quoted of what a header says: it may be a secret.
+        In that case the call has failed. Header values are never quoted: they may be secrets.
         """
         given = {name.lower(): value for name, value in inflight.call.headers.items()}
         try:
@@ -119,17 +119,17 @@ class CallerHeaders:
 
 
 ONE_WAY_MAX = 256
-"""How many may be under way; a server that asks faster than it listens gets no more of them."""
+"""POSTs at the same time; a server that asks faster than it reads gets no more of them."""
 
 ONE_WAY_SECONDS = 5.0
-"""How long a server may take to acknowledge one, before the connection is taken back."""
+"""How long a server may take to acknowledge a POST before the connection is closed."""
 
 REPLY_SECONDS = 60.0
-"""How long an answer that the server waits for may itself wait for a connection: others are acknowledged slowly."""
+"""How long a reply to the server may wait for a connection while other POSTs are acknowledged slowly."""
 
 
 class OneWayPosts:
-    """Those that are under way on one client."""
+    """Notifications and replies that are being posted. No call waits for them."""
 
     def __init__(self, client: HttpClient) -> None:
         self.client = client
@@ -137,35 +137,35 @@ class OneWayPosts:
         self._quiet: asyncio.Future[None] | None = None
 
     def has_room(self) -> bool:
-        """Whether another one would be sent."""
+        """Whether another POST would be sent."""
         return len(self._under_way) < ONE_WAY_MAX
 
     def send(self, head: bytes, message: bytes) -> None:
-        """Send one, unless too many are under way."""
+        """Post a message, unless too many are being posted."""
         if self.has_room():
             notice = _OneWayPost(self, head, message)
             self._under_way.add(notice)
             notice.send()
 
     def answer(self, head: bytes, message: bytes) -> None:
-        """Send what the server waits for, however many others do: a call has only so many questions."""
+        """Post a reply that the server waits for, however many POSTs are running: questions per call are limited."""
         _ReplyPost(self, head, message).send()
 
     async def quiet(self) -> None:
-        """Wait until no notification is under way, which takes `ONE_WAY_SECONDS` at most."""
+        """Wait until no notification is being posted; `ONE_WAY_SECONDS` at most."""
         while self._under_way:
             self._quiet = asyncio.get_running_loop().create_future()
             await self._quiet
 
     def done(self, notice: _OneWayPost) -> None:
-        """One was taken, lost, or given up."""
+        """A POST was acknowledged, lost, or given up."""
         self._under_way.discard(notice)
         if not self._under_way and self._quiet is not None and not self._quiet.done():
             self._quiet.set_result(None)
 
 
 class _OneWayPost:
-    """One of them: a sink that reads nothing, until the reply ends or its time is over."""
+    """One POST whose response is ignored; it ends with the response or at its deadline."""
 
     def __init__(self, notices: OneWayPosts, head: bytes, message: bytes) -> None:
         self._one_way_posts = notices
@@ -175,7 +175,7 @@ class _OneWayPost:
         self._timer: asyncio.TimerHandle | None = None
 
     def send(self) -> None:
-        """Put it on its way, and give it up after a while."""
+        """Send the POST and start its deadline."""
         self._watch(self._one_way_posts.client.send(self._head, self._message, self))
 
     def _watch(self, ticket: Ticket) -> None:
@@ -199,9 +199,10 @@ class _OneWayPost:
 
 
 class _ReplyPost(_OneWayPost):
-    """One that its server waits for: its time begins when a connection takes it, and it is tried a second time.
+    """A reply that the server waits for. Its deadline starts when a connection takes it.
 
-    Only if it provably did not leave, though a server that had it twice would drop the second: its id is used up.
+    It is retried once, if it provably did not leave. A server that got it twice would drop the second one, because the
+    id is used up.
     """
 
     def __init__(self, notices: OneWayPosts, head: bytes, message: bytes) -> None:
@@ -209,7 +210,7 @@ class _ReplyPost(_OneWayPost):
         self._until = self._loop.time() + REPLY_SECONDS
         self._is_second = False
         self._is_taken = False
-        """Whether a connection had taken it when it was last looked at."""
+        """Whether a connection had taken it at the last look."""
 
     def _watch(self, ticket: Ticket) -> None:
         self._is_taken = ticket.has_boarded

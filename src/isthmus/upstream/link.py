@@ -1,7 +1,7 @@
-"""What every kind of link shares: asking a server the hub's own questions, greeting it, and reading its tools.
+"""The base of every link to a server: the handshake, the hub's own requests, listings and notifications.
 
-A kind (stdio, streamable, …) adds how one request travels: `_dispatch`. The supervisor owns links; lanes send calls
-on them.
+A kind of link (stdio, Streamable HTTP, …) adds how one request travels: `_dispatch`. Reconnectors own links; server
+queues send calls on them.
 """
 
 from __future__ import annotations
@@ -77,19 +77,23 @@ from isthmus.wire.mcp.messages import (
 from isthmus.wire.mcp.tasks import ID, STATUS_NOTIFICATION, state_of
 
 ELICITATIONS_MAX = 1_000
-"""Questions of one link of which it is remembered whom they sent elsewhere; the oldest are forgotten."""
+"""Elicitations remembered per link; the oldest are forgotten first."""
 
 ELICITATION_ID_LENGTH_MAX = 1024
 
 
 class UrlElicitations:
-    """Those of one link."""
+    """URL elicitations of one link, so that the caller can be notified when the user has finished there.
+
+    Before 2026-07-28 a server reports that by a notification with the id of the elicitation. Calls are held weakly:
+    they may end before the user is done.
+    """
 
     def __init__(self) -> None:
         self._sent: dict[bytes, tuple[ref[InFlight], Callable[[msgspec.Raw], None] | None]] = {}
 
     def sent(self, id: msgspec.Raw, inflight: InFlight) -> None:
-        """This call's caller was sent elsewhere by a question of this id."""
+        """Remember that an elicitation with this id sent the user of this call to a URL."""
         if len(memoryview(id)) > ELICITATION_ID_LENGTH_MAX:
             return
         exchange = inflight.exchange
@@ -99,7 +103,7 @@ class UrlElicitations:
             del self._sent[next(iter(self._sent))]
 
     def done(self, id: msgspec.Raw) -> None:
-        """The user is done there: tell the caller once, by its call or, when that is over, beside its calls."""
+        """The user has finished: notify the caller once, through its call or, if that is over, beside its calls."""
         call, later = self._sent.pop(bytes(id), (None, None))
         inflight = None if call is None else call()
         if inflight is not None and inflight.outcome is None:
@@ -109,47 +113,46 @@ class UrlElicitations:
 
 
 PROBE_SECONDS = 3.0
-"""How long a server may think about `server/discover` before it is greeted the earlier way as well: some old
-servers ignore what comes before `initialize`, and a new one that is merely slow still answers the probe first."""
+"""How long a server may take to answer `server/discover` before `initialize` is sent as well. Some old servers ignore
+requests before `initialize`; a slow modern server still answers the probe first."""
 
 ASK_SECONDS = 30.0
-"""How long the hub waits for the answer to a question of its own; a listing may take a server a while."""
+"""How long the hub waits for the response to its own request; a listing may take a server a while."""
 
 NOT_MODERN = (400, 404, 405, 406, 415)
-"""HTTP answers to the probe that an earlier server gives to what it does not know."""
+"""HTTP statuses with which a legacy server answers the unknown probe."""
 
 REFUSED_VERSION = -32022
 
 OWN_IDS = 1_000_000_000
-"""From here on a link counts that is one caller's alone, so that its own ids are none that the caller would use. Ids of
-callers between this and its double are replaced."""
+"""First own id on a link that belongs to one caller, so that own ids and the caller's do not collide. Caller ids
+between this and its double are replaced."""
 
 ID_BYTES_MAX = 256
 SAFE_INTEGER_MAX = 2**53 - 1
-"""Bounds for ids of callers: not every server gives back exactly what is longer or larger."""
+"""Bounds for caller ids: not every server returns longer or larger ones unchanged."""
 
 EARLY_MAX = 10
 EARLY_SECONDS = 2.0
-"""How long a question that came before its call waits for it."""
+"""How long a question that arrived before its call waits for it."""
 
 OTHERS: dict[str, frozenset[Ability]] = {"legacy": frozenset({"task_handles"}), "modern": frozenset({"tasks"})}
-"""What a server of one era cannot mean if it says so."""
+"""Abilities that a server of this era cannot have, whatever it declares."""
 
 
 def _unheard(*_: object) -> None:
-    """What a link tells before its owner listens. One for all: there may be ten thousand links."""
+    """The default callback. One function for all links: there may be ten thousand of them."""
 
 
 def _no_other_credentials() -> bool:
-    """There is nothing else to show."""
     return False
 
 
 class ConnectFailed(Exception):
-    """A link could not be made; the message says why in words for the operator.
+    """A link could not be made; the message tells the operator why.
 
-    `login` is where the server says how to prove who one is, if that is what it wants. `wants_login` says that nothing
-    is shown to it before somebody has logged in, and `status` what it answered, if it did.
+    `login` is the URL where the server describes its login. `wants_login` means that somebody has to log in first.
+    `status` is the HTTP status of the response, if there was one.
     """
 
     login: str | None = None
@@ -158,21 +161,20 @@ class ConnectFailed(Exception):
 
 
 class WrongCarrier(ConnectFailed):
-    """Whoever is there does not speak this transport; another one may be what it speaks."""
+    """The peer does not speak this transport; it may speak another one."""
 
 
 class BaseLink(ABC):
-    """A link being made, in use, or lost.
+    """A link that is being made, in use, or lost.
 
-    `lost` ends with the reason when the link can carry nothing more; `on_lost` hears it first, before the calls
-    on the link do. `on_doubt` is called when something suggests that the server is gone. `on_changed` is called
-    when the server says that a list of its changed, `on_updated` when a resource was, `on_log` when it logs what
-    belongs to no call, `on_renewed` when it had to be greeted anew and forgot everything, `on_gap` when it could not be
-    heard for a while. `is_probing` tells a
-    failed attempt's reader that the probe may have been what failed.
+    `lost` ends with the reason when the link is lost; `on_lost` is called first, before the calls on the link end.
+    `on_doubt` is called when the server may be gone, `on_changed` when a list changed, `on_updated` when a resource
+    changed, `on_log` for log lines that belong to no call, `on_renewed` after a new session, in which the server has
+    forgotten everything, and `on_gap` when notifications may have been missed. If an attempt fails while `is_probing`,
+    the probe may be the cause.
     """
 
-    # There may be ten thousand links; what a kind adds is in its own dictionary, as ever.
+    # There may be ten thousand links, so slots are used; what a kind adds is in its own dictionary.
     __slots__ = (
         "__dict__",
         "_early",
@@ -212,122 +214,122 @@ class BaseLink(ABC):
     )
 
     is_duplex = False
-    """Whether everything comes on one stream, so that a question need not say which call it is about."""
+    """Whether all messages share one stream, so that a question may not say which call it belongs to."""
 
     can_ask = True
-    """Whether such a server may ask something of callers, and so may list and do other things for those it can ask."""
+    """Whether the server may ask callers something, and so may list and do more for callers that can be asked."""
 
     lists_by_client = True
-    """Whether it is found out what such a server lists to those; else everybody is listed the same."""
+    """Whether lists are read separately for such callers; if not, every caller gets the same lists."""
 
     takes_methods = False
-    """Whether its server can be asked for any method of MCP, and not for tools alone."""
+    """Whether the server accepts any MCP method, not only tool calls."""
 
     is_dedicated = False
-    """Whether only one caller uses the server: then its requests keep their ids, and its greeting is kept for it."""
+    """Whether only one caller uses the link: its requests keep their ids, and its initialize result is stored."""
 
     initialize_result: msgspec.Raw | None = None
-    """What the server said when it was greeted, as the result of `initialize`; kept only where `is_dedicated`."""
+    """The server's `initialize` result; stored only if `is_dedicated`."""
 
     recheck: Callable[[], Awaitable[None]] | None = None
-    """Looks anew at what the server lists, before calls go on to a server that had to be greeted anew."""
+    """Reads the tools again, before calls are sent in a new session."""
 
     may_send: Callable[[InFlight], bool] | None = None
-    """Whether a call may go on this link, on which its tool may look otherwise than its caller was shown."""
+    """Whether a call may be sent on this link, where its tool may differ from what the caller saw."""
 
     carrier = ""
-    """What carries messages, in one word for people."""
+    """The transport, in one word for people."""
 
     @property
     def can_log_in(self) -> bool:
-        """Whether a person could log in at its server by the command line."""
+        """Whether a person can log in at the server with the command line."""
         return bool(self.login_hint())
 
     start_seconds = ASK_SECONDS
-    """How long the first answer may take: a process may have to be installed and started first."""
+    """How long the first response may take: a process may have to be installed and started first."""
 
     def __init__(self, server: ServerName, me: Implementation, limits: Limits) -> None:
         self.server = server
         self.dialect: McpDialect = LegacyDialect()
         self.capabilities = ServerCapabilities()
         self.hubs: Mapping[str, int] = NO_HUBS
-        """The hubs that are there, by their ids, and how many others are between; none if the server is no hub."""
+        """Ids of the hubs behind this server and their distance; empty if the server is not a hub."""
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.on_changed: Callable[[Topic], None] = _unheard
         self.on_updated: Callable[[str], None] = _unheard
         self.on_log: Callable[[LogMessage], None] = _unheard
         self.on_task: Callable[[ServerName, LinkSession, ServerTaskState], None] = _unheard
-        """Hears how a task stands, when the server says so by itself."""
+        """Called with the status of a task when the server reports it by itself."""
         self.on_progress: Callable[[LinkSession, int, Callable[[], Progress]], None] = _unheard
-        """Hears of progress of a request that has been answered, perhaps with a task."""
+        """Called with progress of a request that was already answered, perhaps with a task."""
         self.place = LinkSession(is_process=self.carrier == "stdio")
-        """Where ids of tasks mean what they do now."""
+        """The scope in which the server's task ids are valid."""
         self.on_renewed: Callable[[], None] = _unheard
         self.on_gap: Callable[[], None] = _unheard
         self.on_question: Callable[[], None] = _unheard
-        """Hears of a question that does not say which call it is about: programs had better not share such a link."""
+        """Called for a question that does not name its call: programs should not share such a link."""
         self.has_asked = False
-        """Whether there was such a question, though nobody may have heard of it then."""
+        """Whether there was such a question, even before anybody listened."""
         self.can_wait = True
-        """Whether a question that comes while there is no call may be the next call's."""
+        """Whether a question that arrives between calls may belong to the next call."""
         self.has_unanswered_question = False
-        """Whether such a question was answered by nobody: a server that asks only once had better be greeted anew."""
+        """Whether such a question got no answer. A server that asks only once needs a new handshake."""
         self.abandoned_session: str | None = None
-        """The conversation, or `UNKNOWN_SESSION`, of calls that were given up and that the server may ask about all the same;
-        None if there are no such calls."""
+        """The session, or `UNKNOWN_SESSION`, of abandoned calls about which the server may still ask; None if there are
+        none."""
         self.on_doubt: Callable[[], None] = _unheard
         self.on_unauthorized: Callable[[], None] = _unheard
-        """Hears of a call that was turned away because of what the server was shown."""
+        """Called when the server rejected the credentials of a call."""
         self.on_credentials_refused: Callable[[], bool] = _no_other_credentials
-        """Asked when the server did not take what it was shown: whether there may be something else to show."""
+        """Called when the server rejected the credentials; returns whether there may be others to try."""
         self.redact: Callable[[str], str] = str
-        """Takes out of a text what the server is shown, which it may repeat to anybody."""
+        """Removes the link's credentials from a text; a server may repeat them."""
         self.login_hint: Callable[[], str] = str
-        """Says how a person logs in at its server; nothing where none could."""
+        """Tells how a person logs in at the server; empty if that is impossible."""
         self.on_lost: Callable[[str], None] = _unheard
         self.is_probing = False
         self.is_persistent = True
-        """Whether a later call of the same caller comes the same way, so that it can ask about an earlier one."""
+        """Whether later calls of the same caller use the same link, so that they can ask about earlier ones."""
         self._me = me
         self.client_caps: ClientCapabilities = NO_CAPABILITIES
-        """What those whose calls it carries can be asked; said when an earlier server is greeted."""
+        """The client capabilities of the callers on this link; sent in `initialize` to a legacy server."""
         self.limits = limits
         self._listen_ack: asyncio.Future[Fault | None] | None = None
-        """Ends when a server has taken up what it was last asked to tell."""
+        """Ends when the server has acknowledged or refused the last subscription."""
         self._early: dict[bytes, tuple[Request, Callable[[bytes], None], asyncio.TimerHandle]] = {}
-        """What the server asked before there was a call that it could be about, and how it is answered."""
+        """Questions that arrived before a call they could belong to, and how they are answered."""
         self._questions: dict[bytes, OpenQuestion] = {}
-        """What the server asked and was not answered, by its own ids."""
+        """The server's open questions, by its own ids."""
         self._url_elicitations = UrlElicitations()
         self._last_id = 0
 
     @cached_property
     def _legacy_subscriptions(self) -> LegacySubscriptions:
-        """Made when something is followed: of thousands of links most never are."""
+        """Created on first use: most of thousands of links never subscribe."""
         return LegacySubscriptions(self.server, self._send_subscription, self._forget)
 
     @cached_property
     def _modern_subscriptions(self) -> ModernSubscriptions:
-        """Made when it is needed, as `_legacy_subscriptions`."""
+        """Created on first use, like `_legacy_subscriptions`."""
         return ModernSubscriptions(self.server, self._listen_to)
 
     @property
     def last_output(self) -> str | None:
-        """What the operator may want to read beside the reason for which the link was lost."""
+        """Output of the server that may explain why the link was lost."""
         return None
 
     # -- what a kind adds ------------------------------------------------------------------------------------------
 
     @abstractmethod
     def _dispatch(self, id: int, method: str, params: bytes, waiter: Waiter) -> None:
-        """Send a request; its waiter hears the end."""
+        """Send a request; `waiter` gets the response."""
 
     @abstractmethod
     def _forget(self, waiter: Waiter) -> None:
-        """Nobody waits any more."""
+        """Drop the request of this waiter."""
 
     def _waiters(self) -> Iterable[Waiter]:
-        """Whoever waits for an answer of the server."""
+        """Everything that waits for a response."""
         return ()
 
     @abstractmethod
@@ -336,7 +338,7 @@ class BaseLink(ABC):
 
     @abstractmethod
     def listen(self) -> None:
-        """Start hearing of changes, where the server announces them and the era needs a request for it."""
+        """Subscribe to changes, if the server announces them and its era needs a request for that."""
 
     @abstractmethod
     def send(self, inflight: InFlight) -> None:
@@ -352,24 +354,24 @@ class BaseLink(ABC):
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Give the link up in good order; whatever is still on it ends as lost."""
+        """Close the link in good order; pending requests end as lost."""
 
     # -- asking ----------------------------------------------------------------------------------------------------
 
     def next_id(self) -> int:
-        """Ids towards a server are the link's own, whatever the callers' are; but see `caller_request_id`."""
+        """The next id of the link. Callers' ids are replaced by it; but see `caller_request_id`."""
         self._last_id += 1
         return self._last_id
 
     def dedicate_to_caller(self) -> None:
-        """From now on only one caller's calls are sent here."""
+        """From now on only one caller uses this link."""
         self.is_dedicated = True
         self._last_id = OWN_IDS
 
     def caller_request_id(self, call: Call, used: Iterable[bytes | None]) -> bytes | None:
-        """The id under which the caller wants a call sent; None if it is to be one of the link's own.
+        """The caller's own id for a call; None if the link's own id is used.
 
-        It is the link's own on a link that others use too, and while another request of the same id is on its way.
+        The link's own id is used on shared links, and while another request with the same id is pending.
         """
         if call.request_id is None or not self.is_dedicated or len(memoryview(call.request_id)) > ID_BYTES_MAX:
             return None
@@ -383,21 +385,21 @@ class BaseLink(ABC):
         return None if written in used else written
 
     async def ask(self, method: str, params: bytes, within: float = ASK_SECONDS) -> msgspec.Raw:
-        """Ask and wait for the result.
+        """Send a request and wait for the result.
 
         Raises:
-            Fault: the server refused, the link broke, or no answer came in time.
+            Fault: the server refused, the link broke, or no response came in time.
         """
         return await self.answered(self.start_request(method, params), within)
 
     def start_request(self, method: str, params: bytes) -> HubRequest:
-        """Ask without waiting: `answered` does, and must be called."""
+        """Send a request without waiting; `response_to` must be awaited later."""
         own_request = HubRequest(self.server, method)
         self._dispatch(self.next_id(), method, params, own_request)
         return own_request
 
     async def answered(self, own_request: HubRequest, within: float = ASK_SECONDS) -> msgspec.Raw:
-        """Wait for the result of what was asked. Raises as `ask` does."""
+        """Wait for the result of a request. Raises as `request` does."""
         try:
             # Not `wait_for`: in Python 3.11 it swallows a cancellation that comes together with the answer.
             async with asyncio.timeout(within):
@@ -406,10 +408,12 @@ class BaseLink(ABC):
             raise BadReply(self.server, f"no answer to {own_request.method} within {within:g} s") from None
         finally:
             self._forget(own_request)
-            del own_request  # a fault has this frame; it must not have the fault, or the link is only freed as a cycle
+            del (
+                own_request
+            )  # the fault refers to this frame; without this, the link would only be freed by the cycle collector
 
     async def ping(self, within: float) -> None:
-        """See whether the server still answers. Raises `Fault` if not; an error is an answer too."""
+        """Check that the server still responds; an error response counts. Raises `Fault` if it does not."""
         try:
             await self.ask(self.dialect.probe, self.dialect.params(), within)
         except ServerError:
@@ -418,11 +422,11 @@ class BaseLink(ABC):
     # -- greeting --------------------------------------------------------------------------------------------------
 
     async def handshake(self, era: Era) -> None:
-        """Find out the server's era, or use the one that is known, and open the link in it.
+        """Detect the server's era, or use the known one, and initialize the link.
 
         Raises:
-            ConnectFailed: it answered, but not as a server of any era would.
-            Fault: it did not answer.
+            ConnectFailed: it responded, but not as an MCP server would.
+            Fault: it did not respond.
         """
         if era != "legacy":
             discovery = await self._discover(patience=None if era == "modern" else PROBE_SECONDS)
@@ -439,7 +443,7 @@ class BaseLink(ABC):
         self.hubs = read_hubs(discovery.meta)
 
     async def refresh_hubs(self) -> None:
-        """Ask a modern hub which others are behind it now. Raises `Fault`."""
+        """Ask a modern hub which hubs are behind it now. Raises `Fault`."""
         if self.dialect.era == "modern":
             discovery = modern.read_discover_result(await self.ask(modern.DISCOVER, self.dialect.params()))
             self.hubs = self.hubs if discovery is None else read_hubs(discovery.meta)
@@ -454,7 +458,7 @@ class BaseLink(ABC):
             if refused.status not in NOT_MODERN:
                 raise
         except (ServerError, BadReply):
-            pass  # an error, silence, or an answer no modern server gives: ask the earlier way
+            pass  # an error, silence, or a response that no modern server gives: try `initialize`
         self.is_probing = False
         discovery = None if answer is None else modern.read_discover_result(answer)
         if self.is_dedicated and answer is not None and discovery is not None:
@@ -462,7 +466,7 @@ class BaseLink(ABC):
         return discovery
 
     async def _probe(self, within: float) -> msgspec.Raw:
-        """Ask a server to say what it is, a second time if it refuses the version and names it as one of its own."""
+        """Send `server/discover`, a second time if the server refuses the version and yet lists it as supported."""
         params = ModernDialect(self._me).params()
         try:
             return await self.ask(modern.DISCOVER, params, within)
@@ -478,7 +482,7 @@ class BaseLink(ABC):
             )
         except ServerError as refused:
             if refused.code == REFUSED_VERSION and (discovery := await self._discover(None)) is not None:
-                # Its answer to the probe came too late; by then it had settled on the modern era.
+                # Its response to the probe came too late; by then it had settled on the modern era.
                 self._discovered(discovery)
                 return
             raise ConnectFailed(f"it refused to initialize: {refused.message} ({refused.code})") from refused
@@ -494,12 +498,12 @@ class BaseLink(ABC):
         self._notify("notifications/initialized", None)
 
     def _on_initialized(self, answer: Payload, welcome: legacy.InitializeResult) -> None:  # noqa: B027 - most keep nothing of it
-        """The server said what it is; a kind may want to keep more of that."""
+        """The server has answered `initialize`; a kind of link may store more of the answer."""
 
     # -- listing ---------------------------------------------------------------------------------------------------
 
     def abilities(self) -> frozenset[Ability]:
-        """What the server says it can do, in its own era's way."""
+        """What the server can do, as far as its era allows."""
         told = self.capabilities.abilities() - OTHERS[self.dialect.era]
         return told if self.is_persistent else told - TASK_ABILITIES
 
@@ -509,7 +513,7 @@ class BaseLink(ABC):
         known: Listing | None = None,
         client_caps: ClientCapabilities = NO_CAPABILITIES,
     ) -> Listing:
-        """What the server offers to those who can be asked this; of what is not among `topics`, what is known.
+        """Read the lists of these `topics` for callers with `client_caps`; other lists are kept from `known`.
 
         Raises:
             Fault: the server gave no usable list of tools. Other lists that it cannot give are noted.
@@ -534,7 +538,7 @@ class BaseLink(ABC):
     # -- what belongs to no request --------------------------------------------------------------------------------
 
     def on_notification(self, method: str, params: Members) -> None:
-        """The server tells something that is about no request, or does not say about which."""
+        """Handle a notification that belongs to no request, or does not say to which."""
         if (topic := TOPIC_OF.get(method)) is not None:
             self.on_changed(topic)
         elif method == UPDATED:
@@ -550,12 +554,12 @@ class BaseLink(ABC):
             self._on_log_line(line)
 
     def _on_task_status(self, params: Members) -> None:
-        """A modern server tells only who asks it to, which the hub does not: it asks how tasks stand."""
+        """Only legacy servers send task status unasked; modern ones are polled."""
         if self.dialect.era == "legacy" and (state := state_of(params)) is not None:
             self.on_task(self.server, self.place, state)
 
     def _on_late_progress(self, params: Members) -> None:
-        """Progress of what nobody waits for any more."""
+        """Progress of a request that has already ended."""
         self.on_progress(self.place, token_of(params), partial(read_progress, params, self.server))
 
     def link_session_of(self, inflight: InFlight) -> LinkSession | None:
@@ -563,13 +567,13 @@ class BaseLink(ABC):
         return self.place
 
     def _on_log_line(self, line: LogMessage) -> None:
-        """Nobody can say whose it is: it is the operator's."""
+        """No caller can be identified: the line goes to the operator."""
         self.on_log(line)
 
     def set_level(self, level: LogLevel) -> HubRequest | None:
-        """Ask a server of the earlier era to log from this level on, before anything that is sent after this.
+        """Set the log level of a legacy server, ahead of everything sent later.
 
-        None if it cannot be asked; a modern one is told with every call.
+        None if the server has no such method. A modern server gets the level with every call.
         """
         if self.dialect.era != "legacy" or "logging" not in self.abilities():
             return None
@@ -592,22 +596,22 @@ class BaseLink(ABC):
             (self._legacy_subscriptions if self.dialect.era == "legacy" else self._modern_subscriptions).drop(uri)
 
     def _send_subscription(self, method: str, uri: str) -> HubRequest:
-        """Ask an earlier server to tell of one resource, or to stop that."""
+        """Subscribe to one resource of a legacy server, or unsubscribe."""
         own_request = HubRequest(self.server)
         self._dispatch(self.next_id(), method, self.dialect.params({"uri": msgspec.json.encode(uri)}), own_request)
         return own_request
 
     def _listen_to(self, uris: Collection[str]) -> None:
-        """Have a modern server tell of its lists and of these resources, in place of what it was asked before."""
+        """Replace a modern server's subscription by one for its lists and these resources."""
         self._modern_subscriptions.acknowledged(None)
 
     @property
     def listen_ack(self) -> asyncio.Future[Fault | None] | None:
-        """Ends when the server tells what it was last asked to, or refuses; None if it was asked for nothing."""
+        """Ends when the server acknowledges the last subscription, or refuses it; None if there was none."""
         return self._listen_ack
 
     def _expect_listening(self) -> None:
-        """A server was asked to tell: it says when it does."""
+        """A subscription was sent: wait for its acknowledgement."""
         if self._listen_ack is None or self._listen_ack.done():
             self._listen_ack = asyncio.get_running_loop().create_future()
 
@@ -625,7 +629,7 @@ class BaseLink(ABC):
     # -- what the server asks --------------------------------------------------------------------------------------
 
     def _ask_only_caller(self, request: Request, say: Callable[[bytes], None]) -> None:
-        """Put a server's request that names no call to the caller it can be meant for."""
+        """Pass a request that names no call to the only caller it can be meant for."""
         is_question = request.method in QUESTIONS and self.client_caps
         if is_question and not any(isinstance(waiter, CallWaiter) for waiter in self._waiters()):
             self._on_question_between_calls(request, say)
@@ -633,9 +637,10 @@ class BaseLink(ABC):
             self._ask_caller(request, lone_call(self._waiters(), self.abandoned_session), say)
 
     def _on_question_between_calls(self, request: Request, say: Callable[[bytes], None]) -> None:
-        """Some ask for the roots as soon as they are greeted, before the call that the link was made for is sent.
+        """Handle a question that arrives while there is no call.
 
-        Such a question waits for it, a moment. One about what is over must not reach whoever calls next.
+        Some servers ask for the roots right after the handshake, before the call that the link was made for is sent.
+        Such a question waits a moment for the call. A question about an earlier call must not reach the next caller.
         """
         self._drop_early(bytes(request.id))
         if self.can_wait and len(self._early) < EARLY_MAX:
@@ -648,26 +653,26 @@ class BaseLink(ABC):
         self._ask_caller(request, None, say)
 
     def _deliver_early_soon(self) -> None:
-        """A call is sent: what waits is put to it, though not before whoever starts it has it in hand."""
+        """A call was sent: deliver early questions to it, once its sender has registered it."""
         for request, say, _ in self._early.values():
             asyncio.get_running_loop().call_soon(self._deliver_early, request, say)
 
     def _deliver_early(self, request: Request, say: Callable[[bytes], None]) -> None:
-        """Put a question that waited to the call that came, if one did and is not over."""
+        """Deliver an early question to the call that came, if there is one."""
         if self._drop_early(bytes(request.id)) and not self.lost.done():
             waiter = lone_call(self._waiters(), self.abandoned_session)
             self.has_unanswered_question |= waiter is None
             self._ask_caller(request, waiter, say)
 
     def _drop_early(self, id: bytes) -> bool:
-        """Let a question wait no more; False if there is none."""
+        """Stop waiting for a call for this question; False if it is unknown."""
         early = self._early.pop(id, None)
         if early is not None:
             early[-1].cancel()
         return early is not None
 
     def _ask_caller(self, request: Request, waiter: Waiter | None, say: Callable[[bytes], None]) -> None:
-        """Put a server's own request to the caller of whom it is asked, if that is known and it is a question."""
+        """Pass a server's request to its caller, if the caller is known and the method is a question."""
         if request.method not in QUESTIONS or (waiter is None and not self.client_caps):
             say(reply_to(request))
             return
@@ -676,7 +681,7 @@ class BaseLink(ABC):
             return
         whose = self.server if "_meta" in request.params else None
         question = Question(request.method, msgspec.Raw(render(request.params)), whose)
-        # An answer may take hours: only the id is kept for it, without the message that it is a part of.
+        # An answer may take hours: keep only the id, not the whole message.
         bare = Request(request.id.copy(), request.method, {})
         asked = waiter.ask(question, partial(self._reply, bare, say))
         if asked is not None:
@@ -691,15 +696,15 @@ class BaseLink(ABC):
         message = _render_reply(request, reply)
         if was_open:
             self._send_reply(message, say)
-        else:  # a refusal at once, of which there may be as many as the server likes to have
+        else:  # an immediate refusal, which the server can cause as often as it likes
             say(message)
 
     def _send_reply(self, message: bytes, say: Callable[[bytes], None]) -> None:
-        """Send an answer that the server waits for; a carrier that drops some of what it says sees to it."""
+        """Send a reply that the server waits for; transports that drop messages under load must not drop this one."""
         say(message)
 
     def on_error_reply(self, waiter: Waiter, reply: ErrorReply) -> None:
-        """Tell who waits of the server's error; of one that sends the user elsewhere first, remember whose it was."""
+        """Pass the server's error on. If it sends the user to a URL first, remember the call for that."""
         if reply.code == URL_ELICITATION_REQUIRED and isinstance(waiter, CallWaiter):
             for id in read_url_elicitations(reply.data):
                 self._url_elicitations.sent(id, waiter.inflight)
@@ -710,7 +715,7 @@ class BaseLink(ABC):
         return self.redact
 
     def _on_cancelled(self, params: Members) -> None:
-        """The server does not want an answer any more; by the specification it gets none."""
+        """The server cancelled its request; the specification forbids a reply."""
         id = bytes(params.get("requestId", b""))
         self._drop_early(id)
         asked = self._questions.pop(id, None)
@@ -718,18 +723,18 @@ class BaseLink(ABC):
             asked.retract()
 
     def _note_question(self) -> None:
-        """The server asks without saying which call it is about."""
+        """The server asked without naming a call."""
         self.has_asked = True
         self.on_question()
 
     def _cancel_hidden_task(self, inflight: InFlight) -> None:
-        """A call was given up: end the task that it is run as, of which its caller knows nothing."""
+        """A call was abandoned: cancel the hidden task that runs for it."""
         if is_hidden_task(inflight):
             params = self.dialect.params({ID: msgspec.json.encode(inflight.name)})
             self._dispatch(self.next_id(), CANCEL, params, IgnoredResponse())
 
     def _note_abandoned(self, inflight: InFlight) -> None:
-        """A call that may have reached the server was given up: it may ask about it all the same."""
+        """A call that may have reached the server was abandoned: the server may still ask about it."""
         session = inflight.call.session
         if not isinstance(inflight.exchange, HubExchange):
             self.abandoned_session = session if self.abandoned_session in (None, session) else UNKNOWN_SESSION
@@ -746,14 +751,14 @@ class BaseLink(ABC):
                 asked.retract()
 
     def _drop_subscriptions(self) -> None:
-        """Let go of what has this link as well, so that it can be freed at once; what is asked for later is new."""
+        """Break the reference cycles with this link, so that it is freed at once."""
         self.__dict__.pop("_legacy_subscriptions", None)
         if (jointly := self.__dict__.pop("_modern_subscriptions", None)) is not None:
             jointly.stop()
 
 
 def reply_to(request: Request) -> bytes:
-    """Answer a server's own request that is for nobody: only a ping may be asked of the hub itself."""
+    """Answer a server's request that is for no caller: the hub itself only answers pings."""
     if request.method == "ping":
         return jsonrpc.result(request.id, b"{}")
     text = f"{request.method} is not supported by this client"

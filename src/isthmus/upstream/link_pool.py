@@ -1,10 +1,13 @@
-"""Links that not everybody shares: one for each caller, for each call, or for those who can be asked the same.
+"""Links that are not shared by all callers: one per caller, per call, or per set of client capabilities.
 
-A conversation (an MCP session, an A2A context, a session of a program) keeps the link of its first call until it ends
-or makes no call for an hour: the process behind the link may have state that it relies on.
+A session (an MCP session, an A2A context, a session of a program) keeps the link of its first call until it ends or
+makes no call for an hour: the process behind the link may hold its state.
 
-To the lane, a pool is a link: a call that comes finds its own, or waits until that is made. Every link of a pool
-belongs to the pool and is closed by it; the keeper's own link, on which the server is listed, is not in it.
+To the server queue, a pool is a link: a call is sent on its own link, or waits until that is made. The pool owns and
+closes its links; the reconnector's shared link, on which the server is listed, is not in it.
+
+Client capabilities are part of the key because a legacy server learns them once, in `initialize`: on a shared link it
+would ask callers that cannot answer, or never ask those that can.
 """
 
 from __future__ import annotations
@@ -35,35 +38,34 @@ from isthmus.upstream.settings import ServerSettings
 log = structlog.get_logger(__name__)
 
 CONVERSATION_SECONDS = 3600.0
-"""How long a link is kept without a call for the conversations on it, or for its caller: as long as an MCP session."""
+"""How long an idle link is kept for its sessions or its caller: as long as an MCP session."""
 
 SPARE_SECONDS = 300.0
-"""The same for one on which there are only calls outside of any conversation."""
+"""The same for a link with only calls outside of sessions."""
 
 GUESTS_MAX = 1_000
-"""Conversations on a link that they share, the latest: an earlier one that comes back begins as a new one does."""
+"""Sessions bound to a shared link; an earlier one that comes back starts as a new one."""
 
 FOLLOW_SECONDS = 5.0
-"""How long a call waits for its new link to say that it tells of what its caller follows."""
+"""How long a call waits until its new link has its caller's subscriptions."""
 
 RECHECK_SECONDS = 1.0
-"""How often a server that announces changes all the time is looked at on such links."""
+"""How often the tools on such links are checked while a server announces changes all the time."""
 
 MISSED_MAX = 1_000
-"""Closed links of which it is remembered that something was followed on them."""
+"""Closed links that are remembered because they had subscriptions."""
 
 
 BASE_LENGTH = 3
-"""Parts of a scope that say whose link it is; another tells links apart that are the same's."""
+"""Parts of a scope that identify the owner; a further part numbers links of the same owner."""
 
 
 class LinkKey(NamedTuple):
-    """Whose link it is. Links are never shared across keys.
+    """The owner of a link. Links are never shared across keys.
 
-    `scope` is a caller, one of its conversations (or, for those that share links and for its calls outside of any, an
-    empty name, perhaps with a number), a single call, or empty for everybody. `client_caps` is what those can be asked
-    whose calls it carries. `subject` is in whose own name the server is called on it; None where it is shown what all
-    callers have in common.
+    `scope` is a caller, one of its sessions (or an empty name, perhaps with a number, for calls that share links or
+    have no session), a single call, or empty for everybody. `client_caps` are the client capabilities of its calls.
+    `subject` is the caller whose own credentials are used; None for the common ones.
     """
 
     scope: tuple[str, ...]
@@ -72,7 +74,7 @@ class LinkKey(NamedTuple):
 
 
 class _PooledLink:
-    """One link of the pool, or one that is being made, and the calls that are its."""
+    """One link of the pool, finished or being made, and its calls."""
 
     def __init__(self, key: LinkKey) -> None:
         self.key = key
@@ -80,17 +82,17 @@ class _PooledLink:
         self.waiting: dict[InFlight, None] = {}
         self.calls = 0
         self.has_carried = False
-        """Some call has been on it, which may have left its mark on the server."""
+        """A call was sent on it, which may have left state on the server."""
         self.is_over = False
-        """The conversation that it is for has ended."""
+        """Its session has ended."""
         self.guests: dict[LinkKey, None] = {}
-        """Conversations that keep this link and share it, each by the key that a link of its own would have."""
+        """Sessions bound to this shared link, each by the key that a link of its own would have."""
         self.is_kept = False
-        """One of them has come back: from when the server asks, no other begins here."""
+        """One of them has come back: once the server asks something, no other session starts here."""
         self.borrowers = 0
-        """Who reads lists on it just now."""
+        """How many listings use it now."""
         self.made: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Ends when there is a link, or there will be none, and then `why` says why."""
+        """Ends when the link is ready, or has failed; then `why` is the reason."""
         self.why = "the hub gives it up"
         self.idle: asyncio.TimerHandle | None = None
 
@@ -101,7 +103,7 @@ class _PooledLink:
 
 
 class LinkPool:
-    """The links of one server that has one for each caller or call; at most as many as it may have calls."""
+    """The links of one server; at most as many as it may have calls."""
 
     def __init__(
         self,
@@ -111,39 +113,41 @@ class LinkPool:
         on_log: Callable[[LogMessage], None],
         subscription_sync: SubscriptionSync,
     ) -> None:
-        """`connect` makes a link and greets the server; it raises `ConnectFailed` or a `Fault`."""
+        """`connect` makes and initializes a link; it raises `ConnectFailed` or a `Fault`."""
         self._settings = settings
         self._background = background
         self._connect = connect
         self._on_log = on_log
         self._subscription_sync = subscription_sync
         self._missed: dict[LinkKey, None] = {}
-        """Those whose link was closed to make room, with all that it knew: their next one has them look."""
+        """Owners whose link was closed to make room; on their next link, subscribers are notified."""
         self._members: OrderedDict[LinkKey, _PooledLink] = OrderedDict()
         self._of: dict[InFlight, _PooledLink] = {}
         self._homes: dict[str, dict[LinkKey, _PooledLink]] = {}
-        """Which links are kept by conversations that share them, by the name of the conversation."""
+        """Shared links that sessions are bound to, by session name."""
         self._calls = 0
         self._is_closed = False
         self._is_rechecking = False
         self._unchecked: dict[BaseLink, None] = {}
-        """Links on which it is to be looked whether tools still look as they did."""
+        """Links whose tools are to be checked for changes."""
         self.differs_by_client = False
-        """The server wants to know when it is greeted what can be asked, and so of each profile on its own link."""
+        """The server learns client capabilities in the handshake, so that each set needs its own link."""
         self.is_duplex = False
-        """A question on a link need not say which call it is about, so that no two callers may share one."""
+        """Questions on a link may not name their call, so that two callers must not share one."""
         self.takes_methods = False
-        """Whether its server can be asked for any method of MCP, and not for tools alone."""
+        """Whether the server accepts any MCP method, not only tool calls."""
         self._asks = False
-        """There was such a question: conversations that begin, and calls outside of any, do so on a link without calls.
+        """There was such a question: sessions start on a link without calls from now on, and so do calls outside of
+        sessions.
 
-        Any two of these may be two programs'."""
+        Any two of these may belong to different programs.
+        """
         self.shares_subscriptions = False
-        """Who follows a resource does so for everybody whose calls go on these links."""
+        """Subscriptions apply to everybody with calls on these links."""
         self.on_changed: Callable[[ClientCapabilities, Topic], None] = lambda _profile, _topic: None
-        """Hears what servers announce on its links, and to callers of which profile."""
+        """Called with changes that servers announce on these links, and the client capabilities of the link."""
         self.on_renewed: Callable[[BaseLink], None] = lambda _link: None
-        """Hears of a link whose server forgot what it was asked."""
+        """Called for a link whose server lost its session."""
 
     def __len__(self) -> int:
         return len(self._members)
@@ -153,15 +157,15 @@ class LinkPool:
         return bool(self._members) or self._settings.credentials.is_divided
 
     def adjust(self, settings: ServerSettings) -> None:
-        """Allow more or fewer links from now on; those that are there stay."""
+        """Change the limit; existing links stay."""
         self._settings = settings
 
     # -- what the lane sees ----------------------------------------------------------------------------------------
 
     def send(self, inflight: InFlight) -> None:
-        """Send the call on its own link, or make that first."""
+        """Send the call on its own link, or make that link first."""
         if (own := self._of.get(inflight)) is not None and own.link is not None:
-            own.link.send(inflight)  # once more, with answers to what the server asked
+            own.link.send(inflight)  # again, with the answers to the server's questions
             return
         if (refusal := self._without_own(inflight.call.caller)) is not None:
             inflight.fail(refusal)
@@ -182,7 +186,7 @@ class LinkPool:
             self._send(member.link, inflight)
 
     def _member_for(self, call: Call) -> _PooledLink | None:
-        """The link that a call's conversation keeps, or one for its first call; None if there can be none now."""
+        """The link that a call's session is bound to, or one for its first call; None if there is no room."""
         client_caps = call.client_caps if self.differs_by_client else NO_CAPABILITIES
         is_bound = bool(client_caps and call.session) and self._settings.isolation != "call"
         guest = LinkKey(
@@ -201,7 +205,7 @@ class LinkPool:
         return member
 
     def _bind(self, guest: LinkKey, member: _PooledLink) -> None:
-        """Let a conversation keep a link that it shares."""
+        """Bind a session to a shared link."""
         self._homes.setdefault(guest.scope[2], {})[guest] = member
         member.guests[guest] = None
         if len(member.guests) > GUESTS_MAX:
@@ -215,9 +219,9 @@ class LinkPool:
                 del self._homes[guest.scope[2]]
 
     def _vacant(self, key: LinkKey) -> _PooledLink | None:
-        """A link of the same caller and profile on which a conversation may begin, the one that was used last.
+        """The last used link of the same caller and capabilities on which a session may start.
 
-        No call is on it, none that is over can be heard of any more, and no conversation has come back to it.
+        It has no calls, its server cannot ask about earlier ones, and no session has come back to it.
         """
         for member in reversed(self._members.values()):
             is_alike = member.key.scope[:3] == key.scope and member.key[1:] == key[1:]
@@ -226,14 +230,14 @@ class LinkPool:
         return None
 
     def _another(self, key: LinkKey) -> LinkKey:
-        """The key of one more link for the calls of no conversation."""
+        """The key of a further link for calls without a session."""
         if key not in self._members:
             return key
         self._calls += 1
         return key._replace(scope=(*key.scope, str(self._calls)))
 
     def _is_worn(self, member: _PooledLink) -> bool:
-        """Whether its server may still ask about a call that is over, so that no other conversation may begin on it."""
+        """Whether its server may still ask about an earlier call, so that no other session may start on it."""
         return (
             self._asks
             and _has_no_session(member.key)
@@ -242,13 +246,13 @@ class LinkPool:
         )
 
     def _begin(self, member: _PooledLink) -> None:
-        """A first call comes: what is asked later, while there is none, may be about this one."""
+        """The first call: later questions between calls may belong to it."""
         member.has_carried = True
         if member.link is not None:
             member.link.can_wait = not _has_no_session(member.key)
 
     def _without_own(self, caller: Caller) -> Fault | None:
-        """Why a caller cannot be called for, where everybody needs credentials of their own."""
+        """Why the caller cannot use the server: it needs own credentials and has none."""
         credentials = self._settings.credentials
         if not credentials.are_demanded or credentials.has_own(Subject(caller.tenant, caller.name)):
             return None
@@ -256,14 +260,14 @@ class LinkPool:
         return NotConnected(self._settings.name, why)
 
     def _subject_of(self, caller: Caller) -> Subject | None:
-        """In whose own name the server is called for a caller, if it is."""
+        """The subject of a caller with own credentials; None without."""
         subject = Subject(caller.tenant, caller.name, caller.rights)
         return subject if self._settings.credentials.has_own(subject) else None
 
     def _key_in(
         self, subject: Subject | None, caller: Caller, client_caps: ClientCapabilities, session: str = ""
     ) -> LinkKey:
-        """The key of a link in this name."""
+        """The key of a link for this subject."""
         if self._settings.isolation == "call":
             self._calls += 1
             return LinkKey(("call", str(self._calls)), client_caps, subject)
@@ -274,9 +278,9 @@ class LinkPool:
         return LinkKey((), client_caps)
 
     def _adopt(self, key: LinkKey) -> _PooledLink | None:
-        """A link on which there were only lists so far is that of its caller's first conversation that calls.
+        """Use a link on which only lists were read for its caller's first session.
 
-        Not one whose server asked meanwhile and was answered by nobody: a new one asks again, and there is a call.
+        Not if its server asked something and got no answer: a new link asks again, when there is a call.
         """
         fresh = self._members.get(key._replace(scope=(*key.scope[:2], "")))
         if fresh is None or fresh.has_carried or _has_declined(fresh) or self._wanted(fresh.key):
@@ -289,7 +293,7 @@ class LinkPool:
         return fresh
 
     def _admit(self, key: LinkKey) -> _PooledLink | None:
-        """Make room for one more, if need be by closing one that was idle for long."""
+        """Add a link, closing an idle one if there is no room."""
         if self._is_closed:
             return None
         if len(self._members) >= self._settings.max_calls:
@@ -302,10 +306,10 @@ class LinkPool:
         return member
 
     def _idlest(self) -> _PooledLink | None:
-        """The one that was idle for longest, of the caller who has most: nobody's goes because of another's many.
+        """The link to close: the one that was idle longest, of the caller with most links.
 
-        One that a conversation keeps, on which it may have left something, comes later, and one on which it follows
-        something last.
+        So one caller cannot evict another's link by opening many. Links that a session relies on come later, links with
+        subscriptions last.
         """
         idle = [each for each in self._members.values() if not (each.calls or each.borrowers)]
         followed = {self._home(follower) for follower in self._subscription_sync.followers()} if idle else ()
@@ -317,9 +321,9 @@ class LinkPool:
         )
 
     def _give_way(self, member: _PooledLink) -> None:
-        """Close a link; who followed something on it is told to look when it has another.
+        """Close a link to make room; its subscribers are notified on their next link.
 
-        Not at once: whoever looks needs a link, for which the next one would have to give way.
+        Not at once: reading the resources again needs a link, for which another would have to go.
         """
         if not _has_no_session(member.key) and self._wanted(member.key):
             self._missed[member.key] = None
@@ -328,7 +332,7 @@ class LinkPool:
         self._retire(member)
 
     def may_have_run(self, inflight: InFlight) -> bool:
-        """What waits for its link has not left."""
+        """A call that waits for its link has not left."""
         member = self._of.get(inflight)
         return member is not None and member.link is not None and member.link.may_have_run(inflight)
 
@@ -343,13 +347,13 @@ class LinkPool:
         return self._settings.redact if member is None or member.link is None else member.link.redact
 
     def withdraw(self, inflight: InFlight, reason: str) -> None:
-        """Tell the server, if the call got that far."""
+        """Cancel the call at the server, if it got that far."""
         member = self._of.get(inflight)
         if member is not None and member.link is not None:
             member.link.withdraw(inflight, reason)
 
     def ended(self, inflight: InFlight) -> None:
-        """A call is over: its link is idle, or has served its purpose."""
+        """A call has ended: its link is idle, or is closed."""
         member = self._of.pop(inflight, None)
         if member is None:
             return
@@ -358,7 +362,7 @@ class LinkPool:
         self._rest(member)
 
     def left(self, session: str) -> None:
-        """Close what was a conversation's alone: at once, or when its last call is over."""
+        """Close the links of a session: at once, or after its last call."""
         for member in [member for member in self._members.values() if session and member.key.scope[2:3] == (session,)]:
             member.is_over = True
             self._rest(member)
@@ -371,7 +375,7 @@ class LinkPool:
         if member.calls or member.borrowers or member.link is None or not self._has(member):
             return
         if self._is_worn(member) and member.link.abandoned_session not in {guest.scope[2] for guest in member.guests}:
-            self._subscription_sync.gap(member.link)  # while it still is the link of those who follow something on it
+            self._subscription_sync.gap(member.link)  # while it still is the subscribers' link
             self._retire(member)
         elif self._settings.isolation == "call" or member.is_over:
             self._retire(member)
@@ -383,28 +387,28 @@ class LinkPool:
     def _expire(self, member: _PooledLink) -> None:
         member.idle = None
         if self._wanted(member.key):
-            self._rest(member)  # its process may know what no other does, and tell of it
-        elif not member.borrowers:  # else it rests again when it is given back
+            self._rest(member)  # its process may send updates that no other knows of
+        elif not member.borrowers:  # else it is released when it is given back
             self._retire(member)
 
     # -- what the keeper sees --------------------------------------------------------------------------------------
 
     def has(self, client_caps: ClientCapabilities) -> bool:
-        """Whether there is a link of callers of this profile."""
+        """Whether there is a link with these client capabilities."""
         return self._latest(client_caps) is not None
 
     @asynccontextmanager
     async def borrowed(self, caller: Caller, client_caps: ClientCapabilities) -> AsyncIterator[BaseLink]:
-        """A link of callers of this profile, made for this one if there is none; it stays the pool's.
+        """Borrow a link with these client capabilities for listing; made for this caller if there is none.
 
         Raises:
             Fault: there can be none now.
         """
-        # In everybody's name: what is listed on it is listed to all of this profile.
+        # With the common credentials: the result is listed to all clients with these capabilities.
         member = self._latest(client_caps) or self._admit(self._key_in(None, caller, client_caps))
         if member is None:
             raise Overloaded(self._settings.name, len(self._members), 0)
-        member.borrowers += 1  # which makes it no less idle: what is only listed on is not in use
+        member.borrowers += 1  # a link that is only used for listing still counts as idle
         try:
             while not member.made.done():
                 await asyncio.wait({member.made})
@@ -416,7 +420,7 @@ class LinkPool:
             self._rest(member)
 
     def _latest(self, client_caps: ClientCapabilities) -> _PooledLink | None:
-        """The member of this profile that was used last, unless each call has its own."""
+        """The last used link with these capabilities, unless each call has its own."""
         if self._settings.isolation == "call":
             return None
         wanted = (client_caps, None)
@@ -425,7 +429,7 @@ class LinkPool:
     # -- following -------------------------------------------------------------------------------------------------
 
     def own(self, follower: Subscriber) -> list[BaseLink]:
-        """Those links on which this one's calls go, and not everybody's, as far as they are there."""
+        """The existing links of this follower's calls that are not shared by all."""
         home = self._home(follower)
         if home is None:
             return []
@@ -449,7 +453,7 @@ class LinkPool:
             self._subscription_sync.subscribe_also(follower, links, uri)
 
     def _home(self, follower: Subscriber) -> LinkKey | None:
-        """The key of the link for a follower's calls; None if that is everybody's, or each has another."""
+        """The key of the link for a follower's calls; None if that is the shared one, or each call has its own."""
         client_caps = follower.client_caps if self.differs_by_client else NO_CAPABILITIES
         isolation = self._settings.isolation
         is_shared = isolation == "shared" and not client_caps and self._subject_of(follower.caller) is None
@@ -461,7 +465,7 @@ class LinkPool:
         return self._key_in(subject, follower.caller, client_caps, follower.session) if home is None else home.key
 
     def _wanted(self, key: LinkKey) -> list[str]:
-        """What those follow whose calls go on such a link."""
+        """Resources followed by the callers on such a link."""
         if self.shares_subscriptions:
             return self._subscription_sync.wanted()
         if self._settings.isolation == "call":
@@ -471,7 +475,7 @@ class LinkPool:
         return [uri for follower, uris in followed if self._home(follower) == home for uri in uris]
 
     async def _follow(self, member: _PooledLink, link: BaseLink) -> None:
-        """Have a link tell of what is followed by those whose calls it is to carry."""
+        """Subscribe a link to the resources that its callers follow."""
         asked: dict[str, None] = {}
         try:
             async with asyncio.timeout(FOLLOW_SECONDS):
@@ -482,20 +486,20 @@ class LinkPool:
             log.warning("server does not say whether it tells of updates", server=self._settings.name)
 
     async def subscribe_all(self, uri: str) -> None:
-        """Have every link that is there tell of a resource; what does not answer soon is not waited for."""
+        """Subscribe every existing link; slow ones are not waited for."""
         links = [member.link for member in self._members.values() if member.link is not None]
         with suppress(TimeoutError):
             async with asyncio.timeout(FOLLOW_SECONDS):
                 await asyncio.gather(*(self._subscription_sync.follow(link, [uri]) for link in links))
 
     def unsubscribe_all(self, uri: str) -> None:
-        """Have no link tell of a resource any more."""
+        """Unsubscribe every link."""
         for member in self._members.values():
             if member.link is not None:
                 self._subscription_sync.stop(member.link, uri)
 
     def _hold(self, member: _PooledLink, link: BaseLink) -> None:
-        """Let calls wait until their link, which was there before, tells of what their caller follows."""
+        """Let calls wait until an existing link has its caller's subscriptions."""
         member.link = None
         member.made = asyncio.get_running_loop().create_future()
         self._background.spawn(f"link of {self._settings.name}", self._make(member, link))
@@ -512,7 +516,7 @@ class LinkPool:
             member.made.set_result(None)
 
     async def _prepare(self, member: _PooledLink, link: BaseLink) -> None:
-        """Nothing is sent before what is followed is asked for: else a first call's own updates could be missed."""
+        """Subscribe before anything is sent: otherwise a first call's own updates could be missed."""
         try:
             await self._follow(member, link)
         except BaseException:
@@ -534,7 +538,7 @@ class LinkPool:
             self._refuse(member, "it could not be connected for this call")
             raise
         if not self._has(member):
-            await link.aclose()  # its place was taken, or the pool closed, while it was made
+            await link.aclose()  # it was evicted, or the pool closed, while it was made
             return None
         link.on_lost = lambda _reason: self._lost(member)
         link.on_unauthorized = partial(self._on_unauthorized, member, link)
@@ -542,7 +546,7 @@ class LinkPool:
         return link
 
     def _open(self, member: _PooledLink, link: BaseLink) -> None:
-        """Send what waits for this link, and from now on whatever is its."""
+        """Send the waiting calls, and accept further ones."""
         self._attend(link, member.key.client_caps)
         member.link = link
         if member.key in self._missed:
@@ -552,15 +556,15 @@ class LinkPool:
         if not self._has(member):
             self._close(link)
         elif not (member.calls or member.borrowers) or link.lost.done():
-            self._retire(member)  # whoever wanted it has left meanwhile
+            self._retire(member)  # its callers have left meanwhile
 
     def _on_unauthorized(self, member: _PooledLink, link: BaseLink) -> None:
-        """The server does not take any more what it is shown on this link: the next call has another one made."""
+        """The server rejects the credentials of this link: the next call gets a new link."""
         link.on_credentials_refused()
         member.is_over = True
 
     def renew(self, subject: Subject) -> None:
-        """The server is shown something else in a caller's name: links on which it heard the old go when they rest."""
+        """A caller's credentials changed: its links are closed when idle."""
         whose = subject.at_large
         for member in [
             each for each in self._members.values() if each.key.subject and each.key.subject.at_large == whose
@@ -569,16 +573,16 @@ class LinkPool:
             self._rest(member)
 
     def _note_question(self) -> None:
-        """The server does not say which call its questions are about: from now on no two programs share a link."""
+        """The server's questions do not name their call: from now on no two programs share a link."""
         self._asks = True
 
     def _attend(self, link: BaseLink, client_caps: ClientCapabilities) -> None:
-        """Hear what is told on this link, which the keeper's own need not tell."""
+        """Handle notifications of this link."""
         link.on_question = self._note_question
         self._asks |= link.has_asked
         link.on_changed = partial(self._changed, link, client_caps)
         if not client_caps and "tasks" in link.abilities():
-            link.listen()  # it may tell there how they stand
+            link.listen()  # task status may arrive there
         link.on_renewed = partial(self._renewed, link, client_caps)
         if self.shares_subscriptions:
             self._subscription_sync.attend_for_all(link)
@@ -591,7 +595,7 @@ class LinkPool:
         self.on_changed(client_caps, topic)
 
     def recheck_all(self) -> None:
-        """Look for what nobody announced, on every link."""
+        """Look for unannounced changes on every link."""
         self._recheck_soon([member.link for member in self._members.values() if member.link is not None])
 
     def _recheck_soon(self, links: Sequence[BaseLink]) -> None:
@@ -611,7 +615,7 @@ class LinkPool:
             self._is_rechecking = False
 
     def _renewed(self, link: BaseLink, client_caps: ClientCapabilities) -> None:
-        """The server forgot what it was asked on this link, and may have changed."""
+        """The server lost the session of this link, and may have changed."""
         for topic in TOPICS:
             self.on_changed(client_caps, topic)
         self.on_renewed(link)
@@ -634,7 +638,7 @@ class LinkPool:
             link.send(inflight)
 
     def _send_cleared(self, inflight: InFlight) -> None:
-        """It is written that a call may be sent: send it, on another link if its own is gone meanwhile."""
+        """The journal has recorded that the call may be sent: send it, on another link if its own is gone."""
         member = self._of.get(inflight)
         if inflight.is_over or member is None:
             return
@@ -647,7 +651,7 @@ class LinkPool:
         self.send(inflight)
 
     def _send_elsewhere(self, member: _PooledLink, session: str) -> None:
-        """It was found out only now that these had better not share a link, unless they are of this conversation."""
+        """These calls should not share the link after all; send those of other sessions elsewhere."""
         waiting, member.waiting = member.waiting, {}
         for inflight in waiting:
             del self._of[inflight]
@@ -665,7 +669,7 @@ class LinkPool:
             inflight.fail(NotConnected(self._settings.name, member.why))
 
     def _has(self, member: _PooledLink) -> bool:
-        """Whether it is still in the pool: another one may have its key by now."""
+        """Whether it is still in the pool: another link may have its key by now."""
         return self._members.get(member.key) is member
 
     def _drop(self, member: _PooledLink) -> None:
@@ -675,7 +679,7 @@ class LinkPool:
                 self._unbind(guest)
 
     def _retire(self, member: _PooledLink) -> None:
-        """Take a link out of the pool, if it is in it, and close it."""
+        """Remove a link from the pool, if it is there, and close it."""
         member.rouse()
         if self._has(member):
             self._drop(member)
@@ -686,7 +690,7 @@ class LinkPool:
         self._background.spawn(f"closing a link of {self._settings.name}", link.aclose())
 
     def _lost(self, member: _PooledLink) -> None:
-        """A link broke. It tells the calls on it itself; who followed something on it is told to look."""
+        """A link broke. The link ends its calls itself; subscribers are notified here."""
         if member.link is not None:
             self._subscription_sync.gap(member.link)
         self._retire(member)
@@ -704,35 +708,35 @@ class LinkPool:
 
 async def _recheck(link: BaseLink) -> None:
     if link.recheck is not None and not link.lost.done():
-        with suppress(Fault):  # one that cannot list now is taken for what it was, or is lost
+        with suppress(Fault):  # if it cannot list now, its known tools stay valid, or the link is lost
             await link.recheck()
 
 
 def _base(key: LinkKey) -> LinkKey:
-    """The key of the first of those links among which a call may choose."""
+    """The key without the number of the link."""
     return key if len(key.scope) <= BASE_LENGTH else key._replace(scope=key.scope[:BASE_LENGTH])
 
 
 def _owner(key: LinkKey) -> tuple[str, ...]:
-    """Whose link it is, in whichever of their conversations."""
+    """The caller of a link, in any session."""
     return key.scope[:2]
 
 
 def _has_declined(member: _PooledLink) -> bool:
-    """Whether its server asked something while there was no call, and may not ask a second time."""
+    """Whether its server asked something between calls, and may not ask again."""
     return member.link is not None and member.link.has_unanswered_question
 
 
 def _is_conversations(key: LinkKey) -> bool:
-    """Whether it is for the calls of one conversation."""
+    """Whether it belongs to one session."""
     return any(key.scope[2:3])
 
 
 def _is_kept(member: _PooledLink) -> bool:
-    """Whether a conversation has come back to it, or it is one's alone."""
+    """Whether a session has come back to it, or it belongs to one."""
     return member.is_kept or not _has_no_session(member.key)
 
 
 def _has_no_session(key: LinkKey) -> bool:
-    """Whether it is for those calls of a caller whose conversations have no link of their own."""
+    """Whether it is for a caller's calls whose sessions have no link of their own."""
     return key.scope[2:3] == ("",)

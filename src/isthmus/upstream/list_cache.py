@@ -1,6 +1,6 @@
-"""What servers listed when they were last there, so that the first list of a hub that starts is whole.
+"""What servers listed in the last run, so that a starting hub has complete lists at once.
 
-Kept under a server's name and how it is reached: an entry that was edited has nothing to show. Used by keepers.
+Stored under the server's name and how it is reached: an edited entry starts empty. Used by reconnectors.
 """
 
 from __future__ import annotations
@@ -22,45 +22,45 @@ from isthmus.upstream.settings import PythonSettings, ServerSettings
 log = structlog.get_logger(__name__)
 
 LISTS_BYTES_MAX = 1024 * 1024
-"""A server that lists more is not remembered. Reading as much takes a few milliseconds of the start."""
+"""Larger lists are not stored. Reading this much takes a few milliseconds at the start."""
 
 
 class ListStore(Protocol):
-    """Where lists are kept: `storage.server_lists`."""
+    """Where lists are stored: `storage.server_lists`."""
 
     async def read(self, key: str) -> bytes | None:
-        """What was written under this key; None if there is nothing, or nothing that can be read."""
+        """What was written under this key; None if there is nothing readable."""
 
     def write(self, key: str, body: bytes) -> None:
-        """Keep this under the key, soon."""
+        """Write this under the key, soon."""
 
 
 class CachedLists(NamedTuple):
-    """What a server listed, and what it said that it can do."""
+    """A server's lists and abilities."""
 
     listing: Listing
     abilities: frozenset[Ability]
 
 
 class _CacheHead(msgspec.Struct):
-    """What a document says beside its lists, which are written as their servers do."""
+    """The members of a document beside its lists."""
 
     server: str
     abilities: list[str]
 
 
 class ListCache:
-    """The lists of all servers of one hub; with a `client_caps`, as servers list to callers that can be asked this."""
+    """The lists of all servers of one hub, for clients with these capabilities."""
 
     def __init__(self, store: ListStore, client_caps: ClientCapabilities | None = None) -> None:
         self._store = store
         self._profile = client_caps
         self._kept: dict[ServerName, tuple[str, CachedLists]] = {}
-        """What the store has, as far as this hub knows."""
+        """What the store contains, as far as this hub knows."""
 
     async def recall(self, settings: ServerSettings) -> CachedLists | None:
-        """What a server listed last, if it was reached in the same way; None if that is not known."""
-        if isinstance(settings.reach, PythonSettings):  # its code may have changed, and it is there in a moment
+        """What the server listed last, if it was reached in the same way; None if unknown."""
+        if isinstance(settings.reach, PythonSettings):  # its code may have changed, and it starts in a moment
             return None
         key = self._key(settings)
         body = await self._store.read(key)
@@ -81,7 +81,7 @@ class ListCache:
         return known
 
     def keep(self, settings: ServerSettings, listing: Listing, abilities: frozenset[Ability]) -> None:
-        """Remember what a server lists now, unless it is what it listed before."""
+        """Store what a server lists now, unless it is unchanged."""
         if isinstance(settings.reach, PythonSettings):
             return
         lists = Listing(listing.tools, listing.prompts, listing.resources, listing.templates)
@@ -91,13 +91,13 @@ class ListCache:
         self._kept[settings.name] = kept
         size_bytes = sum(len(memoryview(raw)) for each in lists.everything() for raw in each.definition.values())
         if size_bytes > LISTS_BYTES_MAX:
-            self._store.write(kept[0], b"")  # what was kept before is no longer true
+            self._store.write(kept[0], b"")  # what is stored is outdated
             return
         head = msgspec.json.encode(_CacheHead(settings.name, sorted(abilities)))
         self._store.write(kept[0], head[:-1] + b"," + written_lists(lists) + b"}")
 
     def _key(self, settings: ServerSettings) -> str:
-        """A digest of everything that a server is reached by; no secret can be read from it."""
+        """A digest of everything that a server is reached by; it reveals no secret."""
         reach = settings.reach
         facts = (settings.name, type(reach).__name__, asdict(reach), settings.ca, sorted(self._profile or ()))
         text = msgspec.json.encode(facts, order="deterministic", enc_hook=_plain)

@@ -1,7 +1,7 @@
-"""Reading what a server offers: its four lists, page by page, within bounds.
+"""Reading a server's four lists page by page, within bounds, and when to read them again.
 
-A server may list for ever, in circles, or nonsense; what comes out is what could be used, with notes on the rest.
-Called by links, on behalf of the supervisor.
+A server may list endlessly, in circles, or nonsense; the result is what is usable, with notes on the rest. Called by
+links and reconnectors.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ PAGE_BYTES_MAX = 4 * 1024 * 1024
 """One page of a list: a thousand tools of four kilobytes. Reading a larger one would hold up every other call."""
 
 NOTES_MAX = 100
-"""Things wrong with one list that the operator is told."""
+"""Notes for the operator on one list."""
 
 TTL_SECONDS_MIN = 1.0
-"""A list that its server calls stale sooner is asked for again no more often than this."""
+"""A list is read again no more often than this, whatever its server says."""
 
 F = TypeVar("F", bound=Feature)
 
 
 class ListSource(Protocol):
-    """What reading a list needs of its link."""
+    """What reading a list needs from its link."""
 
     server: ServerName
     limits: Limits
     dialect: McpDialect
 
     async def ask(self, method: str, params: bytes) -> msgspec.Raw:
-        """Ask and wait for the result; raises `Fault`."""
+        """Send a request and wait for the result; raises `Fault`."""
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """Everything that a server offers, as it last listed it."""
+    """Everything that a server offers, as last listed."""
 
     tools: tuple[Tool, ...] = ()
     prompts: tuple[Prompt, ...] = ()
@@ -60,18 +60,18 @@ class Listing(msgspec.Struct, frozen=True):
     templates: tuple[Template, ...] = ()
     notes: dict[Topic, tuple[str, ...]] = {}
     ttl_seconds: dict[Topic, float] = {}
-    """How long the server says that a list stays as it is."""
+    """How long the server promises that a list stays the same."""
     is_unlisted: bool = False
     """It is a plain JSON-RPC server without a list: its methods are called by name."""
     missing: Mapping[str, str] = {}
-    """Servers behind it, if it is a hub, whose tools are not there, and why."""
+    """If the server is a hub: servers behind it whose tools are missing, and why."""
 
     def everything(self) -> Iterator[Feature]:
-        """All that it lists, of whatever kind."""
+        """Every entry, of any kind."""
         return chain(self.tools, self.prompts, self.resources, self.templates)
 
     def all_notes(self) -> tuple[str, ...]:
-        """What there is to say of all lists."""
+        """The notes on all lists."""
         return tuple(note for notes in self.notes.values() for note in notes)
 
 
@@ -88,7 +88,7 @@ def written_lists(listing: Listing) -> bytes:
 
 
 def read_lists(server: ServerName, body: bytes) -> Listing:
-    """The lists in a JSON object that `written_lists` is in. Raises `ValueError` if they are damaged."""
+    """Read the lists from a JSON object with `written_lists` in it. Raises `ValueError` if they are damaged."""
     return Listing(
         _read_features(TOOLS, Tool, server, body),
         _read_features(PROMPTS, Prompt, server, body),
@@ -105,12 +105,12 @@ def _read_features(shape: ListShape, kind: type[F], server: ServerName, body: by
 
 
 def offered(listing: Listing, abilities: frozenset[Ability]) -> FeatureLists:
-    """What those are listed who are listed this."""
+    """The catalog's form of a listing."""
     return FeatureLists(listing.tools, listing.prompts, listing.resources, listing.templates, abilities)
 
 
 def sharing(listing: Listing, base: Listing) -> Listing:
-    """The same listing; what it has in common with another is not kept twice."""
+    """The same listing, sharing equal entries with `base` to save memory."""
     return msgspec.structs.replace(
         listing,
         tools=_shared(listing.tools, base.tools),
@@ -130,7 +130,7 @@ def _shared(features: tuple[F, ...], base: tuple[F, ...]) -> tuple[F, ...]:
 async def read_topic(
     link: ListSource, topic: Topic, known: Listing, client_caps: ClientCapabilities = NO_CAPABILITIES
 ) -> Listing:
-    """Read one topic's lists anew, as those are shown them who can be asked this; the others stay as they are known.
+    """Read one topic's lists for callers with `client_caps`; other lists are kept from `known`.
 
     Raises:
         Fault: the server gave no usable list.
@@ -147,7 +147,7 @@ async def read_topic(
             changes = {"resources": resources, "templates": await reading.read_templates()}
     notes = {**known.notes, topic: tuple(reading.notes)}
     ttl = {name: seconds for name, seconds in known.ttl_seconds.items() if name != topic}
-    if reading.ttl_seconds:  # nothing at all, which official servers say unless told otherwise, is no promise
+    if reading.ttl_seconds:  # official servers send 0 by default, which is not a promise
         ttl[topic] = max(reading.ttl_seconds, TTL_SECONDS_MIN)
     return msgspec.structs.replace(known, **changes, notes=notes, ttl_seconds=ttl)
 
@@ -178,7 +178,7 @@ class _Reading:
         for _ in range(PAGES_MAX):
             page = await self._page(shape, members)
             self._note(*page.problems)
-            if len(self.missing) + len(page.missing) <= MISSING_MAX:  # else it is not believed, as in one page
+            if len(self.missing) + len(page.missing) <= MISSING_MAX:  # the same limit as for one page
                 self.missing.update(page.missing)
             took_all = self._take(kind, page.entries, found)
             cursor = page.next_cursor
@@ -196,7 +196,7 @@ class _Reading:
         return tuple(found.values())
 
     async def read_templates(self) -> tuple[Template, ...]:
-        """Many servers have resources and have never heard of templates."""
+        """Many servers have resources and do not know templates."""
         try:
             return await self.read(TEMPLATES, Template)
         except ServerError as refused:
@@ -240,53 +240,54 @@ class _Reading:
 
 
 def _digest(cursor: str) -> bytes:
-    """A cursor to be known again: it may have megabytes, and there may be a thousand of them."""
+    """A short digest of a cursor: it may have megabytes, and there may be a thousand of them."""
     return hashlib.blake2b(cursor.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 RELIST_SECONDS = 1.0
-"""After the first, announcements that a list changed are followed at most this often."""
+"""After the first, announced changes of a list are read at most this often."""
 
 
 class RelistSchedule:
-    """Which lists are stale, and which of these rest because they were announced and read a moment ago.
+    """When lists that may have changed are read again: at once the first time, then at most once a second.
 
-    A list that was read because nobody knew better does not rest: the next announcement is the first.
+    It has no clock and reads nothing. A list that was read without an announcement is not delayed: the next
+    announcement counts as the first.
     """
 
     def __init__(self) -> None:
         self._stale: dict[Topic, bool] = {}
-        """Whether it was announced."""
+        """Stale lists, and whether a change was announced."""
         self._rests: dict[Topic, float] = {}
 
     def __bool__(self) -> bool:
         return bool(self._stale)
 
     def announce(self, topics: Iterable[Topic]) -> bool:
-        """A server said that these changed; False if that is known of all of them."""
+        """The server announced changes; False if all of them are known already."""
         new = [topic for topic in topics if not self._stale.get(topic)]
         self._stale |= dict.fromkeys(new, True)
         return bool(new)
 
     def doubt(self, topics: Iterable[Topic]) -> None:
-        """Nobody said that these changed, and they may have."""
+        """These lists may have changed without an announcement."""
         self._stale = dict.fromkeys(topics, False) | self._stale
 
     def wait(self, now: float) -> float | None:
-        """The seconds until one is to be read, 0 if it is now; None if none is."""
+        """Seconds until a list is due, 0 if one is due now; None if no list is stale."""
         return max(0.0, min(self._rests.get(topic, now) for topic in self._stale) - now) if self._stale else None
 
     def take(self, now: float) -> dict[Topic, bool]:
-        """Those that are to be read now, and whether each was announced; they are stale no more."""
+        """Take the lists that are due, with whether each was announced; they are no longer stale."""
         due = {topic: told for topic, told in self._stale.items() if self._rests.get(topic, now) <= now}
         self._stale = {topic: told for topic, told in self._stale.items() if topic not in due}
         return due
 
     def rest(self, topics: Iterable[Topic], now: float) -> None:
-        """These were read, or could not be: leave them alone for a while."""
+        """These lists were read, or could not be: delay the next reading."""
         self._rests |= dict.fromkeys(topics, now + RELIST_SECONDS)
 
     def clear(self) -> None:
-        """Everything has been read just now."""
+        """Everything was just read."""
         self._stale.clear()
         self._rests.clear()

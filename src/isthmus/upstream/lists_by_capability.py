@@ -1,8 +1,11 @@
-"""What one server lists to callers that it can ask something, where that is not what it lists to everybody.
+"""What one server lists to clients with certain capabilities, where that differs from its common lists.
 
-A server may list more to who can answer its questions. It is asked when the first such caller comes: an earlier one on
-a link on which it was greeted in that caller's name, a modern one on the keeper's own. Kept by the keeper, which
-publishes what comes out; faces ask through the hub.
+Why this exists: a server may list more tools to clients that it can ask something (elicitation, sampling, roots). A
+legacy server learns the capabilities in `initialize`, a modern one with each request. With one list for everybody,
+clients that can be asked would miss those tools, or the others would see tools that fail for them. So the first caller
+with a set of capabilities makes the hub list the server for that set: a legacy server on a link of its own, a modern
+one on the shared link. Most servers list the same to all; equal lists are stored once and not published. The
+reconnector owns this and publishes the result.
 """
 
 from __future__ import annotations
@@ -29,30 +32,29 @@ from isthmus.upstream.listing import Listing, RelistSchedule, offered, sharing
 log = structlog.get_logger(__name__)
 
 Lend: TypeAlias = Callable[[Caller, ClientCapabilities], AbstractAsyncContextManager[BaseLink]]
-"""Gives a link on which the server lists to callers of this profile, or raises `Fault`."""
+"""Gives a link on which the server lists to clients with these capabilities, or raises `Fault`."""
 
 CAPABILITIES_MAX = 64
 CAPABILITIES_PER_CALLER_MAX = 8
-"""Profiles of which it is known what they are listed, and those among them for which one caller asked last; of more,
-those are forgotten that were asked for longest ago."""
+"""Capability sets with known lists, in all and per caller; the one used longest ago is forgotten first."""
 
 FORGET_SECONDS = 60.0
-"""None is forgotten that asked no longer ago than this: made-up profiles must not have a server asked all the time."""
+"""A set used more recently than this is not forgotten: made-up capabilities must not keep a server busy."""
 
 RECENT_SECONDS = 300.0
-"""For callers that asked no longer ago than this, changes are looked for even if that takes a link of its own."""
+"""For sets used more recently than this, changes are looked for even if that takes a link of its own."""
 
 RETRY_SECONDS = 30.0
-"""A server that would not list to a profile is asked again by its next caller after this long."""
+"""After a failed listing, the next caller has it tried again after this long."""
 
 
 class _CapabilityLists:
-    """One profile's."""
+    """The lists for one set of capabilities."""
 
     def __init__(self, client_caps: ClientCapabilities, caller: Caller, now: float) -> None:
         self.client_caps = client_caps
         self.caller = caller
-        """Who asked last; an earlier server may have to be greeted in its name."""
+        """The last caller; a legacy server may need a handshake in its name."""
         self.listing: Listing | None = None
         self.abilities: frozenset[Ability] = frozenset()
         self.schedule = RelistSchedule()
@@ -60,7 +62,7 @@ class _CapabilityLists:
         self.asked_at = now
         self.task: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
-        """Has it read when what was announced has rested."""
+        """Starts the next reading when it is due."""
         self.failed_at: float | None = None
         self.learning = ListLoad(asyncio.get_running_loop().create_future(), now)
 
@@ -70,7 +72,7 @@ class _CapabilityLists:
 
 
 class ListsByCapability:
-    """Those of one server. `on_known` is called whenever there is something new to publish."""
+    """All capability sets of one server. `on_known` is called when there is something new to publish."""
 
     def __init__(
         self,
@@ -81,7 +83,7 @@ class ListsByCapability:
         is_at_hand: Callable[[ClientCapabilities], bool],
         on_known: Callable[[], None],
     ) -> None:
-        """`is_at_hand` says that it takes no new link to read what a profile is listed."""
+        """`is_at_hand` says whether lists for these capabilities can be read without a new link."""
         self._is_at_hand = is_at_hand
         self._server = server
         self._background = background
@@ -115,25 +117,25 @@ class ListsByCapability:
         return variant
 
     def _to_forget(self, caller: Caller) -> _CapabilityLists | None:
-        """Which one goes for one more of this caller's: its own, if it has its share; None if there is room."""
+        """Which set is forgotten for a new one of this caller: its own oldest at its limit; None if there is room."""
         own = [variant for variant in self._of.values() if variant.caller == caller]
         if len(own) >= CAPABILITIES_PER_CALLER_MAX:
             return own[0]
         return next(iter(self._of.values())) if len(self._of) >= CAPABILITIES_MAX else None
 
     def inherit(self, before: ListsByCapability) -> None:
-        """Find out what those are listed who asked whoever kept the server before."""
+        """List for the same capabilities as the reconnector before."""
         for client_caps, variant in before._of.items():
             self._admit(variant.caller, client_caps)
 
     async def known(self, within: float) -> None:
-        """Wait until what is being found out is known, or cannot be."""
+        """Wait until running listings have ended."""
         learning = [variant.learning.done for variant in self._of.values() if variant.task is not None]
         if learning:
             await asyncio.wait(learning, timeout=within)
 
     def offers(self, base: Listing, abilities: frozenset[Ability]) -> dict[ClientCapabilities, FeatureLists]:
-        """What those are listed who are listed something else than everybody (`base`)."""
+        """The lists that differ from the common ones (`base`)."""
         same = offered(base, abilities)
         offers = {}
         for client_caps, variant in self._of.items():
@@ -145,43 +147,43 @@ class ListsByCapability:
     # -- the server comes, changes and goes ------------------------------------------------------------------------
 
     def open(self) -> None:
-        """There is a server to ask: whoever wanted to know is told, and what was known is looked at anew."""
+        """The server is connected: read all lists again."""
         self._is_open = True
         for variant in self._of.values():
             variant.failed_at = None
         self.doubt(TOPICS)
 
     def close(self) -> None:
-        """There is nobody to ask; what is known stays so."""
+        """The server is not connected; known lists stay."""
         self._is_open = False
         for variant in self._of.values():
             _stop(variant)
 
     def forget(self) -> None:
-        """Nobody is listed anything else than everybody."""
+        """Drop all lists: everybody gets the common ones."""
         self.close()
         self._of.clear()
 
     def end(self) -> None:
-        """The server is never asked again. Whoever keeps it has this one and is had by it; untied, both are freed."""
+        """The server is gone for good. Breaks the reference cycle with the reconnector, so that both are freed."""
         self.forget()
         del self._link_for_listing, self._is_at_hand, self._on_known
 
     def changed(self, topics: Iterable[Topic], client_caps: ClientCapabilities | None = None) -> None:
-        """The server announced a change, to callers of one profile or to the hub itself, which stands for all."""
+        """The server announced a change: to clients with these capabilities, or to the hub, which means to all."""
         found = self._of.get(client_caps) if client_caps is not None else None
         for variant in self._of.values() if client_caps is None else () if found is None else (found,):
             variant.schedule.announce(topics)
             self._read_soon(variant)
 
     def doubt(self, topics: Iterable[Topic]) -> None:
-        """Something changed that nobody announced: it may have for all."""
+        """Something changed without an announcement: it may have changed for all."""
         for variant in self._of.values():
             variant.schedule.doubt(topics)
             self._read_soon(variant)
 
     def refresh(self) -> None:
-        """Look for what nobody announced, where that takes no new link or somebody asked of late."""
+        """Look for unannounced changes, where that takes no new link or a caller asked recently."""
         now = self._loop.time()
         for variant in self._of.values():
             if now - variant.asked_at < RECENT_SECONDS or self._is_at_hand(variant.client_caps):
@@ -191,7 +193,7 @@ class ListsByCapability:
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def _read_soon(self, variant: _CapabilityLists) -> None:
-        """Read what is stale: at once, or when it has rested."""
+        """Read stale lists: now, or when they are due."""
         seconds = variant.schedule.wait(self._loop.time())
         if not self._is_open or variant.task is not None or seconds is None:
             return
@@ -210,10 +212,10 @@ class ListsByCapability:
                 variant.settle()
                 self._on_known()
         finally:
-            if variant.task is asyncio.current_task():  # else it was stopped, and another may be at work
+            if variant.task is asyncio.current_task():  # else it was stopped, and another may be running
                 variant.task = None
                 variant.settle()
-        self._read_soon(variant)  # what has to rest first
+        self._read_soon(variant)  # the rest is due later
 
     async def _read(self, variant: _CapabilityLists, due: Mapping[Topic, bool]) -> None:
         topics = {*TOPICS} if variant.listing is None else {*due}
@@ -223,7 +225,7 @@ class ListsByCapability:
                 variant.listing = await link.list_features(topics, variant.listing, variant.client_caps)
                 variant.abilities = link.abilities()
         except (Fault, ConnectFailed) as failed:
-            # It costs callers of this profile what they alone are listed, and nobody else anything.
+            # Only callers with these capabilities are affected.
             variant.failed_at = self._loop.time()
             weary = {*due}
             log.warning("server did not list to callers that it can ask", server=self._server, reason=str(failed))

@@ -1,10 +1,10 @@
-"""Whether what a server's entry starts is what the operator meant, looked at before each start of its process.
+"""Checks before each start of a server process that its program is the one that the operator meant.
 
-The words of a command are the operator's; what a word leads to may be another's: a program that was replaced, a script
-that was changed, a folder into which everybody can put code. An entry may say which digests they have (`sha256`), and
-`[hub] open_programs` whether files that everybody can write to are started all the same. Called by `app.links`.
+The operator writes the command, but others may have replaced the program, changed a script, or put code into a folder
+that everybody can write to. An entry may pin digests (`sha256`), and `[hub] open_programs` says whether files that
+everybody can write to are started. Called by `app.links`.
 
-Between the look and the start a file can be changed by whoever may write to it: who may must be looked at as well.
+A file can be changed between the check and the start, so write permissions are checked as well.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from isthmus.upstream.settings import PIN_ARGV, PIN_PROGRAM, StdioSettings
 log = structlog.get_logger(__name__)
 
 DIGESTS_KEPT: Final = 256
-"""Files that are not read again as long as the system says that they are the same."""
+"""Files that are not read again while their stat is unchanged."""
 
 SETTLED_NANOSECONDS: Final = 2_000_000_000
 
@@ -40,16 +40,16 @@ _Identity = tuple[int, int, int, int, int]
 
 
 class Programs:
-    """The programs of one hub's servers; of each path that everybody can write to it tells once."""
+    """The programs of one hub's servers; each path that everybody can write to is logged once."""
 
     def __init__(self) -> None:
         self._told: set[tuple[ServerName, Path]] = set()
 
     async def check(self, server: ServerName, reach: StdioSettings, environment: Mapping[str, str]) -> str | None:
-        """The file to execute where that one was checked; None for whichever the system finds.
+        """The file to execute, if it was checked; None to let the system find it.
 
         Raises:
-            ConnectFailed: it is not what its entry says, or everybody can write to it and it may not be started so.
+            ConnectFailed: a digest differs, or everybody can write to it and that is not allowed.
         """
         program = program_of(reach, environment)
         self._look_at_rights(server, reach, program)
@@ -74,7 +74,7 @@ def _refused(reach: StdioSettings, why: str) -> ConnectFailed:
 
 
 def program_of(reach: StdioSettings, environment: Mapping[str, str]) -> Path | None:
-    """The file that a command means, seen from where its process starts; None if there is none."""
+    """The file that a command means, seen from its working directory; None if there is none."""
     command = reach.command
     if Path(command).name != command:
         file = Path(reach.cwd or ".", command).absolute()
@@ -84,9 +84,9 @@ def program_of(reach: StdioSettings, environment: Mapping[str, str]) -> Path | N
 
 
 def open_paths(reach: StdioSettings, program: Path | None) -> list[Path]:
-    """Of the folder in which a server starts, its program and the folder of that: what everybody can write to."""
+    """Which of the working directory, the program and its folder everybody can write to."""
     if sys.platform == "win32":
-        return []  # rights are not told by modes there
+        return []  # modes say nothing about permissions there
     paths = [] if reach.cwd is None else [Path(reach.cwd)]
     if program is not None:
         file = program.resolve()
@@ -98,17 +98,17 @@ def _is_open(path: Path) -> bool:
     try:
         return bool(path.stat().st_mode & stat.S_IWOTH)
     except OSError:
-        return False  # that it is not there is told otherwise
+        return False  # a missing file is reported elsewhere
 
 
 # -- digests -----------------------------------------------------------------------------------------------------------
 
 
 def check_digests(reach: StdioSettings, program: Path) -> None:
-    """Accept what has the digests that its entry says; reads whole files, and so not for the loop.
+    """Check the pinned digests. Reads whole files, so do not call it on the loop.
 
     Raises:
-        ConnectFailed: something has another one, which is named.
+        ConnectFailed: a digest differs; the message names the file.
     """
     for what, wanted in reach.sha256.items():
         if what == PIN_ARGV:
@@ -121,7 +121,7 @@ def check_digests(reach: StdioSettings, program: Path) -> None:
 
 
 def digest_of_words(words: Sequence[str]) -> str:
-    """Of a command and its arguments, variables replaced: SHA-256 of the JSON array of them, without blanks."""
+    """SHA-256 of the JSON array of a command and its arguments, without blanks, variables replaced."""
     text = json.dumps(list(words), ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -129,7 +129,7 @@ def digest_of_words(words: Sequence[str]) -> str:
 def _digest_of(file: Path, reach: StdioSettings) -> str:
     try:
         known_by = file.stat()
-        # The clock of a file system ticks: one that has just been changed may be so again and look the same.
+        # File system clocks are coarse: a file changed just now may change again and look the same.
         is_settled = time.time_ns() - known_by.st_ctime_ns > SETTLED_NANOSECONDS
         return _kept_digest(file, _identity(known_by)) if is_settled else _digest(file)
     except OSError as error:
@@ -137,7 +137,7 @@ def _digest_of(file: Path, reach: StdioSettings) -> str:
 
 
 def _identity(file: os.stat_result) -> _Identity:
-    """What changes with a file: nobody but the system sets its last one."""
+    """What changes with a file; only the system can set the last one."""
     return file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns, file.st_ctime_ns
 
 

@@ -1,7 +1,7 @@
-"""Keeps one server up: connects, lists, watches, tries again when it is lost, and publishes how it stands.
+"""Keeps one server connected: connects, lists, watches, retries when the link is lost, and publishes its status.
 
-What a server does costs only its own tools, because each has a keeper of its own. The keeper decides when there is
-a link; the lane decides what goes on it. Kept by the supervisor.
+Each server has its own reconnector, so that its trouble affects only its own tools. The reconnector decides when there
+is a link; the server queue decides what is sent on it. Owned by the supervisor.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from isthmus.wire.mcp.lists import TOOLS
 
 
 class ToolGuard:
-    """One such link, and its tools as they were listed on it last; none as long as nobody minds how they look."""
+    """Checks calls on a link beside the shared one: its tools may differ from what callers were shown."""
 
     def __init__(self, link: BaseLink, review: Review, shown: Callable[[], Listing]) -> None:
         self._link = link
@@ -53,7 +53,7 @@ class ToolGuard:
         self._tools: dict[str, Tool] = {}
 
     async def look(self) -> None:
-        """Read its tools. Raises `Fault` if it does not list them."""
+        """Read the link's tools, if changed tools are withheld. Raises `Fault`."""
         if self._review.withholds(self._link.server):
             read = await self._link.list_features({"tools"}, client_caps=self._link.client_caps)
             tools = sharing(read, self._shown()).tools
@@ -61,13 +61,13 @@ class ToolGuard:
             self._tools = {tool.name: tool for tool in tools}
 
     def may_send(self, inflight: InFlight) -> bool:
-        """Whether a call may go on the link; what is not listed there is left to the server."""
+        """Whether a call may be sent; tools that are not listed on the link are left to the server."""
         tool = self._tools.get(inflight.name) if inflight.call.kind == "tool" else None
         return tool is None or self._review.passes_apart(tool, self._link.client_caps)
 
 
 def is_visible_now(hub: Hub, inflight: InFlight) -> bool:
-    """Whether the caller of a tool is shown it, as things stand now: for calls that waited on the keeper's own link."""
+    """Whether the caller still sees the tool: for calls that waited on the shared link."""
     call = inflight.call
     if call.kind != "tool" or not hub.review.withholds(inflight.target.feature.server):
         return True
@@ -77,56 +77,53 @@ def is_visible_now(hub: Hub, inflight: InFlight) -> bool:
 log = structlog.get_logger(__name__)
 
 Connect: TypeAlias = Callable[[ServerSettings, Carrier, Subject | None], Awaitable[BaseLink]]
-"""Makes a link that has not been greeted yet, by this carrier if the address leaves a choice, in everybody's name or in
-one caller's.
-
-Raises `ConnectFailed`."""
+"""Makes a link without the handshake, over this transport, for everybody or for one caller. Raises `ConnectFailed`."""
 
 PING_SECONDS = 30.0
-"""A link without calls is asked this often whether the server is still there."""
+"""How often a link without calls is pinged."""
 
 REFRESH_SECONDS = 60.0
-"""A list this old is asked for anew, unless its server says how long it holds: many servers change their tools
-and cannot say so."""
+"""A list is read again after this long, unless its server says how long it is valid: many servers change their tools
+without a notification."""
 
 REFRESH_SECONDS_MAX = 3600.0
-"""No server's word on how long its lists hold is taken for longer."""
+"""The longest validity of a list that is accepted from a server."""
 
 PONG_SECONDS = 10.0
 HEALTHY_SECONDS = 10.0
-"""A link that lived this long, or answered a call, was well: its loss starts the pauses anew."""
+"""A link that lived this long, or answered a call, was healthy: the retry pauses start again."""
 
 LINE_LENGTH_MAX = 500
-"""How much of a line that a server logged the operator is shown."""
+"""How much of a server's log line the operator sees."""
 
 HEARING_SECONDS = 0.25
-"""How long a server may take to say that it tells of changes before it is listed: longer delays its first list."""
+"""How long the first listing waits for the acknowledgement of the subscription."""
 
 FORBIDDEN = (401, 403)
 
 LOGIN_SECONDS = 300.0
-"""How often it is looked whether a server that wants a login has changed its mind."""
+"""How often a server that wants a login is tried again."""
 
 LOGIN_LOOK_SECONDS = 2.0
-"""How soon after that somebody who calls it has it looked at once more: a login may be elsewhere, and nobody's here."""
+"""How soon a call causes another try: the login may have happened in another process."""
 
 UNAUTHORIZED = 401
 
 RECALLED = "it is starting; what it listed last is shown, and calls wait for it"
 
 LOOK_AGAIN_SECONDS = 1.0
-"""A server that works and does not answer is doubted at most this often."""
+"""A busy server that does not respond is pinged at most this often."""
 
 
 class Reconnector:
-    """Keeps one server: connect, greet, list, watch, and again when it is lost.
+    """Keeps one server: connect, initialize, list, watch, and again when it is lost.
 
-    `is_hidden` keeps it to itself: one that is to take another's place, until it does, and one that has lost it.
-    `tried` ends when its first attempt has.
+    While `is_hidden` nothing is published: a successor before it takes over, and a predecessor afterwards. `tried` ends
+    with the first attempt.
     """
 
     absent: ServerState = "retrying"
-    """How a server stands that was lost."""
+    """The state of a server whose link was lost."""
 
     def __init__(
         self,
@@ -137,7 +134,7 @@ class Reconnector:
         connect: Connect,
         lists: ListCache | None = None,
     ) -> None:
-        """Without `lists` nothing is known of a server before it answers, and nothing is remembered."""
+        """Without `lists`, nothing is known of a server before it responds, and nothing is stored."""
         self.server_queue = server_queue
         self.settings = settings
         self.is_hidden = False
@@ -169,16 +166,16 @@ class Reconnector:
         self._schedule = RelistSchedule()
         self._is_doubtful = False
         self._due = 0.0
-        """When the lists are to be asked for again."""
+        """When the lists are read again."""
         self._news: asyncio.Future[None] | None = None
         self._is_unauthorized = False
-        """The server takes nobody who has not logged in."""
+        """The server rejects everybody without a login."""
         self._login: asyncio.Future[None] | None = None
-        """Ends when somebody has."""
+        """Ends after a login."""
         self._unauthorized_at = 0.0
 
     async def run(self) -> None:
-        """Keep the server up until cancelled, or until it is lost while it is leaving."""
+        """Run until cancelled, or until the link is lost while leaving."""
         unwatch = self._hub.levels.watch(self._log_level_sync.changed)
         try:
             await self._load_cached()
@@ -196,7 +193,7 @@ class Reconnector:
                 await self._pool.aclose()
 
     async def _load_cached(self) -> None:
-        """Show what the server listed last until it has answered, and let calls wait for it meanwhile."""
+        """Publish the cached lists until the server responds, and let calls wait meanwhile."""
         known = None if self._lists is None or self.is_hidden else await self._lists.recall(self.settings)
         if known is None:
             return
@@ -213,13 +210,13 @@ class Reconnector:
             self._lists.keep(self.settings, self._listing, link.abilities())
 
     def _stop_holding(self) -> None:
-        """The first attempt has ended: calls are sent, or told why not, from now on."""
+        """The first attempt has ended: waiting calls are sent or fail."""
         if self._holds_calls:
             self._holds_calls = False
             self.server_queue.end_grace()
 
     def _make_pool(self) -> LinkPool | None:
-        """Links that not everybody shares; None if the server can have no other than its one."""
+        """The pool for links that are not shared; None if the server can have only one link."""
         pool = LinkPool(
             self.settings, self._background, self._connect_initialized, self._on_server_log, self._subscription_sync
         )
@@ -228,28 +225,28 @@ class Reconnector:
         return pool
 
     def show(self, *, is_awaited: bool = False) -> None:
-        """Take the place of whoever kept the server before, or be the first; see `Hub.open_server_queue`."""
+        """Publish the server, in place of a predecessor if there is one; see `Hub.open_server_queue`."""
         self.is_hidden = False
         self._hub.open_server_queue(self.server_queue, self.server_status, is_awaited=is_awaited, learner=self)
         self._hub.subscriptions.attach(self.settings.name, self._announcer(), self._pool)
         self._resubscribe()
 
     def inherit(self, before: Reconnector) -> None:
-        """Be ready for the callers of whoever keeps the server now."""
+        """Prepare the lists for the predecessor's callers."""
         self._lists_by_capability.inherit(before._lists_by_capability)
 
     @property
     def initialize_result(self) -> msgspec.Raw | None:
-        """What the server said when it was greeted, as the result of `initialize`, where its link keeps that."""
+        """The server's `initialize` result, if its link stores it."""
         return None if self._link is None else self._link.initialize_result
 
     async def ready(self, within: float) -> None:
-        """Wait until its first attempt has ended, and a moment for what it lists to single callers."""
+        """Wait for the first attempt, and a moment for the lists by capability."""
         await asyncio.wait({self.tried}, timeout=within)
         await self._lists_by_capability.known(self._hub.limits.listing_seconds)
 
     def adjust(self, settings: ServerSettings) -> None:
-        """Take settings that ask for nothing to be started anew."""
+        """Apply settings that need no new link."""
         self.settings = settings
         self.server_queue.adjust(settings.max_calls, settings.max_queued, settings.timeout)
         if self._pool is not None:
@@ -257,7 +254,7 @@ class Reconnector:
         self._publish_status(rules=settings.rules)
 
     def crashed(self, error: BaseException) -> None:
-        """A defect in the keeper itself: say so instead of looking merely slow."""
+        """A defect in the reconnector: report it instead of looking slow."""
         self._stop_holding()
         self.server_queue.detach("a defect in the hub stopped it; see the log", is_failure=True)
         self._publish_status(
@@ -265,7 +262,7 @@ class Reconnector:
         )
 
     def leave(self) -> None:
-        """Tell who still waits that the hub goes; the link is closed when `run` is cancelled."""
+        """Fail waiting calls because the hub stops; the link is closed when `run` is cancelled."""
         self.is_leaving = True
         self.server_queue.detach("the hub is shutting down", is_failure=False)
         self.server_queue.grace = 0.0
@@ -273,7 +270,7 @@ class Reconnector:
     # -- servers that want a login ---------------------------------------------------------------------------------
 
     async def _await_login(self) -> None:
-        """Leave the server alone until it is shown something else, or somebody wants it all the same."""
+        """Pause until the credentials change, or a call wants the server."""
         loop = asyncio.get_running_loop()
         self._login, self._unauthorized_at = loop.create_future(), loop.time()
         self.server_queue.on_wanted = self._retry_login
@@ -284,14 +281,14 @@ class Reconnector:
             self._login = None
 
     def _retry_login(self) -> None:
-        """Somebody calls: a person may have logged in elsewhere meanwhile, of which nobody here would hear."""
+        """A call came: try again, a person may have logged in elsewhere."""
         if asyncio.get_running_loop().time() - self._unauthorized_at >= LOGIN_LOOK_SECONDS:
             self.renew()
 
     def renew(self, subject: Subject | None = None) -> None:
-        """The server is shown something else from now on, or nothing any more: see what it says to that.
+        """The credentials changed or were removed: check what the server says to that.
 
-        With a `subject` that is so only when it is called in that caller's own name.
+        With a `subject`, only the credentials of that caller changed.
         """
         if subject is not None:
             if self._pool is not None:
@@ -302,7 +299,7 @@ class Reconnector:
             self._note_doubt()
 
     def _is_login_wanted(self, failed: Exception, link: BaseLink | None) -> bool:
-        """Whether only another login can help; a token that has only grown old is renewed by itself."""
+        """Whether only a new login can help; an expired token is refreshed by itself."""
         if isinstance(self.settings.reach, TargetHttpSettings):
             return False
         if isinstance(failed, ConnectFailed) and failed.wants_login:
@@ -313,7 +310,7 @@ class Reconnector:
     # -- one life of a link ----------------------------------------------------------------------------------------
 
     async def _attempt(self) -> None:
-        """Connect and watch until the link is lost, by whichever carrier the server speaks."""
+        """Connect and watch until the link is lost, over the transport that the server speaks."""
         refusals: list[str] = []
         for carrier in self._carriers():
             try:
@@ -326,7 +323,7 @@ class Reconnector:
         self._give_up("; ".join(refusals), None)
 
     def _carriers(self) -> Sequence[Carrier]:
-        """What to try: what worked before, what is configured, or both in turn."""
+        """Transports to try: the one that worked, the configured one, or both in turn."""
         reach = self.settings.reach
         if not isinstance(reach, HttpSettings):
             return ("auto",)
@@ -337,7 +334,7 @@ class Reconnector:
         return ("http", "sse") if reach.carrier == "auto" else (reach.carrier,)
 
     async def _attempt_by(self, carrier: Carrier) -> None:
-        """Raises `WrongCarrier` if the server speaks another."""
+        """Raises `WrongCarrier` if the server speaks another transport."""
         try:
             link = await self._connect(self.settings, carrier, None)
         except WrongCarrier:
@@ -347,7 +344,7 @@ class Reconnector:
             self._give_up(str(failed), None, failed.login)
             return
         link.is_persistent = self.settings.isolation != "call"
-        # Heard before the calls on the link end, so that a lost link counts as one failure and not as many.
+        # Set before the calls on the link end, so that a lost link counts as one failure.
         link.on_lost = lambda reason: self._give_up(link.redact(reason), link.last_output)
         try:
             await self._run_link(link, carrier)
@@ -382,25 +379,25 @@ class Reconnector:
                 self._backoff.reset()
 
     async def _reviewed(self, link: BaseLink, listing: Listing) -> Listing:
-        """What was listed, once it was looked at, which may take a while. Raises `NotConnected` if the link is lost."""
+        """Review a listing, which may take a while. Raises `NotConnected` if the link is lost meanwhile."""
         await self._hub.review.prepare(listing.everything())
         if link.lost.done():
             raise NotConnected(link.server, link.lost.result())
         if listing.is_unlisted and self._hub.review.withholds(self.settings.name):
-            # Where changed tools are withheld, a server must not get round that by no longer listing them.
+            # Where changed tools are withheld, a server must not evade that by no longer listing them.
             words = f"it has no {TOOLS.method}: declare its tools in the configuration, so that they can be approved"
             raise ServerError(link.server, METHOD_NOT_FOUND, words)
         return listing
 
     async def _recheck(self, link: BaseLink) -> None:
-        """Look at the tools of a server that forgot its session, before anything is called in the next one."""
+        """Review the tools of a server that lost its session, before any call in the new one."""
         if self._hub.review.withholds(self.settings.name):
             self._listing = await self._reviewed(link, await link.list_features({"tools"}, self._listing))
             self._publish_status(**self._offer())
 
     def _use_link(self, link: BaseLink) -> None:
-        """Let calls go on a link that has been greeted and listed, and say so."""
-        if not link.can_ask:  # what some were listed was by a server that is not as it was
+        """Publish a listed link as ready and let calls be sent on it."""
+        if not link.can_ask:  # such lists came from an earlier state of the server
             self._lists_by_capability.forget()
         self._link = link
         gone = {tool.name for tool in self.server_status.tools} - {tool.name for tool in self._listing.tools}
@@ -415,10 +412,10 @@ class Reconnector:
             is_recalled=False,
             **self._offer(),
         )
-        self.server_queue.refuse_tools(gone)  # calls may have waited for what it listed in an earlier run
+        self.server_queue.refuse_tools(gone)  # calls may have waited for cached tools that no longer exist
         self._stop_holding()
         self._cache_lists(link)
-        self._attach(link)  # not before: calls that waited may be for tools that are withheld now
+        self._attach(link)  # last: waiting calls may be for tools that are withheld now
         self._open_by_capability(link)
         self._log_ready(link)
         self._log_level_sync.attend(link)
@@ -429,9 +426,10 @@ class Reconnector:
         log.info("server ready", server=link.server, tools=len(self._listing.tools), protocol=link.dialect.version)
 
     def _check_loop(self, link: BaseLink) -> None:
-        """A hub that leads back to this one would list what is listed here for ever, under longer and longer names.
+        """Refuse a hub that leads back to this one.
 
-        Nothing of it stays listed: else two hubs that found out together would each wait for the other.
+        It would list our tools for ever, under longer and longer names. Its lists are removed at once: otherwise two
+        hubs that detect the loop together would wait for each other.
         """
         if (why := find_loop(link.hubs, self._hub.id)) is not None:
             self._listing = Listing()
@@ -440,9 +438,9 @@ class Reconnector:
             raise ConnectFailed(why)
 
     async def _listen_first(self, link: BaseLink) -> None:
-        """Hear of changes before anything is listed: of one between the two nobody would be told.
+        """Subscribe to changes before listing, so that no change in between is missed.
 
-        A server that does not say in a moment that it tells is listed all the same, and again once it does.
+        A server that does not acknowledge in a moment is listed all the same, and again once it does.
         """
         self._schedule.clear()
         link.recheck, link.may_send = partial(self._recheck, link), partial(is_visible_now, self._hub)
@@ -472,13 +470,13 @@ class Reconnector:
             self._hub.subscriptions.attach(link.server, self._announcer(), self._pool)
 
     def _announcer(self) -> SubscriptionLink | None:
-        """Who is asked to tell of resources for everybody."""
+        """The link for everybody's subscriptions."""
         if self._link is None or self._pool is None or not self._pool.shares_subscriptions:
             return self._link
         return AllLinks(self._link, self._pool)
 
     def _divide(self, link: BaseLink, pool: LinkPool) -> Link:
-        """What carries calls, of those who can be asked nothing at least, where there may be other links beside."""
+        """What carries calls of clients without capabilities: the shared link or the pool."""
         is_shared = self.settings.isolation == "shared" and not self.settings.credentials.is_divided
         carried_by: Link = link if is_shared else pool
         pool.differs_by_client = link.dialect.era == "legacy" and link.can_ask
@@ -489,27 +487,27 @@ class Reconnector:
         return carried_by
 
     def share_link(self) -> None:
-        """Let every call go on the keeper's own link from now on, whatever its caller can be asked."""
+        """Send every call on the shared link, whatever the client's capabilities."""
         if self._link is not None and self._pool is not None:
             self._link.can_ask = False
             self._divide(self._link, self._pool)
 
     def _known_era(self) -> Era:
-        """The configured era, or what the last attempt taught."""
+        """The configured era, or the one found by the last attempt."""
         configured = self.settings.reach.era
         return self._era if configured == "auto" else configured
 
     def _failure_reason(self, link: BaseLink, failed: Exception) -> str:
-        """Words for a failed attempt; if it died of the probe, the next one does without."""
+        """The reason of a failed attempt; if the probe killed the server, the next attempt skips it."""
         self._era = "legacy" if link.is_probing and link.lost.done() else "auto"
         return link.lost.result() if link.lost.done() else str(getattr(failed, "why", failed))
 
     # -- links for single callers ----------------------------------------------------------------------------------
 
     async def _connect_initialized(self, client_caps: ClientCapabilities, subject: Subject | None = None) -> BaseLink:
-        """A link beside the keeper's own, to the same server in the same way, for those who can be asked this.
+        """A further link to the same server, for clients with these capabilities.
 
-        With a `subject` it is made in that caller's own name.
+        With a `subject` it uses that caller's own credentials.
         """
         link = await self._connect(self.settings, self._carrier or "auto", subject)
         link.client_caps = client_caps
@@ -520,7 +518,7 @@ class Reconnector:
             await self._log_level_sync.prepare(link)
         except (Fault, ConnectFailed) as failed:
             await link.aclose()
-            # The server may have repeated what it was shown.
+            # The server may have repeated the credentials.
             raise ConnectFailed(link.redact(str(getattr(failed, "why", failed)))) from failed
         except BaseException:
             await link.aclose()
@@ -528,7 +526,7 @@ class Reconnector:
         return link
 
     async def _guard_tools(self, link: BaseLink) -> None:
-        """See that nothing is called on a link beside the keeper's own that looks otherwise there than it is shown."""
+        """Check the calls on a further link against what its callers were shown."""
         guard = ToolGuard(link, self._hub.review, lambda: self._listing)
         link.recheck, link.may_send = guard.look, guard.may_send
         await guard.look()
@@ -550,7 +548,10 @@ class Reconnector:
 
     @asynccontextmanager
     async def _link_for_listing(self, caller: Caller, client_caps: ClientCapabilities) -> AsyncIterator[BaseLink]:
-        """A modern server is told with every request in whose name it is; an earlier one when it is greeted."""
+        """A modern server gets the capabilities with every request.
+
+        A legacy one in the handshake, on a link of its own.
+        """
         link = self._link
         if link is None:
             raise NotConnected(self.settings.name, "it cannot be asked now")
@@ -563,7 +564,7 @@ class Reconnector:
     # -- watching --------------------------------------------------------------------------------------------------
 
     async def _watch(self, link: BaseLink) -> None:
-        """Follow changes, ping a link that is idle or in doubt, and refresh old lists, until it is lost."""
+        """Relist after changes, ping a doubtful or idle link, and refresh old lists, until the link is lost."""
         loop = asyncio.get_running_loop()
         while not link.lost.done():
             news = self._news = loop.create_future()
@@ -575,7 +576,7 @@ class Reconnector:
                 await self._idle(link, news)
 
     async def _idle(self, link: BaseLink, news: asyncio.Future[Any]) -> None:
-        """Wait until there is something to do."""
+        """Wait until there is work."""
         loop = asyncio.get_running_loop()
         pause = self._schedule.wait(loop.time())
         patience = max(0.0, min(PING_SECONDS, self._due - loop.time()))
@@ -593,13 +594,13 @@ class Reconnector:
             self._is_doubtful |= not self.server_queue.running
 
     def _is_at_hand(self, client_caps: ClientCapabilities) -> bool:
-        """Whether it costs no link of its own to read what callers of this profile are listed."""
+        """Whether lists for these capabilities can be read without a new link."""
         if self._link is None:
             return False
         return self._link.dialect.era == "modern" or (self._pool is not None and self._pool.has(client_caps))
 
     def _plan_refresh(self) -> None:
-        """Lists are asked for anew when the first of them goes stale by its server's own word, or in a minute."""
+        """Plan the next listing: when the first list expires, or after the usual time."""
         abilities = frozenset() if self._link is None else self._link.abilities()
         known, usual = self._listing.ttl_seconds, self._refresh_seconds()
         holds = [known.get(topic, usual) for topic in TOPICS if topic in abilities]
@@ -607,24 +608,24 @@ class Reconnector:
         self._due = asyncio.get_running_loop().time() + seconds
 
     def _refresh_seconds(self) -> float:
-        """How old a list may be of which its server does not say how long it holds."""
+        """How long a list is used whose server does not say how long it is valid."""
         return REFRESH_SECONDS
 
     def _note_change(self, topic: Topic) -> None:
-        """The server announced a change: list again, once, however often it says so."""
+        """The server announced a change: list once, however often it repeats that."""
         self._lists_by_capability.changed((topic,))
         if self._schedule.announce((topic,)):
             self._wake()
 
     def _note_change_for(self, client_caps: ClientCapabilities, topic: Topic) -> None:
-        """The same, on a link that not everybody shares: of who can be asked nothing, whose list is everybody's."""
+        """A change was announced on a link that is not shared."""
         if client_caps:
             self._lists_by_capability.changed((topic,), client_caps)
         else:
             self._note_change(topic)
 
     def _renewed(self) -> None:
-        """The server forgot what it was asked: ask again."""
+        """The server lost its session: repeat subscriptions and log level."""
         self._schedule.announce(TOPICS)
         self._lists_by_capability.changed(TOPICS)
         if self._link is not None:
@@ -634,7 +635,7 @@ class Reconnector:
         self._wake()
 
     def _note_doubt(self) -> None:
-        """A request found nobody: see whether the server is still there, instead of letting every call find out."""
+        """A request failed to reach the server: ping it, instead of letting every call find out."""
         self._is_doubtful = True
         self._wake()
 
@@ -647,13 +648,13 @@ class Reconnector:
         try:
             await link.ping(PONG_SECONDS)
         except Fault as silent:
-            # One that works may be too busy to answer, or has stopped listening and finishes what it has.
+            # A busy server may be too slow to respond, or only finishes its work.
             if not self.server_queue.running:
                 raise _gone(silent) from silent
             await asyncio.wait({link.lost}, timeout=LOOK_AGAIN_SECONDS)
 
     async def _relist(self, link: BaseLink, due: Mapping[Topic, bool]) -> None:
-        """List again what is `due`, which says whether it was announced: one list at a time."""
+        """List again what is `due`; the values say whether the change was announced."""
         before = self._listing
         weary = {topic for topic, is_announced in due.items() if is_announced}
         try:
@@ -662,7 +663,7 @@ class Reconnector:
                 self._check_loop(link)
             self._listing = await self._reviewed(link, await link.list_features({*due}, self._listing))
         except Fault as failed:
-            # A list that it cannot give now is no reason to take the calls from it that it works on.
+            # A failed listing is no reason to drop running calls.
             weary = {*due}
             log.warning("server announced a change and gave no list", server=link.server, reason=str(failed))
             if not isinstance(failed, BadReply | ServerError):
@@ -672,7 +673,7 @@ class Reconnector:
             self._publish_status(state="ready", reason=None, **self._offer())
             self._cache_lists(link)
             if self._listing != before:
-                self._lists_by_capability.doubt({*due} - weary)  # which nobody has announced to anybody
+                self._lists_by_capability.doubt({*due} - weary)  # unannounced changes may exist for all capabilities
         self._plan_refresh()
         self._schedule.rest(weary, asyncio.get_running_loop().time())
 
@@ -683,14 +684,14 @@ class Reconnector:
             self._subscription_sync.resume(self._link)
 
     def _on_gap(self) -> None:
-        """The server told something that nobody heard: look at everything that it may have told of."""
+        """Notifications may have been missed: relist, and notify subscribers."""
         self._schedule.announce(TOPICS)
         self._lists_by_capability.changed(TOPICS)
         self._subscription_sync.gap()
         self._wake()
 
     def _on_server_log(self, line: LogMessage) -> None:
-        """The server logged what belongs to no call, or to several: the operator can read it."""
+        """A log line that belongs to no call, or to several: store it for the operator."""
         text = self.settings.redact(bytes(line.members["data"]).decode("utf-8", "replace"))
         text = text if self._link is None else self._link.redact(text)
         self.server_queue.add_log_line(ServerLogLine(time.time(), line.level, text[:LINE_LENGTH_MAX]))
@@ -698,7 +699,7 @@ class Reconnector:
     # -- telling ---------------------------------------------------------------------------------------------------
 
     def _give_up(self, reason: str, last_output: str | None, login: str | None = None) -> None:
-        """There is no link, or none any more: calls and listings hear why, and the log, unless it is no news."""
+        """There is no link, or no longer: publish the reason to calls, listings and the log."""
         reason = self.settings.reason(reason)
         detail = None if last_output is None else self.settings.redact(last_output)
         if reason != self.server_status.reason:
@@ -712,7 +713,7 @@ class Reconnector:
         self._publish_status(state=state, reason=reason, detail=detail, is_settled=True, is_recalled=False)
 
     def _offer(self) -> dict[str, object]:
-        """What the last listing changes in the server's standing."""
+        """The status fields that follow from the last listing."""
         listing = self._listing
         abilities = self.server_status.abilities if self._link is None else self._link.abilities()
         hubs = {} if self._link is None else self._link.hubs
@@ -737,7 +738,7 @@ class Reconnector:
 
 
 class AllLinks:
-    """An announcer for who follows something for everybody: the common link, and those of the pool."""
+    """The subscriptions of everybody: on the shared link and all links of the pool."""
 
     def __init__(self, link: BaseLink, pool: LinkPool) -> None:
         self._link = link
@@ -755,7 +756,7 @@ class AllLinks:
 
 
 def _is_answer(failed: Exception) -> bool:
-    """Whether somebody was there and answered, if not as was hoped; who wants other credentials is no stranger."""
+    """Whether the peer responded, though not as hoped; a demand for other credentials does not count."""
     if isinstance(failed, NotConnected):
         return failed.status not in (None, *FORBIDDEN)
     return isinstance(failed, BadReply | ServerError | ConnectFailed)

@@ -1,7 +1,7 @@
-"""What a server says went wrong, without what it was shown to let the hub in: it may repeat that to anybody.
+"""Removes the hub's credentials from a server's error messages: a server may repeat what it was sent.
 
-Only failures are looked through, which are rare, for the very texts that the link showed (`BaseLink.redact`). What a tool
-returns is its own affair. Called by links and by who waits for their answers.
+Only failures are searched, which are rare, for the texts that the link sent (`BaseLink.redact`). Results of tools are
+not changed. Called by links and waiters.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from isthmus.core.calls.inflight import InFlight
 from isthmus.wire.jsonrpc import ErrorReply
 
 Redact: TypeAlias = Callable[[str], str]
-"""Takes secrets out of a text."""
+"""Removes secrets from a text."""
 
 KEY_LENGTH_MIN = 16
-"""In names of members shorter secrets are left alone: one may be an ordinary word, and the answer could not be read."""
+"""Shorter secrets are kept in member names: one may be an ordinary word, and the response would become unreadable."""
 
 RESULT_LENGTH_MIN = 8
-"""The same of texts in a result, of which some are words of the protocol."""
+"""The same for texts in a result, some of which are words of the protocol."""
 
 STRINGS_MAX = 4096
-"""Texts of one failure that are looked at one by one; a server may answer with millions, and nobody else is served
-meanwhile. Of more than that, the whole is left out if what is to be hidden can be seen in it."""
+"""Texts of one failure that are checked one by one; a server may send millions. If there are more and a secret is
+visible, the whole is replaced."""
 
 MARK = "***"
-"""What stands in the place of a secret."""
+"""Replaces a secret."""
 
 REDACTED = msgspec.Raw(b'"***"')
 REDACTED_RESULT = msgspec.Raw(b'{"content":[{"type":"text","text":"***"}],"isError":true}')
@@ -40,14 +40,14 @@ _STRING = re.compile(rb'("(?:[^"\\]|\\.)*")(\s*:)?', re.DOTALL)
 
 @runtime_checkable
 class Redacting(Protocol):
-    """A link, or several, that know what their server was shown."""
+    """A link, or a pool of links, that knows its credentials."""
 
     def redactor_for(self, inflight: InFlight) -> Redact:
-        """What takes that out of a text which answers a call."""
+        """The redaction for the response to a call."""
 
 
 def redact_error(reply: ErrorReply, redact: Redact) -> ErrorReply:
-    """A server's error without what it was shown."""
+    """A server's error without the credentials."""
     if redact is str:
         return reply
     data = None if reply.data is None else redact_json(reply.data, redact)
@@ -55,20 +55,20 @@ def redact_error(reply: ErrorReply, redact: Redact) -> ErrorReply:
 
 
 def redact_result(payload: msgspec.Raw, redact: Redact) -> msgspec.Raw:
-    """A result that tells of a failure, without what the server was shown."""
+    """An error result without the credentials."""
     return redact_json(payload, redact, RESULT_LENGTH_MIN, REDACTED_RESULT)
 
 
 def redact_json(
     payload: msgspec.Raw, redact: Redact, shortest: int = 0, instead: msgspec.Raw = REDACTED
 ) -> msgspec.Raw:
-    """JSON without what a server was shown, byte for byte the same elsewhere; texts below `shortest` are left alone."""
+    """JSON without the credentials, otherwise byte for byte the same; texts shorter than `shortest` are kept."""
     if redact is str:
         return payload
     raw = bytes(payload)
     text = raw.decode("utf-8", "surrogatepass")
     is_bare, is_crowded = "\\" not in text, raw.count(b'"') > 2 * STRINGS_MAX
-    # Most failures hold no secret; in one without escapes that can be seen at once.
+    # Most failures contain no secret; without escapes that is visible at once.
     if (is_bare or is_crowded) and redact(text) == text:
         return payload
     if is_crowded:

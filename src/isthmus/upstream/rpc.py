@@ -1,8 +1,7 @@
-"""A plain JSON-RPC 2.0 endpoint over HTTP, which knows nothing of MCP: the method is the tool, `params` its arguments.
+"""A link to a plain JSON-RPC 2.0 endpoint over HTTP without MCP: the method is the tool, `params` its arguments.
 
-No handshake, no session, no notification. Its tools are declared by the operator, or learned if it answers
-`tools/list`; if it has no such method, it is unlisted, and callers name its methods. The supervisor owns such links;
-lanes send calls on them.
+No handshake, no session, no notifications. The operator declares its tools, or `tools/list` is tried; without that
+method the server is unlisted, and callers call its methods by name.
 """
 
 from __future__ import annotations
@@ -40,15 +39,15 @@ SPARE_CONNECTIONS = 2
 """Connections beside those for calls: a listing, a ping."""
 
 TURNED_AWAY = (307, 308, 401, 403, 405, 406, 415)
-"""Statuses with which a server says that it did not run the request; the same as with MCP over HTTP."""
+"""Statuses that prove the server did not run the request; the same as for MCP over HTTP."""
 
 NOT_ALLOWED = 405
 NO_METHOD = (404, NOT_ALLOWED, 501)
-"""Statuses with which a server says, without a body, that it does not know a method. With a body that is no JSON-RPC
-they come from somebody who does not know the address."""
+"""Statuses that mean, without a body, that the method is unknown. With a body that is not JSON-RPC, the address itself
+is wrong."""
 
 INVALID = (400, 422)
-"""Statuses with which a server says that its endpoint takes other parameters, which it only does if there is one."""
+"""Statuses of an endpoint that expects other parameters, which proves that there is one."""
 
 _ADVICE = {
     **ADVICE,
@@ -62,12 +61,12 @@ _BY_NAME = ": nothing is listed, and callers that may use all of it call its met
 
 
 class RpcLink(BaseLink):
-    """A server's endpoint, and the requests on their way."""
+    """A server's endpoint, and the pending requests."""
 
     can_ask = False
     carrier = "rpc"
     is_known_endpoint = True
-    """The operator says that JSON-RPC is spoken there, so that an HTTP status alone can mean that it lacks a method."""
+    """The operator says that this is a JSON-RPC endpoint, so an HTTP status alone can mean an unknown method."""
     start_seconds = 20.0
 
     def __init__(
@@ -103,7 +102,7 @@ class RpcLink(BaseLink):
         self._declared = tuple(_described(server, tool) for tool in reach.tools)
         self._inquiries: dict[Waiter, _Post] = {}
         self.caller_request_ids: set[bytes] = set()
-        """Ids of requests on their way, where callers choose them."""
+        """Ids of pending requests, where callers choose them."""
 
     def _new_head(self) -> bytes:
         own = {name.lower(): value for name, value in self._credentials.headers_for(self.server).items()}
@@ -111,7 +110,7 @@ class RpcLink(BaseLink):
         return request_head("POST", self._target, self._origin, {**own, **fixed})
 
     def _present_head(self) -> bytes:
-        """The head of every POST, with what the server is shown now."""
+        """The head of every POST, with the current credentials."""
         if self._generation != self._credentials.generation:
             self._generation = self._credentials.generation
             self._head = self._new_head()
@@ -120,19 +119,19 @@ class RpcLink(BaseLink):
     # -- greeting and listing --------------------------------------------------------------------------------------
 
     async def handshake(self, era: Era) -> None:
-        """There is nothing to say; but see whether somebody is there, unless asking for the tools will show it.
+        """Check that the server is reachable, unless listing its tools will show that.
 
         Raises:
-            Fault: nobody is.
+            Fault: it is not.
         """
         if self._declared:
             await self._knock(self.limits.connect_seconds)
 
     async def ping(self, within: float) -> None:
-        """See whether the server is there, without running any tool of its.
+        """Check that the server is there, without running a tool.
 
-        One whose tools are declared may know no other method, and what it does with an unknown one is its own
-        affair: it is only connected to. Another is asked for its tools.
+        A server with declared tools may know no other method, and might run anything for an unknown one: the hub only
+        connects to it. Others are asked for their tools.
         """
         if self._declared:
             await self._knock(within)
@@ -143,7 +142,7 @@ class RpcLink(BaseLink):
             return
 
     async def _knock(self, within: float) -> None:
-        """Connect, TLS included, and hang up."""
+        """Connect, with TLS, and disconnect."""
         try:
             transport, _ = await self._egress.dial(self._origin, asyncio.Protocol, is_configured=True, within=within)
         except (EgressRefused, DialFailed) as failed:
@@ -151,7 +150,7 @@ class RpcLink(BaseLink):
         transport.close()
 
     def abilities(self) -> frozenset[Ability]:
-        """Tools, and nothing else."""
+        """Only tools."""
         return frozenset(("tools",))
 
     async def list_features(
@@ -160,10 +159,10 @@ class RpcLink(BaseLink):
         known: Listing | None = None,
         client_caps: ClientCapabilities = NO_CAPABILITIES,
     ) -> Listing:
-        """The declared tools, or those that the server tells of; a server without `tools/list` is unlisted.
+        """The declared tools, or the result of `tools/list`; a server without that method is unlisted.
 
         Raises:
-            Fault: it is not there, or gave no usable list.
+            Fault: it is unreachable, or gave no usable list.
         """
         if self._declared:
             return Listing(self._declared)
@@ -202,20 +201,20 @@ class RpcLink(BaseLink):
         return post
 
     def _notify(self, method: str, params: Payload | None) -> None:
-        """Such a server is told nothing."""
+        """Such a server gets no notifications."""
 
     def listen(self) -> None:
-        """Such a server tells nothing."""
+        """Such a server sends no notifications."""
 
     # -- giving up -------------------------------------------------------------------------------------------------
 
     def may_have_run(self, inflight: InFlight) -> bool:
-        """What waits for a connection has not left."""
+        """A request that waits for a connection has not left."""
         post = inflight.carriage
         return not isinstance(post, _Post) or post.ticket is None or post.ticket.may_have_left
 
     def withdraw(self, inflight: InFlight, reason: str) -> None:
-        """Close the connection: there are no words for it."""
+        """Close the connection: JSON-RPC has no cancellation."""
         if isinstance(inflight.carriage, _Post):
             inflight.carriage.abandon()
 
@@ -225,13 +224,13 @@ class RpcLink(BaseLink):
             post.abandon()
 
     async def aclose(self) -> None:
-        """Close every connection; whatever is still on one ends as lost."""
+        """Close every connection; pending requests end as lost."""
         self._lose("closed by the hub")
         await self._client.aclose()
 
 
 class _Post:
-    """One POST and its reply, which is JSON; tells the waiter how it ended."""
+    """One POST and its JSON response; reports the end to the waiter."""
 
     __slots__ = ("_chunks", "_link", "_login", "_size", "_status", "id", "is_over", "ticket", "waiter")
 
@@ -247,7 +246,7 @@ class _Post:
         self._size = 0
 
     def abandon(self) -> None:
-        """Nobody waits any more: close the connection that serves this, unless it is done with it."""
+        """Close the connection of this request, unless the request is done."""
         self._finish()
         if self.ticket is not None:
             self.ticket.abort()
@@ -264,12 +263,12 @@ class _Post:
     # -- the reply, as the client hands it over --------------------------------------------------------------------
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
-        """Take the status; whatever kind of content is announced, only JSON is of use."""
+        """Read the status; the content type is ignored, only JSON is accepted."""
         self._status = status
         self._login = login_url(status, headers)
 
     def on_body(self, chunk: bytes) -> None:
-        """Take a part of the reply."""
+        """Read a part of the body."""
         limit = self._link.limits.reply_bytes
         self._size += len(chunk)
         if self._size <= limit:
@@ -279,12 +278,12 @@ class _Post:
             self.abandon()
 
     def on_end(self) -> None:
-        """The reply is whole."""
+        """The response is complete."""
         if not self.is_over:
             self._read(b"".join(self._chunks))
 
     def on_lost(self, lost_: ConnectionLost) -> None:
-        """The reply never became whole."""
+        """The connection broke."""
         if not self.is_over:
             self._link.on_doubt()
             self._fail(lost(self._link.server, lost_.reason, may_have_left=lost_.may_have_left))
@@ -310,7 +309,7 @@ class _Post:
             self._fail(BadReply(self._link.server, self._complaint(message)))
 
     def _says_no_method(self, body: bytes, message: object) -> bool:
-        """Whether a status alone says that the method is unknown; what the server said in JSON-RPC counts first."""
+        """Whether the status alone means that the method is unknown; a JSON-RPC body takes precedence."""
         if not self._link.is_known_endpoint or isinstance(message, Response):
             return False
         if isinstance(message, ErrorReply):
@@ -331,12 +330,12 @@ def _words(message: object) -> str:
 
 
 class _RpcWaiter(CallWaiter):
-    """A caller's call: whatever the method returned is its result."""
+    """A caller's call: its result is whatever the method returned."""
 
     __slots__ = ()
 
     def result(self, payload: msgspec.Raw) -> None:
-        """End the call with the value as it is; one that says that it is an error is one."""
+        """End the call with the value as it is; a value that says it is an error is one."""
         self._end(untouched_result(payload))
 
 
@@ -350,7 +349,7 @@ def _described(server: ServerName, tool: DeclaredTool) -> Tool:
 
 
 class _Lister:
-    """Asks for the tools as an MCP server is asked, and brings what such a server answers into MCP's shape."""
+    """Lists tools with `tools/list`, and converts what such servers answer to MCP's form."""
 
     def __init__(self, link: RpcLink) -> None:
         self._link = link
@@ -359,16 +358,16 @@ class _Lister:
         self.dialect: McpDialect = link.dialect
 
     async def ask(self, method: str, params: bytes) -> msgspec.Raw:
-        """Ask and wait for the result; raises `Fault`."""
+        """Send a request and wait for the result; raises `Fault`."""
         answer = await self._link.ask(method, params)
-        if untouched_result(answer).is_error:  # as some say that there is no such tool
+        if untouched_result(answer).is_error:  # some answer so if there is no such tool
             raise ServerError(self.server, jsonrpc.METHOD_NOT_FOUND, "it answered with a tool's error")
-        # What is too large for a page is refused by whoever reads it.
+        # The reader refuses what is too large for a page.
         return answer if len(memoryview(answer)) > PAGE_BYTES_MAX else in_mcp_shape(answer)
 
 
 def in_mcp_shape(answer: msgspec.Raw) -> msgspec.Raw:
-    """A list of tools as MCP writes it, of a list of names or a table of tools by name; anything else as it is."""
+    """A tools list in MCP's form, from a list of names or a table by name; anything else unchanged."""
     members = jsonrpc.object_members(answer)
     tools = answer if members is None else members.get("tools")
     raws = None if tools is None else _entries(tools)
@@ -379,7 +378,7 @@ def in_mcp_shape(answer: msgspec.Raw) -> msgspec.Raw:
 
 
 def _entries(tools: msgspec.Raw) -> list[Payload] | None:
-    """The entries of a list, or of a table with their names put in; None if it is neither."""
+    """The entries of a list, or of a table with their names added; None if it is neither."""
     try:
         table = msgspec.json.decode(tools, type=list[msgspec.Raw] | dict[str, msgspec.Raw])
     except msgspec.MsgspecError:
@@ -390,7 +389,7 @@ def _entries(tools: msgspec.Raw) -> list[Payload] | None:
 
 
 def _named(name: str, raw: msgspec.Raw) -> Payload:
-    """An entry of a table by name, whose value describes the tool in full or in words."""
+    """An entry of a table by name, whose value is a definition or a description."""
     members = jsonrpc.object_members(raw)
     if members is None:
         members = {"description": raw} if _is_string(raw) else {}
@@ -406,17 +405,20 @@ def _is_string(raw: Payload) -> bool:
 
 
 class CallerNamedRpcLink(RpcLink):
-    """The endpoint, and the requests on their way."""
+    """A JSON-RPC endpoint at an address that a caller named.
+
+    It is unlisted, and no operator says that it is JSON-RPC: that is checked first.
+    """
 
     is_known_endpoint = False
     places: Sequence[str] = ()
-    """Where else to look for the endpoint, at the same origin, if it is not where the link was made for."""
+    """Other URLs of the same origin to try."""
 
     async def handshake(self, era: Era) -> None:
-        """Find out where JSON-RPC is spoken: any answer to `tools/list` in JSON-RPC shows that.
+        """Find the endpoint: any JSON-RPC response to `tools/list` proves it.
 
         Raises:
-            Fault: it is spoken nowhere.
+            Fault: no address answers so.
         """
         for place in (None, *self.places):
             if place is not None:
@@ -439,5 +441,5 @@ class CallerNamedRpcLink(RpcLink):
         known: Listing | None = None,
         client_caps: ClientCapabilities = NO_CAPABILITIES,
     ) -> Listing:
-        """Nothing: its caller names what it wants."""
+        """Nothing: the caller names the methods."""
         return Listing(is_unlisted=True)

@@ -1,7 +1,7 @@
-"""A server reached over the HTTP+SSE of MCP 2024-11-05: one event stream to us, one POST a message to it.
+"""A link over HTTP+SSE of MCP 2024-11-05: one event stream from the server, one POST per message to it.
 
-The stream's first event names the endpoint that takes the POSTs; answers arrive on the stream, whichever POST asked.
-The earlier era only: nothing newer was ever carried this way. Streamable HTTP is `upstream.streamable_http`.
+The stream's first event names the endpoint for the POSTs; all responses arrive on the stream. This transport exists
+only in the legacy era. For Streamable HTTP see `upstream.streamable_http`.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ SPARE_CONNECTIONS = 8
 ACCEPTED = (200, 201, 202, 204)
 REDIRECTS = (301, 302, 307, 308)
 TURNED_AWAY = (301, 302, 307, 308, 401, 403, 404, 405, 406, 415)
-"""Statuses with which a server says that it did not take the message; without its session (404) it cannot have."""
+"""Statuses that prove the server did not accept the message; without its session (404) it cannot have."""
 
 FORBIDDEN = (401, 403)
 SERVER_TROUBLE = 500
 HOPS_MAX = 3
 
 WORDS_BYTES = 4 * 1024
-"""How much of a refusal is read for the server's own words."""
+"""How much of a refusal is read for the server's error message."""
 
 LINGER_SECONDS = 1.0
-"""How long a POST may stay open after its answer came on the stream, before its connection is taken back."""
+"""How long a POST may stay open after its response came on the stream."""
 
 
 class SseLink(DuplexLink):
-    """One event stream, and the messages on their way to the endpoint that it named."""
+    """One event stream, and the POSTs to the endpoint that it named."""
 
     carrier = "sse"
     start_seconds = 20.0
@@ -88,11 +88,11 @@ class SseLink(DuplexLink):
         )
         self._one_way_posts = OneWayPosts(self._client)
         self.stays = False
-        """As of `StreamableLink`; the endpoint that the stream names is the server's own affair."""
+        """See `StreamableLink.stays`. The endpoint that the stream names may be anywhere within the origin."""
         self.caller_headers = CallerHeaders()
         self._stream: _Stream | None = None
         self._endpoint: str | None = None
-        """Where messages are sent, once it is known."""
+        """Where messages are sent, once known."""
         self._head: bytes | None = None
         """The head of every POST, from then on."""
         self._generation = credentials.generation
@@ -100,19 +100,19 @@ class SseLink(DuplexLink):
     # -- opening ---------------------------------------------------------------------------------------------------
 
     async def handshake(self, era: Era) -> None:
-        """Open the stream, learn the endpoint, and initialize; there is no other era to find out.
+        """Open the stream, read the endpoint, and initialize; there is only one era.
 
         Raises:
-            WrongCarrier: what is there gives no such stream.
-            ConnectFailed: it names another origin's endpoint, or cannot be reached.
-            Fault: it did not answer `initialize`.
+            WrongCarrier: the address gives no such stream.
+            ConnectFailed: the endpoint is at another origin, or cannot be reached.
+            Fault: the server did not answer `initialize`.
         """
         endpoint = await self._open()
         target = same_origin_target(self._origin, self._target, endpoint, "wants its messages sent to")
         self._endpoint = target
         self._head = self._new_head(target)
         await self._initialize()
-        # Many servers refuse what they hear before `initialized`, and another connection may be faster.
+        # Many servers refuse messages before `initialized`, and another connection may be faster.
         await self._one_way_posts.quiet()
 
     async def _open(self) -> str:
@@ -136,7 +136,7 @@ class SseLink(DuplexLink):
             raise WrongCarrier(f"its stream named no endpoint within {self.start_seconds:g} s") from None
 
     def _request_head(self, verb: str, target: str, headers: Mapping[str, str]) -> bytes:
-        """A head with the operator's own headers, of which the protocol's take precedence whatever their case."""
+        """A head with the operator's headers; the protocol's own take precedence, whatever their case."""
         own = {name.lower(): value for name, value in self._credentials.headers_for(self.server).items()}
         return request_head(verb, target, self._origin, {**own, **headers})
 
@@ -144,8 +144,8 @@ class SseLink(DuplexLink):
         return self._request_head("POST", target, {"content-type": "application/json"})
 
     def _present_head(self) -> bytes:
-        """The head of every POST, with what the server is shown now."""
-        assert self._head is not None  # whoever sends has looked
+        """The head of every POST, with the current credentials."""
+        assert self._head is not None  # senders check that first
         assert self._endpoint is not None
         if self._generation != self._credentials.generation:
             self._generation = self._credentials.generation
@@ -153,7 +153,7 @@ class SseLink(DuplexLink):
         return self._head
 
     def listen(self) -> None:
-        """Changes come on the stream that is open."""
+        """Changes arrive on the open stream."""
 
     # -- sending ---------------------------------------------------------------------------------------------------
 
@@ -191,7 +191,7 @@ class SseLink(DuplexLink):
         return self._one_way_posts.has_room()
 
     def undelivered(self, posted: PostedRequest, lost_: ConnectionLost) -> None:
-        """A POST broke before it was accepted; the answer may come all the same, but nobody can know."""
+        """A POST broke before it was accepted. The response may still come, but that is unknown."""
         if self._is_waited_for(posted):
             self.on_doubt()
             posted.waiter.fail(lost(self.server, lost_.reason, may_have_left=lost_.may_have_left))
@@ -227,18 +227,18 @@ class SseLink(DuplexLink):
         return posted
 
     def _own_id(self, id: Payload) -> Payload | None:
-        """The link's own id of the request that has this one on the wire; None if there is no such request."""
+        """Our id of the request with this id on the wire; None if there is no such request."""
         for own, posted in self._pending.items():
             if jsonrpc.same_id(id, posted.wire_id or b"%d" % own):
                 return b"%d" % own
         return None
 
     def spoiled(self, reason: str) -> None:
-        """The stream cannot be read any further."""
+        """The stream is unusable."""
         self._fail(reason)
 
     def ended(self, reason: str) -> None:
-        """The stream is over, and no answer can come any more."""
+        """The stream ended; no more responses can come."""
         self._on_broken(reason)
 
     # -- ending ----------------------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ class SseLink(DuplexLink):
 
 
 class PostedRequest(SentRequest):
-    """One request's POST, whose reply says only whether the message was accepted."""
+    """One request's POST. Its HTTP response only says whether the message was accepted."""
 
     __slots__ = ("_is_over", "_link", "_login", "_status", "_words", "lines", "ticket", "wire_id")
 
@@ -267,7 +267,7 @@ class PostedRequest(SentRequest):
         self._login: str | None = None
         self._words = b""
         self.lines = b""
-        """Headers that only this request has."""
+        """Headers of this request only."""
         self.ticket: Ticket | None = None
         self.wire_id: bytes | None = None
 
@@ -277,22 +277,22 @@ class PostedRequest(SentRequest):
         return self.ticket is not None and self.ticket.may_have_left
 
     def abandon(self) -> None:
-        """Nobody waits any more: nothing more of it is written."""
+        """Stop the POST."""
         if self.ticket is not None:
             self.ticket.abort()
 
     def on_response(self) -> None:
-        """The answer came on the stream, perhaps before the server got to accepting the POST."""
+        """The response came on the stream, perhaps before the server accepted the POST."""
         if not self._is_over and self.ticket is not None:
             asyncio.get_running_loop().call_later(LINGER_SECONDS, self.ticket.abort)
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
-        """Whether the message was accepted."""
+        """Read whether the message was accepted."""
         self._status = status
         self._login = login_url(status, headers)
 
     def on_body(self, chunk: bytes) -> None:
-        """Only a refusal says something here."""
+        """Collect the error message of a refusal."""
         if self._status in ACCEPTED:
             return
         self._words += chunk
@@ -301,21 +301,21 @@ class PostedRequest(SentRequest):
             self.abandon()
 
     def on_end(self) -> None:
-        """Accepted, or not."""
+        """The POST was accepted or refused."""
         self._is_over = True
         if self._status not in ACCEPTED:
             words = _words(self._words) + ADVICE.get(self._status, "")
             self._link.refused(self, self._status, words, self._login)
 
     def on_lost(self, lost_: ConnectionLost) -> None:
-        """What was accepted is not undone by the connection's end."""
+        """The connection broke; an accepted message stays accepted."""
         self._is_over = True
         if self._status not in ACCEPTED:
             self._link.undelivered(self, lost_)
 
 
 class _Stream:
-    """The event stream. `opened` ends with the endpoint that it names, or with where it was moved to."""
+    """The event stream. `opened` ends with the endpoint, or with the location of a redirect."""
 
     def __init__(self, link: SseLink) -> None:
         self._link = link
@@ -331,13 +331,13 @@ class _Stream:
         return self._decoder is not None
 
     def close(self) -> None:
-        """Read no further."""
+        """Stop reading."""
         self._is_over = True
         if self.ticket is not None:
             self.ticket.abort()
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
-        """An event stream, a redirect, or something that is neither."""
+        """Accept an event stream or a redirect, refuse anything else."""
         if status == OK and media_type(headers) == EVENT_STREAM:
             self._decoder = SseDecoder(self._link.limits.reply_bytes)
             return
@@ -350,7 +350,7 @@ class _Stream:
             self.opened.set_exception(_refusal(status, headers))
 
     def on_body(self, chunk: bytes) -> None:
-        """Take what the server tells."""
+        """Handle events."""
         if self._decoder is None:
             return
         for event in self._decoder.feed(chunk):
@@ -395,7 +395,10 @@ class _Stream:
 
 
 def _refusal(status: int, headers: Mapping[str, str]) -> ConnectFailed:
-    """Why an address gives no stream; only what says nothing about credentials or trouble suggests another carrier."""
+    """Why an address gives no stream.
+
+    Another transport is only suggested if the status is not about credentials or trouble.
+    """
     if status in FORBIDDEN or status >= SERVER_TROUBLE:
         failed = ConnectFailed(f"it answered HTTP {status}{ADVICE.get(status, '')}")
         failed.login, failed.status = login_url(status, headers), status

@@ -1,4 +1,4 @@
-"""A server that the hub starts as a child process and speaks to over its standard streams, one line a message."""
+"""A link to a server that the hub starts as a child process; one line per message on its standard streams."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from isthmus.wire.lines import Oversized
 from isthmus.wire.mcp.messages import Implementation
 
 LAST_WORDS_LENGTH = 600
-"""How much of a lost process's standard error the operator is shown: the end of a traceback."""
+"""How much of a lost process's standard error the operator sees: the end of a traceback."""
 
 
 class StdioLink(DuplexLink):
-    """One child process. Many requests share its pipe; answers find their way back by id."""
+    """One child process. Many requests share its pipe; responses are matched by id."""
 
     carrier = "stdio"
     start_seconds = 60.0
@@ -30,7 +30,7 @@ class StdioLink(DuplexLink):
         self._process: ProcessChannel | None = None
 
     async def start(self, reach: StdioSettings, parent: Mapping[str, str], program: str | None = None) -> None:
-        """Start the process, from this file if one was checked. Raises `ConnectFailed` if it cannot be."""
+        """Start the process, from `program` if that file was checked. Raises `ConnectFailed`."""
         try:
             self._process = await ProcessChannel.spawn(
                 [reach.command, *reach.args],
@@ -48,12 +48,12 @@ class StdioLink(DuplexLink):
 
     @property
     def pid(self) -> int | None:
-        """The process, for those who watch it."""
+        """The process id."""
         return None if self._process is None else self._process.pid
 
     @property
     def last_output(self) -> str | None:
-        """The end of what the process said on its standard error."""
+        """The end of the process's standard error."""
         tail = "" if self._process is None else self._process.stderr_tail.strip()
         return tail[-LAST_WORDS_LENGTH:] or None
 

@@ -1,8 +1,8 @@
-"""What a server is asked to tell of, and what it has agreed to: one piece for each era, held by a link.
+"""Subscriptions of one link to a server's resources and lists, one class per era.
 
-An earlier server is asked about each resource by itself (`LegacySubscriptions`); a modern one about all of them at once, with a
-request that stays open and takes the place of the one before (`ModernSubscriptions`). How requests travel is the link's. Who wants
-to hear what, and how many of them, is for `core.watch.subscriptions`.
+A legacy server gets one request per resource (`LegacySubscriptions`). A modern server gets one request for everything,
+which stays open and replaces the one before (`ModernSubscriptions`). The link sends the requests;
+`core.watch.subscriptions` decides which caller gets which update.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ SUBSCRIBE = "resources/subscribe"
 UNSUBSCRIBE = "resources/unsubscribe"
 
 AGREE_SECONDS = 30.0
-"""How long a server may take to agree to tell of a resource."""
+"""How long a server may take to accept a subscription."""
 
 LEAVE_SECONDS = 5.0
-"""How long who comes next waits for a server to say that it tells no more of a resource."""
+"""How long the next subscriber waits for a pending unsubscribe."""
 
 HEARING_SECONDS = 5.0
-"""How long a modern server may take to acknowledge what it is to tell; one that never does is believed then."""
+"""How long a modern server may take to acknowledge a subscription; after that it counts as accepted."""
 
 REFUSALS_MAX = 100
-"""Requests that may be refused in search of the resources for which they are; the rest is then refused with them."""
+"""Refused requests in the search for the refused resources; after that, the rest is refused with them."""
 
 WATCHED_BYTES_MAX = 768 * 1024
-"""What the names of all that one modern server is asked to tell of may come to: many take requests of a megabyte."""
+"""Bytes of all resource names in one modern subscription: many servers accept requests of a megabyte."""
 
 Answer: TypeAlias = "asyncio.Future[Fault | None]"
 
 
 class LegacySubscriptions:
-    """Has an earlier server tell of each resource by itself.
+    """Subscriptions to a legacy server, one request per resource.
 
-    Requests about the same resource go one after the other: a server may take up two of them in any order, and end
-    with what was wanted before. `ask` sends one, `forget` gives up one that is not answered.
+    Requests for the same resource are sent one after the other: a server could handle two of them in any order. `ask`
+    sends one, `forget` drops one that got no response.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class LegacySubscriptions:
         self._under_way: set[str] = set()
 
     async def want(self, uri: str) -> None:
-        """Have the server tell of a resource, also if it was asked already: it may have forgotten. Raises `Fault`."""
+        """Subscribe to a resource, even if subscribed already: the server may have forgotten. Raises `Fault`."""
         answer = self._wanted.get(uri)
         if answer is None or answer.done():
             answer = self._wanted[uri] = asyncio.get_running_loop().create_future()
@@ -71,12 +71,12 @@ class LegacySubscriptions:
         await _raised(answer)
 
     def drop(self, uri: str) -> None:
-        """Have it tell no more."""
+        """Unsubscribe."""
         _give(self._wanted.pop(uri, None), None)
         self._settle(uri)
 
     def _settle(self, uri: str) -> None:
-        """Ask for what is wanted now, if that is something else than what the server does."""
+        """Send a request if the wanted state differs from the server's."""
         if uri in self._under_way:
             return
         if uri in self._wanted and uri not in self._told:
@@ -118,49 +118,49 @@ class LegacySubscriptions:
 
 
 class ModernSubscriptions:
-    """Has a modern server tell of its lists and of all that is watched, by one request at a time that names everything.
+    """Subscriptions to a modern server: one request at a time that names everything.
 
-    `ask` sends such a request; the link says how it went by `acknowledged`, `refused` or `interrupted`. What is new in
-    a request is a group. If the server refuses it, its halves are asked for by themselves, so that one resource which
-    cannot be watched costs only itself; what the server told before, it goes on to tell.
+    `ask` sends such a request; the link reports `acknowledged`, `refused` or `interrupted`. New resources form a group.
+    If the server refuses it, both halves are tried separately, so that one bad resource affects only itself; earlier
+    subscriptions stay active.
     """
 
     def __init__(self, server: ServerName, ask: Callable[[Collection[str]], None]) -> None:
         self._server = server
         self._ask = ask
         self.wanted: set[str] = set()
-        """Everything that is watched or is to be; the rest here may name more until it is looked at."""
+        """All resources that are subscribed or wanted; other fields may name more until they are updated."""
         self._wanted_bytes = 0
         self._told: set[str] = set()
-        """What the server has agreed to tell."""
+        """Resources that the server has accepted."""
         self._groups: deque[set[str]] = deque()
         self._newest: set[str] = set()
-        """The group that new ones join, as long as it waits."""
+        """The waiting group that new resources join."""
         self._trial: set[str] | None = None
-        """What is new in the request that was sent and not answered."""
+        """New resources in the request that is pending."""
         self._is_overdue = False
-        """That request need not be waited for: it was not answered for long, or broke off. What is new in it is new in
-        the next one too."""
+        """The pending request need not be waited for: it timed out or broke off. Its new resources are in the next one
+        too."""
         self._named = 0
         """How many resources it names."""
         self._answers: dict[str, Answer] = {}
         self._is_due = False
-        """The server is to be asked once more though nothing is new."""
+        """A request is needed although no resource is new."""
         self._is_open = False
-        """The server tells what it acknowledged last."""
+        """The last acknowledged subscription is active."""
         self._refusals = 0
         self._timer: asyncio.TimerHandle | None = None
         self._soon: asyncio.Handle | None = None
 
     @property
     def is_asking(self) -> bool:
-        """Whether some of what is watched has not been agreed to yet."""
+        """Whether some resources are not accepted yet."""
         return bool(self._groups or self._trial)
 
     # -- what is wanted --------------------------------------------------------------------------------------------
 
     async def want(self, uri: str) -> None:
-        """Have the server tell of a resource as well. Raises `Fault` if it does not agree."""
+        """Subscribe to a resource as well. Raises `Fault` if the server refuses."""
         if uri in self._told:
             return
         if uri not in self._answers:
@@ -181,14 +181,14 @@ class ModernSubscriptions:
         self._advance_soon()
 
     def drop(self, uri: str) -> None:
-        """Have it tell no more of a resource: who leaves with a thousand of them has it asked once."""
+        """Unsubscribe; many at once cost one request."""
         if uri in self.wanted:
             self._end(uri, None)
             self._is_due = True
             self._advance_soon()
 
     def _end(self, uri: str, answer: Fault | None) -> None:
-        """Watch it no more."""
+        """Remove the resource and answer its subscriber."""
         if uri in self.wanted:
             self.wanted.discard(uri)
             self._wanted_bytes -= _size(uri)
@@ -200,21 +200,21 @@ class ModernSubscriptions:
     # -- asking ----------------------------------------------------------------------------------------------------
 
     def again(self) -> None:
-        """Ask for everything that is watched, unless a request is on its way."""
+        """Subscribe to everything again, unless a request is pending."""
         if self._trial is None or self._is_overdue:
             self._is_due = True
             self._advance()
 
     def _advance_soon(self) -> None:
-        """Ask at the end of this turn of the loop, once for all that is wanted in it."""
+        """Send a request at the end of this turn of the loop, one for all changes in it."""
         if self._soon is None:
             self._soon = asyncio.get_running_loop().call_soon(self._advance)
 
     def _advance(self) -> None:
-        """Send the next request, if there is one to send and the last need not be waited for."""
+        """Send the next request, if one is needed and the last one need not be waited for."""
         self._stop_soon()
         is_free = self._trial is None or self._is_overdue
-        if self._groups and (is_free or not self._trial):  # one that asks for nothing new is not waited for
+        if self._groups and (is_free or not self._trial):  # a request without new resources is not waited for
             self._try(self._groups.popleft())
         elif self._is_due and is_free:
             self._try(set())
@@ -243,10 +243,10 @@ class ModernSubscriptions:
     # -- how it went -----------------------------------------------------------------------------------------------
 
     def acknowledged(self, honoured: Collection[str] | None) -> None:
-        """The server tells what it was last asked to; of resources only these, if it says which."""
+        """The subscription is active; only for these resources, if the server names them."""
         self._is_open = True
         for uri in self._take_trial():
-            # It may spell them in its own way; if it names as many as it was asked for, they are those.
+            # The server may spell names differently; if it names as many as requested, they are those.
             if honoured is None or uri in honoured or len(honoured) >= self._named:
                 self._told.add(uri)
                 _give(self._answers.pop(uri, None), None)
@@ -255,7 +255,7 @@ class ModernSubscriptions:
         self._advance_soon()
 
     def refused(self, refusal: Fault) -> None:
-        """The server does not tell what it was last asked to; what it told before that it still tells."""
+        """The server refused the last request; the subscription before it stays active."""
         group = sorted(self._take_trial())
         self._refusals += 1
         if len(group) > 1 and self._refusals <= REFUSALS_MAX and not _is_unknown(refusal):
@@ -264,23 +264,23 @@ class ModernSubscriptions:
         else:
             for uri in group:
                 self._give_up(uri, refusal)
-        # Not even the lists are told of, which the server may agree to alone.
+        # Not even the lists are active, which the server may accept alone.
         self._is_due |= bool(group) and not self._is_open
         self._advance_soon()
 
     def interrupted(self) -> None:
-        """The last request broke off, which says nothing of what it asked for."""
+        """The last request broke off, which says nothing about its resources."""
         self._is_overdue = True
 
     def closed(self) -> None:
-        """The server tells nothing any more: what it agreed to once it may refuse the next time."""
+        """The subscription ended: the server may refuse next time what it accepted before."""
         self._is_open = False
         if self._told:
             self._groups.appendleft(self._told)
             self._told = set()
 
     def stop(self) -> None:
-        """The link is lost: the next one is asked for the same."""
+        """The link is lost: the next link gets the same subscriptions."""
         self._stop_timer()
         self._stop_soon()
         answers, self._answers = self._answers, {}
@@ -294,12 +294,12 @@ class ModernSubscriptions:
         return trial
 
     def _give_up(self, uri: str, refusal: Fault) -> None:
-        if uri not in self._answers:  # it told of it before, or was believed to, and nobody asks now
+        if uri not in self._answers:  # it was accepted before, or believed to be, and no subscriber waits now
             log.warning("server tells no more of a resource", server=self._server, reason=refusal.message)
         self._end(uri, refusal)
 
     def _believe(self) -> None:
-        """It was silent for long enough."""
+        """The server was silent for long enough: take that as acceptance."""
         self._timer = None
         self._is_overdue = True
         for uri in self._trial or ():
@@ -308,7 +308,7 @@ class ModernSubscriptions:
 
 
 async def _raised(answer: Answer) -> None:
-    """Wait for an answer, without giving it up when who waits does: others may wait for the same."""
+    """Wait for an answer without cancelling it: others may wait for the same."""
     await asyncio.wait({answer})
     if (refusal := answer.result()) is not None:
         raise refusal
@@ -320,10 +320,10 @@ def _give(answer: Answer | None, refusal: Fault | None) -> None:
 
 
 def _is_unknown(refusal: Fault) -> bool:
-    """Whether the server knows nothing of such requests, whatever they name."""
+    """Whether the server does not know the method at all."""
     return isinstance(refusal, ServerError) and refusal.code == jsonrpc.METHOD_NOT_FOUND
 
 
 def _size(uri: str) -> int:
-    """What it comes to in a request, with what parts it from the next."""
+    """The size of a name in a request, with its separator."""
     return len(msgspec.json.encode(uri)) + 1

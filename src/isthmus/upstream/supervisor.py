@@ -1,4 +1,4 @@
-"""The keepers of all servers of one hub: servers come, change and go without the others noticing."""
+"""The reconnectors of all servers of one hub: servers are added, changed and removed without affecting the others."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from isthmus.upstream.settings import ServerSettings
 log = structlog.get_logger(__name__)
 
 LEAVE_SECONDS = 10.0
-"""How long keepers have to close their links."""
+"""How long reconnectors may take to close their links."""
 
 TAKE_OVER_SECONDS = 60.0
-"""How long a changed server may take to start before it is shown all the same; until then the old one serves."""
+"""How long a changed server may take to start before it replaces the old one in any case."""
 
 
 class Supervisor:
-    """Keeps servers. Each is in `reconnectors` unless it is disabled."""
+    """Owns all servers. Each is in `reconnectors` unless it is disabled."""
 
     def __init__(self, hub: Hub, background: BackgroundTasks, connect: Connect, lists: ListCache | None = None) -> None:
-        """Without `lists` nothing is known of servers before they answer."""
+        """Without `lists`, nothing is known of servers before they respond."""
         self._lists = lists
         self._hub = hub
         self._background = background
@@ -38,15 +38,15 @@ class Supervisor:
         self.reconnectors: dict[ServerName, Reconnector] = {}
         self._tasks: dict[Reconnector, asyncio.Task[None]] = {}
         self._successors: dict[ServerName, Reconnector] = {}
-        """Keepers that are to take another's place as soon as they have a link."""
+        """Reconnectors that replace another one as soon as they have a link."""
 
     # -- coming ----------------------------------------------------------------------------------------------------
 
     def add(self, settings: ServerSettings, *, is_awaited: bool = True) -> None:
-        """Start keeping a server; returns at once.
+        """Start a server; returns at once.
 
-        Who lists or calls meanwhile waits a moment for it. One that joins a hub at work is announced when it is
-        there instead: nobody who calls another is to wait.
+        Lists and calls wait a moment for it. A server that joins a running hub is announced when it is ready instead,
+        so that no other call waits.
         """
         if settings.disabled:
             self._show_disabled(settings)
@@ -77,14 +77,14 @@ class Supervisor:
     def _ended(self, reconnector: Reconnector) -> None:
         self._tasks.pop(reconnector, None)
         if not reconnector.tried.done():
-            reconnector.tried.set_result(None)  # it was given up before it had tried; nobody need wait for that
+            reconnector.tried.set_result(None)  # it was stopped before its first attempt; nothing need wait for that
 
     # -- changing --------------------------------------------------------------------------------------------------
 
     def change(self, settings: ServerSettings) -> None:
-        """Take a server's new settings: at once where that is all there is to it, else with a new link.
+        """Apply a server's new settings: at once if possible, else with a new link.
 
-        The old link serves until the new one does, so that nobody waits for the change.
+        The old link serves until the new one is ready, so that no call waits for the change.
         """
         present = self.reconnectors.get(settings.name)
         self._drop_successor(settings.name)
@@ -119,7 +119,7 @@ class Supervisor:
         await self._drain(before)
 
     def renew(self, server: ServerName, subject: Subject | None) -> None:
-        """A server is shown something else from now on, in everybody's name or in one caller's."""
+        """A server gets other credentials from now on, for everybody or for one caller."""
         for reconnector in (self.reconnectors.get(server), self._successors.get(server)):
             if reconnector is not None:
                 reconnector.renew(subject)
@@ -127,7 +127,7 @@ class Supervisor:
     # -- going -----------------------------------------------------------------------------------------------------
 
     def remove(self, server: ServerName) -> None:
-        """Forget a server: nobody sees it from now on; the calls it works on may finish."""
+        """Remove a server: it is hidden at once; its running calls may finish."""
         self._drop_successor(server)
         reconnector = self.reconnectors.pop(server, None)
         if reconnector is not None:
@@ -138,7 +138,7 @@ class Supervisor:
             self._background.spawn(f"end of {server}", self._drain(reconnector))
 
     async def _drain(self, reconnector: Reconnector) -> None:
-        """Let the calls of a server that nobody sees any more come to their end, then close its link."""
+        """Let the calls of a removed server finish, then close its link."""
         reconnector.is_leaving = True
         server_queue = reconnector.server_queue
         idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -157,22 +157,21 @@ class Supervisor:
             await asyncio.wait({task}, timeout=LEAVE_SECONDS)
 
     async def aclose(self) -> None:
-        """Close every link in good order, all at once; a server that is gone by then is not started again.
+        """Close every link in good order, all at once.
 
-        Each link is closed where it is kept, by its keeper. Cancelling a keeper a second time, as the crew does,
-        makes short work of a server that takes its time.
+        Each reconnector closes its own link. A second cancellation, by the background tasks, cuts a slow close short.
         """
         tasks = dict(self._tasks)
         for reconnector, task in tasks.items():
             reconnector.leave()
             task.cancel()
         if tasks:
-            # A link is given up within seconds, however its server behaves; the crew ends what is left.
+            # A link closes within seconds, however its server behaves; the background tasks end the rest.
             await asyncio.wait(tasks.values(), timeout=LEAVE_SECONDS)
 
 
 def starts_the_same(old: ServerSettings, new: ServerSettings) -> bool:
-    """Whether a link made for the old settings serves the new ones just as well."""
+    """Whether a link made for the old settings serves the new ones as well."""
     names = ("timeout", "max_calls", "max_queued", "rules", "pin", "extra", "secrets")
     gentle = {name: getattr(new, name) for name in names}
     return replace(old, **gentle) == new

@@ -1,7 +1,8 @@
-"""Who waits for a server's answer: a call, or the hub itself.
+"""What waits for a server's response: a caller's call, or a request of the hub itself.
 
-Links tell a waiter how its request ended in wire terms; waiters turn that into outcomes. So each kind of link says
-only what happened on its carrier, and what that means for a caller is decided once, here.
+Links report to a waiter what happened on the wire; waiters turn that into outcomes. So the meaning for the caller is
+decided once, here, for all kinds of links. This includes calls that need more than one request: `input_required`
+results, and tools that a legacy server runs only as a task.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from isthmus.wire.mcp.tasks import RELATED, TASK, TASKS_CAPABILITY, is_task_requ
 
 
 def note_task(inflight: InFlight, server: ServerName, answer: Payload) -> None:
-    """Note what a server's answer says of a task, before the call ends with it."""
+    """Record what a response says about a task, before the call ends."""
     tasks = None if inflight.server_queue is None else inflight.server_queue.tasks
     state = read_state(answer)
     if tasks is None or state is None:
@@ -48,7 +49,7 @@ def note_task(inflight: InFlight, server: ServerName, answer: Payload) -> None:
         exchange, request = inflight.exchange, _request_of(inflight)
         report = exchange.reporter() if request >= 0 and isinstance(exchange, LateProgressExchange) else None
         tasks.made(call.caller, server, place, state, session=call.session, request=request, report=report)
-    elif state.id == inflight.name:  # a server that answers with another's says nothing of this one
+    elif state.id == inflight.name:  # a response about another task says nothing about this one
         tasks.answered(call.caller, server, place, state)
 
 
@@ -58,13 +59,13 @@ def _place_of(inflight: InFlight) -> LinkSession | None:
 
 
 def _request_of(inflight: InFlight) -> int:
-    """The id of a call's request; links keep it, or what has it."""
+    """The id of a call's request; -1 if unknown."""
     id = getattr(inflight.carriage, "id", inflight.carriage)
     return id if isinstance(id, int) else -1
 
 
 ROUNDS_MAX = 10
-"""How often one call may be sent again: a server that asks for ever gets nowhere."""
+"""How often one call may be sent again: a server that asks for ever is stopped."""
 
 
 def ask_caller(
@@ -75,7 +76,7 @@ def ask_caller(
     *,
     lasts: bool = False,
 ) -> OpenQuestion | None:
-    """Put a question to the caller, if that said it can be asked such a thing; see `InFlight.ask`."""
+    """Ask the caller, if its client capabilities allow it; see `InFlight.ask`."""
     if CAPABILITY_NEEDED[question.method] in inflight.call.client_caps:
         return inflight.ask(question, reply, others, lasts=lasts)
     reply(NOT_ASKED)
@@ -83,7 +84,7 @@ def ask_caller(
 
 
 class InputRound:
-    """The questions of one result, and the answers so far."""
+    """The questions of one `input_required` result for a caller that is asked by requests, and the answers so far."""
 
     def __init__(self, inflight: InFlight, inputs: InputRequests) -> None:
         self._inflight = inflight
@@ -92,7 +93,7 @@ class InputRound:
         self._server = inflight.target.feature.server
 
     def ask(self) -> None:
-        """Ask everything at once; a server that only wants its state back is asked again at once."""
+        """Ask all questions at once; without questions, send the call again at once."""
         self._inflight.rounds += 1
         if self._inflight.rounds > ROUNDS_MAX:
             self._inflight.finish(Unanswered(self._server, f"it went on asking after {ROUNDS_MAX} rounds"))
@@ -124,34 +125,34 @@ class InputRound:
 
 
 class Waiter(Protocol):
-    """Hears how one request ends: exactly one of `result`, `error`, `fail` is called."""
+    """Receives the end of one request: exactly one of `result`, `error`, `fail` is called."""
 
     def result(self, payload: msgspec.Raw) -> None:
-        """The server answered."""
+        """The server responded."""
 
     def error(self, reply: ErrorReply) -> None:
-        """The server answered with an error."""
+        """The server responded with an error."""
 
     def fail(self, fault: Fault) -> None:
-        """There will be no answer."""
+        """There will be no response."""
 
     def progress(self, params: Members) -> None:
         """The server reported progress."""
 
     def log(self, line: LogMessage) -> None:
-        """The server logged something while it worked on this."""
+        """The server logged something while it worked on this request."""
 
     def ask(self, question: Question, reply: OnReply) -> OpenQuestion | None:
-        """The server asks something while it works on this; returns what it can be taken back by, if it is open."""
+        """The server asks something while it works on this request; returns the open question, if it is one."""
 
 
 _COMPLETE = (None, "complete")
 
 BULKY_BYTES = 65536
-"""Results over this are looked at for too many members: what faces write anew, they write member by member."""
+"""Larger results are checked for too many members: frontends may rewrite a result member by member."""
 
 _READERS = {"resource": read_resource_result, "method": read_any_result}
-"""What reads the result of kinds of calls, where it is not that of a tool."""
+"""Readers of results that are not tool results."""
 
 
 class CallWaiter:
@@ -166,14 +167,14 @@ class CallWaiter:
         self.server = route.feature.server
 
     def result(self, payload: msgspec.Raw) -> None:
-        """End the call with the server's result, if it is one."""
+        """End the call with the server's result, if it is valid."""
         call = self.inflight.call
         if len(memoryview(payload)) > BULKY_BYTES and is_crowded(payload):
             self._end(BadReply(self.server, f"its result has over {MEMBERS_MAX} members"))
             return
         answer = _READERS.get(call.kind, read_call_result)(payload)
         if answer is not None and answer.result_type in _COMPLETE and call.kind == "tool" and not call.extra:
-            # What nearly every call ends in, spared the questions below.
+            # The usual case, without the checks below.
             told = self._hidden(payload) if answer.is_error else payload
             self._end(Result(told, answer.is_error, answer.result_type is not None))
         elif answer is None:
@@ -196,7 +197,7 @@ class CallWaiter:
             self._end(Result(told, answer.is_error, is_typed, *keeps, task_of=whose))
 
     def _hidden(self, payload: msgspec.Raw) -> msgspec.Raw:
-        """A result that tells of a failure, without what the server was shown."""
+        """An error result without the link's credentials."""
         link: object = self.inflight.link
         return redact_result(payload, link.redactor_for(self.inflight)) if isinstance(link, Redacting) else payload
 
@@ -205,7 +206,7 @@ class CallWaiter:
         return call.kind in TASK_KINDS or TASK in call.extra
 
     def _require(self, payload: msgspec.Raw) -> None:
-        """The server asks by its result: pass that on to who comes back, else ask and send the call once more."""
+        """The server needs input. Return that to a caller that retries by itself; else ask, and send the call again."""
         inputs = read_input_required(payload)
         if isinstance(inputs, str):
             self._end(BadReply(self.server, inputs))
@@ -216,20 +217,21 @@ class CallWaiter:
             InputRound(self.inflight, inputs).ask()
 
     def ask(self, question: Question, reply: OnReply) -> OpenQuestion | None:
-        """Put it to the caller, if that said it can be asked such a thing."""
+        """Ask the caller, if its client capabilities allow it."""
         return ask_caller(self.inflight, question, reply)
 
     def error(self, reply: ErrorReply) -> None:
-        """End the call with the server's own error."""
+        """End the call with the server's error."""
         self._end(ServerError(self.server, reply.code, reply.message, reply.data))
 
     def fail(self, fault: Fault) -> None:
-        """End the call without an answer."""
+        """End the call without a response."""
         self.inflight.carriage = None  # as in `_end`
         self.inflight.fail(fault)
 
     def _end(self, outcome: Outcome) -> None:
-        # The call and its request hold each other; untied, both (and a reply of megabytes) are freed at once.
+        # The call and its request refer to each other; without this, both (and a reply of megabytes) would be freed
+        # late.
         self.inflight.carriage = None
         self.inflight.finish(outcome)
 
@@ -238,14 +240,14 @@ class CallWaiter:
         self.inflight.emit(read_progress(params, self.server))
 
     def log(self, line: LogMessage) -> None:
-        """Pass it on; whether the caller wants it is for the face to say."""
+        """Pass a log line on; the frontend filters by level."""
         if "_meta" in line.members:
             line = msgspec.structs.replace(line, task_of=self.server)
         self.inflight.emit(line)
 
 
 class HubRequest:
-    """A question of the hub's own (a handshake, a listing, a ping): `answer` is awaited by whoever asked."""
+    """A request of the hub itself (a handshake, a listing, a ping); `answer` is awaited."""
 
     __slots__ = ("answer", "method", "server")
 
@@ -255,32 +257,31 @@ class HubRequest:
         self.answer: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
 
     def result(self, payload: msgspec.Raw) -> None:
-        """Hand the result over."""
         if not self.answer.done():
             self.answer.set_result(payload)
 
     def error(self, reply: ErrorReply) -> None:
-        """Raise the server's error where it is awaited."""
+        """Raise the server's error in the awaiting task."""
         self.fail(ServerError(self.server, reply.code, reply.message, reply.data))
 
     def fail(self, fault: Fault) -> None:
-        """Raise the fault where it is awaited."""
+        """Raise the fault in the awaiting task."""
         if not self.answer.done():
             self.answer.set_exception(fault)
 
     def progress(self, params: Members) -> None:
-        """Nobody asked for progress."""
+        """The hub's requests ask for no progress."""
 
     def log(self, line: LogMessage) -> None:
-        """Nobody reads it."""
+        """Ignored."""
 
     def ask(self, question: Question, reply: OnReply) -> None:
-        """Nobody can answer it."""
+        """The hub has no user to ask."""
         reply(NOT_ASKED)
 
 
 def log_alone(line: LogMessage, waiters: Iterable[Waiter]) -> bool:
-    """Give a line that names no call to the latest call of the caller who alone has calls; False if nobody is alone."""
+    """Pass a log line that names no call to the latest call of the only caller; False if there are several callers."""
     calls = _calls_among(waiters)
     if len({waiter.inflight.call.caller for waiter in calls}) != 1:
         return False
@@ -295,19 +296,20 @@ def _calls_among(waiters: Iterable[Waiter]) -> list[CallWaiter]:
 
 
 def _callers_own(calls: Iterable[CallWaiter]) -> list[CallWaiter]:
-    """Without what the hub asks in a caller's name, behind which nobody listens."""
+    """Without calls that the hub makes in a caller's name."""
     return [waiter for waiter in calls if not isinstance(waiter.inflight.exchange, HubExchange)]
 
 
 UNKNOWN_SESSION = ""
-"""Stands for calls that are not of one conversation, or of none: who made them cannot be told apart."""
+"""Stands for calls without a session, or of several: their programs cannot be told apart."""
 
 
 def lone_call(waiters: Iterable[Waiter], abandoned_session: str | None = None) -> CallWaiter | None:
-    """Whom a question that names no call is put to: the latest call of the one program that has any; None if unsure.
+    """The call for a question that names none, or None if that is ambiguous.
 
-    Calls of one conversation are one program's. Without a conversation, two calls of the same caller may be two
-    programs'. `abandoned_session` is the conversation of calls that nobody waits for and that may ask all the same.
+    It is the latest call of the only program with calls. Calls of one session belong to one program. Without a session,
+    two calls of one caller may belong to two programs. `abandoned_session` is the session of abandoned calls about
+    which the server may still ask.
     """
     calls = _calls_among(waiters)
     if len({(waiter.inflight.call.caller, waiter.inflight.call.session) for waiter in calls}) != 1:
@@ -320,7 +322,7 @@ def lone_call(waiters: Iterable[Waiter], abandoned_session: str | None = None) -
 
 
 class _OneOfCalls(CallWaiter):
-    """The latest of one program's calls, of which nobody can say which one a question is about: all wait for it."""
+    """The latest of one program's calls; a question may belong to any of them, so all of them wait for the answer."""
 
     __slots__ = ("_others",)
 
@@ -329,17 +331,17 @@ class _OneOfCalls(CallWaiter):
         self._others = [waiter.inflight for waiter in calls[:-1]]
 
     def ask(self, question: Question, reply: OnReply) -> OpenQuestion | None:
-        """Put it to the caller, while the clocks of all its calls stand still."""
+        """Ask the caller; the timeouts of all its calls are paused meanwhile."""
         return ask_caller(self.inflight, question, reply, self._others, lasts=_lasts(question))
 
 
 def _lasts(question: Question) -> bool:
-    """Whether its server may answer all calls and still wait: roots are a client's, and a task outlives its call."""
+    """Whether the question may outlive its call: roots belong to the client, and a task outlives its call."""
     return CAPABILITY_NEEDED[question.method] == "roots" or RELATED.encode() in bytes(question.params)
 
 
 def lost(server: ServerName, detail: str, *, may_have_left: bool) -> Fault:
-    """The fault for a request whose carrier broke."""
+    """The fault for a request whose connection broke."""
     return Lost(server, detail, executed="unknown" if may_have_left else "no")
 
 
@@ -352,9 +354,11 @@ CANCEL = "tasks/cancel"
 
 
 def waiter_for(inflight: InFlight) -> CallWaiter:
-    """Who waits for the answer to a call that is about to be sent to an earlier server; the call may ask for more then.
+    """The waiter for a call to a legacy server.
 
-    What asks for a task in its caller's name, or is about one, is left as it is.
+    If the server runs the tool only as a task and the caller cannot ask for one, the hub asks for the task and waits
+    for its result; to the caller it is an ordinary call. Calls that ask for a task themselves, or are about one, are
+    not changed.
     """
     call = inflight.call
     if call.kind != "tool" or not call.comes_back or TASK in call.extra or not _is_task(inflight.target.feature):
@@ -364,7 +368,7 @@ def waiter_for(inflight: InFlight) -> CallWaiter:
 
 
 def is_hidden_task(inflight: InFlight) -> bool:
-    """Whether a call waits for the result of a task that its caller knows nothing of."""
+    """Whether the call waits for the result of a task that its caller does not know of."""
     return inflight.call.kind == "task_result" and _is_task(inflight.target.feature)
 
 
@@ -374,26 +378,26 @@ def _is_task(tool: Feature) -> bool:
 
 
 class _TaskStart(CallWaiter):
-    """Waits for the task, and then asks for its result on the same link."""
+    """Waits for the task to be created, then requests its result on the same link."""
 
     __slots__ = ()
 
     def result(self, payload: msgspec.Raw) -> None:
-        """The server answered: with a task, or with the result after all."""
+        """The server responded: with a task, or with the result at once."""
         inflight, link = self.inflight, self.inflight.link
         state = read_state(payload)
         inflight.call = call = msgspec.structs.replace(inflight.call, extra={})
         if state is None or link is None:
             super().result(payload)
             return
-        inflight.rounds += 1  # it runs, whatever comes of the next request
+        inflight.rounds += 1  # it runs, whatever the next request brings
         inflight.call = msgspec.structs.replace(call, kind="task_result")
         inflight.name = state.id
         link.send(inflight)
 
 
 class IgnoredResponse:
-    """Waits for nothing: the answer is no matter."""
+    """Ignores the response."""
 
     def result(self, payload: msgspec.Raw) -> None:
         """See `Waiter`."""

@@ -1,4 +1,4 @@
-"""A server reached over a WebSocket that the hub dials: one text message each, both eras."""
+"""A link over a WebSocket that the hub dials: one message per text frame, both eras."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SUBPROTOCOL = "mcp"
 
 
 class SocketLink(DuplexLink):
-    """One WebSocket. Many requests share it; answers find their way back by id."""
+    """One WebSocket. Many requests share it; responses are matched by id."""
 
     carrier = "websocket"
     start_seconds = 20.0
@@ -33,7 +33,7 @@ class SocketLink(DuplexLink):
         egress: Egress,
         background: BackgroundTasks,
     ) -> None:
-        """`background` is given to all that dial; this kind has no task of its own."""
+        """`background` is unused: this kind has no task of its own."""
         super().__init__(server, me, limits)
         self._origin, self._target = parse_url(url, SOCKET_SCHEMES)
         self._credentials = credentials
@@ -41,7 +41,7 @@ class SocketLink(DuplexLink):
         self._socket: DialledSocket | None = None
 
     async def start(self) -> None:
-        """Open the WebSocket. Raises `ConnectFailed` if it cannot be."""
+        """Open the WebSocket. Raises `ConnectFailed`."""
         try:
             self._socket = await self._dial()
         except (DialFailed, EgressRefused) as failed:
@@ -53,7 +53,7 @@ class SocketLink(DuplexLink):
         self._channel = self._socket
 
     async def _dial(self) -> DialledSocket:
-        """Open the WebSocket; once more if the server wants a nonce in the proof that it was shown (RFC 9449)."""
+        """Open the WebSocket; retry once if the server wants a nonce in the DPoP proof (RFC 9449)."""
         try:
             return await self._connect()
         except HandshakeFailed as failed:
@@ -65,7 +65,7 @@ class SocketLink(DuplexLink):
     async def _connect(self) -> DialledSocket:
         headers = dict(self._credentials.headers_for(self.server))
         if (signer := self._credentials.signer) is not None:
-            # A token stands under this name, in lower case, whatever else is configured.
+            # The token is always under this lower-case name.
             proof = signer.proof_for("GET", self._url, headers.get("authorization", ""))
             headers |= {} if proof is None else {"dpop": proof}
         endpoint = WebSocketAddress(self._origin, self._target, (SUBPROTOCOL,), self.limits.reply_bytes, headers)
@@ -74,13 +74,13 @@ class SocketLink(DuplexLink):
 
     @property
     def _url(self) -> str:
-        """Where the handshake is asked for, which is HTTP."""
+        """The URL of the HTTP handshake."""
         return f"{'https' if self._origin.is_secure else 'http'}://{self._origin.authority}{self._target}"
 
     def ended(self, reason: str) -> None:
-        """The WebSocket carries nothing more."""
+        """The WebSocket is closed."""
         self._on_broken(reason)
 
     def _frame(self, message: bytes) -> bytes:
-        assert self._socket is not None  # nothing is framed before there is a channel
+        assert self._socket is not None  # nothing is framed before the channel is open
         return self._socket.frame(message)

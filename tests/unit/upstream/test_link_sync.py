@@ -84,7 +84,7 @@ async def test_what_a_server_refuses_is_no_harm(followed: Followed) -> None:
     with capture_logs() as logs:
         await followed.subscription_sync.follow(followed.link, URIS[:1])
     assert [(line["event"], line["log_level"]) for line in logs] == [("server refused a subscription", "warning")]
-    assert followed.hub.subscriptions.asked(followed.link) == []
+    assert followed.hub.subscriptions.subscribed(followed.link) == []
 
 
 async def test_what_the_own_link_tells_is_its_followers_and_the_rest_everybody_elses(followed: Followed) -> None:

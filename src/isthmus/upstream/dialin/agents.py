@@ -170,7 +170,7 @@ class AgentServer:
         self.title: str | None = None
         """What it calls itself."""
         self.welcome = b""
-        """See `core.ports.AgentServer`."""
+        """See `core.ports.DialledInServer`."""
 
     @property
     def server(self) -> ServerName:

@@ -1,6 +1,6 @@
-"""One POST and its reply: collects JSON or reads events, and tells the waiter how it ended.
+"""One POST and its response: collects JSON or reads events, and reports the end to the waiter.
 
-A stream of events that ends too soon is asked for again where it broke off, if the server gave its events ids.
+A stream of events that ends too soon is resumed after its last event, if the server gave its events ids.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ BAD_REQUEST = 400
 NOT_FOUND = 404
 REDIRECTS = (307, 308)
 TURNED_AWAY = (307, 308, 401, 403, 405, 406, 415)
-"""Statuses with which a server says that it did not run the request."""
+"""Statuses that prove the server did not run the request."""
 
 NO_ENDPOINT = (400, 404, 405)
-"""What an address answers, without a word of JSON-RPC, that does not know what a POST of MCP is."""
+"""Statuses of an address that does not know MCP, if the body is not JSON-RPC."""
 
 USELESS_MAX = 10_000
-"""Messages of no use to anybody that one request's stream may bring: a server that sends so many only floods."""
+"""Useless messages on one request's stream; a server that sends more is flooding."""
 
 RETRY_SECONDS = 1.0
-"""The pause before a stream is asked for again, unless the server says another."""
+"""The pause before a stream is resumed, unless the server asks for another."""
 
 RETRY_SECONDS_MIN, RETRY_SECONDS_MAX = 0.05, 10.0
-"""What a server may say: a shorter pause would let it keep the hub busy, a longer one outlasts most calls."""
+"""Bounds for that: a shorter pause would keep the hub busy, a longer one outlasts most calls."""
 
 RESUMES_MAX = 1_000
-"""How often one request's stream is asked for again; the deadline of a call is nearly always nearer."""
+"""How often one request's stream is resumed; a call's deadline is nearly always sooner."""
 
 FAILURES_MAX = 3
-"""How often in a row that may fail."""
+"""How often in a row resuming may fail."""
 
 PASSING = (408, 409, 425, 429)
 SERVER_TROUBLE = 500
-"""With these, and from here on, a server says that it may give the stream another time."""
+"""With these, and from here on, a server may give the stream later."""
 
 LINGER_SECONDS = 1.0
-"""How long a server may keep an event stream open after its answer before the connection is taken from it."""
+"""How long a server may keep an event stream open after its response."""
 
 
 class PostOwner(Protocol):
-    """What a request needs of the link that it travels on."""
+    """What a POST needs from its link."""
 
     server: ServerName
     limits: Limits
@@ -67,38 +67,38 @@ class PostOwner(Protocol):
 
     @property
     def can_log_in(self) -> bool:
-        """Whether a person could log in at its server."""
+        """Whether a person can log in at the server."""
 
     def on_session(self, session: str | None) -> None:
         """The server answered `initialize`, with a session or without."""
 
     def on_redirect(self, location: str) -> None:
-        """The server points elsewhere."""
+        """The server redirects."""
 
     def on_carrier_judged(self, answer: str, *, is_endpoint: bool) -> None:
-        """A reply tells whether this is an MCP endpoint; `answer` is what it was, in words."""
+        """A reply shows whether this is an MCP endpoint; `answer` describes the reply."""
 
     def on_session_gone(self, post: Post) -> None:
-        """The session is unknown to the server, so the request did not run: it waits for a new one."""
+        """The server does not know the session, so the request did not run: send it again in a new one."""
 
     def asked(self, request: Request, waiter: Waiter | None = None) -> None:
-        """The server asks something of its own."""
+        """The server sent a request."""
 
     def on_error_reply(self, waiter: Waiter, reply: ErrorReply) -> None:
-        """The server answered with an error, of which who waits is to be told."""
+        """The server responded with an error: pass it to the waiter."""
 
     def on_notification(self, method: str, params: Members) -> None:
-        """The server tells something that need not be about this request."""
+        """The server sent a notification that may not belong to this request."""
 
     def resume(self, post: Post, event_id: str, seconds: float) -> bool:
-        """Ask for the rest of a request's stream in a while; False if there is nobody to ask."""
+        """Resume a request's stream after a pause; False if that is impossible."""
 
     def on_post_over(self, post: Post) -> None:
-        """A request has ended, one way or the other."""
+        """A request has ended."""
 
 
 class Rest:
-    """What a stream still owes that ended before the answer: from which event on, and how often it was asked for."""
+    """The unfinished rest of a stream: its last event, and how often it was resumed."""
 
     __slots__ = ("event_id", "failures", "seconds", "times")
 
@@ -109,14 +109,14 @@ class Rest:
         self.failures = 0
 
     def read(self, decoder: SseDecoder) -> None:
-        """Note how far the stream came, and how long the server wants to be left alone."""
+        """Read the last event id, and the pause that the server asks for."""
         self.event_id = decoder.last_event_id or self.event_id
         if decoder.retry is not None:
             self.seconds = min(max(decoder.retry / 1000, RETRY_SECONDS_MIN), RETRY_SECONDS_MAX)
 
 
 class Post:
-    """One POST and its reply: collects JSON or reads events, and tells the waiter how it ended."""
+    """One POST and its response."""
 
     __slots__ = (
         "_advice",
@@ -149,39 +149,39 @@ class Post:
         self.body = body
         self.waiter = waiter
         self.wire_id: bytes | None = None
-        """The caller's own id, where that is the request's; `id` counts here and for progress all the same."""
+        """The caller's own id, if the request carries it; `id` is used here and for progress all the same."""
         self.lines = b""
-        """Headers that only this request has."""
+        """Headers of this request only."""
         self.ticket: Ticket | None = None
         self.session: str | None = None
-        """The session it was sent in, which need not be the link's any more when the answer comes."""
+        """The session it was sent in; the link may have another one when the response comes."""
         self.is_over = False
         self._was_expired = False
         self._status = 0
         self._login: str | None = None
-        """Where the server says how to prove who one is."""
+        """The URL where the server describes its login."""
         self._advice = ""
-        """What the operator can do about its status."""
+        """What the operator can do about the status."""
         self._chunks: list[bytes] = []
         self._size = 0
         self._useless = 0
         self._decoder: SseDecoder | None = None
         self._rest: Rest | None = None
-        """What its stream still owes, once that has ended too soon."""
+        """The rest of a stream that ended too soon."""
 
     @property
     def may_have_left(self) -> bool:
-        """False while the request provably has not left, or was provably not run."""
+        """False while the request provably has not left, or provably did not run."""
         return self._rest is not None or (self.ticket is not None and self.ticket.may_have_left)
 
     def abandon(self) -> None:
-        """Nobody waits any more: close the connection that serves this."""
+        """Close the connection of this request."""
         self._finish()
         if self.ticket is not None:
             self.ticket.abort()
 
     def fail(self, fault: Fault) -> None:
-        """There will be no answer."""
+        """There will be no response."""
         if not self.is_over:
             self._finish()
             self.waiter.fail(fault)
@@ -193,7 +193,7 @@ class Post:
     # -- the reply, as the client hands it over --------------------------------------------------------------------
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
-        """Take the status and choose how to read what follows."""
+        """Read the status and choose how to read the body."""
         self._status = status
         self._login = login_url(status, headers)
         if status in ADVICE:
@@ -208,7 +208,7 @@ class Post:
                 self._rest.failures = 0
 
     def on_body(self, chunk: bytes) -> None:
-        """Take a part of the reply."""
+        """Read a part of the body."""
         if self._decoder is not None:
             self._read_events(chunk, self._decoder)
             return
@@ -219,7 +219,7 @@ class Post:
             self._chunks.append(chunk)
 
     def on_end(self) -> None:
-        """The reply is whole."""
+        """The response is complete."""
         if self.is_over:
             return
         if self._decoder is not None:
@@ -230,7 +230,7 @@ class Post:
             self._read_whole(b"".join(self._chunks))
 
     def on_lost(self, lost_: ConnectionLost) -> None:
-        """The reply never became whole; after its answer, that says nothing."""
+        """The connection broke; after the response, that does not matter."""
         if self.is_over:
             return
         self._link.on_doubt()
@@ -244,7 +244,7 @@ class Post:
     # -- streams that end too soon ---------------------------------------------------------------------------------
 
     def _break_off(self, why: str, decoder: SseDecoder, *, is_polite: bool) -> None:
-        """A stream ended without the answer: ask for its rest, or give up."""
+        """A stream ended without the response: resume it, or give up."""
         self._decoder = None
         rest = self._rest = self._rest or Rest()
         rest.read(decoder)
@@ -254,14 +254,14 @@ class Post:
             self.waiter.inflight.pause(rest.seconds)
 
     def _miss(self, why: str, rest: Rest) -> None:
-        """The rest of a stream was not given; perhaps another time."""
+        """Resuming failed; perhaps it works later."""
         rest.failures += 1
         is_passing = not self._status or self._status in PASSING or self._status >= SERVER_TROUBLE
         if not is_passing or rest.failures >= FAILURES_MAX or not self._is_awaited(rest):
             self.fail(lost(self._link.server, why, may_have_left=True))
 
     def _is_awaited(self, rest: Rest) -> bool:
-        """Whether the rest of the stream will be asked for."""
+        """Ask the link to resume the stream; False if it is given up."""
         self._status = self._size = 0
         self._chunks = []
         if rest.event_id is None or self.method == "initialize" or rest.times >= RESUMES_MAX:
@@ -281,7 +281,7 @@ class Post:
         if self._status == NOT_FOUND and self.session is not None:
             self._session_gone()
         elif self._is_session_refused(message):
-            # Many servers say so instead of 404. It proves nothing about the request, but the link is no good.
+            # Many servers answer so instead of 404. It proves nothing about the request, but the link is unusable.
             self._link.on_doubt()
             self.fail(BadReply(self._link.server, self._link.redact(f"HTTP 400{_words(message)}")))
         elif self._status in TURNED_AWAY:
@@ -309,7 +309,7 @@ class Post:
             self.waiter.result(message.result)
 
     def _is_renamed(self, id: msgspec.Raw) -> bool:
-        """Whether the request has this id on the wire, in place of the link's own."""
+        """Whether this id is the request's id on the wire, instead of the link's own."""
         return self.wire_id is not None and jsonrpc.same_id(id, self.wire_id)
 
     def _session_gone(self) -> None:
@@ -332,7 +332,7 @@ class Post:
             if self.is_over:
                 return
             if event.event == "endpoint":
-                # The earlier HTTP+SSE transport, at an address that takes any verb.
+                # The older HTTP+SSE transport, at an address that accepts any verb.
                 self._link.on_carrier_judged("a stream of HTTP+SSE", is_endpoint=False)
                 self._spoil("a stream of the earlier HTTP+SSE transport")
             elif event.data:
@@ -351,12 +351,12 @@ class Post:
                 self._link.asked(request, self.waiter)
                 self._useless += 1
             case _:
-                self._useless += 1  # an answer to nobody, or no message at all: the real one may still come
+                self._useless += 1  # a response to another request, or not a message: the real one may still come
         if self._useless > USELESS_MAX:
             self._spoil(f"over {USELESS_MAX} messages that are not its answer")
 
     def _noted(self, method: str, params: Members) -> None:
-        """On a request's own stream, progress and logs are that request's."""
+        """On a request's own stream, progress and logs belong to that request."""
         if method == PROGRESS and _is_own(params.get(PROGRESS_TOKEN), self.id):
             self.waiter.progress(params)
         elif method == LOGGED:
@@ -366,7 +366,7 @@ class Post:
             self._link.on_notification(method, params)
 
     def _linger(self) -> None:
-        """Let the server end its stream, so that the connection can be used again; but not for ever."""
+        """Let the server end its stream, so that the connection can be reused; but not for ever."""
         if self.ticket is not None:
             asyncio.get_running_loop().call_later(LINGER_SECONDS, self.ticket.abort)
 

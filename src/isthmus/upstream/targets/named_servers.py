@@ -61,7 +61,7 @@ ConfiguredServers: TypeAlias = Callable[[], Iterable[ServerSettings]]
 
 
 class NamedServer(msgspec.Struct, frozen=True):
-    """An address that its caller may name; see `core.ports.TargetAddress`."""
+    """An address that its caller may name; see `core.ports.UnopenedTarget`."""
 
     owner: NamedServers
     caller: Caller
@@ -72,7 +72,7 @@ class NamedServer(msgspec.Struct, frozen=True):
         return f"Aim({self.address.origin})"  # headers are secrets
 
     def open(self, then: OnOpened) -> Callable[[], None]:
-        """See `core.ports.TargetAddress`."""
+        """See `core.ports.UnopenedTarget`."""
         return self.owner.open(self, then)
 
 
@@ -194,7 +194,7 @@ class NamedServers:
     # -- reaching one ------------------------------------------------------------------------------------------------
 
     def open(self, aim: NamedServer, then: OnOpened) -> Callable[[], None]:
-        """See `core.ports.TargetAddress`."""
+        """See `core.ports.UnopenedTarget`."""
         whose = None if self._is_there(aim) else (aim.caller.tenant, aim.caller.name)
         if whose is not None and (others := self._in_the_way(whose)):
             return self._loop.call_soon(then, TooManyTargets(others)).cancel
@@ -310,7 +310,9 @@ class NamedServers:
                 self._forget(key)  # nobody keeps knocking at a door because a caller named it once
             is_late = is_kept and not reconnector.tried.done()
             raise (
-                NotConnected(guest.name, "it did not answer in time") if is_late else reconnector.server_queue.not_connected()
+                NotConnected(guest.name, "it did not answer in time")
+                if is_late
+                else reconnector.server_queue.not_connected()
             )
         self._remember(key, server_status.carrier)
         is_plain = server_status.carrier == "rpc"
