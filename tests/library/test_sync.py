@@ -285,7 +285,7 @@ def test_a_service_that_there_is_can_be_initialized_without_a_loop(tmp_path: Pat
 
 
 def test_what_to_begin_with_is_said_once() -> None:
-    with pytest.raises(ConfigurationError, match="already passed to ToolService.*without arguments"):
+    with pytest.raises(ConfigurationError, match=r"already passed to ToolService.*without arguments"):
         BlockingToolService({"enable_mcp": False}).initialize({"enable_mcp": True})
 
 

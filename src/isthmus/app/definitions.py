@@ -67,7 +67,7 @@ class DefinitionPins:
         self._looked_up_to = 0
         self._file, known, waiting = _opened(configuration, is_lasting=is_lasting)
         if self._file is not None:
-            self._looked_up_to = self._file.heard()
+            self._looked_up_to = self._file.last_read_approval()
         self.pins = Pins(known, self._mode_of, self._seen, waiting)
 
     def attach(self, hub: Hub, background: BackgroundTasks) -> None:
@@ -99,7 +99,7 @@ class DefinitionPins:
             return
         if self._file is not None:
             self.pins.learn(known)
-            self._looked_up_to = self._file.heard()
+            self._looked_up_to = self._file.last_read_approval()
             self._background.spawn("approvals", self._look_for_approvals())
 
     async def aclose(self) -> None:
@@ -202,7 +202,7 @@ class DefinitionPins:
         self._write([])
         approved = self._file.approved_after(self._looked_up_to)
         if approved:
-            self._file.hear(approved[-1].number)
+            self._file.set_last_read_approval(approved[-1].number)
         return approved
 
     def _approved(self, change: DefinitionChange) -> None:

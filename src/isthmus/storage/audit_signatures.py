@@ -165,11 +165,14 @@ class FileAuditSigner:
 
         Raises `OSError` if it cannot be written.
         """
-        self.checkpoint(START)
+        self._write(START)
         os.fsync(self._file)
 
     def checkpoint(self, point: Point) -> None:
         """Write a checkpoint over the older of the two."""
+        self._write(point)
+
+    def _write(self, point: Point) -> None:
         seal = self.seal("checkpoint", point)
         checkpoint = _Checkpoint(point.number, point.digest.hex(), seal.at, seal.signature.hex())
         line = msgspec.json.encode(checkpoint).ljust(CHECKPOINT_BYTES - 1) + b"\n"

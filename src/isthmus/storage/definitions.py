@@ -140,15 +140,17 @@ class DefinitionStore:
         rows = self._file.execute(CHANGE + "WHERE number > ? AND how = 'approved' ORDER BY number", (number,))
         return [DefinitionChange(*row) for row in rows]
 
-    def heard(self) -> int:
+    def last_read_approval(self) -> int:
         """The number of the last approval that a hub has read."""
         found = self._file.execute("SELECT number FROM heard").fetchone()
         return found[0] if found is not None else 0
 
-    def hear(self, number: int) -> None:
+    def set_last_read_approval(self, number: int) -> None:
         """Store that a hub has read the approvals up to this number."""
         with _Transaction(self._file):
-            self._file.execute("INSERT OR REPLACE INTO heard VALUES (1, max(?, ?))", (number, self.heard()))
+            self._file.execute(
+                "INSERT OR REPLACE INTO heard VALUES (1, max(?, ?))", (number, self.last_read_approval())
+            )
 
     def pending_keys(self) -> list[tuple[str, str, str]]:
         """Server, variant and tool of all pending definitions."""

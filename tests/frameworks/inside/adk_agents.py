@@ -323,7 +323,7 @@ async def test_names_that_are_no_tools_a_task_without_words_and_a_model_that_bre
     cases = [
         (agent, TaskRequest(description="hi"), ErrorCode.VALIDATION, "There is no tool 'docs.nothing'."),
         (agent_of(), TaskRequest(), ErrorCode.VALIDATION, "has no message to reply to"),
-        (agent_of(), TaskRequest(messages=[{"content": 3}]), ErrorCode.VALIDATION, "must be text"),
+        (agent_of(), TaskRequest(messages=[{"content": 3}]), ErrorCode.VALIDATION, "must be a string"),
         (agent_of(), TaskRequest(description="hi"), ErrorCode.FRAMEWORK_EXECUTION, "IndexError"),
     ]
     for each, task, code, words in cases:

@@ -593,13 +593,14 @@ async def test_a_tool_in_the_background_needs_the_id_of_a_call_and_room(service:
     assert isinstance(index, HubTool)
     background = index.options.background
     assert background is not None
-    told = index._begun(ToolRequest("docs.index"), None, background)
+    told = index._start_background(ToolRequest("docs.index"), None, background)
     assert (told["status"], told["error"]) == (
         "unavailable",
         "docs.index was not started: its call has no id to fetch the result by",
     )
     background._pending = {str(number): ("other", Future()) for number in range(PENDING_MAX)}
-    assert "256 other calls are not fetched yet" in index._start_background(ToolRequest("docs.index"), "c", background)["error"]
+    refused = index._start_background(ToolRequest("docs.index"), "c", background)
+    assert "256 other calls are not fetched yet" in refused["error"]
 
 
 async def test_a_call_for_which_there_is_no_room_in_the_background_is_in_the_audit_log(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_a_server_takes_no_functions_since_the_sdk_does_not_say_whose_a_call_is(
 async def test_a_user_s_server_has_no_prompts(service: ToolService) -> None:
     server = HubServer(service, user_context=SEARCHER)
     assert (await server.list_prompts()).prompts == []
-    with pytest.raises(UserError, match="permissions are for tools"):
+    with pytest.raises(UserError, match="permissions cover tools only"):
         await server.get_prompt("docs.any")
 
 

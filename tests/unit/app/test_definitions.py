@@ -113,7 +113,7 @@ async def test_a_file_that_is_wanted_late_is_gone_by_and_written_to(tmp_path: Pa
     file = DefinitionStore(tmp_path)
     file.keep([(SeenDefinition(SERVER, "", "t0", b"else", b"{}", 1.0), True)])
     assert file.approve(SeenDefinition(SERVER, "", "t0", b"else", b"{}", 1.0), 1.0)
-    file.hear(1)
+    file.set_last_read_approval(1)
     kept = Kept(tmp_path, "off")
     try:
         kept.hub.publish(server_status("a", 2))
@@ -142,7 +142,7 @@ async def test_two_hubs_hear_of_one_consent(tmp_path: Path) -> None:
         for kept in hubs:
             kept.hub.publish(server_status("b"))
             assert len(kept.hub.snapshot.server_statuses[SERVER].tools) == 1
-        assert operator.heard() == 1, "so that the next one does not tell of it again"
+        assert operator.last_read_approval() == 1, "so that the next one does not tell of it again"
         operator.close()
     finally:
         for kept in hubs:

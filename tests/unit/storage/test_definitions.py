@@ -37,7 +37,7 @@ def test_what_waits_is_approved_as_it_was_seen_or_not_at_all(tmp_path: Path) -> 
     hub.keep([(seen("c"), True)])
     assert not operator.approve(waits.seen, 2.0)
     (waits,) = operator.waiting()
-    before = hub.heard()
+    before = hub.last_read_approval()
     assert operator.approve(waits.seen, 2.0)
     assert operator.waiting() == []
     (approved,) = hub.approved_after(before)
