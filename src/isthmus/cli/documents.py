@@ -24,7 +24,7 @@ class ListedFeature:
     definition: Mapping[str, msgspec.Raw]
 
 
-class UnavailableServer(msgspec.Struct, frozen=True):
+class MissingServerInfo(msgspec.Struct, frozen=True):
     """Why a server is missing from a list; `is_listed` if its features are listed all the same."""
 
     state: str
@@ -37,7 +37,7 @@ class FeatureList:
     """A list, and the servers that are missing from it."""
 
     offers: list[ListedFeature]
-    absences: dict[str, UnavailableServer]
+    absences: dict[str, MissingServerInfo]
 
 
 class ServerInfo(msgspec.Struct, frozen=True):
@@ -97,7 +97,7 @@ class _Servers(msgspec.Struct):
 
 
 class _Missing(msgspec.Struct):
-    missing: dict[str, UnavailableServer]
+    missing: dict[str, MissingServerInfo]
 
 
 def read_listing(document: bytes, shape: ListShape) -> FeatureList:

@@ -27,7 +27,7 @@ from isthmus.cli.call import (
     readable_messages,
     write_prompt,
 )
-from isthmus.cli.documents import FeatureList, ListedFeature, UnavailableServer
+from isthmus.cli.documents import FeatureList, ListedFeature, MissingServerInfo
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.hub import LocalSource, RemoteSource, servers_for
 from isthmus.config.settings import Configuration, HubSettings
@@ -162,7 +162,7 @@ def offer(name: str) -> ListedFeature:
 
 
 OFFERS = [offer(name) for name in ("builtin.echo", "files.read", "files.a.b", "web.echo", "web.read", "mcp_web_get")]
-GONE = {"search": UnavailableServer("retrying", "connection refused", is_listed=False)}
+GONE = {"search": MissingServerInfo("retrying", "connection refused", is_listed=False)}
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_full_short_and_mcp_names_are_found(name: str, meant: str) -> None:
     assert choose(name, FeatureList(OFFERS, {})).name == meant
 
 
-def failure(name: str, absences: dict[str, UnavailableServer] | None = None) -> CommandFailed:
+def failure(name: str, absences: dict[str, MissingServerInfo] | None = None) -> CommandFailed:
     with pytest.raises(CommandFailed) as failed:
         choose(name, FeatureList(OFFERS, absences or {}))
     return failed.value
@@ -212,7 +212,7 @@ def test_a_tool_of_a_missing_server_tells_why_it_is_missing() -> None:
     assert failed.message == "cannot call search.query: server search is not connected: connection refused"
     assert "executed: no" in failed.advice[0]
     assert failure("mcp_search_query", GONE).message.startswith("cannot call mcp_search_query: server search is not")
-    starting = {"search": UnavailableServer("starting", None, is_listed=False)}
+    starting = {"search": MissingServerInfo("starting", None, is_listed=False)}
     assert failure("search.query", starting).message.endswith("it is starting")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.cli.documents import ServerInfo, UnavailableServer, read_listing, read_servers
+from isthmus.cli.documents import MissingServerInfo, ServerInfo, read_listing, read_servers
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.wire.mcp.lists import RESOURCES, TOOLS
 
@@ -22,7 +22,7 @@ def test_a_list_is_read_with_who_is_missing() -> None:
     listing = read_listing(encoded({**told, "missing": missing}), TOOLS)
     assert [(offer.name, offer.server) for offer in listing.offers] == [("files.read", "files"), ("odd", "")]
     assert bytes(listing.offers[0].definition["x"]) == b"1"
-    assert listing.absences == {"web": UnavailableServer("retrying", None, is_listed=True)}
+    assert listing.absences == {"web": MissingServerInfo("retrying", None, is_listed=True)}
 
 
 def test_a_resources_name_is_its_uri_and_tells_no_server() -> None:

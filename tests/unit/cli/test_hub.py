@@ -15,7 +15,7 @@ import pytest
 
 from isthmus.cli import hub as module
 from isthmus.cli.config import configuration_of, home
-from isthmus.cli.documents import FeatureList, UnavailableServer, read_listing, read_servers
+from isthmus.cli.documents import FeatureList, MissingServerInfo, read_listing, read_servers
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.hub import (
     HUB,
@@ -89,7 +89,7 @@ async def test_only_the_servers_that_are_needed_are_started() -> None:
 async def test_a_server_that_does_not_come_in_time_is_told_as_starting() -> None:
     hub = await start_local_hub(configuration(server("slow", "sleep", "30")), os.environ, within=0.05)
     try:
-        assert (await listed(hub)).absences == {"slow": UnavailableServer("starting", "it has not answered yet")}
+        assert (await listed(hub)).absences == {"slow": MissingServerInfo("starting", "it has not answered yet")}
     finally:
         await hub.aclose()
 

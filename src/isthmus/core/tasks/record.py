@@ -15,7 +15,7 @@ from msgspec import Raw
 from isthmus.core.ports import Document
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Call, Outcome, Result
-from isthmus.model.faults import Executed, Fault, Lost, NotConnected, ServerError, leaves
+from isthmus.model.faults import FAULTS, Executed, Fault, Lost, NotConnected, ServerError, leaves
 from isthmus.model.names import ServerName
 from isthmus.model.tasks import ABSENT, ENDED, Message, TaskState
 
@@ -108,19 +108,8 @@ def state_after(outcome: Outcome) -> TaskState:
     """The state of a task whose call ended like this."""
     if isinstance(outcome, Result):
         return "failed" if outcome.is_error else "completed"
-    return _STATE_OF.get(outcome.reason, "failed")
-
-
-_STATE_OF: dict[str, TaskState] = {
-    "cancelled": "canceled",
-    "overloaded": "rejected",
-    "breaker_open": "rejected",
-    "draining": "rejected",
-    "target_refused": "rejected",
-    "too_many_calls": "rejected",
-    "too_many_targets": "rejected",
-}
-"""`rejected`: nothing was tried, so the caller may retry. `canceled`: the caller's own wish."""
+    row = FAULTS.get(outcome.reason)
+    return "failed" if row is None else row.a2a_state
 
 
 # -- the record --------------------------------------------------------------------------------------------------------
