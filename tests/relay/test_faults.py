@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from isthmus.identity.relay import RelayTokens, TokenSettings
+from isthmus.identity.relay_tokens import RelayTokens, TokenSettings
 from isthmus.model.relay import Claim
 from tests.faults.watching import eventually, open_descriptors, watches_files
 from tests.hubs import HubProcess, environment, isthmus, serving, write_config
@@ -286,7 +286,7 @@ async def test_a_device_that_leaves_takes_its_calls_along(strict: Strict) -> Non
             await server.holds()
         await server.until(lambda: "notifications/cancelled" in server.asked, "the server is told")
         told = next(one["params"] for one in server.messages if one.get("method") == "notifications/cancelled")
-        assert told == {"requestId": server.held[0]["id"], "reason": "the device left"}
+        assert told == {"requestId": server.held[0]["id"], "reason": "the device disconnected"}
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
 

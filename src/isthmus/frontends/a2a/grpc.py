@@ -226,7 +226,9 @@ def _address(peer: str) -> str:
 def _fields(context: Any) -> Fields:
     """A call's metadata, as headers are."""
     given = [(name, value) for name, value in context.invocation_metadata() or ()]
-    return join_headers([(name.encode(), value if isinstance(value, bytes) else value.encode()) for name, value in given])
+    return join_headers(
+        [(name.encode(), value if isinstance(value, bytes) else value.encode()) for name, value in given]
+    )
 
 
 async def _refuse(context: Any, problem: A2aProblem) -> NoReturn:
@@ -268,7 +270,9 @@ class _GrpcVisit(A2aRequest):
     def _follow(self, live: LiveTask, operation: Operation | A2aProblem, is_last: IsLast) -> None:
         stream = _ProtoStream(self.client)
         after = self._after(live, operation)
-        self.telling = TaskStream(self._caller, live, self.client, stream, after, is_last, form=_form, is_kept_alive=False)
+        self.telling = TaskStream(
+            self._caller, live, self.client, stream, after, is_last, form=_form, is_kept_alive=False
+        )
         self.telling.is_for_sender = isinstance(operation, SendMessage)
         self._face.follow(self.telling)
 

@@ -15,7 +15,7 @@ import structlog
 from isthmus.core.tasks.live_task import LiveTask
 from isthmus.core.tasks.record import TaskRecord
 from isthmus.frontends.a2a.cards import CARD_PATHS, AgentCards
-from isthmus.frontends.a2a.service import UNSURE, A2aService
+from isthmus.frontends.a2a.service import UNKNOWN_IF_RUN, A2aService
 from isthmus.frontends.a2a.settings import A2aSettings
 from isthmus.frontends.a2a.task_stream import IsLast, TaskStream, is_over, is_settled, number_in, until_settled
 from isthmus.frontends.a2a.task_view import direct_answer, shown
@@ -60,9 +60,9 @@ from isthmus.wire.a2a.operations import (
     ListTasks,
     Operation,
     PushOperation,
+    SendMessage,
     SubscribeToTask,
 )
-from isthmus.wire.a2a.operations import SendMessage as SendMessage
 from isthmus.wire.a2a.streams import RestStream, UpdateStream, rpc_stream
 from isthmus.wire.jsonrpc import Malformed, Notification, Payload, Request
 
@@ -205,7 +205,9 @@ def _say(peer: Peer, path: str, denied: Denied) -> None:
 def _version_in(scope: Message, fields: Fields) -> str | None:
     """The version that a request asks for, by its header or its query."""
     query = scope["query_string"].decode("latin-1")
-    return version_of(_text(fields.get(VERSION_HEADER.encode())), dict(parse_qsl(query)).get(VERSION_PARAMETER) if query else None)
+    return version_of(
+        _text(fields.get(VERSION_HEADER.encode())), dict(parse_qsl(query)).get(VERSION_PARAMETER) if query else None
+    )
 
 
 def _text(value: bytes | None) -> str | None:
@@ -249,7 +251,7 @@ class A2aRequest:
         except OSError:
             log.exception("a task could not be looked up", caller=self._caller.name)
             if isinstance(operation, SendMessage):
-                return UNSURE
+                return UNKNOWN_IF_RUN
             return A2aProblem("internal", "The hub cannot look up its tasks now; try again later")
 
     async def _done(self, dialect: A2aDialect, operation: Operation) -> Answered | LiveTask:
@@ -325,7 +327,9 @@ class A2aRequest:
             return heard
         return live.reports.turn if isinstance(operation, SendMessage) else 0
 
-    async def _tell(self, live: LiveTask, stream: UpdateStream, dialect: A2aDialect, operation: Operation | A2aProblem) -> None:
+    async def _tell(
+        self, live: LiveTask, stream: UpdateStream, dialect: A2aDialect, operation: Operation | A2aProblem
+    ) -> None:
         after, is_last = self._after(live, operation), last_word(dialect, operation)
         telling = TaskStream(self._caller, live, self._peer, stream, after, is_last)
         telling.has_final = dialect.name == "0.3"

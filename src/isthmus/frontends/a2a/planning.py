@@ -1,6 +1,7 @@
-"""From an instruction to what a task does about it: a call to start, or an end that needs none.
+"""Plan a task: turn an instruction into a call, or into a result that needs no call.
 
-Pure decisions over the caller's view. A tool that the caller may not see is as unknown as one that is not there.
+Decisions over the caller's view, without I/O. A tool that the caller may not see is unknown. A call to a server that
+the caller named by URL is a `TargetCall`: it connects to the server first. Called by `service`.
 """
 
 from __future__ import annotations
@@ -9,15 +10,15 @@ import difflib
 import secrets
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Protocol
 
 import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
+from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.names import AmbiguousName, Pair, canonical, resolve
 from isthmus.core.catalog.view import Route, View
-from isthmus.core.ports import Exchange, OpenTarget, TargetAddress, TargetSpec
+from isthmus.core.ports import Exchange, OpenTarget, TargetResolver, TargetSpec, UnopenedTarget
 from isthmus.core.tasks.live_task import RunningWork
 from isthmus.core.tasks.record import StoredOutcome, state_after, stored_outcome
 from isthmus.frontends.a2a.caller_messages import (
@@ -42,21 +43,21 @@ from isthmus.wire.mcp.tasks import TASK
 
 
 class TargetCall:
-    """Reaches a server and does there what `do` says: a call, or an end that needs none."""
+    """Connects to a server by its URL and then runs `do`, which returns a call or an outcome."""
 
-    def __init__(self, aim: TargetAddress, do: Callable[[OpenTarget], Call | Outcome]) -> None:
+    def __init__(self, aim: UnopenedTarget, do: Callable[[OpenTarget], Call | Outcome]) -> None:
         self._aim = aim
         self._do = do
 
     def start(self, exchange: Exchange) -> RunningWork:
         """See `core.tasks.live_task.TaskWork`."""
-        return _Way(self._aim, self._do, exchange)
+        return _RunningTargetCall(self._aim, self._do, exchange)
 
 
-class _Way:
-    """An errand that has begun; see `core.tasks.live_task.RunningWork`."""
+class _RunningTargetCall:
+    """A `TargetCall` that has started; see `core.tasks.live_task.RunningWork`."""
 
-    def __init__(self, aim: TargetAddress, do: Callable[[OpenTarget], Call | Outcome], exchange: Exchange) -> None:
+    def __init__(self, aim: UnopenedTarget, do: Callable[[OpenTarget], Call | Outcome], exchange: Exchange) -> None:
         self._do = do
         self._exchange = exchange
         self._call: RunningWork | None = None
@@ -65,11 +66,11 @@ class _Way:
 
     @property
     def outcome(self) -> Outcome | None:
-        """How it ended; None as long as it has not."""
+        """The outcome; None while it runs."""
         return self._outcome if self._call is None else self._call.outcome
 
     def cancel(self, why: str) -> None:
-        """Give it up; what was never sent has not run."""
+        """Cancel it. A call that was not sent has not run."""
         if self._call is not None:
             self._call.cancel(why)
         elif self._outcome is None:
@@ -94,10 +95,10 @@ class _Way:
 
 
 CAN_BE_ASKED: ClientCapabilities = frozenset({"elicitation", "elicitation.form", "elicitation.url", "sampling"})
-"""What a task can be asked: it waits, and its caller's next message is the answer."""
+"""The input requests that a task supports: it waits, and the caller's next message is the answer."""
 
 LOG_LEVEL: LogLevel = "info"
-"""From here on what a server logs is told to those who follow its task."""
+"""Log messages from this level on are sent to the streams of a task."""
 
 LLM = Surface("llm")
 
@@ -106,64 +107,80 @@ CALLED = frozenset(METHODS.values())
 TASK_METHODS = frozenset(METHODS[kind] for kind in TASK_KINDS)
 
 ALL = Grants(("*",))
-"""What a caller may do at a server that it named itself."""
+"""The caller's grants at a server that it named by URL."""
 
 OFFERED_MAX = 5
-"""Tools that are offered to who did not say which."""
+"""How many tools are suggested if a message names none."""
 
 
 class TaskPlan(msgspec.Struct, frozen=True):
-    """What is to be done: the call, or how the task stands without one."""
+    """The plan of a task: a call, or the state of the task without one."""
 
     brief: StoredInstruction
     call: Call | TargetCall | None = None
     ending: StoredOutcome | None = None
     state: TaskState = "submitted"
     offer: tuple[str, ...] = ()
-    """Tools that fit, told to who did not say which."""
+    """Tools to suggest, because the message names none."""
     note: str = ""
-    """What the operator should know."""
+    """A warning for the operator's log."""
     is_closed: bool = False
-    """The server that it needs was never reached: what it has is not known."""
+    """The server was never reached, so its tools are unknown."""
 
     @property
     def is_sure(self) -> bool:
-        """Whether it is known what to call, so that servers that are starting do not matter."""
+        """Whether the call is known, so that it need not wait for starting servers."""
         return self.call is not None and not self.is_closed
 
 
-class Views(Protocol):
-    """Looks up what a caller sees."""
+class CallerView:
+    """What one caller sees of the hub."""
+
+    def __init__(self, hub: Hub, caller: Caller, targets: TargetResolver | None) -> None:
+        self._hub = hub
+        self._caller = caller
+        self._targets = targets
 
     def view(self, surface: Surface) -> View:
         """The caller's view of a surface."""
+        return self._hub.snapshot.view(self._caller.grants, surface)
 
-    def knows(self, server: str) -> bool:
-        """Whether there is such a server for this caller."""
+    def has_server(self, server: str) -> bool:
+        """Whether the caller may see a server of this name."""
+        return server in self._hub.server_queues and server in self.view(EVERYTHING).servers
 
-    def closed(self, server: str) -> NotConnected | None:
-        """Why a server that the caller may see lists nothing, if that is because it was never reached."""
+    def never_listed(self, server: str) -> NotConnected | None:
+        """Why a server has listed nothing, if the hub has never reached it."""
+        missing = self.view(EVERYTHING).missing.get(ServerName(server))
+        return None if missing is None or missing.is_listed else self.not_connected(server)
 
     def unreached(self, surface: Surface, name: str) -> NotConnected | None:
-        """Why a tool that the caller could use is not there, if that is because its server was never reached."""
+        """Why a tool that the caller could use is not listed, if the hub has never reached its server."""
+        return self._hub.unreached(self._caller.grants, surface, name)
 
-    def away(self, server: str) -> NotConnected | None:
-        """Why a server that the caller may see is not connected, whatever it has listed before; None if it is."""
+    def not_connected(self, server: str) -> NotConnected | None:
+        """Why a server is not connected, whatever it has listed before; None if it is."""
+        name = ServerName(server)
+        server_queue = self._hub.server_queues.get(name) if name in self.view(EVERYTHING).missing else None
+        return None if server_queue is None else server_queue.not_connected()
 
-    def find(self, named: TargetSpec) -> ServerName | TargetAddress | Fault:
-        """What the caller means by an address; see `core.ports.TargetResolver`."""
+    def find(self, target: TargetSpec) -> ServerName | UnopenedTarget | Fault:
+        """The server behind a URL; see `core.ports.TargetResolver`."""
+        if self._targets is None:
+            return TargetRefused("Servers must be named as configured; calling them by URL is not enabled")
+        return self._targets.find(self._caller, target)
 
 
 class Words(msgspec.Struct, frozen=True):
-    """What there is to do something about plain words with: the tool for them, and where they were said."""
+    """How plain text is handled: the tool for it, and the message that contains it."""
 
     tool: str | None
     message: Message
     context: str
 
 
-def plan(instruction: Instruction, caller: Caller, views: Views, words: Words) -> TaskPlan:
-    """What a task does about an instruction, in its context."""
+def plan(instruction: Instruction, caller: Caller, views: CallerView, words: Words) -> TaskPlan:
+    """Plan a task for an instruction."""
     made = _plan(instruction, caller, views, words)
     if isinstance(made.call, Call):
         return replace(made, call=_in_context(words.context, made.call))
@@ -171,11 +188,11 @@ def plan(instruction: Instruction, caller: Caller, views: Views, words: Words) -
 
 
 def _in_context(context: str, call: Call) -> Call:
-    """A call as one of a context: all of these reach the same process of a server."""
+    """Bind a call to its context: all calls of a context reach the same server process."""
     return replace(call, session=context, shares_link=True)
 
 
-def _plan(instruction: Instruction, caller: Caller, views: Views, words: Words) -> TaskPlan:
+def _plan(instruction: Instruction, caller: Caller, views: CallerView, words: Words) -> TaskPlan:
     match instruction:
         case BadInstruction():
             return _failed(_refusal("bad_instruction", instruction.message), _brief(instruction))
@@ -184,13 +201,13 @@ def _plan(instruction: Instruction, caller: Caller, views: Views, words: Words) 
         case CommandInstruction():
             return _plan_command(instruction, caller, views, words.context)
         case Saying():
-            return _plan_saying(instruction, caller, views, words)
+            return _plan_text(instruction, caller, views, words)
 
 
 # -- tools -------------------------------------------------------------------------------------------------------------
 
 
-def _plan_tool(instruction: ToolInstruction, caller: Caller, views: Views, words: Words) -> TaskPlan:
+def _plan_tool(instruction: ToolInstruction, caller: Caller, views: CallerView, words: Words) -> TaskPlan:
     brief = StoredInstruction(instruction.form, instruction.name)
     found = _find(instruction, views)
     if isinstance(found, str):
@@ -199,19 +216,19 @@ def _plan_tool(instruction: ToolInstruction, caller: Caller, views: Views, words
             return _failed(_refusal("bad_instruction", f"{found} takes no text: give its arguments as data"), brief)
         return TaskPlan(brief, _call(caller, EVERYTHING, found, arguments))
     closed = _unreached_tool(instruction, views)
-    return _failed(found, brief) if closed is None else TaskPlan(brief, _turned_away(closed), is_closed=True)
+    return _failed(found, brief) if closed is None else TaskPlan(brief, _unreached_call(closed), is_closed=True)
 
 
-def _unreached_tool(instruction: ToolInstruction, views: Views) -> NotConnected | None:
-    """Why nobody knows the tools of the server that is named, if that is because it was never reached."""
+def _unreached_tool(instruction: ToolInstruction, views: CallerView) -> NotConnected | None:
+    """Why the tools of the named server are unknown, if the hub has never reached it."""
     name, server = instruction.name, instruction.server
     if server is not None:
         return views.unreached(EVERYTHING, f"{server}.{name.removeprefix(f'{server}.')}")
     return views.unreached(EVERYTHING, name) or views.unreached(LLM, name)
 
 
-class _Closed(msgspec.Struct, frozen=True):
-    """An aim at a server that nobody can reach yet; see `core.ports.TargetAddress`."""
+class _UnreachedTarget(msgspec.Struct, frozen=True):
+    """A server that the hub has not reached yet; see `core.ports.UnopenedTarget`."""
 
     why: Fault
 
@@ -220,13 +237,13 @@ class _Closed(msgspec.Struct, frozen=True):
         return lambda: None
 
 
-def _turned_away(why: Fault) -> TargetCall:
-    """What a task does that can only be told why nothing can be done yet, as it would be of a call."""
-    return TargetCall(_Closed(why), lambda _: why)
+def _unreached_call(why: Fault) -> TargetCall:
+    """A call that fails because its server was never reached."""
+    return TargetCall(_UnreachedTarget(why), lambda _: why)
 
 
 def _call(caller: Caller, surface: Surface, name: str, arguments: Raw) -> Call:
-    """A call of a task: whoever follows it wants to hear all of it."""
+    """A call of a task, with progress and log messages for its streams."""
     return Call(
         caller,
         surface,
@@ -240,16 +257,16 @@ def _call(caller: Caller, surface: Surface, name: str, arguments: Raw) -> Call:
     )
 
 
-def _find(instruction: ToolInstruction, views: Views) -> str | StoredOutcome:
-    """The name in the view of everything that an instruction means."""
+def _find(instruction: ToolInstruction, views: CallerView) -> str | StoredOutcome:
+    """The canonical name of the tool that an instruction names."""
     view = views.view(EVERYTHING)
     name, server = instruction.name, instruction.server
     if server is None:
         if name in view.routes:
             return name
-        # `filesystem.readFile` alone means the server filesystem, and all of it is what that calls its method.
+        # `filesystem.readFile` alone means the server `filesystem`, whose method has that whole name.
         whole = f"{name.partition('.')[0]}.{name}" if instruction.form == "execute" else name
-        return whole if view.find_unlisted(whole) is not None else _find_otherwise(name, views)
+        return whole if view.find_unlisted(whole) is not None else _find_by_short_name(name, views)
     for tool in (name, name.removeprefix(f"{server}.")):
         full = canonical((ServerName(server), FeatureName(tool)))
         if view.find_tool(full) is not None:
@@ -257,8 +274,8 @@ def _find(instruction: ToolInstruction, views: Views) -> str | StoredOutcome:
     return _unknown(f"{server}.{name}", view)
 
 
-def _find_otherwise(name: str, views: Views) -> str | StoredOutcome:
-    """The same by a tool's own name, or by the one that language models are given."""
+def _find_by_short_name(name: str, views: CallerView) -> str | StoredOutcome:
+    """Find a tool by its own name, or by the name that language models see."""
     view = views.view(EVERYTHING)
     try:
         pair = resolve(name, _pairs(view))
@@ -283,45 +300,47 @@ def _unknown(name: str, view: View) -> StoredOutcome:
 # -- methods of MCP ----------------------------------------------------------------------------------------------------
 
 
-def _plan_command(instruction: CommandInstruction, caller: Caller, views: Views, context: str) -> TaskPlan:
+def _plan_command(instruction: CommandInstruction, caller: Caller, views: CallerView, context: str) -> TaskPlan:
     id = instruction.id or _new_id()
     brief = StoredInstruction("command", instruction.method, id)
     read = _read(instruction)
     if isinstance(read, str):
         return _failed(_refusal("bad_instruction", read), brief)
     brief = brief if read is None else StoredInstruction("command", read.name, id)
-    aimed = _aimed(instruction, views)
+    aimed = _target_of(instruction, views)
     if isinstance(aimed, Fault):
         return TaskPlan(brief, ending=stored_outcome(aimed), state=state_after(aimed))
     if aimed is None:
         return _failed(_refusal("unknown_server", f"Unknown server: {instruction.target}"), brief)
     if not isinstance(aimed, str):
-        return TaskPlan(brief, TargetCall(aimed, partial(_do_there, instruction, caller, context)))
-    # A list may be told of a server that was there before; that it answers may not.
-    closed = views.away(aimed) if instruction.method == "ping" else views.closed(aimed)
+        return TaskPlan(brief, TargetCall(aimed, partial(_do_at_target, instruction, caller, context)))
+    # The list of a server that was connected before is still valid; a ping is not.
+    closed = views.not_connected(aimed) if instruction.method == "ping" else views.never_listed(aimed)
     surface = Surface("own", aimed)
     is_denied = read is not None and read.kind == "tool" and views.unreached(surface, read.name) is None
     if closed is not None and not is_denied:
-        return TaskPlan(brief, _turned_away(closed), is_closed=True)
+        return TaskPlan(brief, _unreached_call(closed), is_closed=True)
     done = _do(instruction, caller, surface, views.view(surface))
     if isinstance(done, Call):
         return TaskPlan(brief, done)
     return _failed(_refusal("bad_instruction", done), brief) if isinstance(done, str) else _done(done.payload, brief)
 
 
-def _aimed(instruction: CommandInstruction, views: Views) -> ServerName | TargetAddress | Fault | None:
-    """What an instruction's target is: a configured server, one to be reached, or why it is none; None if unknown."""
+def _target_of(instruction: CommandInstruction, views: CallerView) -> ServerName | UnopenedTarget | Fault | None:
+    """The target of an instruction: a configured server, one to connect to, or why it is refused; None if unknown."""
     if "://" in instruction.target:
         return views.find(TargetSpec(instruction.target, instruction.path, instruction.headers))
-    if not views.knows(instruction.target):
+    if not views.has_server(instruction.target):
         return None
     if instruction.headers:
-        return TargetRefused(f"Server {instruction.target} is configured here and gets no headers of its callers")
+        return TargetRefused(
+            f"Server {instruction.target} is configured here and does not accept mcp_headers of callers"
+        )
     return ServerName(instruction.target)
 
 
 def _read(instruction: CommandInstruction) -> CallRequest | str | None:
-    """The call that an instruction asks for, or what is wrong with that; None if it asks for none."""
+    """The call of an instruction; a string says what is wrong, None that it is not a call."""
     if instruction.method not in CALLED:
         return None
     return read_request(instruction.method, object_members(instruction.params) or {})
@@ -330,9 +349,9 @@ def _read(instruction: CommandInstruction) -> CallRequest | str | None:
 def _do(
     instruction: CommandInstruction, caller: Caller, surface: Surface, view: View, *, is_named: bool = False
 ) -> Call | Result | str:
-    """What is to be done at a server that is there: a call, nothing because this is its result, or why it cannot be.
+    """What to do at a connected server: a call, or a result; a string says what is wrong.
 
-    `is_named` says that the caller named the server itself, which nobody else uses then.
+    `is_named`: the caller named the server by URL, so that no other caller uses it.
     """
     read = _read(instruction)
     if isinstance(read, CallRequest):
@@ -341,48 +360,48 @@ def _do(
         return Result(Raw(_list(shape, view)))
     if instruction.method == "ping":
         return Result(EMPTY)
-    if view.find_tool(instruction.method) is not None:  # of a server that is no MCP server, methods are the tools
+    if view.find_tool(instruction.method) is not None:  # a plain JSON-RPC server: its methods are the tools
         return _call(caller, surface, instruction.method, instruction.params)
     if is_named and read is None:
         return _method_call(instruction, caller, surface)
     known = sorted({*(CALLED - TASK_METHODS), *SHAPES, "ping"})
-    return read or f"mcp_method {instruction.method!r} is none of {', '.join(known)}"
+    return read or f"mcp_method {instruction.method!r} must be one of {', '.join(known)}"
 
 
 def _method_call(instruction: CommandInstruction, caller: Caller, surface: Surface) -> Call | Result | str:
-    """A method that the hub does not know, for a server that nobody else uses."""
+    """Call a method that the hub does not know, at a server that no other caller uses."""
     if instruction.method == "notifications/initialized":
-        return Result(EMPTY)  # the hub said so when it greeted the server
+        return Result(EMPTY)  # the hub has sent it already
     if instruction.method.startswith("notifications/"):
-        return f"mcp_method {instruction.method!r} is a notification, which has no answer"
+        return f"mcp_method {instruction.method!r} is a notification, which has no result"
     members = object_members(instruction.params) or {}
     meta = object_members(members.get("_meta", EMPTY)) or {}
     call = _call(caller, surface, instruction.method, instruction.params)
-    return replace(call, meta=passed_meta(meta, _nobodys), kind="method")
+    return replace(call, meta=passed_meta(meta, _no_task), kind="method")
 
 
 def _call_as(read: CallRequest, caller: Caller, surface: Surface, *, is_named: bool) -> Call | str:
-    """A call as a request wants it, saying what is its caller's own to say; or why there is none."""
+    """The call of a request; a string says what is wrong."""
     if read.kind in TASK_KINDS and not is_named:
-        # A configured server's ids do not say whose they are: those that do are given and read over MCP.
-        return f"mcp_method {METHODS[read.kind]} is for servers that callers name by their addresses, or for MCP itself"
+        # Task ids of a configured server do not name their owner; only the MCP frontend adds that.
+        return f"mcp_method {METHODS[read.kind]} needs a server that is named by URL, or the MCP endpoint of the hub"
     ours = INPUT_MEMBERS if is_named else INPUT_MEMBERS | {TASK}
     call = _call(caller, surface, read.name, read.arguments)
-    meta, extra = passed_meta(read.meta, _nobodys), passed_extra(read.extra, ours)
+    meta, extra = passed_meta(read.meta, _no_task), passed_extra(read.extra, ours)
     return replace(call, meta=meta, extra=extra, kind=read.kind)
 
 
-def _nobodys(_: str) -> None:
-    """What a server calls the task to which a command says it relates: callers of the agent are told of none."""
+def _no_task(_: str) -> None:
+    """A2A callers do not know the task ids of servers, so no id belongs to one."""
 
 
-def _do_there(instruction: CommandInstruction, caller: Caller, context: str, opened: OpenTarget) -> Call | Outcome:
-    """The same at a server that a caller named: all of it is its caller's to call."""
+def _do_at_target(instruction: CommandInstruction, caller: Caller, context: str, opened: OpenTarget) -> Call | Outcome:
+    """Do it at a server that the caller named by URL, where it may call everything."""
     guest, surface = replace(caller, grants=ALL), Surface("own", opened.server)
     if opened.is_plain:
         done: Call | Result | str = _call(guest, surface, instruction.method, instruction.params)
     elif instruction.method == "initialize" and opened.initialize_result is not None:
-        done = Result(opened.initialize_result)  # a second one would begin another session, or be refused
+        done = Result(opened.initialize_result)  # a second initialize would start another session, or fail
     else:
         done = _do(instruction, guest, surface, opened.hub.snapshot.view(ALL, surface), is_named=True)
     if isinstance(done, str):
@@ -411,17 +430,17 @@ def _routes(shape: ListShape, view: View) -> Iterable[Route]:
 # -- words -------------------------------------------------------------------------------------------------------------
 
 
-def _plan_saying(saying: Saying, caller: Caller, views: Views, words: Words) -> TaskPlan:
+def _plan_text(saying: Saying, caller: Caller, views: CallerView, words: Words) -> TaskPlan:
     if saying.form is not None:
         return plan(BadInstruction(saying.form, f"an object is needed: {_NEEDED[saying.form]}"), caller, views, words)
     view = views.view(EVERYTHING)
     found = None if words.tool is None else _find(ToolInstruction(words.tool, EMPTY), views)
     route = view.find_tool(found) if isinstance(found, str) else None
-    arguments = None if route is None else _saying_arguments(saying.text, words, route)
+    arguments = None if route is None else _text_arguments(saying.text, words, route)
     if isinstance(found, str) and arguments is not None:
         return TaskPlan(StoredInstruction("tool", found), _call(caller, EVERYTHING, found, arguments))
     note = f"text_tool {found} has no argument named text" if isinstance(found, str) else ""
-    return TaskPlan(StoredInstruction(), state="input_required", offer=_fitting(saying.text, view), note=note)
+    return TaskPlan(StoredInstruction(), state="input_required", offer=_suggest_tools(saying.text, view), note=note)
 
 
 _NEEDED: dict[Form, str] = {
@@ -432,16 +451,16 @@ _NEEDED: dict[Form, str] = {
 
 
 def _arguments(instruction: ToolInstruction, words: Words, route: Route | None) -> Raw | None:
-    """What a tool is to be told; None if that is words and it takes none."""
+    """The arguments of a tool; None if they are text and the tool takes none."""
     if route is None or not instruction.words.strip():
         return instruction.arguments
-    return _saying_arguments(instruction.words, words, route)
+    return _text_arguments(instruction.words, words, route)
 
 
-def _saying_arguments(text: str, words: Words, route: Route) -> Raw | None:
-    """What a tool is told of words: all there is to know, unless it says by its schema what it takes.
+def _text_arguments(text: str, words: Words, route: Route) -> Raw | None:
+    """The arguments for plain text: all known values, or those in the tool's schema.
 
-    None if it does not take the words themselves.
+    None if the schema has no argument `text`.
     """
     given: dict[str, Payload] = {
         "text": msgspec.json.encode(text),
@@ -456,8 +475,8 @@ def _saying_arguments(text: str, words: Words, route: Route) -> Raw | None:
     return Raw(render({name: value for name, value in given.items() if name in taken})) if "text" in taken else None
 
 
-def _fitting(text: str, view: View) -> tuple[str, ...]:
-    """Tools whose names share words with a text; if none does, the first ones there are."""
+def _suggest_tools(text: str, view: View) -> tuple[str, ...]:
+    """Tools whose names share words with a text, or else the first tools."""
     words = {word for word in text.lower().replace(".", " ").replace("_", " ").split() if len(word) > 2}
     scored = sorted(view.routes, key=lambda name: -len(words & set(name.lower().replace(".", "_").split("_"))))
     return tuple(scored[:OFFERED_MAX])
@@ -483,5 +502,5 @@ def _brief(bad: BadInstruction) -> StoredInstruction:
 
 
 def _new_id() -> Raw:
-    """What a command's answer repeats whose caller gave it no id."""
+    """An id for a command whose caller gave none."""
     return Raw(msgspec.json.encode(secrets.token_hex(8)))

@@ -116,7 +116,9 @@ class PushNotifications:
         if form == "0.1":
             await self.key_set()  # which may have to be made first, aside
         wrong = flaw_in(target) or await self._courier.refusal(target.url, is_trusted=self._trusts(caller))
-        return None if wrong is None else A2aProblem("invalid_params", f"Push notifications cannot be sent there: {wrong}")
+        return (
+            None if wrong is None else A2aProblem("invalid_params", f"Push notifications cannot be sent there: {wrong}")
+        )
 
     async def set(self, caller: Caller, form: DialectName, asked: CreatePushConfig) -> PushConfig | A2aProblem:
         """Have a task's changes sent somewhere."""

@@ -1,7 +1,7 @@
-"""What callers of the agent can do, in no generation's words: say something, ask after tasks, follow them, end them.
+"""The A2A agent, independent of the generation: send messages, and get, list and cancel tasks.
 
-Every operation is the caller's own: a task of somebody else is one that does not exist. Used by the face over HTTP;
-it writes nothing itself.
+A caller only sees its own tasks; tasks of others do not exist for it. The HTTP and gRPC frontends read requests and
+write responses; this module does the work.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from isthmus.core.calls.hub import Hub
-from isthmus.core.catalog.view import View
-from isthmus.core.ports import Document, Journal, TargetAddress, TargetResolver, TargetSpec, WriteResult
+from isthmus.core.ports import Document, Journal, TargetResolver, WriteResult
 from isthmus.core.tasks.dedup import (
     JOINED_SECONDS,
     IdempotencyKey,
@@ -51,14 +50,12 @@ from isthmus.frontends.a2a.caller_messages import (
     read_reply,
     without_headers,
 )
-from isthmus.frontends.a2a.planning import TaskPlan, Words, plan
+from isthmus.frontends.a2a.planning import CallerView, TaskPlan, Words, plan
 from isthmus.frontends.a2a.push_notifications import PushNotifications
 from isthmus.frontends.a2a.settings import A2aSettings
 from isthmus.frontends.a2a.task_view import question_of, shown
 from isthmus.model.callers import Caller
-from isthmus.model.calls import EVERYTHING, Surface
-from isthmus.model.faults import Fault, NotConnected, TargetRefused
-from isthmus.model.names import ServerName
+from isthmus.model.calls import EVERYTHING
 from isthmus.model.tasks import ENDED, WAITING, DataPart, FilePart, Message, Task, TextPart
 from isthmus.wire.a2a.operations import A2aProblem, CancelTask, DialectName, GetTask, ListTasks, SendMessage, TaskPage
 
@@ -66,66 +63,34 @@ log = structlog.get_logger(__name__)
 
 PAGE_SIZE_MAX = 100
 ID_LENGTH_MAX = 256
-"""Ids that callers choose are kept as they are, and may not be a book."""
+"""Ids chosen by callers are stored unchanged."""
 
 
-HANDED_OVER_MAX = 10_000
-"""Of more, the first are forgotten: who then says the same again is told the same again."""
+DELIVERED_MAX = 10_000
+"""How many delivered responses of 0.1 are remembered; beyond that, a repeated message counts as a retry."""
 
 SAID_MAX = 1_000
-"""Messages of one task: each change writes all of them again."""
+"""Messages of one task; each change rewrites all of them."""
 
 SAID_BYTES_MAX = 4 * 1024 * 1024
-"""All that is said after a task has begun, for the same reason."""
+"""Bytes of the messages after the first, for the same reason."""
 
 SAID_AGAIN = "\nmessage "
-"""Before a task's id, what the key of its message is known by. No caller's own key has a line break."""
+"""Prefix of the internal idempotency key of a message. Keys of callers have no line break."""
 
-UNSURE = A2aProblem(
+UNKNOWN_IF_RUN = A2aProblem(
     "internal",
-    "The hub cannot look up now whether this message ran before. It did not run this time; send it again later with "
+    "The hub cannot check now whether this message ran before. It did not run this time; send it again later with "
     "the same id",
     {"executed": "unknown"},
 )
 
-Stand: TypeAlias = tuple[str, int, int]
-"""How a task stood: its state, how much was said and what was asked."""
+TaskProgress: TypeAlias = tuple[str, int, int]
+"""Progress of a task: its state, the number of messages, and the number of the open question."""
 
 
-class _Views:
-    """What one caller sees; see `planning.Views`."""
-
-    def __init__(self, hub: Hub, caller: Caller, targets: TargetResolver | None) -> None:
-        self._hub = hub
-        self._caller = caller
-        self._targets = targets
-
-    def view(self, surface: Surface) -> View:
-        return self._hub.snapshot.view(self._caller.grants, surface)
-
-    def knows(self, server: str) -> bool:
-        return server in self._hub.server_queues and server in self.view(EVERYTHING).servers
-
-    def closed(self, server: str) -> NotConnected | None:
-        missing = self.view(EVERYTHING).missing.get(ServerName(server))
-        return None if missing is None or missing.is_listed else self.away(server)
-
-    def unreached(self, surface: Surface, name: str) -> NotConnected | None:
-        return self._hub.unreached(self._caller.grants, surface, name)
-
-    def away(self, server: str) -> NotConnected | None:
-        name = ServerName(server)
-        server_queue = self._hub.server_queues.get(name) if name in self.view(EVERYTHING).missing else None
-        return None if server_queue is None else server_queue.absence()
-
-    def find(self, named: TargetSpec) -> ServerName | TargetAddress | Fault:
-        if self._targets is None:
-            return TargetRefused("Servers are named here as they are configured, and not by their addresses")
-        return self._targets.find(self._caller, named)
-
-
-class _Fresh(msgspec.Struct, frozen=True):
-    """A key that stands for nothing now; it may have before."""
+class _FreeKey(msgspec.Struct, frozen=True):
+    """An idempotency key that is free; `before` is its expired use."""
 
     name: str
     before: IdempotencyKey | None
@@ -133,7 +98,7 @@ class _Fresh(msgspec.Struct, frozen=True):
 
 
 class A2aService:
-    """Takes what callers ask and answers with tasks or problems. `settings` may be replaced at any time."""
+    """The operations of the agent. `settings` may be replaced at any time."""
 
     def __init__(
         self,
@@ -153,18 +118,20 @@ class A2aService:
         self._journal = journal
         self._now = now
         self._targets = targets
-        self._noted = ""
-        """What the operator was told last: once is enough."""
-        self._handed_over: OrderedDict[tuple[str, str], Stand] = OrderedDict()
-        """How tasks of the first generation stood when their callers were told last; its messages have no ids."""
+        self._last_warning = ""
+        """The last warning, which is logged only once."""
+        self._delivered: OrderedDict[tuple[str, str], TaskProgress] = OrderedDict()
+        """Progress of 0.1 tasks at the last response to their callers; messages of 0.1 have no ids."""
 
-    # -- saying something --------------------------------------------------------------------------------------------
+    # -- sending messages --------------------------------------------------------------------------------------------
 
-    async def send(self, caller: Caller, dialect: DialectName, said: SendMessage, key: str | None = None) -> LiveTask | A2aProblem:
-        """Begin a task, or go on with one; with a `key` that was used before, what came of that is the answer."""
+    async def send(
+        self, caller: Caller, dialect: DialectName, said: SendMessage, key: str | None = None
+    ) -> LiveTask | A2aProblem:
+        """Begin a task, or continue one. If the idempotency `key` was used before, return its task."""
         if said.message.role != "user":
-            return A2aProblem("invalid_params", "message.role must be the user's: only those are instructions")
-        if (problem := _unusable(said.message)) is not None:
+            return A2aProblem("invalid_params", "message.role must be user: only user messages are instructions")
+        if (problem := _file_problem(said.message)) is not None:
             return problem
         if said.push is not None and (problem := await self.pushing.check(caller, dialect, said.push)) is not None:
             return problem
@@ -172,12 +139,14 @@ class A2aService:
             return await self._send(caller, dialect, said, None)
         if not 0 < len(key) <= ID_LENGTH_MAX:
             return A2aProblem("invalid_params", f"Idempotency-Key must have between 1 and {ID_LENGTH_MAX} characters")
-        used = await self._used(owner_of(caller), key)
+        used = await self._find_key(owner_of(caller), key)
         if used is not None and used.is_valid(self._now()):
-            return await self._under(caller, key, used, said)
-        return await self._send(caller, dialect, said, _Fresh(key, used, _digest(said)))
+            return await self._task_of_key(caller, key, used, said)
+        return await self._send(caller, dialect, said, _FreeKey(key, used, _digest(said)))
 
-    async def _send(self, caller: Caller, dialect: DialectName, said: SendMessage, key: _Fresh | None) -> LiveTask | A2aProblem:
+    async def _send(
+        self, caller: Caller, dialect: DialectName, said: SendMessage, key: _FreeKey | None
+    ) -> LiveTask | A2aProblem:
         if said.task is not None:
             live = await self._engine.find(owner_of(caller), said.task)
             if live is not None:
@@ -188,14 +157,14 @@ class A2aService:
             return A2aProblem("invalid_params", f"an id must have at most {ID_LENGTH_MAX} characters")
         if not said.message.id:
             if key is not None:
-                return await self._keyed(caller, dialect, said, key)
+                return await self._begin_with_key(caller, dialect, said, key)
             return await self._begin_named(caller, dialect, _with_id(said))
         if key is not None:
-            return await self._once_under(caller, dialect, said, key)
-        return await self._once(caller, dialect, said)
+            return await self._begin_once_with_key(caller, dialect, said, key)
+        return await self._begin_once(caller, dialect, said)
 
     async def _begin_named(self, caller: Caller, dialect: DialectName, said: SendMessage) -> LiveTask | A2aProblem:
-        """Begin a task under its caller's own name, which may have been given at the same time."""
+        """Begin a task with an id of the caller; continue it if a concurrent request has begun it."""
         begun = await self._begin(caller, dialect, said)
         if isinstance(begun, LiveTask) or said.task is None:
             return begun
@@ -206,116 +175,130 @@ class A2aService:
         self, caller: Caller, dialect: DialectName, said: SendMessage, besides: tuple[Document, ...] = ()
     ) -> LiveTask | A2aProblem:
         try:
-            return await self._engine.begin(await self._draft(caller, dialect, said, besides))
+            return await self._engine.begin(await self._new_task(caller, dialect, said, besides))
         except TaskNotStarted as refused:
             return _refusal(refused)
 
-    # -- saying it again ---------------------------------------------------------------------------------------------
+    # -- repeated messages ---------------------------------------------------------------------------------------------
 
-    async def _once(self, caller: Caller, dialect: DialectName, said: SendMessage) -> LiveTask | A2aProblem:
-        """Begin a task, unless this message began one: then that is the answer."""
+    async def _begin_once(self, caller: Caller, dialect: DialectName, said: SendMessage) -> LiveTask | A2aProblem:
+        """Begin a task, or return the task that this message began before."""
         owner = owner_of(caller)
         task = _task_of(owner, said)
         while True:
             refused: TaskNotStarted | None = None
             if not self._engine.is_in_memory(owner, task):
                 try:
-                    return await self._engine.begin(await self._draft(caller, dialect, replace(said, task=task), ()))
+                    return await self._engine.begin(await self._new_task(caller, dialect, replace(said, task=task), ()))
                 except TaskNotStarted as error:
                     refused = error
             try:
                 live = await self._engine.find(owner, task)
             except OSError:
-                return UNSURE
+                return UNKNOWN_IF_RUN
             if live is not None:
-                return await self._again(caller, dialect, said, live)
+                return await self._repeat(caller, dialect, said, live)
             if isinstance(refused, TaskNotStored):
-                return UNSURE if self._engine.is_deleting(owner, task) else _refusal(refused)
-            # Two came at once and the first was not begun, or the task was taken away meanwhile: this one is the first.
+                return UNKNOWN_IF_RUN if self._engine.is_deleting(owner, task) else _refusal(refused)
+            # A concurrent request failed to begin the task, or it was deleted meanwhile: try again.
 
-    async def _again(self, caller: Caller, dialect: DialectName, said: SendMessage, live: LiveTask) -> LiveTask | A2aProblem:
-        """What comes of a message that began a task before."""
+    async def _repeat(
+        self, caller: Caller, dialect: DialectName, said: SendMessage, live: LiveTask
+    ) -> LiveTask | A2aProblem:
+        """Handle a message that began a task before."""
         if is_joined(live.record, self._now()):
             return await self._join(caller, dialect, said, live)
-        # It is a new one. Which is the newest of those that it began, a key says: the id is the oldest's.
+        # The old task is too old to join. An internal key names the newest task of this message.
         owner, name = owner_of(caller), f"{SAID_AGAIN}{live.record.id}"
-        used = await self._used(owner, name)
+        used = await self._find_key(owner, name)
         newest = None if used is None else await self._engine.find(owner, used.task)
         if newest is not None and is_joined(newest.record, self._now()):
             return await self._join(caller, dialect, said, newest)
-        return await self._keyed(caller, dialect, said, _Fresh(name, used, _digest(said)))
+        return await self._begin_with_key(caller, dialect, said, _FreeKey(name, used, _digest(said)))
 
-    async def _join(self, caller: Caller, dialect: DialectName, said: SendMessage, live: LiveTask) -> LiveTask | A2aProblem:
-        problem = self._address(caller, live, dialect, said)
+    async def _join(
+        self, caller: Caller, dialect: DialectName, said: SendMessage, live: LiveTask
+    ) -> LiveTask | A2aProblem:
+        problem = self._add_push_config(caller, live, dialect, said)
         await self._engine.wait_stored(live)
         return problem or live
 
-    async def _once_under(self, caller: Caller, dialect: DialectName, said: SendMessage, key: _Fresh) -> LiveTask | A2aProblem:
-        """Begin a task under a key, unless this message began one: then the key is for that."""
+    async def _begin_once_with_key(
+        self, caller: Caller, dialect: DialectName, said: SendMessage, key: _FreeKey
+    ) -> LiveTask | A2aProblem:
+        """Begin a task with a key, or bind the key to the task that this message began before."""
         owner = owner_of(caller)
         task, begun = _task_of(owner, said), None
         if not self._engine.is_in_memory(owner, task):
-            begun = await self._keyed(caller, dialect, said, key, task)
+            begun = await self._begin_with_key(caller, dialect, said, key, task)
         live = None if isinstance(begun, LiveTask) else await self._engine.find(owner, task)
         if live is None:
-            return begun or await self._keyed(caller, dialect, said, key)
+            return begun or await self._begin_with_key(caller, dialect, said, key)
         if not is_joined(live.record, self._now()):
-            return await self._keyed(caller, dialect, said, key)
-        with suppress(KeyQuotaExceeded):  # the message is known without it
-            await self._engine.storage_quota.reserve_key(owner, key_document(owner, key.name, key.digest, task, 0.0, key.before))
-            await self._keep_key(owner, key, task)
+            return await self._begin_with_key(caller, dialect, said, key)
+        with suppress(KeyQuotaExceeded):  # the message identifies the task without it
+            await self._engine.storage_quota.reserve_key(
+                owner, key_document(owner, key.name, key.digest, task, 0.0, key.before)
+            )
+            await self._store_key(owner, key, task)
         return await self._join(caller, dialect, said, live)
 
-    async def _keyed(
-        self, caller: Caller, dialect: DialectName, said: SendMessage, key: _Fresh, task: str = ""
+    async def _begin_with_key(
+        self, caller: Caller, dialect: DialectName, said: SendMessage, key: _FreeKey, task: str = ""
     ) -> LiveTask | A2aProblem:
-        """Begin a task under a key."""
+        """Begin a task with a key."""
         owner, task = owner_of(caller), task or said.task or secrets.token_hex(16)
         document = key_document(owner, key.name, key.digest, task, self._now(), key.before)
         try:
             await self._engine.storage_quota.reserve_key(owner, document)
         except KeyQuotaExceeded as refused:
-            return _too_much_of(refused)
+            return _quota_problem(refused)
         begun = await self._begin(caller, dialect, replace(_with_id(said), task=task), (document,))
         if isinstance(begun, LiveTask):
             return begun
-        # Perhaps somebody used the key at the same time.
-        used = await self._used(owner, key.name)
+        # Perhaps a concurrent request used the key.
+        used = await self._find_key(owner, key.name)
         if used is None or not used.is_valid(self._now()):
             return begun
-        return await self._under(caller, key.name, used, said)
+        return await self._task_of_key(caller, key.name, used, said)
 
-    async def _used(self, owner: TaskOwner, key: str) -> IdempotencyKey | None:
-        """What a key was used for, which is nothing if the task that it would stand for was not begun."""
+    async def _find_key(self, owner: TaskOwner, key: str) -> IdempotencyKey | None:
+        """The use of a key; None if its task was never begun."""
         used = await read_key(self._journal, owner, key)
         if used is not None and await self._engine.wait_deleted(owner, used.task):
             used = await read_key(self._journal, owner, key)
         return used
 
-    async def _under(self, caller: Caller, key: str, used: IdempotencyKey, said: SendMessage) -> LiveTask | A2aProblem:
-        """The task that a key stands for."""
+    async def _task_of_key(
+        self, caller: Caller, key: str, used: IdempotencyKey, said: SendMessage
+    ) -> LiveTask | A2aProblem:
+        """The task of a key."""
         if used.digest != _digest(said):
             return A2aProblem("key_reused", f"Idempotency-Key {key!r} was used with another message")
-        gone = A2aProblem("task_not_found", f"Task {used.task} of Idempotency-Key {key!r} is not kept any more")
+        gone = A2aProblem("task_not_found", f"Task {used.task} of Idempotency-Key {key!r} is no longer stored")
         return await self._engine.find(owner_of(caller), used.task) or gone
 
-    # -- what a message comes to -------------------------------------------------------------------------------------
+    # -- planning -------------------------------------------------------------------------------------
 
     def _plan(self, caller: Caller, message: Message, context: str) -> TaskPlan:
-        views = _Views(self._hub, caller, self._targets)
+        views = CallerView(self._hub, caller, self._targets)
         made = plan(read_instruction(message), caller, views, Words(self.settings.text_tool, message, context))
-        if made.note and made.note != self._noted:
-            self._noted = made.note
-            log.warning("the tool for plain words cannot be told any", why=made.note)
+        if made.note and made.note != self._last_warning:
+            self._last_warning = made.note
+            log.warning("text_tool cannot be used", reason=made.note)
         return made
 
-    def _address(self, caller: Caller, live: LiveTask, dialect: DialectName, said: SendMessage) -> A2aProblem | None:
-        """Have what follows told where the message says."""
+    def _add_push_config(
+        self, caller: Caller, live: LiveTask, dialect: DialectName, said: SendMessage
+    ) -> A2aProblem | None:
+        """Add the push notification config of a message to its task."""
         if said.push is None:
             return None
         return self.pushing.add(live, self.pushing.recipient(caller, dialect, said.push, live.record.id))
 
-    async def _draft(self, caller: Caller, dialect: DialectName, said: SendMessage, besides: tuple[Document, ...]) -> NewTask:
+    async def _new_task(
+        self, caller: Caller, dialect: DialectName, said: SendMessage, besides: tuple[Document, ...]
+    ) -> NewTask:
         context, task = said.context or secrets.token_hex(16), said.task or secrets.token_hex(16)
         await self._hub.settle(EVERYTHING, until=lambda: self._plan(caller, said.message, context).is_sure)
         made = self._plan(caller, said.message, context)
@@ -339,60 +322,64 @@ class A2aService:
         )
 
     def _offer(self, made: TaskPlan) -> Message:
-        """Say which tools there are to who did not say which."""
+        """A message that suggests tools, because the caller named none."""
         if not made.offer:
-            return _agent("No tool is available to you.")
-        text = f"Which tool shall be run? For instance {', '.join(made.offer)}."
+            return Message(secrets.token_hex(8), "agent", (TextPart("No tool is available to you."),))
+        text = f"Which tool should run? For example {', '.join(made.offer)}."
         example = {"tool": made.offer[0], "arguments": {}}
         how = DataPart(Raw(msgspec.json.encode({"tools": made.offer, "example": example})), "application/json")
         return Message(secrets.token_hex(8), "agent", (TextPart(text), how))
 
-    # -- going on ----------------------------------------------------------------------------------------------------
+    # -- continuing a task ----------------------------------------------------------------------------------------------------
 
     async def _continue(
-        self, caller: Caller, dialect: DialectName, live: LiveTask, said: SendMessage, key: _Fresh | None
+        self, caller: Caller, dialect: DialectName, live: LiveTask, said: SendMessage, key: _FreeKey | None
     ) -> LiveTask | A2aProblem:
         is_first, message = dialect == "0.1", without_headers(said.message)
         is_known = self._is_known(live.record, said, message, is_first=is_first)
         if not is_known:
-            found = await self._with_room(live, message, key)
+            found = await self._check_quota(live, message, key)
             if isinstance(found, A2aProblem):
                 return found
             live = found
-        problem = None if is_known else self._go_on(caller, live, said, is_first=is_first)
-        problem = problem or self._address(caller, live, dialect, said)
+        problem = None if is_known else self._handle_message(caller, live, said, is_first=is_first)
+        problem = problem or self._add_push_config(caller, live, dialect, said)
         await self._engine.wait_stored(live)
         if key is not None and problem is None:
-            # After what it stands for: a crash between the two costs nothing, since the message is known by then.
-            await self._keep_key(owner_of(caller), key, live.record.id)
+            # After the message: if the hub crashes in between, the message identifies itself.
+            await self._store_key(owner_of(caller), key, live.record.id)
         return problem or live
 
-    async def _with_room(self, live: LiveTask, message: Message, key: _Fresh | None) -> LiveTask | A2aProblem:
-        """The task, if there is room for this beside the caller's others."""
+    async def _check_quota(self, live: LiveTask, message: Message, key: _FreeKey | None) -> LiveTask | A2aProblem:
+        """Check the caller's storage quota, and return the task again."""
         owner, allowance = live.record.owner, self._engine.storage_quota
         try:
             await allowance.check(owner, len(msgspec.json.encode(message)))
             if key is not None:
-                await allowance.reserve_key(owner, key_document(owner, key.name, key.digest, live.record.id, 0.0, key.before))
+                await allowance.reserve_key(
+                    owner, key_document(owner, key.name, key.digest, live.record.id, 0.0, key.before)
+                )
         except (StorageQuotaExceeded, KeyQuotaExceeded) as refused:
-            return _too_much_of(refused)
-        # If the journal was asked, the task may have been forgotten and called back as another since.
+            return _quota_problem(refused)
+        # While the journal was read, the task may have been unloaded and loaded again.
         return await self._engine.find(owner, live.record.id) or _not_found(live.record.id)
 
-    async def _keep_key(self, owner: TaskOwner, key: _Fresh, task: str) -> None:
+    async def _store_key(self, owner: TaskOwner, key: _FreeKey, task: str) -> None:
         kept: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
         document = key_document(owner, key.name, key.digest, task, self._now(), key.before)
         self._journal.write((document,), kept.set_result)
         await kept
 
-    def _go_on(self, caller: Caller, live: LiveTask, said: SendMessage, *, is_first: bool) -> A2aProblem | None:
-        """Take a message; the first generation goes on with what has ended, too."""
+    def _handle_message(
+        self, caller: Caller, live: LiveTask, said: SendMessage, *, is_first: bool
+    ) -> A2aProblem | None:
+        """Handle a message to a task. Callers of 0.1 may continue an ended task."""
         record, message = live.record, without_headers(said.message)
         if said.context is not None and said.context != record.context:
             return A2aProblem("invalid_params", f"task {record.id} belongs to another context")
         if record.state in ENDED and not is_first:
             return A2aProblem("unsupported_operation", f"task {record.id} has ended ({record.state})")
-        if (problem := _too_much(record, message)) is not None:
+        if (problem := _limit_problem(record, message)) is not None:
             return problem
         if record.state in ENDED:
             self._engine.reopen(live)
@@ -406,40 +393,40 @@ class A2aService:
         if record.state == "input_required":
             self._instruct(caller, live, message, said.message)
             return None
-        return self._note(live, message)
+        return self._store_text(live, message)
 
     def _is_known(self, record: TaskRecord, said: SendMessage, message: Message, *, is_first: bool) -> bool:
-        """Whether this message was sent to its task before, and is to be answered as it was then."""
+        """Whether this message was sent before, so that the response is the same."""
         is_late = record.is_ended and self._now() >= record.updated + JOINED_SECONDS
         is_elsewhere = said.context not in (None, record.context)
-        return not (is_late or is_elsewhere) and self._is_said_again(record, message, by_words=is_first)
+        return not (is_late or is_elsewhere) and self._is_repeated(record, message, by_words=is_first)
 
-    def _is_said_again(self, record: TaskRecord, message: Message, *, by_words: bool) -> bool:
-        """Whether it was said before, by somebody who may only have missed the answer to it.
+    def _is_repeated(self, record: TaskRecord, message: Message, *, by_words: bool) -> bool:
+        """Whether a message repeats an earlier one, perhaps because the caller missed the response.
 
-        Messages without ids are the same `by_words`. Who was told how the task stands, and that it waits or has ended,
-        means it anew: two questions may have the same answer.
+        Messages without ids are compared `by_words`. After a response that the task waits or has ended, the same words
+        are a new message: two questions may have the same answer.
         """
         if not by_words:
             return any(each.id == message.id and _is_same(each, message) for each in record.said[1:])
-        told = self._handed_over.get((record.owner.key, record.id))
-        if told == _stand(record) and (record.is_ended or record.state in WAITING):
+        told = self._delivered.get((record.owner.key, record.id))
+        if told == _progress(record) and (record.is_ended or record.state in WAITING):
             return False
         last = next((each for each in reversed(record.said) if each.role == "user"), None)
         return last is not None and _is_same(replace(last, id=message.id), message)
 
     def _answer(self, live: LiveTask, message: Message) -> A2aProblem | None:
         asked = live.record.asked
-        assert asked is not None, "only who is asked answers"
+        assert asked is not None, "the task has an open question"
         reply = read_reply(asked, message)
         if isinstance(reply, str):
             return A2aProblem("invalid_params", reply)
         if not self._engine.answer(live, message, reply):
-            return A2aProblem("unsupported_operation", f"task {live.record.id} does not wait for an answer any more")
+            return A2aProblem("unsupported_operation", f"task {live.record.id} is no longer waiting for an answer")
         return None
 
     def _retry(self, caller: Caller, live: LiveTask, asked: StoredQuestion, message: Message, heard: Message) -> None:
-        """Have done what waited for somebody to log in, unless that is declined or something else is wanted now."""
+        """Retry a call that waited for a login, unless the message declines or has another instruction."""
         before = live.record.said
         if is_refusal(asked, message):
             self._engine.change(live, state="canceled", phase="over", asked=None, said=(*before, message))
@@ -447,7 +434,7 @@ class A2aService:
             self._instruct(caller, live, message, _instruction_in((*before, heard)))
 
     def _instruct(self, caller: Caller, live: LiveTask, message: Message, meant: Message) -> None:
-        """The instruction that was missing, `meant` by this message as it was heard or by an earlier one."""
+        """Carry out the instruction in `meant`, which is this message or an earlier one."""
         live.waits_for_login = True
         made = self._plan(caller, meant, live.record.context)
         brief = Raw(msgspec.json.encode(made.brief))
@@ -460,41 +447,41 @@ class A2aService:
         else:
             self._engine.change(live, said=(*said, self._offer(made)))
 
-    def _note(self, live: LiveTask, message: Message) -> A2aProblem | None:
-        """Keep words that are said while the tool runs; what it would have to be told is refused, as it cannot be."""
+    def _store_text(self, live: LiveTask, message: Message) -> A2aProblem | None:
+        """Store text that arrives while the tool runs. Data is refused, because it cannot reach the tool."""
         record = live.record
-        if not _is_words(message):
-            return A2aProblem("unsupported_operation", f"task {record.id} is being worked on and takes no data now")
+        if not _is_text(message):
+            return A2aProblem("unsupported_operation", f"task {record.id} is running and accepts only text now")
         self._engine.change(live, said=(*record.said, message))
         return None
 
     def delivered(self, record: TaskRecord) -> None:
-        """A caller has been answered so about its task."""
-        if record.origin == "0.1":
-            self._note_handed_over(record)
-
-    def _note_handed_over(self, record: TaskRecord) -> None:
+        """A response with this state of the task has reached its caller."""
+        if record.origin != "0.1":
+            return
         key = (record.owner.key, record.id)
-        self._handed_over.pop(key, None)
-        self._handed_over[key] = _stand(record)
-        if len(self._handed_over) > HANDED_OVER_MAX:
-            self._handed_over.popitem(last=False)
+        self._delivered.pop(key, None)
+        self._delivered[key] = _progress(record)
+        if len(self._delivered) > DELIVERED_MAX:
+            self._delivered.popitem(last=False)
 
-    # -- asking after tasks ------------------------------------------------------------------------------------------
+    # -- reading tasks ------------------------------------------------------------------------------------------
 
     async def find(self, caller: Caller, id: str) -> LiveTask | A2aProblem:
         """One of the caller's tasks."""
         return await self._engine.find(owner_of(caller), id) or _not_found(id)
 
     async def get(self, caller: Caller, asked: GetTask) -> TaskRecord | A2aProblem:
-        """How one stands."""
+        """The record of a task."""
         live = await self.find(caller, asked.task)
         return live if isinstance(live, A2aProblem) else (live.stored or live.record)
 
     async def list(self, caller: Caller, asked: ListTasks) -> TaskPage | A2aProblem:
-        """The caller's tasks, those updated last first."""
+        """The caller's tasks, last updated first."""
         if not 1 <= asked.page_size <= PAGE_SIZE_MAX:
-            return A2aProblem("invalid_params", f"pageSize must be between 1 and {PAGE_SIZE_MAX}, not {asked.page_size}")
+            return A2aProblem(
+                "invalid_params", f"pageSize must be between 1 and {PAGE_SIZE_MAX}, not {asked.page_size}"
+            )
         try:
             page = await self._journal.page(
                 TASK,
@@ -506,37 +493,37 @@ class A2aService:
                 token=asked.page_token,
             )
         except ValueError:
-            return A2aProblem("invalid_params", "pageToken is not one that was given")
+            return A2aProblem("invalid_params", "pageToken is invalid: use the nextPageToken of a result")
         records = [self._engine.current_record(document) for document in page.documents]
         tasks = tuple(_listed(shown(record), asked) for record in records if record is not None)
         return TaskPage(tasks, page.total, page.next, asked.page_size)
 
-    # -- ending them -------------------------------------------------------------------------------------------------
+    # -- cancelling -------------------------------------------------------------------------------------------------
 
     async def cancel(self, caller: Caller, asked: CancelTask) -> LiveTask | A2aProblem:
-        """Give one up."""
+        """Cancel a task."""
         live = await self.find(caller, asked.task)
         if isinstance(live, A2aProblem):
             return live
-        if not self._engine.cancel(live, "the caller gave the task up"):
+        if not self._engine.cancel(live, "the caller cancelled the task"):
             return A2aProblem("task_not_cancelable", f"Task {asked.task} has ended ({live.record.state})")
         await self._engine.wait_stored(live)
         return live
 
 
 def _instruction_in(said: tuple[Message, ...]) -> Message:
-    """The message that says what is to be done: the last one with an instruction, else the first."""
+    """The message with the instruction: the last one that has one, else the first."""
     spoken = [message for message in said if message.role == "user"]
     return next((each for each in reversed(spoken) if _has_instruction(each)), spoken[0])
 
 
 def _has_instruction(message: Message) -> bool:
-    """Whether a message says what is to be done, and not only in words."""
+    """Whether a message has an instruction, not only text."""
     read = read_instruction(message)
     return not isinstance(read, Saying) and not (isinstance(read, ToolInstruction) and read.words)
 
 
-def _stand(record: TaskRecord) -> Stand:
+def _progress(record: TaskRecord) -> TaskProgress:
     return record.state, len(record.said), 0 if record.asked is None else record.asked.number
 
 
@@ -544,47 +531,49 @@ def _refusal(refused: TaskNotStarted) -> A2aProblem:
     if isinstance(refused, TaskExists):
         return A2aProblem("invalid_params", str(refused))
     if isinstance(refused, StorageQuotaExceeded | MessageQuotaExceeded):
-        return _too_much_of(refused)
+        return _quota_problem(refused)
     return A2aProblem("internal", str(refused), {"executed": "no"})
 
 
-def _too_much_of(refused: TaskNotStored) -> A2aProblem:
-    """The caller has reached a bound of its own, which is no failure of ours: to try again does not help."""
+def _quota_problem(refused: TaskNotStored) -> A2aProblem:
+    """The caller has reached its quota. It is not an internal error, because a retry does not help."""
     return A2aProblem("unsupported_operation", str(refused), {"executed": "no"})
 
 
-def _too_much(record: TaskRecord, message: Message) -> A2aProblem | None:
-    """Refuse what a task has no room for; a new one has."""
+def _limit_problem(record: TaskRecord, message: Message) -> A2aProblem | None:
+    """The problem of a task that has reached its limits; a new task has room."""
     if len(record.said) >= SAID_MAX:
-        return A2aProblem("unsupported_operation", f"task {record.id} has {SAID_MAX} messages, which is the most")
+        return A2aProblem(
+            "unsupported_operation", f"task {record.id} has {SAID_MAX} messages, which is the limit; begin a new task"
+        )
     if sum(len(msgspec.json.encode(each)) for each in (*record.said[1:], message)) > SAID_BYTES_MAX:
-        most = f"{SAID_BYTES_MAX} bytes is the most that can be said after it has begun"
+        most = f"messages after the first may have {SAID_BYTES_MAX} bytes in all; begin a new task"
         return A2aProblem("unsupported_operation", f"task {record.id} has no room for this message: {most}")
     return None
 
 
-def _is_words(message: Message) -> bool:
-    """Whether a message has neither an instruction nor values."""
+def _is_text(message: Message) -> bool:
+    """Whether a message is only text."""
     has_values = any(isinstance(part, DataPart) or object_in(part) for part in message.parts)
     return not has_values and isinstance(read_instruction(message), Saying)
 
 
-def _unusable(message: Message) -> A2aProblem | None:
-    """Say of a file that nobody here takes one, instead of losing it: tools take JSON, and words."""
+def _file_problem(message: Message) -> A2aProblem | None:
+    """Refuse files instead of dropping them: tools take JSON and text."""
     for part in message.parts:
         if isinstance(part, FilePart):
             kind = (part.media_type or "any type")[:ID_LENGTH_MAX]
-            return A2aProblem("content_type_not_supported", f"A file of {kind} cannot be taken: only text and data can")
+            return A2aProblem("content_type_not_supported", f"A file of {kind} is not supported: send text or data")
     return None
 
 
 def _task_of(owner: TaskOwner, said: SendMessage) -> str:
-    """The id of the task that a message begins: of what is kept of it, and so not of the secrets in it."""
+    """The id of the task that a message begins, derived from its stored form without secrets."""
     return task_id_for(owner, message_digest(without_headers(said.message), said.context))
 
 
 def _digest(said: SendMessage) -> str:
-    """What messages have in common that are the same under a key."""
+    """The digest that repeated messages with a key share."""
     return message_digest(without_headers(said.message), said.task, said.context, said.metadata or None)
 
 
@@ -593,7 +582,7 @@ def _is_same(one: Message, other: Message) -> bool:
 
 
 def _with_id(said: SendMessage) -> SendMessage:
-    """The same, with an id for its message: not every generation has them."""
+    """Add an id to the message if its generation has none."""
     if said.message.id:
         return said
     return replace(said, message=replace(said.message, id=secrets.token_hex(16)))
@@ -605,7 +594,3 @@ def _listed(task: Task, asked: ListTasks) -> Task:
 
 def _not_found(id: str) -> A2aProblem:
     return A2aProblem("task_not_found", f"Task not found: {id[:ID_LENGTH_MAX]}")
-
-
-def _agent(text: str) -> Message:
-    return Message(secrets.token_hex(8), "agent", (TextPart(text),))

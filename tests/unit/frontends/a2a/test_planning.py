@@ -11,7 +11,7 @@ import pytest
 
 from isthmus.core.access.policy import Policy
 from isthmus.core.catalog.view import View
-from isthmus.core.ports import OpenTarget, TargetAddress, TargetSpec
+from isthmus.core.ports import OpenTarget, UnopenedTarget, TargetSpec
 from isthmus.frontends.a2a.caller_messages import (
     EMPTY,
     BadInstruction,
@@ -21,7 +21,7 @@ from isthmus.frontends.a2a.caller_messages import (
     Saying,
     ToolInstruction,
 )
-from isthmus.frontends.a2a.planning import OFFERED_MAX, TargetCall, TaskPlan, Words, plan
+from isthmus.frontends.a2a.planning import OFFERED_MAX, CallerView, TargetCall, TaskPlan, Words, plan
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, Call, Result, Surface
 from isthmus.model.faults import Fault, NotConnected, TargetRefused
@@ -45,24 +45,25 @@ CLOSED = NotConnected(ServerName("bank"), "HTTP 401", status=401, login="https:/
 SAID = Message("m1", "user", (), metadata=raw({"k": 1}))
 
 
-class Sight:
+class Sight(CallerView):
     """What one caller sees of a hub with one server."""
 
     def __init__(self, caller: Caller = ANYONE) -> None:
         self.hub = Stage.of(OFFER).hub
+        super().__init__(self.hub, caller, None)
         self.caller = caller
         self.named: list[TargetSpec] = []
-        self.found: ServerName | TargetAddress | Fault = TargetRefused("Not there")
+        self.found: ServerName | UnopenedTarget | Fault = TargetRefused("Not there")
         self.lost: NotConnected | None = None
         """Why the server with the tools is away."""
 
     def view(self, surface: Surface) -> View:
         return self.hub.snapshot.view(self.caller.grants, surface)
 
-    def knows(self, server: str) -> bool:
+    def has_server(self, server: str) -> bool:
         return server == "bank" or server in self.view(EVERYTHING).servers
 
-    def closed(self, server: str) -> NotConnected | None:
+    def never_listed(self, server: str) -> NotConnected | None:
         return CLOSED if server == "bank" else None
 
     def unreached(self, surface: Surface, name: str) -> NotConnected | None:
@@ -70,11 +71,11 @@ class Sight:
         may_call = Policy(self.caller.grants).allows(ServerName("bank"), FeatureName(tool))
         return CLOSED if server == "bank" and tool and may_call else None
 
-    def away(self, server: str) -> NotConnected | None:
-        return self.lost if server == "files" else self.closed(server)
+    def not_connected(self, server: str) -> NotConnected | None:
+        return self.lost if server == "files" else self.never_listed(server)
 
-    def find(self, named: TargetSpec) -> ServerName | TargetAddress | Fault:
-        self.named.append(named)
+    def find(self, target: TargetSpec) -> ServerName | UnopenedTarget | Fault:
+        self.named.append(target)
         return self.found
 
     def plan(self, instruction: Instruction, text_tool: str | None = None) -> TaskPlan:
@@ -371,7 +372,7 @@ async def test_a_notification_has_no_answer() -> None:
 async def test_what_is_said_to_be_accepted_is() -> None:
     made = Sight().plan(CommandInstruction("files", "tools/jump"))
     assert made.ending is not None
-    named = made.ending.message.partition(" is none of ")[2].split(", ")
+    named = made.ending.message.partition(" must be one of ")[2].split(", ")
     assert {"ping", "tools/call", "tools/list", "resources/templates/list", "completion/complete"} <= set(named)
     assert not [method for method in named if method.startswith("tasks/")]
 

@@ -620,7 +620,7 @@ async def test_other_generations_leave_what_has_ended() -> None:
 
 
 async def test_few_remember_that_they_told_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desks, "HANDED_OVER_MAX", 1)
+    monkeypatch.setattr(desks, "DELIVERED_MAX", 1)
     async with hall() as here:
         here.office.answer_at_once()
         for name in ("mine", "other"):

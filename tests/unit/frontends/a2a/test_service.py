@@ -210,7 +210,7 @@ async def test_that_the_tool_for_words_takes_none_is_logged_once() -> None:
         for number in range(2):
             live = await begun(office, saying("hello", f"m{number}"))
             assert (live.record.state, office.sent) == ("input_required", [])
-    assert [line["why"] for line in logs] == ["text_tool files.read has no argument named text"]
+    assert [line["reason"] for line in logs] == ["text_tool files.read has no argument named text"]
 
 
 @pytest.mark.parametrize(
