@@ -1,8 +1,8 @@
-"""Why a call did not end in a result, and whether the tool ran nevertheless.
+"""Every way a call can fail, and how each protocol reports it.
 
-The tree splits first by who is at fault. Every leaf sets `executed`: "no" is a proof, "yes" a fact, "unknown"
-everything else. Faults are both returned (by stages) and raised (while connecting). Frontends map the leaves to their
-protocols' codes.
+The classes split first by who is at fault: the caller, the server or the hub. `FAULTS` has one row per kind with all
+its codes; frontends, the library and the command line read that table and have none of their own. A new kind is a
+class and a row here. Stages return faults; code that connects to servers raises them.
 """
 
 from __future__ import annotations
@@ -385,7 +385,7 @@ class Lost(UpstreamFault):
 
 
 class TimedOut(UpstreamFault):
-    """No response within the deadline; the server was told to stop."""
+    """The server did not respond before the deadline; the hub sent it a cancellation."""
 
     reason = "timed_out"
 
