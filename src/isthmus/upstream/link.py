@@ -393,13 +393,13 @@ class BaseLink(ABC):
         return await self.answered(self.start_request(method, params), within)
 
     def start_request(self, method: str, params: bytes) -> HubRequest:
-        """Send a request without waiting; `response_to` must be awaited later."""
+        """Send a request without waiting; `answered` must be awaited later."""
         own_request = HubRequest(self.server, method)
         self._dispatch(self.next_id(), method, params, own_request)
         return own_request
 
     async def answered(self, own_request: HubRequest, within: float = ASK_SECONDS) -> msgspec.Raw:
-        """Wait for the result of a request. Raises as `request` does."""
+        """Wait for the result of a request. Raises as `ask` does."""
         try:
             # Not `wait_for`: in Python 3.11 it swallows a cancellation that comes together with the answer.
             async with asyncio.timeout(within):

@@ -1,7 +1,7 @@
-"""What an agent's card offers, as tools: one for each skill.
+"""An agent's card: one tool per skill, and the endpoint to send requests to.
 
-Pure. A skill whose schemas are known, as those of another hub are, takes its own arguments; any other takes words, data
-beside them, and the task or the conversation that it is to go on with. Called by the link.
+Pure. A skill with schemas, as another hub gives them, takes its own arguments; any other takes a text, data, and the
+task or context to continue. A card must not lead the operator's credentials to another host. Called by the link.
 """
 
 from __future__ import annotations

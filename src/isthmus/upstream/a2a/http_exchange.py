@@ -1,7 +1,7 @@
-"""One request to an agent and its reply: one body, or a stream of events, read as they come.
+"""One HTTP request to an agent and its response: one body, or a stream of events.
 
-Tells its owner what the agent says in the terms of A2A, and how it ended in those of links. It decides nothing about
-the call behind it, and sends nothing again. Made by the link.
+Reports to its owner what the agent says, in the terms of A2A, and how the exchange ended. It decides nothing about the
+call, and retries nothing. Started by the link.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _ADVICE = {**ADVICE, 405: "; check that its card names the right place"}
 
 
 class ExchangeOwner(Protocol):
-    """Whom a visit is for."""
+    """The owner of an exchange."""
 
     def on_update(self, update: Update, *, is_whole: bool) -> None:
         """The agent said something; `is_whole` if that is all it answers."""
@@ -81,7 +81,7 @@ class ExchangeOwner(Protocol):
 
 
 class ExchangeLink(Protocol):
-    """What a visit needs of the link that it travels on."""
+    """What an exchange needs from its link."""
 
     server: ServerName
     limits: Limits

@@ -1,7 +1,7 @@
-"""An agent of A2A 1.0 or 0.3: its card is its list of tools, and a call of one is a commission.
+"""A link to an A2A 1.0 or 0.3 agent: its card is its list of tools, and each call is a remote task.
 
-The card is read when the agent is greeted and whenever its list is read again, so that changed skills change the list.
-Nothing is heard of an agent by itself. The supervisor owns such links; lanes send calls on them.
+The card is read in the handshake and with every listing, so that changed skills change the list. An agent sends nothing
+by itself. Reconnectors own such links; server queues send calls on them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ CANCEL_SECONDS = 10.0
 
 
 class CancelRequest:
-    """Waits until an agent has heard that a task is given up, or long enough."""
+    """Waits until the agent has answered a cancel request, or long enough."""
 
     def __init__(self, on_done: Callable[[CancelRequest], None]) -> None:
         self._on_done = on_done
@@ -72,15 +72,15 @@ class CancelRequest:
         return self._exchange is not None and self._exchange.may_have_left
 
     def on_update(self, update: Update, *, is_whole: bool) -> None:
-        """See `VisitOwner`."""
+        """See `ExchangeOwner`."""
         self.end()
 
     def ended(self) -> None:
-        """See `VisitOwner`."""
+        """See `ExchangeOwner`."""
         self.end()
 
     def failed(self, fault: Fault) -> None:
-        """See `VisitOwner`; it may have ended by itself."""
+        """See `ExchangeOwner`; the task may have ended by itself."""
         self.end()
 
     def end(self) -> None:
@@ -157,7 +157,10 @@ class _OwnedTask(NamedTuple):
 
 
 class TaskOwners:
-    """The tasks that callers were given, the oldest first."""
+    """Which caller each remote task belongs to, so that nobody can continue another caller's task.
+
+    In memory and bounded. All links to agents share one.
+    """
 
     def __init__(self) -> None:
         self._all: dict[_OwnedTask, None] = {}
@@ -218,7 +221,7 @@ _MAX_AGE = re.compile(r"(?:^|[,\s])max-age\s*=\s*(\d{1,9})", re.IGNORECASE)
 
 
 class AgentLink(BaseLink):
-    """An agent's place, and the commissions that are run there."""
+    """An agent's endpoint, and the remote tasks that run there."""
 
     can_ask = False
     """It may ask, but what it lists and does is the same for everybody, whatever they can be asked."""
@@ -456,15 +459,15 @@ class AgentLink(BaseLink):
         return request_head(outgoing.verb, contact.target(outgoing.path), contact.origin, headers), outgoing.body
 
     def over(self, remote_task: RemoteTask) -> None:
-        """See `CommissionOwner`."""
+        """See `RemoteTaskLink`."""
         self._remote_tasks.discard(remote_task)
 
     def task_started(self, inflight: InFlight, task: str) -> None:
-        """See `CommissionOwner`: from now on its caller may go on with it."""
+        """See `RemoteTaskLink`: from now on its caller may continue the task."""
         self.task_owners.add(inflight.call.caller, self.server, task)
 
     def cancel_task(self, task: str) -> None:
-        """Tell the agent that nobody waits for a task; what it answers is of no interest."""
+        """Cancel a task; the response is ignored."""
         if not self.is_lost:
             cancel_request = CancelRequest(self._ended)
             self._cancel_requests[cancel_request] = None
@@ -524,13 +527,13 @@ class AgentLink(BaseLink):
         waiter.fail(NotConnected(self.server, f"it is an agent, and does not know {method}"))
 
     def _forget(self, waiter: Waiter) -> None:
-        """Nobody waits for anything but commissions."""
+        """Only remote tasks wait for responses."""
 
     def _notify(self, method: str, params: Payload | None) -> None:
-        """An agent is told nothing but messages."""
+        """Agents get no notifications."""
 
     def listen(self) -> None:
-        """An agent tells nothing beside its tasks."""
+        """Agents send no notifications."""
 
 
 def _unknown_extensions(card: AgentCard) -> tuple[str, ...]:

@@ -1,4 +1,8 @@
-"""The arguments of a call as what an agent is told. Pure; called by the link."""
+"""Conversions between MCP and A2A messages: tool arguments, questions and answers, progress, and failures.
+
+Pure. Another hub passes MCP questions, reports and faults through unchanged; other agents write text. Called by the
+link and remote tasks.
+"""
 
 from __future__ import annotations
 

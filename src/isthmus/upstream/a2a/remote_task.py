@@ -1,7 +1,7 @@
-"""A call to an agent: the message that it is told, the task that comes of it, and what that ends in.
+"""One call to an agent: its message, the task that it becomes, and the outcome.
 
-No task of the loop and no lock: callbacks and one timer. The message is sent once and never again: whatever breaks
-after it has left, the agent is asked how the task stands, and listened to again. Made by the link, for one call each.
+No asyncio task and no lock: callbacks and one timer. The message is sent once and never repeated. If anything breaks
+afterwards, the hub polls the task and subscribes to it again. The link makes one per call.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ HISTORY_LENGTH = 2
 
 
 class RemoteTaskLink(Protocol):
-    """What a commission needs of the link that it is run on."""
+    """What a remote task needs from its link."""
 
     server: ServerName
     limits: Limits
@@ -104,7 +104,7 @@ class RemoteTaskLink(Protocol):
         """Tell the agent that nobody waits for a task."""
 
     def over(self, remote_task: RemoteTask) -> None:
-        """A commission has ended, one way or the other."""
+        """A remote task has ended."""
 
 
 class RemoteTask:

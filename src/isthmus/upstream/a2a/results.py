@@ -1,7 +1,6 @@
-"""What an agent brought forth, as the result of a tool: every part as the block of content that it is.
+"""An agent's artifacts as a tool result: each part becomes a content block.
 
-Pure. Parts of an artifact that arrive piece by piece are put together again, within a bound; JSON stays the text that
-it was. Called by commissions.
+Pure. Chunks of an artifact are joined, within a bound; JSON is kept byte for byte. Called by remote tasks.
 """
 
 from __future__ import annotations

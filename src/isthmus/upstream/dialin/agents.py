@@ -1,6 +1,8 @@
-"""One agent and the servers that dialled in under it: who is here, who is away, who is just coming.
+"""One agent and the servers that dialled in under it, and how such servers are named.
 
-`upstream.dialin.registry` has one of these for each agent; faces see it as `core.ports.AgentServers`.
+The registry has one `DialInAgent` per agent; frontends see it as `core.ports.AgentServers`. A name must not depend on
+who comes first: a permission could then mean another agent's server. So the strongest claim has the name, and the
+registry renames the others.
 """
 
 from __future__ import annotations

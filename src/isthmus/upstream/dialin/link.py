@@ -1,6 +1,6 @@
-"""A link to a server that dialled in: one channel, one MCP session, shared by every caller.
+"""A link to a server that dialled in: one channel, one MCP session, shared by all callers.
 
-It is greeted and listed before anybody keeps it (`upstream.dialin.registry`), because only then is it known whose it is.
+The registry (`upstream.dialin.registry`) initializes and lists it before it is assigned: only then its owner is known.
 """
 
 from __future__ import annotations
@@ -297,7 +297,7 @@ class DialInLink(DuplexLink):
             super().read(text)
 
     def on_error_reply(self, waiter: Waiter, reply: ErrorReply) -> None:
-        """See `BaseLink.on_error_reply`; a hub, as our own client is, tells what became of a call that was not answered."""
+        """See `BaseLink.on_error_reply`. A hub, like our own client, reports what became of a failed call."""
         told = read_error(self.server, reply) if self.is_muxed or self.hubs else reply
         if isinstance(told, ErrorReply):
             super().on_error_reply(waiter, told)

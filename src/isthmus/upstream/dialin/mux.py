@@ -1,8 +1,7 @@
 """The hub's end of a WebSocket that several servers share (`isthmus.mux.v1`).
 
-`DialIns.accept_mux` makes a `MuxHost` of an open socket; the host hears everything on it and gives each channel to
-`DialIns.accept_channel`, to which a channel is like a socket of its own. What one channel does ends that channel; what
-is no frame ends the socket, and with it only servers of the client that wrote it.
+`DialInRegistry.accept_mux` makes a `MuxHost` for an open socket; the host reads all frames and passes each channel to
+`DialInRegistry.accept_channel`. An error on a channel ends that channel; an invalid frame ends the socket.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Keeps a server that dials in: its link comes by itself, already greeted and listed, and comes again when it likes.
+"""The reconnector of a server that dials in: its link arrives by itself, already initialized and listed.
 
-It has no task while there is nothing to do: there may be ten thousand of them. What it does not say here, it does as
-the keeper of any other server. Kept by `upstream.dialin.agents`.
+It has no task while idle: there may be ten thousand of them. Everything else is as in `Reconnector`. Owned by
+`upstream.dialin.agents`.
 """
 
 from __future__ import annotations

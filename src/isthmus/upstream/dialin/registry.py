@@ -1,7 +1,9 @@
-"""The servers that dial in: sockets come, are greeted and given their seats; they go, and their seats are kept a while.
+"""The registry of servers that dial in.
 
-The relay's face offers sockets (`accept`), `app` makes it and passes on what is configured. What becomes of a server
-once it has its seat is `upstream.dialin.reconnector`'s.
+Sockets are accepted, initialized and assigned; absent servers are kept a while.
+
+The relay frontend offers sockets (`accept`); `app` creates the registry. `upstream.dialin.reconnector` takes care of an
+assigned server.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ TRY_LATER = 1013
 
 
 class DialInRegistry:
-    """Everybody who dials in. See `faces.relay.ports.DialIns`."""
+    """All servers that dial in; the relay frontend's port."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""What is remembered of servers that dialled in, so that a hub that starts again knows them before they are back.
+"""Stores servers that dialled in, so that a restarted hub knows them before they are back.
 
-One document each, under its agent and its id there. Writing is beside the point of the hub: it is put off, gathered and
-bounded, and a journal that fails costs a line in the log. Used by `upstream.dialin` alone.
+One document per server, under its agent and id. Writes are delayed, batched and bounded; a failing journal only costs a
+log line.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The functions of this process that one hub shows: those of `@tool`, and those that were given to this hub alone.
+"""Tools of this process: the hub's built-in ones, functions marked with `@tool`, and functions of one hub.
 
-Each server of them is a lane with a `LocalLink`; `builtin` is always there. What is shown follows
-`upstream.python.registry`: whenever that changes, the hub publishes anew. Made by `app.hub`.
+Each server of them is a queue with a `LocalLink`; `builtin` always exists. When `upstream.python.registry` changes, the
+hub publishes again. Created by `app.hub`.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class LocalTool(msgspec.Struct, frozen=True):
 
 
 class LocalLink:
-    """Runs what this process has: tools of the hub's own, and functions. Nothing can be lost on the way.
+    """Runs the tools of this process; nothing can be lost on the way.
 
-    `functions` are replaced as a whole by whoever made the link; a tool of the hub's own comes before a function.
+    `functions` is replaced as a whole; built-in tools take precedence over functions.
     """
 
     def __init__(self, server: ServerName, tools: list[LocalTool], background: BackgroundTasks, runner: Runner) -> None:
@@ -216,7 +216,7 @@ OPERATORS = ToolRules(is_trusted=True)
 
 
 class HubFunctions:
-    """What one hub shows of this process. On the hub's loop only, except that the registry changes in any thread."""
+    """The functions that one hub publishes. Used on the hub's loop only; the registry may change in any thread."""
 
     def __init__(
         self,
@@ -240,7 +240,7 @@ class HubFunctions:
         self._given: dict[ServerName, dict[str, Runnable]] = {BUILTIN: {}}
         self._links: dict[ServerName, LocalLink] = {}
         self._left: list[LocalLink] = []
-        """Links of servers that are not shown any more, which may still work."""
+        """Links of removed servers that may still work."""
         self._open(BUILTIN, tools)
         self._unwatch = registry.watch(self._registry_changed)
 

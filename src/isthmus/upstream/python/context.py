@@ -1,7 +1,7 @@
-"""What a function may know of the call that it serves, and tell or ask while it works on it.
+"""What a function may know of its call, and report or ask while it runs.
 
-`Context` is for the authors of functions: a parameter annotated with it is not the caller's to give. A question
-travels as MCP's `elicitation/create`, whatever the caller speaks. Made by `upstream.python.runner` for each call.
+`Context` is for authors of functions: a parameter annotated with it is filled by the hub. A question is sent as MCP's
+`elicitation/create`, whatever the caller's protocol. `upstream.python.runner` makes one per call.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class NoAnswerError(RuntimeError):
 
 
 class QuestionSender:
-    """Puts the questions of one call to its caller, from any thread."""
+    """Sends the questions of one call to its caller, from any thread."""
 
     __slots__ = ("_inflight", "_loop")
 
@@ -56,7 +56,7 @@ class QuestionSender:
         return _running_loop() is self._loop
 
     def begin(self, question: Question) -> Future[Reply]:
-        """Ask; who cancels what is returned takes the question back."""
+        """Ask; cancelling the returned future cancels the question."""
         answer: Future[Reply] = Future()
         if self.is_loop_here():
             self._put(question, answer)
@@ -83,7 +83,7 @@ def _give(answer: Future[Reply], reply: Reply) -> None:
 
 
 class Context:
-    """What a function may know of the call that it serves, tell and ask while it works on it. Safe in any thread."""
+    """What a function may know of its call, and report or ask while it runs. Safe in any thread."""
 
     __slots__ = ("_asker", "_emit", "caller", "session")
 

@@ -1,7 +1,7 @@
-"""Python functions of the operator's own, run in the hub's process behind the same link as any server's.
+"""A link to the operator's own Python functions, which run in the hub's process.
 
-How they run is said in `upstream.python.runner`. The functions are trusted: they can do whatever the hub can. Their authors
-find `Context` here.
+`upstream.python.runner` runs them. The functions are trusted: they can do whatever the hub can. Their authors import
+`Context` from here.
 """
 
 from __future__ import annotations

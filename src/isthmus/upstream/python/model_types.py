@@ -1,7 +1,6 @@
-"""Types of parameters and results that are neither Python's own nor msgspec's: models of pydantic, and paths.
+"""Hooks for msgspec: pydantic models and paths as types of parameters and results.
 
-Models are known by what they can do, so that nobody has to have pydantic who has none of them. These are the hooks that
-msgspec asks about a type it does not know. Called by `upstream.python.signatures` and `upstream.python.runner`.
+Models are recognized by their methods, so that pydantic is not a dependency.
 """
 
 from __future__ import annotations

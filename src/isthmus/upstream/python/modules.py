@@ -1,8 +1,7 @@
-"""Importing the operator's Python: a module, or one function of it, as tools.
+"""Imports the operator's Python modules and finds their tools.
 
-A module may fail in any way while it is imported, ask to end the process, or never come back; every such ending is
-a sentence here, with the file and the line. Called by `upstream.python.link`, and by `app.hub` for modules whose
-functions are built-in tools.
+A module may fail in any way while it is imported, exit the process, or hang; each is reported in one sentence with file
+and line. Called by `upstream.python.link`, and by `app.hub` for modules with `@tool` functions.
 """
 
 from __future__ import annotations

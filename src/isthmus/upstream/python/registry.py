@@ -1,8 +1,7 @@
-"""The functions that a program made tools by `@tool`, for every hub of this process.
+"""The functions marked with `@tool`, for all hubs of this process.
 
-A table and nothing else: no loop, no thread, no import of anybody's module. Any thread may change it, and whoever
-watches it hears so in that thread. Filled by `library.functions`, read by `upstream.python.builtin` for the server
-`builtin` and by `upstream.python.modules` for a module that is a server of its own.
+Only a table: no loop, no thread, no import. Any thread may change it; watchers are called in that thread. Filled by
+`library.functions`, read by `upstream.python.builtin` and `upstream.python.modules`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Runs functions for calls: plain ones in threads, asynchronous ones on the loop as members of the crew.
+"""Runs functions for calls: plain ones in threads, asynchronous ones on the loop.
 
-A plain function may wait or compute and holds up nobody; one that says that it is quick runs where it is, without a
-thread. Asynchronous functions are cancelled with their calls; threads cannot be: the call ends, the function goes on,
-its thread is taken until it returns, and what it returns is dropped. Used by the links to functions.
+A function marked as inline runs on the loop without a thread. Asynchronous functions are cancelled with their calls. A
+thread cannot be stopped: the call ends, the function goes on, and its result is dropped. Threads are daemons, so that a
+hanging function does not keep the hub from ending.
 """
 
 from __future__ import annotations

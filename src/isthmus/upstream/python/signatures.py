@@ -1,7 +1,8 @@
-"""A Python function as a tool: its schema read from its signature, its arguments checked and converted.
+"""A Python function as a tool: schema and description from its signature and docstring, arguments converted.
 
-Decides and describes; it starts no thread and no task, which is for `upstream.python.runner`. A parameter annotated with
-`Context` is not the caller's to give.
+Pure: `upstream.python.runner` runs the functions. A parameter annotated with `Context` is filled by the hub, not the
+caller. Docstrings in Google, NumPy and Sphinx style are read here, because `docstring_parser` is not a runtime
+dependency.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Addresses that callers name, and the patterns that say which of them may be named.
+"""Addresses that callers name, and the patterns that allow them.
 
-Plain values: nothing is resolved or dialled. An address is read once, into the parts that are compared and dialled
-alike; one that two parsers could read differently is none.
+Plain values: nothing is resolved or dialled. Addresses that two parsers could read differently are refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Servers that callers name by their addresses: found, allowed or refused, kept while they are used.
+"""Servers that callers name by address: allowed or refused, and kept while they are used.
 
-Such a server is its caller's alone. It is kept in a hub of its own, which no face lists, so that nobody else can see or
-call it; and its link is told from others by whose it is, where it leads and a digest of the headers that go there.
+Such a server belongs to its caller alone. It is in a hub of its own, which no frontend lists. Its key is the caller,
+the address, and a digest of the headers that are sent there.
 """
 
 from __future__ import annotations
