@@ -15,9 +15,9 @@ from websockets.frames import Opcode
 from websockets.typing import Subprotocol
 
 from isthmus.frontends.http.auth import Denied
-from isthmus.frontends.http.listener import DoorSettings, HttpListener
+from isthmus.frontends.http.listener import HttpListener, HttpListenerSettings
 from isthmus.frontends.http.request_cycle import Message, Receive, Send
-from isthmus.frontends.http.upgrade import Opening
+from isthmus.frontends.http.websocket_upgrade import WebSocketOffer
 from isthmus.transport.websocket import AcceptedSocket, Hearer
 
 PATIENCE_SECONDS = 30.0
@@ -57,10 +57,10 @@ class House:
     guests: list[Guest] = field(default_factory=list)
     more: dict[str, Any] = field(default_factory=dict)
 
-    def decide(self, scope: Message) -> Opening | Denied:
+    def decide(self, scope: Message) -> WebSocketOffer | Denied:
         if scope["path"] != "/socket":
             return Denied(403, "Not here.")
-        return Opening(self.take, LIMIT_BYTES, **self.more)
+        return WebSocketOffer(self.take, LIMIT_BYTES, **self.more)
 
     def take(self, socket: AcceptedSocket) -> Hearer:
         guest = Guest(socket)
@@ -79,7 +79,7 @@ async def nothing(scope: Message, receive: Receive, send: Send) -> None:
 
 @asynccontextmanager
 async def house(**more: Any) -> AsyncIterator[tuple[House, HttpListener]]:
-    door = HttpListener(nothing, DoorSettings(port=0))
+    door = HttpListener(nothing, HttpListenerSettings(port=0))
     made = House(await door.open(), more=more)
     door.offer_sockets(made.decide)
     try:

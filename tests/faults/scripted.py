@@ -16,19 +16,15 @@ from typing import Any, Self
 
 import msgspec
 
-from isthmus.app.access import Access
 from isthmus.app.hub import LOCAL, RunningHub
-from isthmus.app.serve import Routes
+from isthmus.app.serve import Access, Routes
 from isthmus.config.load import load
 from isthmus.core.calls.inflight import InFlight
-from isthmus.frontends.http.listener import DoorSettings, HttpListener
+from isthmus.frontends.http.listener import HttpListener, HttpListenerSettings
 from isthmus.frontends.mcp.http import McpHttp
 from isthmus.frontends.rest.http import RestHttp
-from isthmus.model.calls import Call
-from isthmus.model.events import Event
+from isthmus.model.calls import NOT_ASKED, Call, Event, OnReply, Outcome, Question
 from isthmus.model.names import ServerName
-from isthmus.model.outcomes import Outcome
-from isthmus.model.questions import NOT_ASKED, OnReply, Question
 from tests.faults.watching import eventually
 from tests.hubs import write_config
 
@@ -245,9 +241,9 @@ async def hub_of(folder: Path, servers: Mapping[str, Any], **tables: Any) -> Asy
 async def door_of(hub: InProcess) -> AsyncIterator[int]:
     """Open a hub's door as `serve` does; yields its port."""
     gate = Access(hub.running.configuration).open()
-    mcp, rest = McpHttp(hub.running.dialogue(), gate), RestHttp(hub.running.hub, gate)
+    mcp, rest = McpHttp(hub.running.mcp_methods(), gate), RestHttp(hub.running.hub, gate)
     routes = Routes(hub.running.surface, mcp, rest, {})
-    door = HttpListener(routes, DoorSettings(port=0))
+    door = HttpListener(routes, HttpListenerSettings(port=0))
     door.offer(routes.take)
     try:
         yield await door.open()

@@ -17,16 +17,16 @@ import structlog
 
 from isthmus.app.hub import RunningHub
 from isthmus.app.identity import TRUST_SECONDS, Identities
-from isthmus.app.key_file import KeyFile
+from isthmus.app.key_files import KeyFile
 from isthmus.app.serve import Routes
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.frontends.http.auth import Authenticator
-from isthmus.frontends.http.listener import DoorSettings, HttpListener
+from isthmus.frontends.http.listener import HttpListener, HttpListenerSettings
 from isthmus.frontends.http.origin import OriginGuard
 from isthmus.frontends.mcp.http import McpHttp
 from isthmus.frontends.rest.http import RestHttp
 from isthmus.identity.keys import digest_of
-from isthmus.identity.store import mint, revoked
+from isthmus.identity.minted_keys import mint, revoked
 from isthmus.model.callers import Caller, Grants
 from tests.face.wire import BASE, PING, Reply, connected, encoded, key_header, legacy
 from tests.hubs import environment, isthmus, write_config
@@ -50,9 +50,9 @@ class Hub:
         self.identities.decide()
         self.running = RunningHub(configuration, {})
         gate = Authenticator(OriginGuard(bind_host="127.0.0.1"), self.identities.identify)
-        self.mcp = McpHttp(self.running.dialogue(), gate)
+        self.mcp = McpHttp(self.running.mcp_methods(), gate)
         routes = Routes(self.running.surface, self.mcp, RestHttp(self.running.hub, gate), {})
-        self.door = HttpListener(routes, DoorSettings(port=0))
+        self.door = HttpListener(routes, HttpListenerSettings(port=0))
         self.door.offer(routes.take)
         self.port = 0
 

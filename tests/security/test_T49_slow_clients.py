@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.frontends.http.settings import Addresses, DoorSettings
+from isthmus.frontends.http.settings import AddressCounts, HttpListenerSettings
 from tests.face.wire import BASE, PING, PONG, Wire, connected, encoded, key_header, legacy, until
 from tests.security.doors import DOORS, KEY, opened
 from tests.unit.frontends.http.visiting import Echo
@@ -24,7 +24,7 @@ SOCKETS = 200
 
 
 def test_the_times_are_what_they_are_said_to_be() -> None:
-    settings = DoorSettings()
+    settings = HttpListenerSettings()
     assert settings.header_seconds <= 10
     assert settings.body_seconds <= 10
     assert settings.body_bytes_per_second >= 1024
@@ -37,7 +37,7 @@ def test_the_times_are_what_they_are_said_to_be() -> None:
 )
 def test_who_has_a_network_has_no_more_room(addresses: list[str]) -> None:
     """Of IPv6 everybody has 2^64 addresses."""
-    rooms = Addresses(2)
+    rooms = AddressCounts(2)
     assert [rooms.has_room_for(address) for address in addresses] == [True, True, False]
     for address in addresses:
         rooms.left(address)

@@ -44,7 +44,7 @@ from isthmus.frontends.a2a.service import A2aService
 from isthmus.frontends.http.auth import COMING_FROM, Authenticator, Fields
 from isthmus.frontends.http.health import PATHS as HEALTH_PATHS
 from isthmus.frontends.http.health import Health
-from isthmus.frontends.http.listener import HttpListener, HttpSettings
+from isthmus.frontends.http.listener import HttpListener, HttpListenerSettings
 from isthmus.frontends.http.origin import OriginGuard
 from isthmus.frontends.http.request_cycle import PEER, IncomingRequest, Message, Receive, Send, join_headers, respond
 from isthmus.frontends.mcp.http import NOT_FOUND, McpHttp
@@ -586,9 +586,9 @@ def _change(
         take_tokens()
 
 
-def _door_settings(configuration: Configuration) -> HttpSettings:
+def _door_settings(configuration: Configuration) -> HttpListenerSettings:
     limits = configuration.hub.limits
-    return HttpSettings(
+    return HttpListenerSettings(
         host=configuration.hub.host,
         port=configuration.hub.port,
         max_body_bytes=limits.request_bytes,

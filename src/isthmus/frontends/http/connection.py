@@ -24,7 +24,7 @@ from uvicorn.server import ServerState
 
 from isthmus.frontends.http.auth import Denied
 from isthmus.frontends.http.request_cycle import App, Message, RequestCycle, SyncHandler, call_contained, render_error
-from isthmus.frontends.http.settings import AddressCounts, HttpSettings
+from isthmus.frontends.http.settings import AddressCounts, HttpListenerSettings
 from isthmus.frontends.http.websocket_upgrade import AcceptedUpgrade, OnUpgrade, shake_hands
 from isthmus.transport.agent_bandwidth import AgentBandwidth
 from isthmus.transport.websocket import AcceptedSocket
@@ -180,7 +180,7 @@ _ASGI = {"version": "3.0", "spec_version": "2.3"}
 class ListenerState(ServerState):
     """What a listener and its connections share."""
 
-    def __init__(self, settings: HttpSettings) -> None:
+    def __init__(self, settings: HttpListenerSettings) -> None:
         super().__init__()
         self.settings = settings
         self.idle_until: float | None = None

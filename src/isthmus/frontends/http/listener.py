@@ -25,7 +25,7 @@ from uvicorn.config import Config
 
 from isthmus.frontends.http.connection import HttpServerConnection, ListenerState
 from isthmus.frontends.http.request_cycle import PEER, App, Peer, SyncHandler, call_contained
-from isthmus.frontends.http.settings import HttpSettings
+from isthmus.frontends.http.settings import HttpListenerSettings
 from isthmus.frontends.http.websocket_upgrade import OnUpgrade
 
 BACKLOG = 2048
@@ -110,7 +110,7 @@ if sys.platform != "win32":
 
 log = structlog.get_logger(__name__)
 
-__all__ = ["PEER", "App", "HttpListener", "HttpSettings", "ListenError", "Peer"]
+__all__ = ["PEER", "App", "HttpListener", "HttpListenerSettings", "ListenError", "Peer"]
 
 DRAIN_INSPECT_SECONDS = 0.02
 """How often connections are inspected during a drain."""
@@ -131,7 +131,7 @@ class HttpListener:
     Its owner opens it, later drains it (once) and always closes it. It starts no tasks itself.
     """
 
-    def __init__(self, app: App, settings: HttpSettings) -> None:
+    def __init__(self, app: App, settings: HttpListenerSettings) -> None:
         self._settings = settings
         self._config = _uvicorn_config(app)
         self._state = ListenerState(settings)

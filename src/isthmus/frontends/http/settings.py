@@ -10,7 +10,7 @@ INSPECT_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HttpSettings:
+class HttpListenerSettings:
     """The listener's address and the limits of one client."""
 
     host: str = "127.0.0.1"

@@ -134,7 +134,7 @@ def status_of(reply: JsonRpcReply, era: Era) -> int:
 # -- calls ---------------------------------------------------------------------------------------------------------
 
 
-class HttpExchange(McpExchange):
+class McpHttpExchange(McpExchange):
     """One call's caller. It responds as soon as the call ends, without a task waiting for that.
 
     The response is plain JSON unless an event or a request precedes it; then it is an event stream.
@@ -589,7 +589,7 @@ class McpHttpRequest:
                 self._track(bytes(request.id), inflight, exchange, session)
         return None
 
-    def _modern_exchange(self, request: Request, meta: Members) -> HttpExchange | JsonRpcReply:
+    def _modern_exchange(self, request: Request, meta: Members) -> McpHttpExchange | JsonRpcReply:
         read = self._methods.read_call(request, self._caller, self._surface, meta, headers=self._headers)
         if isinstance(read, JsonRpcReply):
             return read
@@ -598,9 +598,9 @@ class McpHttpRequest:
         if (token is not None or level is not None) and not accepts(self._headers, EVENTS):
             token = level = None
         loop, client_input = self._frontend.loop, self._methods.client_input
-        return HttpExchange(self._peer, request.id, "modern", token, loop, call, level, client_input)
+        return McpHttpExchange(self._peer, request.id, "modern", token, loop, call, level, client_input)
 
-    def _legacy_exchange(self, request: Request, session: HttpSession | None) -> HttpExchange | JsonRpcReply:
+    def _legacy_exchange(self, request: Request, session: HttpSession | None) -> McpHttpExchange | JsonRpcReply:
         """A legacy caller gave its log level and capabilities once, in its session."""
         level, client_caps = (
             (None, NO_CAPABILITIES) if session is None else (_subscriptions(session).level, session.client_caps)
@@ -613,15 +613,15 @@ class McpHttpRequest:
             call = msgspec.structs.replace(call, session=session.id)
         loop = self._frontend.loop
         if not accepts(self._headers, EVENTS):
-            return HttpExchange(self._peer, request.id, "legacy", None, loop, call)
+            return McpHttpExchange(self._peer, request.id, "legacy", None, loop, call)
         # A caller that never chose a level gets whatever the server logs.
         sent_level: LogLevel = level or "debug"
         client_input = None if session is None else session.client_input
-        exchange = HttpExchange(self._peer, request.id, "legacy", token, loop, call, sent_level, client_input)
+        exchange = McpHttpExchange(self._peer, request.id, "legacy", token, loop, call, sent_level, client_input)
         exchange.session = session
         return exchange
 
-    def _track(self, id: bytes, inflight: InFlight, exchange: HttpExchange, session: HttpSession) -> None:
+    def _track(self, id: bytes, inflight: InFlight, exchange: McpHttpExchange, session: HttpSession) -> None:
         """Let the caller cancel a call by its request id, and resume its stream if it knows how."""
         exchange.on_end = session.track(id, inflight, exchange.on_end)
         if exchange.session is not None and session.can_resume:
@@ -630,7 +630,7 @@ class McpHttpRequest:
             else:
                 exchange.stream_when_slow(self._frontend.slow)
 
-    def _disconnected(self, inflight: InFlight, exchange: HttpExchange, era: Era) -> None:
+    def _disconnected(self, inflight: InFlight, exchange: McpHttpExchange, era: Era) -> None:
         if era == "legacy":
             exchange.disconnected(self._peer)
             return

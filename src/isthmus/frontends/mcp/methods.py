@@ -48,7 +48,7 @@ from isthmus.wire.mcp import legacy, modern
 from isthmus.wire.mcp.calls import EMPTY_OBJECT, INPUT_MEMBERS, passed_extra, read_request
 from isthmus.wire.mcp.capabilities import MODERN_EXTENSIONS, read_client_capabilities
 from isthmus.wire.mcp.header_params import ANNOTATION, HeaderParams, find_mismatch, required_params
-from isthmus.wire.mcp.hub_meta import MissingServer, write_missing
+from isthmus.wire.mcp.hub_meta import UnavailableServer, write_missing
 from isthmus.wire.mcp.input_requests import STATE
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, SHAPES, TEMPLATES, TOOLS, ListShape, array_of, write_entry
 from isthmus.wire.mcp.messages import (
@@ -389,8 +389,8 @@ def render_list(view: View, era: Era, shape: ListShape = TOOLS, hub_tasks: HubTa
         if has_tasks and hub_tasks is not None and hub_tasks.applies_to(view, route.feature.server, "tasks"):
             definition = with_task_support(definition)
         entries.append(write_entry(shape, route.exposed, definition))
-    missing: dict[str, MissingServer] = {
-        server: MissingServer(each.state, each.reason and without_locations(each.reason), each.is_listed)
+    missing: dict[str, UnavailableServer] = {
+        server: UnavailableServer(each.state, each.reason and without_locations(each.reason), each.is_listed)
         for server, each in view.missing.items()
     }
     write = modern.list_result if era == "modern" else legacy.list_result

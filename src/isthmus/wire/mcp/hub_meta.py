@@ -90,7 +90,7 @@ REASON_LENGTH_MAX = 300
 """A longer reason is truncated."""
 
 
-class MissingServer(msgspec.Struct, frozen=True):
+class UnavailableServer(msgspec.Struct, frozen=True):
     """A server that is not connected; `listed` if its last known tools are in the list."""
 
     state: str
@@ -99,7 +99,7 @@ class MissingServer(msgspec.Struct, frozen=True):
 
 
 class _MissingMeta(msgspec.Struct):
-    missing: dict[Annotated[str, msgspec.Meta(min_length=1, max_length=SERVER_LENGTH_MAX)], MissingServer] = (
+    missing: dict[Annotated[str, msgspec.Meta(min_length=1, max_length=SERVER_LENGTH_MAX)], UnavailableServer] = (
         msgspec.field(name=MISSING_KEY, default_factory=dict)
     )
 
@@ -120,6 +120,6 @@ def read_missing(meta: Payload) -> dict[str, str]:
     return reasons
 
 
-def write_missing(missing: Mapping[str, MissingServer]) -> bytes:
+def write_missing(missing: Mapping[str, UnavailableServer]) -> bytes:
     """A list's `_meta` that names these servers."""
     return msgspec.json.encode({MISSING_KEY: missing})

@@ -11,7 +11,7 @@ import pytest
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 from isthmus.frontends.http.connection import LINGER_SECONDS, MAX_PIPELINED, MAX_WAITING, refusal_for
-from isthmus.frontends.http.listener import HttpSettings
+from isthmus.frontends.http.listener import HttpListenerSettings
 from isthmus.frontends.http.request_cycle import Message, Receive, Send
 from tests.unit.frontends.http.visiting import (
     LONG,
@@ -859,7 +859,7 @@ async def test_a_websocket_cannot_be_pipelined() -> None:
 )
 def test_a_senseless_limit_is_named(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=rf"{name} must be .*, not {value}"):
-        HttpSettings(**{name: value})  # type: ignore[arg-type]
+        HttpListenerSettings(**{name: value})  # type: ignore[arg-type]
 
 
 async def test_nobody_is_left_inside_when_everybody_has_gone() -> None:

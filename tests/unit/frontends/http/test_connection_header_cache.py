@@ -17,7 +17,7 @@ from isthmus.frontends.http.connection import (
     ListenerState,
     cached_header,
 )
-from isthmus.frontends.http.listener import HttpSettings, _uvicorn_config
+from isthmus.frontends.http.listener import HttpListenerSettings, _uvicorn_config
 from isthmus.frontends.http.request_cycle import IncomingRequest, Message, Receive, Send
 from tests.unit.frontends.http.visiting import PATIENCE_SECONDS, Echo, opened, read_body, request, visiting
 
@@ -144,7 +144,7 @@ async def said_of(reads: list[bytes]) -> tuple[list[Any], bytes, bool]:
         await send({"type": "http.response.start", "status": 200})
         await send({"type": "http.response.body", "body": b"later"})
 
-    state = ListenerState(HttpSettings(port=0, max_body_bytes=64))
+    state = ListenerState(HttpListenerSettings(port=0, max_body_bytes=64))
     state.at_once = at_once
     cable = Cable()
     connection = HttpServerConnection(_uvicorn_config(app), state)
@@ -167,7 +167,7 @@ async def test_known_heads_count_among_the_requests_that_may_wait() -> None:
         await send({"type": "http.response.start", "status": 200})
         await send({"type": "http.response.body", "body": b""})
 
-    state, cable = ListenerState(HttpSettings(port=0)), Cable()
+    state, cable = ListenerState(HttpListenerSettings(port=0)), Cable()
     connection = HttpServerConnection(_uvicorn_config(app), state)
     connection.connection_made(cable)
     for _ in range(MAX_PIPELINED + 3):

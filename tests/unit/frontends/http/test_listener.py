@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from isthmus.frontends.http.listener import CLOSE_SECONDS, HttpListener, HttpSettings, ListenError
+from isthmus.frontends.http.listener import CLOSE_SECONDS, HttpListener, HttpListenerSettings, ListenError
 from isthmus.frontends.http.request_cycle import Message, Receive, Send
 from tests.unit.frontends.http.visiting import PATIENCE_SECONDS, Bell, Echo, Held, opened, request, visiting
 
@@ -24,7 +24,7 @@ async def test_a_door_serves_on_the_port_it_returns_and_touches_no_signal() -> N
 
 async def test_a_taken_port_is_an_error_and_not_an_exit() -> None:
     async with opened(Echo()) as (_, port):
-        second = HttpListener(Echo(), HttpSettings(port=port))
+        second = HttpListener(Echo(), HttpListenerSettings(port=port))
         with pytest.raises(ListenError, match=str(port)):
             await second.open()
         await second.close()
@@ -164,6 +164,6 @@ async def test_closing_ends_a_drain_under_way_even_if_a_request_ignores_it() -> 
 async def test_a_door_may_be_closed_twice_and_without_being_opened() -> None:
     async with opened(Echo()) as (door, _):
         await door.close()
-    never_opened = HttpListener(Echo(), HttpSettings())
+    never_opened = HttpListener(Echo(), HttpListenerSettings())
     assert await never_opened.drain()
     await never_opened.close()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from isthmus.frontends.http.connection import HttpServerConnection
-from isthmus.frontends.http.listener import PEER, App, HttpListener, HttpSettings
+from isthmus.frontends.http.listener import PEER, App, HttpListener, HttpListenerSettings
 from isthmus.frontends.http.request_cycle import DrainAwarePeer, Message, Receive, Send
 
 PATIENCE_SECONDS = 30.0
@@ -25,7 +25,7 @@ _UNHURRIED = {"header_seconds": LONG, "body_seconds": LONG, "stall_seconds": LON
 @asynccontextmanager
 async def opened(app: App, **limits: Any) -> AsyncIterator[tuple[HttpListener, int]]:
     """A door around `app` on a port of the system's choice, in no hurry unless `limits` say so."""
-    door = HttpListener(app, HttpSettings(port=0, **{**_UNHURRIED, **limits}))
+    door = HttpListener(app, HttpListenerSettings(port=0, **{**_UNHURRIED, **limits}))
     port = await door.open()
     try:
         yield door, port

@@ -329,7 +329,7 @@ async def test_a_level_is_not_held_up_by_a_server_that_the_caller_may_not_see(mo
     monkeypatch.setattr(levels, "TAKE_SECONDS", 3600.0)
     hosted, talk = talking()
     silent = asyncio.get_running_loop().create_future()
-    hosted.hub.levels.ask(ServerName("hidden"), silent)
+    hosted.hub.levels.track(ServerName("hidden"), silent)
     assert await talk.ask("logging/setLevel", {"level": "error"}) == {}
     assert not silent.done()
 

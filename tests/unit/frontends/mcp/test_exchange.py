@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from isthmus.core.ports import LateProgressExchange
-from isthmus.frontends.mcp.http import HttpExchange
+from isthmus.frontends.mcp.http import McpHttpExchange
 from isthmus.frontends.mcp.sessions import HttpSession, HttpSessions, SessionStream
 from isthmus.frontends.mcp.tasks import public_id
 from isthmus.model.calls import EVERYTHING, Progress
@@ -19,9 +19,9 @@ REPORT = Progress({"progress": raw(1), "_meta": raw({RELATED: {"taskId": "t"}})}
 TOLD = {"progressToken": "mine", "progress": 1, "_meta": {RELATED: {"taskId": public_id(ANYONE, SERVER, "t")}}}
 
 
-def exchange(session: HttpSession | None, token: str | None = "mine") -> HttpExchange:
+def exchange(session: HttpSession | None, token: str | None = "mine") -> McpHttpExchange:
     loop = asyncio.get_running_loop()
-    made = HttpExchange(Client(), raw(1), "legacy", None if token is None else raw(token), loop, call())
+    made = McpHttpExchange(Client(), raw(1), "legacy", None if token is None else raw(token), loop, call())
     made.session = session
     return made
 
@@ -65,7 +65,7 @@ async def test_that_a_user_is_done_elsewhere_is_told_on_the_stream_of_the_call_a
     session, chunks = HttpSessions().open(ANYONE, EVERYTHING, 0.0), list[bytes]()
     session.open_stream(SessionStream(chunks.append, lambda: None))
     client = Client()
-    side = HttpExchange(client, raw(1), "legacy", None, asyncio.get_running_loop(), call())
+    side = McpHttpExchange(client, raw(1), "legacy", None, asyncio.get_running_loop(), call())
     side.session = session
     side.done(raw("e1"))
     assert events(client.pushed) == [DONE_THERE]
@@ -78,6 +78,6 @@ async def test_that_a_user_is_done_elsewhere_is_told_on_the_stream_of_the_call_a
 
 async def test_a_modern_caller_knows_no_such_word() -> None:
     client = Client()
-    side = HttpExchange(client, raw(1), "modern", None, asyncio.get_running_loop(), call())
+    side = McpHttpExchange(client, raw(1), "modern", None, asyncio.get_running_loop(), call())
     side.done(raw("e1"))
     assert (side.done_later(), client.pushed) == (None, [])

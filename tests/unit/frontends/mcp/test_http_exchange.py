@@ -15,7 +15,7 @@ from isthmus.frontends.http import request_cycle
 from isthmus.frontends.http.request_cycle import CROWDED_BYTES, KeepAlive
 from isthmus.frontends.mcp import http as module
 from isthmus.frontends.mcp.event_store import ConnectionStream
-from isthmus.frontends.mcp.http import HttpExchange
+from isthmus.frontends.mcp.http import McpHttpExchange
 from isthmus.frontends.mcp.responses import Era
 from isthmus.frontends.mcp.sessions import HttpSession, HttpSessions, SessionStream
 from isthmus.model.calls import EVERYTHING, LOG_LEVELS, Kind, LogLevel, LogMessage, Question, Reply
@@ -37,8 +37,8 @@ def exchange(
     token: msgspec.Raw | None = TOKEN,
     level: LogLevel | None = None,
     kind: Kind = "tool",
-) -> HttpExchange:
-    return HttpExchange(client, ID, era, token, asyncio.get_running_loop(), call(kind=kind), level)
+) -> McpHttpExchange:
+    return McpHttpExchange(client, ID, era, token, asyncio.get_running_loop(), call(kind=kind), level)
 
 
 async def test_an_answer_without_events_is_plain_json() -> None:
@@ -128,7 +128,7 @@ async def test_a_call_with_events_is_kept_alive_and_its_end_stops_that(monkeypat
 # -- streams that can be come back to ------------------------------------------------------------------------------
 
 
-def resumable(client: Client, version: str = "2025-11-25") -> tuple[HttpExchange, HttpSession]:
+def resumable(client: Client, version: str = "2025-11-25") -> tuple[McpHttpExchange, HttpSession]:
     """The exchange of a running call in a session."""
     made, session = exchange(client), HttpSessions().open(ANYONE, EVERYTHING, 0.0, version)
     made.session = session

@@ -32,9 +32,9 @@ def hosted(caller: Caller = ANYONE) -> Hosted:
 async def test_a_caller_hears_what_is_told_of_its_tasks_until_it_leaves() -> None:
     host, heard = hosted(), list[ServerTask]()
     news = TaskStatusNotifier(host.hub, ANYONE, EVERYTHING, heard.append)
-    host.hub.tasks.told(SERVER, HERE, state())
+    host.hub.tasks.notified(SERVER, HERE, state())
     news.close()
-    host.hub.tasks.told(SERVER, HERE, state("completed"))
+    host.hub.tasks.notified(SERVER, HERE, state("completed"))
     assert len(heard) == 1
 
 
@@ -43,7 +43,7 @@ async def test_a_task_of_a_server_that_is_not_on_this_surface_or_not_seen_is_not
     host, heard = hosted(), list[ServerTask]()
     TaskStatusNotifier(host.hub, ANYONE, Surface("own", ServerName("other")), heard.append)
     TaskStatusNotifier(host.hub, blind, EVERYTHING, heard.append)
-    host.hub.tasks.told(SERVER, HERE, state("completed"))
+    host.hub.tasks.notified(SERVER, HERE, state("completed"))
     assert heard == []
 
 
@@ -51,7 +51,7 @@ async def test_who_reads_slowly_hears_what_changes() -> None:
     host, heard = hosted(), list[str]()
     TaskStatusNotifier(host.hub, ANYONE, EVERYTHING, lambda task: heard.append(task.state.status), lambda: True)
     for status in ("working", "input_required", "input_required", "working", "completed"):
-        host.hub.tasks.told(SERVER, HERE, state(status))
+        host.hub.tasks.notified(SERVER, HERE, state(status))
     assert heard == ["input_required", "working", "completed"]
 
 
@@ -59,11 +59,11 @@ async def test_a_conversation_is_told_once_it_has_begun_and_until_it_ends() -> N
     host = hosted()
     talk = Talk(host)
     await talk.ask("initialize", HELLO)
-    host.hub.tasks.told(SERVER, HERE, state())
+    host.hub.tasks.notified(SERVER, HERE, state())
     talk.say("notifications/initialized")
-    host.hub.tasks.told(SERVER, HERE, state("input_required"))
+    host.hub.tasks.notified(SERVER, HERE, state("input_required"))
     talk.conversation.stop_notifying()
-    host.hub.tasks.told(SERVER, HERE, state("completed"))
+    host.hub.tasks.notified(SERVER, HERE, state("completed"))
     (told,) = talk.told()
     assert told["method"] == "notifications/tasks/status"
     assert told["params"] == {"taskId": public_id(ANYONE, SERVER, "t"), "status": "input_required"}

@@ -43,7 +43,12 @@ def test_a_credential_that_is_nobodys_is_told_so() -> None:
 
 @pytest.mark.parametrize(
     ("shown", "is_guess"),
-    [(None, False), (RejectedCredential(), True), (RejectedCredential("forged"), True), (RejectedCredential("it has expired", is_genuine=True), False)],
+    [
+        (None, False),
+        (RejectedCredential(), True),
+        (RejectedCredential("forged"), True),
+        (RejectedCredential("it has expired", is_genuine=True), False),
+    ],
 )
 def test_only_what_was_never_anybodys_is_a_guess(shown: RejectedCredential | None, *, is_guess: bool) -> None:
     assert Challenges(lambda _: None, lambda _: shown).refuse({}, "mcp").is_guess == is_guess
@@ -87,7 +92,9 @@ def test_who_shows_a_bound_token_is_told_what_is_wrong_with_it() -> None:
     assert (denied.status, denied.is_guess) == (401, True)
     assert said.startswith(b"DPoP realm=")
     assert said.endswith(b'algs="ES256 EdDSA", error="invalid_token", error_description="forged"')
-    scope = refused_bound(RejectedCredential("none allows anything", is_scope_missing=True, is_genuine=True, is_bound=True))
+    scope = refused_bound(
+        RejectedCredential("none allows anything", is_scope_missing=True, is_genuine=True, is_bound=True)
+    )
     assert scope.status == 403
     assert scope.headers[0][1].startswith(b"DPoP ")
 

@@ -124,7 +124,10 @@ def test_of_a_result_only_what_matters_is_read(told: object, answer: CallResultI
     [
         ({}, CallResultInfo(False, None)),
         ({"isError": True}, CallResultInfo(False, None)),
-        ({"ttlMs": 1500, "cacheScope": "public", "resultType": "complete"}, CallResultInfo(False, "complete", 1.5, True)),
+        (
+            {"ttlMs": 1500, "cacheScope": "public", "resultType": "complete"},
+            CallResultInfo(False, "complete", 1.5, True),
+        ),
         ({"ttlMs": 1500, "cacheScope": "whatever"}, CallResultInfo(False, None, 1.5)),
         ({"ttlMs": -5}, CallResultInfo(False, None)),
         ({"ttlMs": "soon", "cacheScope": ["public"]}, CallResultInfo(False, None)),

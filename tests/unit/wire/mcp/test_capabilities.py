@@ -112,4 +112,10 @@ def test_servers_are_not_told_to_expect_news_of_roots() -> None:
 def test_a_profile_holds_only_what_the_protocol_knows() -> None:
     made_up: dict[str, Any] = {f"x{number}": {} for number in range(50)}
     told = client(elicitation={**made_up, "url": {}}, sampling={"tools": {}, "context": {}, **made_up}, more=made_up)
-    assert read_client_capabilities(told) == {"elicitation", "elicitation.url", "sampling", "sampling.tools", "sampling.context"}
+    assert read_client_capabilities(told) == {
+        "elicitation",
+        "elicitation.url",
+        "sampling",
+        "sampling.tools",
+        "sampling.context",
+    }

@@ -5,23 +5,23 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from isthmus.wire.mcp.hub_meta import MISSING_MAX, REASON_LENGTH_MAX, MissingServer, read_missing, write_missing
+from isthmus.wire.mcp.hub_meta import MISSING_MAX, REASON_LENGTH_MAX, UnavailableServer, read_missing, write_missing
 from isthmus.wire.mcp.lists import TOOLS, ListPage, read_list
 
 
 def test_what_one_hub_writes_another_reads() -> None:
-    told = {"web": MissingServer("retrying", "connection refused"), "files": MissingServer("starting", None)}
+    told = {"web": UnavailableServer("retrying", "connection refused"), "files": UnavailableServer("starting", None)}
     assert read_missing(write_missing(told)) == {"web": "connection refused", "files": "it is away"}
 
 
 def test_it_is_read_with_a_page_of_a_list() -> None:
-    page = read_list(TOOLS, b'{"tools":[],"_meta":%b}' % write_missing({"web": MissingServer("retrying", "gone")}))
+    page = read_list(TOOLS, b'{"tools":[],"_meta":%b}' % write_missing({"web": UnavailableServer("retrying", "gone")}))
     assert isinstance(page, ListPage)
     assert page.missing == {"web": "gone"}
 
 
 def test_reasons_are_cut_and_plain() -> None:
-    told = read_missing(write_missing({"web": MissingServer("retrying", "\x1b[2J" + "x" * 1_000)}))
+    told = read_missing(write_missing({"web": UnavailableServer("retrying", "\x1b[2J" + "x" * 1_000)}))
     assert told == {"web": ("[2J" + "x" * 1_000)[:REASON_LENGTH_MAX]}
 
 

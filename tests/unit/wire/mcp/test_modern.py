@@ -108,7 +108,10 @@ def test_headers_repeat_what_the_body_says(method: str, told: dict[str, Any], na
     assert modern.check(asked, good, ()) == raws(GOOD)
     wrong = [modern.RoutingHeaders(None, method, name), modern.RoutingHeaders(modern.VERSION, "other", name)]
     if name is not None:
-        wrong += [modern.RoutingHeaders(modern.VERSION, method, None), modern.RoutingHeaders(modern.VERSION, method, name + "x")]
+        wrong += [
+            modern.RoutingHeaders(modern.VERSION, method, None),
+            modern.RoutingHeaders(modern.VERSION, method, name + "x"),
+        ]
     for claims in wrong:
         refused = modern.check(asked, claims, ())
         assert isinstance(refused, modern.Rejection)
@@ -224,7 +227,9 @@ def test_what_cannot_be_read_is_not_wanted(told: dict[str, Any]) -> None:
 
 
 def test_only_what_is_told_is_acknowledged() -> None:
-    assert json.loads(modern.write_listen_filter(modern.ListenFilter(frozenset({"tools"})))) == {"toolsListChanged": True}
+    assert json.loads(modern.write_listen_filter(modern.ListenFilter(frozenset({"tools"})))) == {
+        "toolsListChanged": True
+    }
     assert json.loads(modern.write_listen_filter(modern.ListenFilter(frozenset()))) == {}
     assert json.loads(modern.write_listen_filter(modern.ListenFilter(frozenset(), (), ("t",)))) == {"taskIds": ["t"]}
 
