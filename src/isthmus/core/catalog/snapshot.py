@@ -26,7 +26,7 @@ from isthmus.core.catalog.names import (
 )
 from isthmus.core.catalog.rules import NO_TOOL_RULES, ToolRules, labels_of
 from isthmus.core.catalog.schema import CheckCache
-from isthmus.core.catalog.view import Route, ServerState, UnavailableServer, View, ruled_route
+from isthmus.core.catalog.view import NotReadyServer, Route, ServerState, View, ruled_route
 from isthmus.model.callers import Grants
 from isthmus.model.calls import EVERYTHING, NO_CAPABILITIES, ClientCapabilities, Surface
 from isthmus.model.features import Ability, Feature, Prompt, Resource, Template, Tool
@@ -239,7 +239,7 @@ class Snapshot:
                     server_status.rules,
                 )
             if server_status.state != "ready":
-                view.missing[server_status.server] = UnavailableServer(
+                view.missing[server_status.server] = NotReadyServer(
                     server_status.state, server_status.reason, server_status.has_lists
                 )
         return view

@@ -71,7 +71,7 @@ def ruled_route(
     return Route(without_required(tool, defaults), exposed, check, defaults, seconds, rules.is_trusted)
 
 
-class UnavailableServer(msgspec.Struct, frozen=True):
+class NotReadyServer(msgspec.Struct, frozen=True):
     """A visible server that is not ready; `is_listed` says whether its cached tools are in the list."""
 
     state: ServerState
@@ -121,7 +121,7 @@ class View:
         self.prompts: dict[str, Route] = {}
         self.resources: dict[str, Route] = {}
         self.templates: dict[str, Route] = {}
-        self.missing: dict[ServerName, UnavailableServer] = {}
+        self.missing: dict[ServerName, NotReadyServer] = {}
         self.servers: Mapping[ServerName, frozenset[Ability]] = abilities
         self.abilities: frozenset[Ability] = frozenset().union(*abilities.values())
         self.hubs: Mapping[str, int] = {}
