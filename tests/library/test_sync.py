@@ -202,7 +202,7 @@ def test_an_async_tool_that_blocks_its_own_loop_is_told_what_to_do(service: Tool
     finally:
         tool.remove("impatient")
     assert said.keys() == waits.keys()
-    assert all("await the service's own methods" in advice for advice in said.values())
+    assert all("await the methods of the service" in advice for advice in said.values())
 
 
 def test_a_plain_tool_may_block(service: ToolService) -> None:
