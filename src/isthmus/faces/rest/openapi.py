@@ -158,6 +158,11 @@ def _hub() -> dict[str, Any]:
         "lag_seconds_max": {**seconds, "description": "The latest beat of the last minute."},
         "busy_seconds_max": {**seconds, "description": "The most processor time between two beats, since the start."},
         "held": {**COUNT, "description": "How often one piece of work held the event loop for over 50 ms."},
+        "busy_over": {
+            "type": "object",
+            "additionalProperties": COUNT,
+            "description": "How often the event loop used more processor time than so many seconds between two beats.",
+        },
     }
     return _open({"event_loop": _open(loop)})
 
