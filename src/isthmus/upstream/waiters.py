@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -57,6 +58,9 @@ _COMPLETE = (None, "complete")
 BULKY_BYTES = 65536
 """Results over this are looked at for too many members: what faces write anew, they write member by member."""
 
+LATER_BYTES = 1024 * 1024
+"""Results over this end their calls in another turn of the event loop than the one that reads them."""
+
 _READERS = {"resource": read_resource_result, "method": read_any_result}
 """What reads the result of kinds of calls, where it is not that of a tool."""
 
@@ -72,11 +76,10 @@ class CallWaiter:
         self.inflight = inflight
         self.server = route.feature.server
 
-    def result(self, payload: msgspec.Raw) -> None:
-        """End the call with the server's result, if it is one."""
+    def result(self, payload: msgspec.Raw, *, is_later: bool = False) -> None:
+        """End the call with the server's result, if it is one; soon, if it is long."""
         call = self.inflight.call
-        if len(memoryview(payload)) > BULKY_BYTES and is_crowded(payload):
-            self._end(BadReply(self.server, f"its result has over {MEMBERS_MAX} members"))
+        if len(memoryview(payload)) > BULKY_BYTES and not is_later and self._is_put_off(payload):
             return
         answer = _READERS.get(call.kind, read_call_result)(payload)
         if answer is not None and answer.result_type in _COMPLETE and call.kind == "tool" and not call.extra:
@@ -101,6 +104,19 @@ class CallWaiter:
                 note(self.inflight, self.server, payload)
             told = self._hidden(payload) if answer.is_error else payload
             self._end(Result(told, answer.is_error, is_typed, *keeps, task_of=whose))
+
+    def _is_put_off(self, payload: msgspec.Raw) -> bool:
+        """Refuse a long result of too many members, or end the call with it in another turn of the loop.
+
+        It was decoded just now, and the caller's face will write it.
+        """
+        if is_crowded(payload):
+            self._end(BadReply(self.server, f"its result has over {MEMBERS_MAX} members"))
+            return True
+        if len(memoryview(payload)) <= LATER_BYTES:
+            return False
+        asyncio.get_running_loop().call_soon(partial(self.result, payload, is_later=True))
+        return True
 
     def _hidden(self, payload: msgspec.Raw) -> msgspec.Raw:
         """A result that tells of a failure, without what the server was shown."""

@@ -8,6 +8,7 @@ the MCP dialects and by every face and link that speaks JSON-RPC.
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import KeysView, Mapping
@@ -30,6 +31,9 @@ megabyte has room for a hundred thousand. What stays raw, such as arguments, may
 
 SHORTEST_CROWD_BYTES = MEMBERS_MAX * len('"":0')
 """Nothing shorter has so many."""
+
+LONG_BYTES = 64 * 1024
+"""From here on a pass over a text is worth avoiding: `count` takes 350 µs a megabyte, a copy 80 to 500 µs."""
 
 VALUES_MAX = 100_000
 """How many values the message of a caller may have in all. To decode a value takes fifty times as long as to pass its
@@ -130,6 +134,8 @@ def decode(body: bytes, *, max_depth: int = MAX_DEPTH, max_values: int | None = 
             return refused
         if max_values is not None and is_dense(body, max_values):
             return _too_dense(body, max_values)
+        if len(body) > LONG_BYTES:
+            return _decode_long(body, max_depth)
     try:
         # msgspec does not look inside strings that stay raw, so their encoding is checked here.
         _ = body.isascii() or body.decode()
@@ -137,6 +143,18 @@ def decode(body: bytes, *, max_depth: int = MAX_DEPTH, max_values: int | None = 
     except (*_NOT_JSON, RecursionError):
         return _decode_carefully(body, max_depth)
     if _holds_more(envelope, body):
+        return _decode_carefully(body, max_depth)
+    return _too_deep(max_depth, envelope.id) if _is_deeper(body, max_depth) else _message(envelope)
+
+
+def _decode_long(body: bytes, max_depth: int) -> Message:
+    """The same for bodies of megabytes, with as few passes over them as there can be."""
+    try:
+        check_encoding(body)
+        envelope = _decode_envelope(body)
+    except (*_NOT_JSON, RecursionError):
+        return _decode_carefully(body, max_depth)
+    if not _is_plain_answer(envelope, body) and _holds_more(envelope, body):
         return _decode_carefully(body, max_depth)
     return _too_deep(max_depth, envelope.id) if _is_deeper(body, max_depth) else _message(envelope)
 
@@ -174,7 +192,7 @@ def decode_object(body: bytes, *, max_depth: int = MAX_DEPTH, max_values: int | 
     if max_values is not None and is_dense(body, max_values):
         return _too_dense(b"", max_values)
     try:
-        _ = body.isascii() or body.decode()
+        check_encoding(body)
         value = _decode_value(body)
     except _NOT_JSON:
         return Malformed(PARSE_ERROR, "the body is not one JSON value in UTF-8", None)
@@ -239,7 +257,7 @@ def _unrepeated(pairs: list[tuple[str, object]]) -> dict[str, object]:
 def is_crowded(raw: Payload) -> bool:
     """Whether an object has more members than may be looked at one by one; it is not read to its end then."""
     text = bytes(raw)
-    return text.count(b":") > MEMBERS_MAX and _first_members(text) is None
+    return _has_over(text, b":", MEMBERS_MAX) and _first_members(text) is None
 
 
 def request(id: int, method: str, params: Payload) -> bytes:
@@ -320,8 +338,69 @@ def _holds_more(envelope: _Envelope, body: bytes) -> bool:
     return body.count(b'"') != marks + 2 * len(kept) + b"".join(kept).count(b'"')
 
 
+_OTHERS = rb'"jsonrpc"\s*:\s*"2\.0"\s*,\s*"id"\s*:\s*(?:[0-9]{1,18}|"[^"\\]{0,200}")\s*'
+_PLAIN_HEAD = re.compile(rb"\s*\{\s*(" + _OTHERS + rb',\s*)?"result"\s*:\s*')
+_PLAIN_TAIL = re.compile(rb"\s*(,\s*" + _OTHERS + rb")?\}\s*\Z")
+_TAIL_BYTES = 300
+
+
+def _is_plain_answer(envelope: _Envelope, body: bytes) -> bool:
+    """Whether an answer is written as most peers write it, and its lengths prove that nothing else is in the body.
+
+    The result is between a head and a tail that are known whole. A member that a decoder dropped would stand between
+    them too, so that what it kept would be shorter.
+    """
+    if not envelope.result or (head := _PLAIN_HEAD.match(body)) is None:
+        return False
+    tail = _PLAIN_TAIL.search(body, len(body) - _TAIL_BYTES)
+    if tail is None or (head[1] is None) == (tail[1] is None):
+        return False
+    return head.end() + len(memoryview(envelope.result)) == tail.start()
+
+
+_SHORTEST_MEMBER = len(',"":0')
+
+
+def _fill(members: Mapping[str, Raw], text: bytes) -> bool:
+    """Whether members leave no room in their object's text for one that was dropped; no proof that there is one."""
+    # A key takes its own bytes and two marks at least, and each member a colon and a comma or brace.
+    written = 1 + sum(len(key.encode()) + len(memoryview(value)) + 4 for key, value in members.items())
+    return len(text) - written < _SHORTEST_MEMBER
+
+
+def _has_over(text: bytes, mark: bytes, most: int) -> bool:
+    """Whether a byte is in a text more often than `most`: where it is rare, `find` is ten times as fast as `count`."""
+    if len(text) <= LONG_BYTES:
+        return text.count(mark) > most
+    at = -1
+    for _ in range(most + 1):
+        at = text.find(mark, at + 1)
+        if at < 0:
+            return False
+    return True
+
+
+PIECE_BYTES = 256 * 1024
+
+
+def check_encoding(text: bytes) -> None:
+    """Check that a text is UTF-8, piece by piece: no string of its size is made.
+
+    Raises:
+        UnicodeDecodeError: it is not.
+    """
+    if text.isascii():
+        return
+    view, at = memoryview(text), 0
+    while at < len(text):
+        is_last = at + PIECE_BYTES >= len(text)
+        at += codecs.utf_8_decode(view[at : at + PIECE_BYTES], "strict", is_last)[1]
+
+
 def _are_unique(members: Mapping[str, Raw], text: bytes) -> bool:
     """Whether `members` is all that the object's text holds."""
+    if len(text) > LONG_BYTES and _fill(members, text):
+        return True
     left = text.count(b'"') - 2 * len(members) - b"".join(members.values()).count(b'"')
     if left == 0:
         return True
@@ -376,7 +455,7 @@ def _first_members(text: Payload) -> dict[_Key, Raw] | None:
 
 def _refused_early(body: bytes, max_depth: int) -> Message | None:
     """Refuse a body with more members than anybody means, or that is no object, before more is made of it."""
-    if body.count(b":") <= MEMBERS_MAX:
+    if not _has_over(body, b":", MEMBERS_MAX):
         return None
     text: Payload = body
     for place, inner in (("the message", "params"), ('"params"', "_meta"), ('"_meta"', "")):
@@ -398,6 +477,7 @@ DIGITS_MAX = 400
 
 _DIGITS_AS_ZEROS = bytes.maketrans(b"123456789", b"000000000")
 _LONG_NUMBER = b"0" * DIGITS_MAX
+_STRIDE = 40
 _NEITHER_SEPARATOR_NOR_MARK = bytes(set(range(256)) - set(b',[{"'))
 _NEITHER_COMMA_MARK_NOR_DIGIT = bytes(set(range(256)) - set(b',"0'))
 
@@ -411,6 +491,9 @@ def is_dense(text: bytes, most: int) -> bool:
         # A member has two strings at most.
         if plain.count(b'"') > 4 * most or len(_outside_strings(plain, _NEITHER_SEPARATOR_NOR_MARK)) > most:
             return True
+    # So many digits in a row are found by looking at every fortieth byte.
+    if _LONG_NUMBER[::_STRIDE] not in text[::_STRIDE].translate(_DIGITS_AS_ZEROS):
+        return False
     zeros = text.translate(_DIGITS_AS_ZEROS)
     if _LONG_NUMBER not in zeros:
         return False
@@ -444,6 +527,9 @@ _SHALLOW = 3
 
 
 def _is_deeper(text: bytes, max_depth: int) -> bool:
+    if len(text) > LONG_BYTES:
+        half = max_depth // 2
+        return (_has_over(text, b"[", half) or _has_over(text, b"{", half)) and _depth(text) > max_depth
     if text.count(b"[") + text.count(b"{") <= max_depth:
         return False
     return _depth(text) > max_depth
@@ -539,7 +625,7 @@ def _invalid(message: str, id: Raw) -> Malformed:
 
 def _decode_carefully(body: bytes, max_depth: int) -> Message:
     try:
-        body.decode()
+        check_encoding(body)
         start = bytes(_decode_value(body))[:1]
     except _NOT_JSON:
         return Malformed(PARSE_ERROR, "the body is not one JSON value in UTF-8", None)
