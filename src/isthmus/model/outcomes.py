@@ -30,6 +30,8 @@ class Result(msgspec.Struct, frozen=True):
     is_bare: bool = False
     """The payload is any JSON value that a plain JSON-RPC server returned, and not a result of MCP. Frontends pass it
     on unchanged; only where the protocol has no room for it, `wire.mcp.results.as_tool_result` converts it."""
+    is_untyped: bool = False
+    """It is known to have no `resultType`: a long result is not read again to find out."""
 
 
 Outcome: TypeAlias = Result | Fault

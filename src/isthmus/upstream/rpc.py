@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Set
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -30,7 +31,7 @@ from isthmus.upstream.listing import PAGE_BYTES_MAX, Listing, read_topic
 from isthmus.upstream.replies import ADVICE, OK, UNAUTHORIZED, login_place
 from isthmus.upstream.settings import DeclaredTool, Era, RpcSettings
 from isthmus.upstream.user_headers import UserHeaders
-from isthmus.upstream.waiters import CallWaiter, Inquiry, Waiter, lost, turned_away
+from isthmus.upstream.waiters import LATER_BYTES, CallWaiter, Inquiry, Waiter, lost, turned_away
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Payload, Response
 from isthmus.wire.mcp.lists import TOOLS
@@ -331,9 +332,14 @@ class _RpcWaiter(CallWaiter):
 
     __slots__ = ()
 
-    def result(self, payload: msgspec.Raw) -> None:
+    def result(self, payload: msgspec.Raw, *, is_later: bool = False) -> None:
         """End the call with the value as it is; one that says that it is an error is one."""
-        self._end(verbatim(payload))
+        if not is_later and len(memoryview(payload)) > LATER_BYTES:
+            asyncio.get_running_loop().call_soon(partial(self.result, payload, is_later=True))
+        elif is_later:
+            self._end_soon(verbatim(payload))
+        else:
+            self._end(verbatim(payload))
 
 
 # -- tools ---------------------------------------------------------------------------------------------------------

@@ -48,13 +48,13 @@ class _Beginning(CallWaiter):
 
     __slots__ = ()
 
-    def result(self, payload: msgspec.Raw) -> None:
+    def result(self, payload: msgspec.Raw, *, is_later: bool = False) -> None:
         """The server answered: with a task, or with the result after all."""
         inflight, link = self.inflight, self.inflight.link
         state = read_state(payload)
         inflight.call = call = msgspec.structs.replace(inflight.call, extra={})
         if state is None or link is None:
-            super().result(payload)
+            super().result(payload, is_later=is_later)
             return
         inflight.rounds += 1  # it runs, whatever comes of the next request
         inflight.call = msgspec.structs.replace(call, kind="task_result")

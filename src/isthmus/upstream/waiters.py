@@ -85,7 +85,12 @@ class CallWaiter:
         if answer is not None and answer.result_type in _COMPLETE and call.kind == "tool" and not call.extra:
             # What nearly every call ends in, spared the questions below.
             told = self._hidden(payload) if answer.is_error else payload
-            self._end(Result(told, answer.is_error, answer.result_type is not None))
+            if is_later:
+                is_untyped = not answer.has_type and bytes(memoryview(told)[:2]) == b'{"'
+                is_typed = answer.result_type is not None
+                self._end_soon(Result(told, answer.is_error, is_typed, is_untyped=is_untyped))
+            else:
+                self._end(Result(told, answer.is_error, answer.result_type is not None))
         elif answer is None:
             self._end(BadReply(self.server, "the result of a call must be an object"))
         elif answer.result_type == INPUT_REQUIRED:
@@ -115,8 +120,11 @@ class CallWaiter:
             return True
         if len(memoryview(payload)) <= LATER_BYTES:
             return False
-        asyncio.get_running_loop().call_soon(partial(self.result, payload, is_later=True))
+        asyncio.get_running_loop().call_soon(partial(CallWaiter.result, self, payload, is_later=True))
         return True
+
+    def _end_soon(self, outcome: Outcome) -> None:
+        asyncio.get_running_loop().call_soon(self._end, outcome)
 
     def _hidden(self, payload: msgspec.Raw) -> msgspec.Raw:
         """A result that tells of a failure, without what the server was shown."""

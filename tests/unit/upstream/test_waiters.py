@@ -16,6 +16,7 @@ from isthmus.model.faults import BadReply, Fault, Lost, NotConnected, Overloaded
 from isthmus.model.outcomes import Result
 from isthmus.model.questions import NOT_ASKED, NOTHING, TOO_LATE, Answered, Profile, Question, Reply
 from isthmus.upstream.waiters import (
+    LATER_BYTES,
     CallWaiter,
     Inquiry,
     Waiter,
@@ -52,6 +53,23 @@ async def test_a_result_ends_the_call_unread(payload: object, result: tuple[bool
     assert isinstance(outcome, Result)
     assert (outcome.is_error, outcome.is_typed) == result
     assert bytes(outcome.payload) == bytes(raw(payload))
+
+
+@pytest.mark.parametrize(
+    ("more", "is_typed", "is_untyped"),
+    [({}, False, True), ({"resultType": None}, False, False), ({"resultType": "complete"}, True, False)],
+)
+async def test_a_long_result_ends_the_call_in_another_turn(
+    more: dict[str, object], *, is_typed: bool, is_untyped: bool
+) -> None:
+    _, listener, waiter = await waiting()
+    payload = raw({"content": [{"type": "text", "text": "x" * LATER_BYTES}], **more})
+    waiter.result(payload)
+    assert not listener.ends
+    for _ in range(3):
+        await asyncio.sleep(0)
+    (outcome,) = listener.ends
+    assert outcome == Result(payload, is_typed=is_typed, is_untyped=is_untyped)
 
 
 @pytest.mark.parametrize("payload", [7, [], "done", None, {"isError": "yes"}, {"resultType": 7}])

@@ -11,6 +11,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TypeAlias
 
 import msgspec
@@ -20,6 +21,7 @@ from msgspec.structs import replace
 
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.view import View
+from isthmus.core.pauses import aside, pause_after
 from isthmus.core.ports.journal import Document, Journal, Verdict
 from isthmus.core.ports.targets import Aim, Named, Targets
 from isthmus.core.tasks.draft import Draft, NotBegun, NotKept, Taken, TooManyKeys, TooMuchKept, TooMuchSaid
@@ -27,7 +29,14 @@ from isthmus.core.tasks.engine import Engine
 from isthmus.core.tasks.live import Live
 from isthmus.core.tasks.record import TASK, Asked, Owner, Record, owner_of
 from isthmus.core.tasks.repeats import JOINED_SECONDS, Keyed, digest_of, is_joined, read_key, task_of, write_key
-from isthmus.faces.a2a.instructions import Saying, ToolInstruction, object_in, read_instruction, without_headers
+from isthmus.faces.a2a.instructions import (
+    Instruction,
+    Saying,
+    ToolInstruction,
+    object_in,
+    read_instruction,
+    without_headers,
+)
 from isthmus.faces.a2a.planning import Plan, Words, plan
 from isthmus.faces.a2a.pushing import Pushing
 from isthmus.faces.a2a.replies import is_refusal, read_reply
@@ -35,7 +44,7 @@ from isthmus.faces.a2a.settings import A2aSettings
 from isthmus.faces.a2a.shown import question_of, shown
 from isthmus.model.callers import Caller
 from isthmus.model.calls import EVERYTHING, Surface
-from isthmus.model.conversation import ENDED, WAITING, Data, File, Message, Task, Text
+from isthmus.model.conversation import ENDED, WAITING, Artifact, Data, File, Message, Part, Task, Text
 from isthmus.model.faults import Fault, NotConnected, TargetRefused
 from isthmus.model.names import ServerName
 from isthmus.wire.a2a.operations import Cancel, DialectName, Get, List, Problem, Send, TaskPage
@@ -193,7 +202,7 @@ class Desk:
     async def _once(self, caller: Caller, dialect: DialectName, said: Send) -> Live | Problem:
         """Begin a task, unless this message began one: then that is the answer."""
         owner = owner_of(caller)
-        task = _task_of(owner, said)
+        task = await aside(weight_of(said.message), partial(_task_of, owner, said))
         while True:
             refused: NotBegun | None = None
             if not self._engine.is_in_mind(owner, task):
@@ -231,7 +240,7 @@ class Desk:
     async def _once_under(self, caller: Caller, dialect: DialectName, said: Send, key: _Fresh) -> Live | Problem:
         """Begin a task under a key, unless this message began one: then the key is for that."""
         owner = owner_of(caller)
-        task, begun = _task_of(owner, said), None
+        task, begun = await aside(weight_of(said.message), partial(_task_of, owner, said)), None
         if not self._engine.is_in_mind(owner, task):
             begun = await self._keyed(caller, dialect, said, key, task)
         live = None if isinstance(begun, Live) else await self._engine.find(owner, task)
@@ -279,9 +288,9 @@ class Desk:
 
     # -- what a message comes to -------------------------------------------------------------------------------------
 
-    def _plan(self, caller: Caller, message: Message, context: str) -> Plan:
+    def _plan(self, caller: Caller, message: Message, context: str, read: Instruction) -> Plan:
         views = _Views(self._hub, caller, self._targets)
-        made = plan(read_instruction(message), caller, views, Words(self.settings.text_tool, message, context))
+        made = plan(read, caller, views, Words(self.settings.text_tool, message, context))
         if made.note and made.note != self._noted:
             self._noted = made.note
             log.warning("the tool for plain words cannot be told any", why=made.note)
@@ -295,8 +304,10 @@ class Desk:
 
     async def _draft(self, caller: Caller, dialect: DialectName, said: Send, besides: tuple[Document, ...]) -> Draft:
         context, task = said.context or secrets.token_hex(16), said.task or secrets.token_hex(16)
-        await self._hub.settle(EVERYTHING, until=lambda: self._plan(caller, said.message, context).is_sure)
-        made = self._plan(caller, said.message, context)
+        read = await aside(weight_of(said.message), partial(read_instruction, said.message))
+        await self._hub.settle(EVERYTHING, until=lambda: self._plan(caller, said.message, context, read).is_sure)
+        made = self._plan(caller, said.message, context, read)
+        await pause_after(weight_of(said.message))
         spoken: tuple[Message, ...] = (without_headers(said.message),)
         if made.state == "input_required":
             spoken = (*spoken, self._offer(made))
@@ -427,7 +438,7 @@ class Desk:
     def _instruct(self, caller: Caller, live: Live, message: Message, meant: Message) -> None:
         """The instruction that was missing, `meant` by this message as it was heard or by an earlier one."""
         live.waits_for_login = True
-        made = self._plan(caller, meant, live.record.context)
+        made = self._plan(caller, meant, live.record.context, read_instruction(meant))
         brief = Raw(msgspec.json.encode(made.brief))
         said = (*live.record.said, message)
         if made.call is not None:
@@ -485,9 +496,12 @@ class Desk:
             )
         except ValueError:
             return Problem("invalid_params", "pageToken is not one that was given")
-        records = [self._engine.newest(document) for document in page.documents]
-        tasks = tuple(_listed(shown(record), asked) for record in records if record is not None)
-        return TaskPage(tasks, page.total, page.next, asked.page_size)
+        tasks = [
+            _listed(await aside(weight_of_record(record), partial(shown, record)), asked)
+            for document in page.documents
+            if (record := self._engine.newest(document)) is not None
+        ]
+        return TaskPage(tuple(tasks), page.total, page.next, asked.page_size)
 
     # -- ending them -------------------------------------------------------------------------------------------------
 
@@ -554,6 +568,32 @@ def _unusable(message: Message) -> Problem | None:
             kind = (part.media_type or "any type")[:ID_LENGTH_MAX]
             return Problem("content_type_not_supported", f"A file of {kind} cannot be taken: only text and data can")
     return None
+
+
+def weight_of_record(record: Record) -> int:
+    """How long a task is, about: what was said in it, and what came of it."""
+    result = 0 if record.ending is None else len(memoryview(record.ending.result))
+    return result + sum(map(weight_of, record.said))
+
+
+def weight_of_task(task: Task) -> int:
+    """The same of a task as it is shown."""
+    return sum(map(weight_of, task.history)) + sum(map(weight_of, task.artifacts))
+
+
+def weight_of(said: Message | Artifact) -> int:
+    """How long the parts of a message are, about."""
+    return sum(map(_weight, said.parts))
+
+
+def _weight(part: Part) -> int:
+    match part:
+        case Text():
+            return len(part.text)
+        case Data():
+            return len(memoryview(part.data))
+        case File():
+            return len(part.content or "")
 
 
 def _task_of(owner: Owner, said: Send) -> str:

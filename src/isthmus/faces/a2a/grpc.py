@@ -19,6 +19,7 @@ import grpc
 from msgspec import Struct
 
 from isthmus.core.crew import Crew
+from isthmus.core.pauses import PROTOBUF_BYTES, aside, pause_after
 from isthmus.core.tasks.live import Live
 from isthmus.faces.a2a.http import A2aHttp, Answered, Visit
 from isthmus.faces.a2a.listeners import IsLast, Telling, is_over, is_settled
@@ -132,7 +133,7 @@ class A2aGrpc:
         done = (await self._visit(method, context))[1]
         assert not isinstance(done, Live), "only streams follow a task"
         try:
-            written = v1_0_proto.write(method, done)
+            written = await aside(len(memoryview(done)), partial(v1_0_proto.write, method, done), over=PROTOBUF_BYTES)
         except Unwritable as error:
             await _refuse(context, Problem("invalid_agent_response", str(error)))
         return written
@@ -259,8 +260,9 @@ class _GrpcVisit(Visit):
         version = version_of(None if given is None else given.decode("latin-1"), None)
         if version is not None and dialect_of(version) != "1.0":
             return unsupported(version)
-        members = v1_0_proto.read(method, request)
+        members = await aside(len(request), partial(v1_0_proto.read, method, request), over=PROTOBUF_BYTES)
         operation = members if isinstance(members, Problem) else v1_0.read(method, members)
+        await pause_after(len(request))
         done = operation if isinstance(operation, Problem) else await self._do(v1_0, operation)
         if isinstance(done, Live):
             # At once: whoever waits for this call comes too late to hear what a quick server reports first.

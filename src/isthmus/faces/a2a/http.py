@@ -5,17 +5,18 @@ This reads requests and writes answers; what is done is the desk's.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from functools import partial
 from typing import TypeAlias
 from urllib.parse import parse_qsl
 
 import structlog
 
+from isthmus.core.pauses import aside, pause_after
 from isthmus.core.tasks.live import Live
 from isthmus.core.tasks.record import Record
 from isthmus.faces.a2a.cards import CARD_PATHS, AgentCards
-from isthmus.faces.a2a.desk import UNSURE, Desk
+from isthmus.faces.a2a.desk import UNSURE, Desk, weight_of_record, weight_of_task
 from isthmus.faces.a2a.listeners import IsLast, Telling, is_over, is_settled, number_in, until_settled
 from isthmus.faces.a2a.settings import A2aSettings
 from isthmus.faces.a2a.shown import direct_answer, shown
@@ -23,6 +24,7 @@ from isthmus.faces.http.bodies import JSON, STREAM, joined, named_types, read_bo
 from isthmus.faces.http.gate import TOO_MANY, Denied, Fields, Gate
 from isthmus.faces.http.turn import PEER, Message, Peer, Receive, Send, Taking, header_lines
 from isthmus.model.callers import Caller
+from isthmus.model.conversation import Task
 from isthmus.wire import jsonrpc
 from isthmus.wire.a2a import rest
 from isthmus.wire.a2a.negotiate import DIALECTS, HEADER, PARAMETER, Ambiguous, recognise, version_of, voice_of
@@ -122,6 +124,7 @@ class A2aHttp:
                 if isinstance(admitted := self._gate.admit(fields, "a2a", scope), Denied):
                     self._turn_away(peer, path, admitted)
                     return
+                await pause_after(len(body))
             await self._serve(scope, fields, admitted, peer, body)
 
     def _turn_away(self, peer: Taking, path: str, denied: Denied) -> None:
@@ -243,10 +246,13 @@ class Visit:
                     return record
                 if record.origin == "0.1":
                     self._told = record
-                return dialect.write_task(shown(record), operation.history_length)
+                return await self._written(record, partial(dialect.write_task, history_length=operation.history_length))
             case List():
                 page = await self._desk.list(self._caller, operation)
-                return page if isinstance(page, Problem) else dialect.write_tasks(page, operation)
+                if isinstance(page, Problem):
+                    return page
+                weight = sum(weight_of_task(task) for task in page.tasks)
+                return await aside(weight, partial(dialect.write_tasks, page, operation))
             case Cancel():
                 return await self._cancel(dialect, operation)
             case Subscribe():
@@ -284,13 +290,19 @@ class Visit:
             self._told = record
         if operation.waits and dialect.name in DIRECT and (message := direct_answer(record)) is not None:
             return dialect.write_sent(message, None)
-        return dialect.write_sent(shown(record), operation.history_length)
+        return await self._written(record, partial(dialect.write_sent, history_length=operation.history_length))
+
+    async def _written(self, record: Record, write: Callable[[Task], Payload]) -> Payload:
+        """A task as its caller is shown it, made on a thread if it is long."""
+        weight = weight_of_record(record)
+        task = await aside(weight, partial(shown, record))
+        return await aside(weight, partial(write, task))
 
     async def _cancel(self, dialect: Dialect, operation: Cancel) -> Answered:
         live = await self._desk.cancel(self._caller, operation)
         if isinstance(live, Problem):
             return live
-        return dialect.write_cancelled(shown(await until_settled(live, self._peer, WAIT_SECONDS)))
+        return await self._written(await until_settled(live, self._peer, WAIT_SECONDS), dialect.write_cancelled)
 
     async def _subscribe(self, dialect: Dialect, operation: Subscribe) -> Live | Problem:
         live = await self._desk.find(self._caller, operation.task)
@@ -338,6 +350,7 @@ class _RpcVisit(_HttpVisit):
         if not is_json(self._fields):
             return self._refuse(DIALECTS["1.0"], None, NOT_JSON)
         request = jsonrpc.decode(body)
+        await pause_after(len(body))
         if isinstance(request, Malformed):
             if _has_odd_method(request, body):
                 return self._answer(jsonrpc.error(request.id, jsonrpc.METHOD_NOT_FOUND, "no method has such a name"))
@@ -349,7 +362,7 @@ class _RpcVisit(_HttpVisit):
         dialect = await self._dialect(request, version)
         if isinstance(dialect, Problem):
             return self._refuse(DIALECTS[voice_of(request.method)], request.id, dialect)
-        return await self._serve(request, dialect)
+        return await self._serve(request, dialect, len(body))
 
     def _answer_note(self, note: Notification, version: str | None) -> None:
         """Say what is wrong with a request that has no id: that, unless something else is too."""
@@ -361,8 +374,9 @@ class _RpcVisit(_HttpVisit):
             read = Problem("invalid_request", "a request with an id is needed")
         self._refuse(dialect, None, read)
 
-    async def _serve(self, request: Request, dialect: Dialect) -> None:
+    async def _serve(self, request: Request, dialect: Dialect, size: int) -> None:
         operation = dialect.read(request.method, request.params)
+        await pause_after(size)
         done = operation if isinstance(operation, Problem) else await self._do(dialect, operation)
         if isinstance(done, Problem):
             self._refuse(dialect, request.id, done)
@@ -409,6 +423,7 @@ class _RestVisit(_HttpVisit):
         binding, operation = rest.read(verb, path, query, body, _text(self._fields.get(HEADER.encode())))
         if body and not is_json(self._fields):
             operation = NOT_JSON
+        await pause_after(len(body))
         done = operation if isinstance(operation, Problem) else await self._do(binding.dialect, operation)
         if isinstance(done, Problem):
             status, refusal = binding.write_problem(done)

@@ -437,6 +437,8 @@ def _in_era(result: Result, era: Era, kind: Kind) -> Payload:
         return result.payload
     # Only an object was accepted as a result, so there is always something to translate.
     if era == "modern":
+        if result.is_untyped and kind != "resource":
+            return modern.typed(result.payload)
         return modern.as_modern(result.payload, is_cacheable=kind == "resource") or result.payload
     return modern.as_legacy(result.payload) or result.payload
 

@@ -20,7 +20,7 @@ from msgspec import Raw
 from isthmus.wire.a2a.operations import Problem
 from isthmus.wire.a2a.problems import V1_0, details_1_0
 from isthmus.wire.a2a.proto_schema import CLASSES, METHODS
-from isthmus.wire.jsonrpc import Payload
+from isthmus.wire.jsonrpc import VALUES_MAX, Payload, is_dense
 
 Members: TypeAlias = dict[str, Raw]
 
@@ -50,9 +50,12 @@ def read(method: str, request: bytes) -> Members | Problem:
     kind, _ = METHODS[method]
     try:
         told = json_format.MessageToDict(CLASSES[kind].FromString(request))
-        return {name: Raw(msgspec.json.encode(_whole(value))) for name, value in told.items()}
+        written = {name: msgspec.json.encode(_whole(value)) for name, value in told.items()}
     except (DecodeError, json_format.Error, ValueError, RecursionError) as error:
         return Problem("invalid_params", f"the request is no {kind}: {str(error)[:200]}")
+    if any(is_dense(text, VALUES_MAX) for text in written.values()):
+        return Problem("invalid_params", f"the request has over {VALUES_MAX} values: send less at once, or one text")
+    return {name: Raw(text) for name, text in written.items()}
 
 
 def _whole(value: Any) -> Any:
@@ -84,13 +87,19 @@ def write(method: str, result: Payload) -> bytes:
     return written
 
 
-_PERHAPS_BEYOND = re.compile(rb"[0-9][eE]\+?[0-9]{3}|[0-9]{309}")
+PIECE_BYTES = 64 * 1024
+OVERLAP_BYTES = 310
+"""What is looked for may stand across the end of a piece."""
+
+_PERHAPS_BEYOND = re.compile(rb"[0-9](?:[eE]\+?[0-9]{3}|[0-9]{308})")
 """What a number beyond a double looks like; texts may look so, too."""
 
 
 def _check_numbers(text: bytes) -> None:
     """Refuse what protobuf's reader would take for Infinity. Raises: ValueError."""
-    if _PERHAPS_BEYOND.search(text) is not None:
+    # In pieces: a search holds the interpreter to its end, and this runs beside the event loop.
+    starts = range(0, len(text), PIECE_BYTES)
+    if any(_PERHAPS_BEYOND.search(text, at, at + PIECE_BYTES + OVERLAP_BYTES) is not None for at in starts):
         json.loads(text, parse_float=_finite)
 
 

@@ -16,7 +16,7 @@ import msgspec
 
 from isthmus.model.features import Ability, Topic
 from isthmus.model.questions import NOTHING, Profile
-from isthmus.wire.jsonrpc import INVALID_PARAMS, LONG_BYTES, Payload, Request, object_members, render
+from isthmus.wire.jsonrpc import INVALID_PARAMS, Payload, Request, object_members, render
 from isthmus.wire.mcp.capabilities import Capabilities, capabilities_of, profile_capabilities
 from isthmus.wire.mcp.hubs import NO_HUBS, write_hubs
 from isthmus.wire.mcp.messages import Implementation, Members, read_string
@@ -224,8 +224,6 @@ def as_modern(result: Payload, *, is_cacheable: bool = False) -> Payload | None:
     written: dict[str, Payload] = {"resultType": b'"complete"'}
     if is_cacheable:
         written.update({"ttlMs": b"0", "cacheScope": b'"private"'})
-    elif _is_long_and_untyped(result):
-        return b"".join((render(written)[:-1], b",", memoryview(result)[1:]))
     members = object_members(result)
     if members is None:
         return None
@@ -235,12 +233,9 @@ def as_modern(result: Payload, *, is_cacheable: bool = False) -> Payload | None:
     return render({**written, **{key: members[key] for key in members if key != "resultType"}})
 
 
-def _is_long_and_untyped(result: Payload) -> bool:
-    """Whether a long result has no `resultType`, by a look that is ten times as fast as reading its members."""
-    if len(memoryview(result)) <= LONG_BYTES:
-        return False
-    text = bytes(result)
-    return text.startswith(b"{") and b"resultType" not in text and b"\\u" not in text
+def typed(result: Payload) -> bytes:
+    """An object that has members, and no `resultType` among them, with one; it is not read for that."""
+    return b"".join((b'{"resultType":"complete",', memoryview(result)[1:]))
 
 
 def as_legacy(result: Payload) -> Payload | None:

@@ -180,7 +180,7 @@ def _subject(kind: Kind, name: bytes, arguments: Payload) -> dict[str, Payload]:
 
 class _CallResult(msgspec.Struct):
     isError: bool | None = False
-    resultType: str | None = None
+    resultType: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class _ReadResult(msgspec.Struct):
@@ -201,6 +201,8 @@ class CallAnswer(msgspec.Struct, frozen=True):
     ttl_seconds: float = 0.0
     """How long the server says that this may be given again, to the same caller or (`is_public`) to anybody."""
     is_public: bool = False
+    has_type: bool = False
+    """It has a `resultType`, be it null."""
 
 
 def read_call_result(result: Payload) -> CallAnswer | None:
@@ -209,7 +211,9 @@ def read_call_result(result: Payload) -> CallAnswer | None:
         answer = _CALL_RESULT.decode(result)
     except msgspec.MsgspecError:
         return None
-    return CallAnswer(bool(answer.isError), answer.resultType)
+    if answer.resultType is msgspec.UNSET:
+        return CallAnswer(bool(answer.isError), None)
+    return CallAnswer(bool(answer.isError), answer.resultType, has_type=True)
 
 
 def read_any_result(result: msgspec.Raw) -> CallAnswer | None:

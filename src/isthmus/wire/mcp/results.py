@@ -72,7 +72,7 @@ def plain(value: Payload, *, is_error: bool = False) -> Result:
     start = bytes(memoryview(value)[:1])
     text = value if start == b'"' else _encode(str(memoryview(value), "utf-8"))
     parts = (value,) if start == b"{" else (b'{"result":', value, b"}")
-    return Result(msgspec.Raw(b"".join((_HEAD, text, _MIDDLE, *parts, _TAILS[is_error]))), is_error)
+    return Result(msgspec.Raw(b"".join((_HEAD, text, _MIDDLE, *parts, _TAILS[is_error]))), is_error, is_untyped=True)
 
 
 def failure(words: str) -> Result:

@@ -108,8 +108,9 @@ def test_an_envelope_that_was_read_before_is_not_read_again() -> None:
     ("told", "answer"),
     [
         ({}, CallAnswer(False, None)),
-        ({"isError": True, "resultType": "complete"}, CallAnswer(True, "complete")),
-        ({"isError": None, "resultType": "task"}, CallAnswer(False, "task")),
+        ({"isError": True, "resultType": "complete"}, CallAnswer(True, "complete", has_type=True)),
+        ({"isError": None, "resultType": "task"}, CallAnswer(False, "task", has_type=True)),
+        ({"resultType": None}, CallAnswer(False, None, has_type=True)),
         ({"ttlMs": 5000, "cacheScope": "public"}, CallAnswer(False, None)),
         ([], None),
         ("x", None),
