@@ -18,6 +18,7 @@ import structlog
 
 from isthmus.core.audit.facts import LOST, REFUSED, Ended, Fact, Happening, Scribe, Value, Written, said_of
 from isthmus.core.calls.inflight import InFlight
+from isthmus.core.pauses import LONG_BYTES, in_turn
 from isthmus.core.ports.journal import Verdict
 from isthmus.core.ports.ledger import Ledger
 from isthmus.core.ports.recorder import Noting, Recorder, Witness
@@ -99,16 +100,35 @@ class Audit:
     def add(self, fact: Fact) -> None:
         """Gather a fact."""
         if self._timer is None:
-            self._timer = self._loop.call_later(GATHER_SECONDS, self.flush)
+            self._timer = self._loop.call_later(GATHER_SECONDS, self._flush_in_turns)
         self._gathered.append(fact)
         if len(self._gathered) == PORTION:
-            self._loop.call_soon(self._write_out)
+            self._loop.call_soon(self._write_some)
 
     def _write_out(self) -> None:
         """Make records of what was gathered, here and not where they are kept: see `PORTION`."""
         gathered, self._gathered = self._gathered, []
         self._records += [Written(*self._scribe.record(fact)) for fact in gathered]
         self._bound()
+
+    def _write_some(self) -> bool:
+        """Make records up to a call whose arguments take long to digest; False if that was not all."""
+        done = 0
+        for fact in self._gathered:
+            self._records.append(Written(*self._scribe.record(fact)))
+            done += 1
+            if isinstance(fact, tuple) and len(memoryview(fact[1].arguments)) > LONG_BYTES:
+                break
+        del self._gathered[:done]
+        self._bound()
+        return not self._gathered
+
+    def _flush_in_turns(self) -> None:
+        """Hand over what there is, with long arguments in turns of the event loop of their own."""
+        if self._write_some():
+            self.flush()
+        else:
+            in_turn(self._flush_in_turns)
 
     def _bound(self) -> None:
         if (over := len(self._records) - RECORDS_MAX) > 0:

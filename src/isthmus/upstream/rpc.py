@@ -16,6 +16,7 @@ import msgspec
 
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.crew import Crew
+from isthmus.core.pauses import in_turn
 from isthmus.core.ports.credentials import Credentials
 from isthmus.core.settings import Limits
 from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError
@@ -335,7 +336,7 @@ class _RpcWaiter(CallWaiter):
     def result(self, payload: msgspec.Raw, *, is_later: bool = False) -> None:
         """End the call with the value as it is; one that says that it is an error is one."""
         if not is_later and len(memoryview(payload)) > LATER_BYTES:
-            asyncio.get_running_loop().call_soon(partial(self.result, payload, is_later=True))
+            in_turn(partial(self.result, payload, is_later=True))
         elif is_later:
             self._end_soon(verbatim(payload))
         else:

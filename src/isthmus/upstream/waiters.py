@@ -14,6 +14,7 @@ from typing import Protocol
 import msgspec
 
 from isthmus.core.calls.inflight import InFlight, OpenQuestion
+from isthmus.core.pauses import in_turn
 from isthmus.core.ports.exchange import Aside
 from isthmus.model.calls import TASK_KINDS
 from isthmus.model.events import Log
@@ -120,11 +121,11 @@ class CallWaiter:
             return True
         if len(memoryview(payload)) <= LATER_BYTES:
             return False
-        asyncio.get_running_loop().call_soon(partial(CallWaiter.result, self, payload, is_later=True))
+        in_turn(partial(CallWaiter.result, self, payload, is_later=True))
         return True
 
     def _end_soon(self, outcome: Outcome) -> None:
-        asyncio.get_running_loop().call_soon(self._end, outcome)
+        in_turn(partial(self._end, outcome))
 
     def _hidden(self, payload: msgspec.Raw) -> msgspec.Raw:
         """A result that tells of a failure, without what the server was shown."""

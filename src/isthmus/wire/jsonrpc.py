@@ -504,8 +504,19 @@ def _without_escapes(text: bytes) -> bytes:
     return text.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in text else text
 
 
+_FEW_STRINGS = 1_000
+
+
+def _without_strings(text: bytes) -> bytes:
+    """The same without its strings where they are few, and so may be long; escapes are gone already."""
+    if len(text) <= LONG_BYTES or _has_over(text, b'"', 2 * _FEW_STRINGS):
+        return text
+    return b"".join(text.split(b'"')[::2])
+
+
 def _outside_strings(text: bytes, dropped: bytes) -> bytes:
     """What stands outside of strings, without the bytes that are dropped; adjacent marks are an empty string."""
+    text = _without_strings(text)
     return b"".join(text.translate(None, dropped).replace(b'""', b"").split(b'"')[::2])
 
 
@@ -551,7 +562,7 @@ def _brackets(text: bytes) -> bytes:
     """The brackets outside strings, all of them square."""
     if b"\\" in text:
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
-    text = text.translate(_SQUARE, _NEITHER_BRACKET_NOR_MARK)
+    text = _without_strings(text).translate(_SQUARE, _NEITHER_BRACKET_NOR_MARK)
     # Two adjacent marks are a string without brackets or the seam of two strings: dropping them moves no
     # bracket into or out of a string, and leaves few strings to cut out.
     return b"".join(text.replace(b'""', b"").split(b'"')[::2])

@@ -124,7 +124,6 @@ class A2aHttp:
                 if isinstance(admitted := self._gate.admit(fields, "a2a", scope), Denied):
                     self._turn_away(peer, path, admitted)
                     return
-                await pause_after(len(body))
             await self._serve(scope, fields, admitted, peer, body)
 
     def _turn_away(self, peer: Taking, path: str, denied: Denied) -> None:

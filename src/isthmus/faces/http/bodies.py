@@ -6,6 +6,7 @@ import asyncio
 
 import msgspec
 
+from isthmus.core.pauses import pause_after
 from isthmus.faces.http.gate import Fields, Headers
 from isthmus.faces.http.turn import Peer, Receive, header_lines
 from isthmus.wire import sse
@@ -77,6 +78,7 @@ async def read_body(receive: Receive) -> bytes | None:
             return None
         chunks.append(message.get("body", b""))
         if not message.get("more_body", False):
+            await pause_after(sum(map(len, chunks)))
             return b"".join(chunks)
 
 

@@ -11,12 +11,13 @@ from typing import Protocol
 
 import msgspec
 
+from isthmus.core.pauses import in_turn
 from isthmus.core.settings import Limits
 from isthmus.model.faults import BadReply, Fault
 from isthmus.model.names import ServerName
 from isthmus.transport.http_connection import Lost, Ticket
 from isthmus.upstream.replies import ADVICE, EVENT_STREAM, OK, UNAUTHORIZED, advice_on, login_place, media_type
-from isthmus.upstream.waiters import CallWaiter, Waiter, lost, turned_away
+from isthmus.upstream.waiters import LATER_BYTES, CallWaiter, Waiter, lost, turned_away
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Notification, Request, Response
 from isthmus.wire.mcp import legacy
@@ -226,7 +227,14 @@ class Post:
             self._break_off("its stream ended before the answer", self._decoder, is_polite=True)
         elif self._rest is not None:
             self._miss(f"it answered HTTP {self._status} to who came back to its stream", self._rest)
+        elif self._size > LATER_BYTES:
+            in_turn(self._read_late)
         else:
+            self._read_whole(b"".join(self._chunks))
+
+    def _read_late(self) -> None:
+        """Read a long reply in a turn of the loop of its own."""
+        if not self.is_over:
             self._read_whole(b"".join(self._chunks))
 
     def on_lost(self, lost_: Lost) -> None:
