@@ -38,6 +38,8 @@ FIXED_RELAY = ("enabled",)
 
 FIXED_LIMITS = (
     "request_bytes",
+    "caller_bytes",
+    "tenant_bytes",
     "lag_bytes",
     "lag_seconds",
     "schema_bytes",

@@ -24,6 +24,7 @@ from isthmus.app.extensions import verifiers_of
 from isthmus.app.grpc import Service, check_grpc, open_grpc
 from isthmus.app.hub import RunningHub
 from isthmus.app.identity import Identities
+from isthmus.app.in_flight import CountedRequests
 from isthmus.app.journals import open_journal
 from isthmus.app.links import ME
 from isthmus.app.oauth import Tokens
@@ -31,6 +32,7 @@ from isthmus.app.pushes import Pushes
 from isthmus.app.relay import Relay
 from isthmus.app.reload import Reloader, Source
 from isthmus.config.settings import Configuration, HubSettings
+from isthmus.core.access.bytes_in_flight import BytesInFlight
 from isthmus.core.crew import Crew
 from isthmus.core.ports.journal import Probed
 from isthmus.core.tasks.record import Owner
@@ -212,7 +214,7 @@ async def serve(
         oauth = tokens.open(gate, running.crew, Egress())
         routes = Routes(running.surface, mcp, rest, _by_path(running, sse, gate), agent, well_known, shown, oauth)
         routes.preflight = gate.preflight
-        door = _door(configuration, routes, (mcp, sse, agent), shown)
+        door = _door(configuration, gate, routes, (mcp, sse, agent), shown)
         door.allow_pages(gate.cors_lines)
         grpc = await open_grpc(running, agent, gate)
         port = await door.open()
@@ -266,10 +268,16 @@ async def _relay(running: RunningHub, gate: Gate) -> Relay | None:
 
 
 def _door(
-    configuration: Configuration, routes: Routes, streaming: Sequence[StreamingFace], relay: RelayHttp | None
+    configuration: Configuration,
+    gate: Gate,
+    routes: Routes,
+    streaming: Sequence[StreamingFace],
+    relay: RelayHttp | None,
 ) -> Door:
     """The door to these faces, of which some have streams that must end before it can close."""
-    door = Door(routes, _door_settings(configuration))
+    limits = configuration.hub.limits
+    in_flight = BytesInFlight(limits.caller_bytes, limits.tenant_bytes)
+    door = Door(CountedRequests(routes, gate, in_flight, limits.request_bytes), _door_settings(configuration))
     door.offer(routes.take)
     if relay is not None:
         door.offer_sockets(relay.upgrade)

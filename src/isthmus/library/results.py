@@ -44,6 +44,7 @@ STATUSES: dict[str, ToolStatus] = {
     "bad_state": ToolStatus.ERROR,
     "not_connected": ToolStatus.UNAVAILABLE,
     "overloaded": ToolStatus.UNAVAILABLE,
+    "too_many_bytes": ToolStatus.UNAVAILABLE,
     "too_many_calls": ToolStatus.UNAVAILABLE,
     "too_many_targets": ToolStatus.UNAVAILABLE,
     "breaker_open": ToolStatus.UNAVAILABLE,

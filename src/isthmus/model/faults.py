@@ -114,6 +114,16 @@ class TooManyCalls(CallerFault):
         self.retry_after = 1.0
 
 
+class TooManyBytes(CallerFault):
+    """The caller, or its tenant, has as many bytes of requests under way as it may have at once."""
+
+    reason = "too_many_bytes"
+
+    def __init__(self, who: str, held: int, most: int) -> None:
+        super().__init__(f"Too many bytes at once: requests of {who} hold {held} of at most {most} bytes")
+        self.retry_after = 1.0
+
+
 class TargetRefused(CallerFault):
     """The caller named an address that it may not have called; the sentence says what would allow it."""
 

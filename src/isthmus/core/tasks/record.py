@@ -115,6 +115,7 @@ _STATE_OF: dict[str, TaskState] = {
     "breaker_open": "rejected",
     "draining": "rejected",
     "target_refused": "rejected",
+    "too_many_bytes": "rejected",
     "too_many_calls": "rejected",
     "too_many_targets": "rejected",
 }

@@ -37,6 +37,7 @@ NETWORK_REASONS = frozenset(
     {
         "not_connected",
         "overloaded",
+        "too_many_bytes",
         "too_many_calls",
         "too_many_targets",
         "breaker_open",
@@ -121,6 +122,7 @@ _PROXY_CODES = {
     "not_connected": "MCP_CONNECTION_ERROR",
     "lost": "MCP_CONNECTION_ERROR",
     "overloaded": "MCP_CONNECTION_ERROR",
+    "too_many_bytes": "MCP_CONNECTION_ERROR",
     "too_many_calls": "MCP_CONNECTION_ERROR",
     "breaker_open": "MCP_CONNECTION_ERROR",
     "bad_reply": "MCP_INVALID_RESPONSE",
@@ -181,7 +183,9 @@ def _code(ending: Ending) -> int:
 REFUSED, NOT_CONNECTED, SENT_AND_LOST = -32010, -32011, -32012
 
 _CODES = {
-    **dict.fromkeys(("overloaded", "too_many_calls", "too_many_targets", "too_many_subscriptions"), REFUSED),
+    **dict.fromkeys(
+        ("overloaded", "too_many_bytes", "too_many_calls", "too_many_targets", "too_many_subscriptions"), REFUSED
+    ),
     **dict.fromkeys(("breaker_open", "draining"), REFUSED),
     "not_connected": NOT_CONNECTED,
     **dict.fromkeys(("lost", "timed_out", "cancelled", "unanswered", "bad_reply"), SENT_AND_LOST),

@@ -84,6 +84,13 @@ class Gate:
             return Denied(refusal.status, refusal.message)
         return self.know(fields, face, request)
 
+    def caller_of(self, fields: Fields, request: Request) -> Caller | None:
+        """Whose request it is, for whoever counts; a wrong credential is not counted as a guess here."""
+        known = self._identify(fields)
+        if known is None and self.prove is not None:
+            known = self.prove(fields, request)
+        return known if isinstance(known, Caller) else None
+
     def place(self, fields: Fields) -> Denied | None:
         """Why nobody comes in from where this does; None if one may, whose credential is for the face to ask."""
         refusal = self._origins.check(fields)

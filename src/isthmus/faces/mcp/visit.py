@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from isthmus.core.calls.inflight import InFlight
+from isthmus.core.pauses import pause_after
 from isthmus.faces.http.bodies import JSON, STREAM, is_json, read_body, say
 from isthmus.faces.http.gate import Fields, Headers
 from isthmus.faces.http.turn import Message, Peer, Receive, header_lines
@@ -144,6 +145,7 @@ class Visit:
             return self._no_session(None)
         if session is None or session.version != BATCHES_VERSION:
             return self._answer(refuse(None, jsonrpc.INVALID_REQUEST, "Batches are not supported"), 400)
+        await pause_after(len(body))
         if not (elements := jsonrpc.elements(body, BATCH_MAX)):
             text = f"A batch has 1 to {BATCH_MAX} messages"
             return self._answer(refuse(None, jsonrpc.INVALID_REQUEST, text), 400)
@@ -156,7 +158,9 @@ class Visit:
         return await over
 
     async def _element(self, element: bytes, reply: BatchReply, session: Session) -> None:
+        await pause_after(len(element))
         message = jsonrpc.decode(element, max_depth=self._hub.limits.depth)
+        await pause_after(len(element))
         match message:
             case Request(method=method) if method == "initialize" or self._is_modern(message):
                 text = f"{method} must not be part of a batch"
