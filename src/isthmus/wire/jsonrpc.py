@@ -156,7 +156,7 @@ def _decode_long(body: bytes, max_depth: int) -> Message:
         return _decode_carefully(body, max_depth)
     if not _is_plain_answer(envelope, body) and _holds_more(envelope, body):
         return _decode_carefully(body, max_depth)
-    return _too_deep(max_depth, envelope.id) if _is_deeper(body, max_depth) else _message(envelope)
+    return _too_deep(max_depth, envelope.id) if _is_deeper_long(body, max_depth) else _message(envelope)
 
 
 def decode_reply(body: bytes, *, max_depth: int = MAX_DEPTH) -> Message:
@@ -198,9 +198,9 @@ def decode_object(body: bytes, *, max_depth: int = MAX_DEPTH, max_values: int | 
         return Malformed(PARSE_ERROR, "the body is not one JSON value in UTF-8", None)
     except RecursionError:
         return _too_deep(max_depth, _ABSENT)
-    if object_members(value) is None:
+    if long_object_members(body.strip()) is None:
         return _invalid("the body must be an object that has no member twice", _ABSENT)
-    return _too_deep(max_depth, _ABSENT) if _is_deeper(body, max_depth) else value
+    return _too_deep(max_depth, _ABSENT) if _is_deeper_long(body, max_depth) else value
 
 
 def elements(body: bytes, most: int) -> list[bytes] | None:
@@ -223,6 +223,15 @@ def object_members(raw: Payload) -> dict[str, Raw] | None:
     except (*_NOT_JSON, RecursionError):
         return None
     return members if _are_unique(members, bytes(raw)) else None
+
+
+def long_object_members(text: bytes) -> dict[str, Raw] | None:
+    """The same for a long text: where its members fill it, nothing is counted."""
+    try:
+        members = _decode_members(text)
+    except (*_NOT_JSON, RecursionError):
+        return None
+    return members if _fill(members, text) or _are_unique(members, text) else None
 
 
 def repeats_a_member(raw: Payload) -> bool:
@@ -399,8 +408,6 @@ def check_encoding(text: bytes) -> None:
 
 def _are_unique(members: Mapping[str, Raw], text: bytes) -> bool:
     """Whether `members` is all that the object's text holds."""
-    if len(text) > LONG_BYTES and _fill(members, text):
-        return True
     left = text.count(b'"') - 2 * len(members) - b"".join(members.values()).count(b'"')
     if left == 0:
         return True
@@ -537,10 +544,13 @@ _SHALLOW = 3
 """Levels taken off by replacement before counting; it shrinks wide texts at least fourfold."""
 
 
+def _is_deeper_long(text: bytes, max_depth: int) -> bool:
+    """The same for a long text, which nearly always has few brackets or many."""
+    half = max_depth // 2
+    return (_has_over(text, b"[", half) or _has_over(text, b"{", half)) and _depth(text) > max_depth
+
+
 def _is_deeper(text: bytes, max_depth: int) -> bool:
-    if len(text) > LONG_BYTES:
-        half = max_depth // 2
-        return (_has_over(text, b"[", half) or _has_over(text, b"{", half)) and _depth(text) > max_depth
     if text.count(b"[") + text.count(b"{") <= max_depth:
         return False
     return _depth(text) > max_depth
