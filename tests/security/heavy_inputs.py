@@ -685,7 +685,7 @@ async def _lists(field: Field, server: str, what: str, count: int, size: int) ->
 
 def _listings() -> Iterator[Kind]:
     for server in ("stdio", "sse", "socket"):
-        for what in ("tools", "prompts", "resources", "templates"):
+        for what in ("tools", "prompts", "resources", "templates") if server == "stdio" else ("tools", "resources"):
             for count, size in ((900, 4_000), (20, 200_000)):
                 drive = partial(_lists, server=server, what=what, count=count, size=size)
                 yield Kind(f"list / {server} / {count} {what} of {size}", "lists", drive)

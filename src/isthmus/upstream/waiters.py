@@ -109,7 +109,11 @@ class CallWaiter:
             if whose is not None:
                 note(self.inflight, self.server, payload)
             told = self._hidden(payload) if answer.is_error else payload
-            self._end(Result(told, answer.is_error, is_typed, *keeps, task_of=whose))
+            ending = Result(told, answer.is_error, is_typed, *keeps, task_of=whose)
+            if is_later:
+                self._end_soon(ending)
+            else:
+                self._end(ending)
 
     def _is_put_off(self, payload: msgspec.Raw) -> bool:
         """Refuse a long result of too many members, or end the call with it in another turn of the loop.

@@ -111,6 +111,7 @@ class Visit:
         if body is None and ((body := await read_body(receive)) is None or not self._is_admitted_again(scope)):
             return None
         message = jsonrpc.decode(body, max_depth=self._hub.limits.depth)
+        await pause_after(len(body))
         match message:
             case Request():
                 await self._request(message)

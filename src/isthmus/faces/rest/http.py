@@ -17,6 +17,7 @@ import msgspec
 
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.view import View
+from isthmus.core.pauses import pause_after
 from isthmus.core.ports.relay import RelayBook
 from isthmus.faces.http.bodies import JSON, is_json, joined, named_types, read_body
 from isthmus.faces.http.gate import Denied, Fields, Gate
@@ -247,7 +248,9 @@ class _Visit:
         if left.is_set():
             return
         over: asyncio.Future[None] = self._face.loop.create_future()
-        self.start_call(body, partial(_set, over))
+        call = self._read_call(body)
+        await pause_after(len(body))
+        self._begin(call, partial(_set, over))
         await over
 
     def _is_known(self) -> bool:
@@ -267,7 +270,9 @@ class _Visit:
 
     def start_call(self, body: bytes, on_end: Callable[[], None] | None) -> None:
         """Start a call, or refuse it; either way it is answered, and then `on_end` is called."""
-        call = self._read_call(body)
+        self._begin(self._read_call(body), on_end)
+
+    def _begin(self, call: Call | Problem, on_end: Callable[[], None] | None) -> None:
         if isinstance(call, Problem):
             answer_problem(self._peer, call)
             return on_end() if on_end is not None else None

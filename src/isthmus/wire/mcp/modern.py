@@ -16,7 +16,7 @@ import msgspec
 
 from isthmus.model.features import Ability, Topic
 from isthmus.model.questions import NOTHING, Profile
-from isthmus.wire.jsonrpc import INVALID_PARAMS, Payload, Request, object_members, render
+from isthmus.wire.jsonrpc import INVALID_PARAMS, Payload, Request, long_object_members, object_members, render
 from isthmus.wire.mcp.capabilities import Capabilities, capabilities_of, profile_capabilities
 from isthmus.wire.mcp.hubs import NO_HUBS, write_hubs
 from isthmus.wire.mcp.messages import Implementation, Members, read_string
@@ -224,7 +224,7 @@ def as_modern(result: Payload, *, is_cacheable: bool = False) -> Payload | None:
     written: dict[str, Payload] = {"resultType": b'"complete"'}
     if is_cacheable:
         written.update({"ttlMs": b"0", "cacheScope": b'"private"'})
-    members = object_members(result)
+    members = long_object_members(bytes(result)) if is_cacheable else object_members(result)
     if members is None:
         return None
     if members and members.keys().isdisjoint(written):
