@@ -120,12 +120,19 @@ class CallWaiter:
 
         It was decoded just now, and the caller's face will write it.
         """
-        if is_crowded(payload):
-            self._end(BadReply(self.server, f"its result has over {MEMBERS_MAX} members"))
+        if len(memoryview(payload)) > LATER_BYTES:
+            in_turn(partial(self._look, payload))
             return True
-        if len(memoryview(payload)) <= LATER_BYTES:
+        return self._is_refused(payload)
+
+    def _look(self, payload: msgspec.Raw) -> None:
+        if not self._is_refused(payload):
+            in_turn(partial(CallWaiter.result, self, payload, is_later=True))
+
+    def _is_refused(self, payload: msgspec.Raw) -> bool:
+        if not is_crowded(payload):
             return False
-        in_turn(partial(CallWaiter.result, self, payload, is_later=True))
+        self._end(BadReply(self.server, f"its result has over {MEMBERS_MAX} members"))
         return True
 
     def _end_soon(self, outcome: Outcome) -> None:

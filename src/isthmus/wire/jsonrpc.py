@@ -130,6 +130,8 @@ def decode(body: bytes, *, max_depth: int = MAX_DEPTH, max_values: int | None = 
     `max_values` is for messages of callers, which are decoded whole here and there. Answers of servers stay raw.
     """
     if len(body) > SHORTEST_CROWD_BYTES:
+        if max_values is None and len(body) > LONG_BYTES and (answer := _plain_answer(body, max_depth)) is not None:
+            return answer
         if (refused := _refused_early(body, max_depth)) is not None:
             return refused
         if max_values is not None and is_dense(body, max_values):
@@ -147,6 +149,29 @@ def decode(body: bytes, *, max_depth: int = MAX_DEPTH, max_values: int | None = 
     return _too_deep(max_depth, envelope.id) if _is_deeper(body, max_depth) else _message(envelope)
 
 
+class _PlainAnswer(Struct):
+    """An answer that has a result, and whatever else, of which nothing is made."""
+
+    jsonrpc: str
+    id: Raw
+    result: Raw
+
+
+_decode_plain_answer = msgspec.json.Decoder(_PlainAnswer).decode
+
+
+def _plain_answer(body: bytes, max_depth: int) -> Message | None:
+    """Read a long answer in one pass, if it is written as most peers write it; None if another look is needed."""
+    try:
+        check_encoding(body)
+        answer = _decode_plain_answer(body)
+    except (*_NOT_JSON, RecursionError):
+        return None
+    if answer.jsonrpc != "2.0" or not _is_id(answer.id) or not _is_plain_answer(answer.result, body):
+        return None
+    return _too_deep(max_depth, answer.id) if _is_deeper_long(body, max_depth) else Response(answer.id, answer.result)
+
+
 def _decode_long(body: bytes, max_depth: int) -> Message:
     """The same for bodies of megabytes, with as few passes over them as there can be."""
     try:
@@ -154,7 +179,7 @@ def _decode_long(body: bytes, max_depth: int) -> Message:
         envelope = _decode_envelope(body)
     except (*_NOT_JSON, RecursionError):
         return _decode_carefully(body, max_depth)
-    if not _is_plain_answer(envelope, body) and _holds_more(envelope, body):
+    if _holds_more(envelope, body):
         return _decode_carefully(body, max_depth)
     return _too_deep(max_depth, envelope.id) if _is_deeper_long(body, max_depth) else _message(envelope)
 
@@ -353,18 +378,18 @@ _PLAIN_TAIL = re.compile(rb"\s*(,\s*" + _OTHERS + rb")?\}\s*\Z")
 _TAIL_BYTES = 300
 
 
-def _is_plain_answer(envelope: _Envelope, body: bytes) -> bool:
+def _is_plain_answer(result: Raw, body: bytes) -> bool:
     """Whether an answer is written as most peers write it, and its lengths prove that nothing else is in the body.
 
     The result is between a head and a tail that are known whole. A member that a decoder dropped would stand between
     them too, so that what it kept would be shorter.
     """
-    if not envelope.result or (head := _PLAIN_HEAD.match(body)) is None:
+    if (head := _PLAIN_HEAD.match(body)) is None:
         return False
     tail = _PLAIN_TAIL.search(body, len(body) - _TAIL_BYTES)
     if tail is None or (head[1] is None) == (tail[1] is None):
         return False
-    return head.end() + len(memoryview(envelope.result)) == tail.start()
+    return head.end() + len(memoryview(result)) == tail.start()
 
 
 _SHORTEST_MEMBER = len(',"":0')
@@ -524,7 +549,7 @@ def _without_strings(text: bytes) -> bytes:
 def _outside_strings(text: bytes, dropped: bytes) -> bytes:
     """What stands outside of strings, without the bytes that are dropped; adjacent marks are an empty string."""
     text = _without_strings(text)
-    return b"".join(text.translate(None, dropped).replace(b'""', b"").split(b'"')[::2])
+    return b"".join(_fewer_marks(text.translate(None, dropped)).split(b'"')[::2])
 
 
 def _too_dense(body: bytes, most: int) -> Malformed:
@@ -575,7 +600,14 @@ def _brackets(text: bytes) -> bytes:
     text = _without_strings(text).translate(_SQUARE, _NEITHER_BRACKET_NOR_MARK)
     # Two adjacent marks are a string without brackets or the seam of two strings: dropping them moves no
     # bracket into or out of a string, and leaves few strings to cut out.
-    return b"".join(text.replace(b'""', b"").split(b'"')[::2])
+    return b"".join(_fewer_marks(text).split(b'"')[::2])
+
+
+def _fewer_marks(text: bytes) -> bytes:
+    """The same without adjacent pairs of marks; long runs of them go first, since each find costs."""
+    for run in (b'""""""""', b'""""', b'""'):
+        text = text.replace(run, b"")
+    return text
 
 
 # From envelope to message.
