@@ -8,6 +8,7 @@ ARGS ?=
 WORKERS ?= 3
 SECONDS_EACH ?= 60
 EXAMPLES ?= 50
+SOAK_SECONDS ?= 120
 
 VENV := .venv
 MCP1 := .venv-mcp1
@@ -20,13 +21,15 @@ AUDIT := .venv-audit
 SDKS := $(MCP1)/.ready $(A2A10)/.ready $(A2A03)/.ready $(VAULT)/.ready $(FRAMEWORKS)/.ready
 NPM := tests/peers/npm
 SUITE := tests/conformance/npm
+# Facts about pinned SDKs, with no hub between them: they change only when the pins do.
+PEERS := tests/peers/test_peers.py tests/peers/test_full.py
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-input
 # The extras of pyproject.toml that bring an agent framework.
 EXTRAS := adk langchain openai-agents pydantic-ai
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 
 .DEFAULT_GOAL := help
-.PHONY: help reference serve demo devices test conformance soak cover lint format bench agents crowd relayed library trust fuzz gate resolve audit sbom lock clean
+.PHONY: help reference serve demo devices test peers conformance soak cover lint format bench agents crowd relayed library trust fuzz gate resolve audit sbom lock clean
 
 help: ## say what each target does
 	@echo "make TARGET [ARGS='…'] [PYTHON=python3.12]"
@@ -42,14 +45,18 @@ devices: $(VENV)/.serve ## play the relay: three servers behind NAT, and a devic
 	@$(VENV)/bin/python examples/relay/demo.py
 
 test: $(VENV)/.test $(VENV)/.postgres $(VENV)/.chromium $(SDKS) $(NPM)/node_modules/.ready ## run the tests; ARGS="-k names"
-	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(PEERS:%=--ignore=%) $(ARGS)
+
+peers: $(VENV)/.test $(SDKS) $(NPM)/node_modules/.ready ## run the official clients against the official servers, without the hub
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(PEERS) $(ARGS)
 
 conformance: $(VENV)/.test $(SUITE)/node_modules/.ready ## run the protocol's conformance suite against the hub
 	$(VENV)/bin/python -m tests.conformance.run $(ARGS)
 
-soak: $(VENV)/.test $(VENV)/.postgres ## cut the wire at every byte, and run the security tests at their full numbers (about half an hour)
+soak: $(VENV)/.test $(VENV)/.postgres ## cut the wire at every byte, and run the security tests at their full numbers, each class of heavy input for SOAK_SECONDS=120 (about an hour)
 	ISTHMUS_CUT_STEP=1 $(VENV)/bin/python -m pytest tests/faults/test_cut.py --timeout 1200 $(ARGS)
 	ISTHMUS_SOAK=1 $(VENV)/bin/python -m pytest tests/security --timeout 3600 $(ARGS)
+	$(VENV)/bin/python -m tests.security.soak_held_loop $(SOAK_SECONDS)
 
 cover: $(VENV)/.test $(VENV)/.postgres $(VENV)/.chromium $(SDKS) $(NPM)/node_modules/.ready ## run the tests and show the branches they miss
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --cov --cov-report=term-missing $(ARGS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import signal
 import time
@@ -20,7 +21,7 @@ from tests.faults import quick_server
 from tests.faults.watching import eventually
 from tests.hubs import TRUSTED, HubProcess, _keep_reading, _listening_port, environment, isthmus, stdio, write_config
 
-ROUNDS = 5
+ROUNDS = 20 if os.environ.get("ISTHMUS_SOAK") else 3
 """Each with a journal of its own, so that they run side by side."""
 KILLS = 10
 """A round."""

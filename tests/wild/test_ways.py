@@ -205,7 +205,7 @@ async def test_a_stream_that_never_names_an_endpoint_costs_only_its_own_server(t
         "silent": {"type": "sse", "url": silent.at("/sse")},
         "steady": {"type": "sse", "url": steady.at("/sse")},
     }
-    async with serving(tmp_path, servers, limits={"connect_seconds": 1}) as hub:
+    async with serving(tmp_path, servers, limits={"connect_seconds": 1, "listing_seconds": 1}) as hub:
         assert await missing_reason(hub, "silent", present="steady")
         async with Raw(hub.url) as raw:
             assert text_of(await raw.call("steady.echo", {"text": "here"})) == "here"

@@ -25,6 +25,8 @@ FIXED: Mapping[str, tuple[str, ...]] = {
     "hub": ("host", "port", "public_url", "names", "state", "tools", "audit"),
     "limits": (
         "request_bytes",
+        "caller_bytes",
+        "tenant_bytes",
         "lag_bytes",
         "lag_seconds",
         "schema_bytes",

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import structlog
 
 from isthmus.app.audit import AuditLog, close_audit, open_audit
+from isthmus.app.counted_requests import CountedRequests
 from isthmus.app.definitions import DefinitionPins
 from isthmus.app.extensions import opened_by_extension, verifiers_of
 from isthmus.app.gc_tuning import spare_the_collector
@@ -33,6 +34,7 @@ from isthmus.config.files import home_folder, resolve_path
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.config.tables import A2A, STORAGE
+from isthmus.core.access.bytes_in_flight import BytesInFlight
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports import ClosableJournal, HealthReportingJournal
 from isthmus.core.tasks.record import TaskOwner
@@ -455,7 +457,7 @@ async def serve(
         oauth = tokens.open(auth, running.background, Egress())
         routes = Routes(running.surface, mcp, rest, _by_path(running, sse, auth), agent, well_known, shown, oauth)
         routes.preflight = auth.preflight
-        http_listener = _http_listener(configuration, routes, (mcp, sse, agent), shown)
+        http_listener = _http_listener(configuration, auth, routes, (mcp, sse, agent), shown)
         http_listener.allow_pages(auth.cors_lines)
         grpc = await open_grpc(running, agent, auth)
         port = await http_listener.open()
@@ -509,10 +511,17 @@ async def _relay(running: RunningHub, auth: Authenticator) -> Relay | None:
 
 
 def _http_listener(
-    configuration: Configuration, routes: Routes, streaming: Sequence[StreamingFace], relay: RelayHttp | None
+    configuration: Configuration,
+    auth: Authenticator,
+    routes: Routes,
+    streaming: Sequence[StreamingFace],
+    relay: RelayHttp | None,
 ) -> HttpListener:
     """The HTTP listener; streams of frontends must end before it can close."""
-    http_listener = HttpListener(routes, _door_settings(configuration))
+    limits = configuration.hub.limits
+    in_flight = BytesInFlight(limits.caller_bytes, limits.tenant_bytes)
+    counted = CountedRequests(routes, auth, in_flight, limits.request_bytes)
+    http_listener = HttpListener(counted, _door_settings(configuration))
     http_listener.offer(routes.take)
     if relay is not None:
         http_listener.offer_sockets(relay.upgrade)

@@ -55,6 +55,10 @@ class Limits:
     max_queued: int = 256
     tenant_calls: int = 1000
     """How many calls of one tenant may run or wait in the whole hub, if several tenants share it."""
+    caller_bytes: int = 64 * MIB
+    """How many bytes of long requests one caller may have in progress in the whole hub."""
+    tenant_bytes: int = 256 * MIB
+    """The same for all callers of a tenant together."""
     tools_per_server: int = 1000
     depth: int = 64
     """The nesting depth of JSON."""
@@ -94,6 +98,8 @@ _MINIMUMS = {
     "max_queued": 0,
     # Smaller ones reject an ordinary `initialize` or schema, and nothing works without an obvious reason.
     "request_bytes": 4 * KIB,
+    "caller_bytes": 64 * KIB,
+    "tenant_bytes": 64 * KIB,
     "reply_bytes": 4 * KIB,
     "notification_bytes": 1 * KIB,
     "schema_bytes": 1 * KIB,

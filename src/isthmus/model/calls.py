@@ -203,7 +203,9 @@ class Result(msgspec.Struct, frozen=True):
     """Set if it may name a task by this server's own id."""
     is_bare: bool = False
     """The payload is any JSON value that a plain JSON-RPC server returned, and not a result of MCP. Frontends pass it
-    on unchanged; only where the protocol has no room for it, `wire.mcp.results.as_tool_result` converts it."""
+    on unchanged; only where the protocol has no room for it, `wire.mcp.calls` converts it."""
+    is_untyped: bool = False
+    """It is known to have no `resultType`: a long result is not read again to find out."""
 
 
 Outcome: TypeAlias = Result | Fault

@@ -93,6 +93,10 @@ FAULTS: Mapping[str, FaultRow] = {
         "no", REFUSED, 429, RELAY_NOT_FORWARDED, "rejected", "network", "MCP_CONNECTION_ERROR", "unavailable",
         "Too many calls at once",
         "Try again in a moment, or raise max_calls under [tenants]."),
+    "too_many_bytes": FaultRow(
+        "no", REFUSED, 429, RELAY_NOT_FORWARDED, "rejected", "network", "MCP_CONNECTION_ERROR", "unavailable",
+        "Too many bytes at once",
+        "Try again in a moment, or raise caller_bytes or tenant_bytes under [limits]."),
     "target_refused": FaultRow(
         "no", INVALID_PARAMS, 403, INVALID_PARAMS, "rejected", "request", "PROXY_INTERNAL_ERROR", "unauthorized",
         "Address not allowed",
@@ -261,6 +265,16 @@ class TooManyCalls(CallerFault):
 
     def __init__(self, tenant: str, running: int) -> None:
         super().__init__(f"Too many calls at once: {tenant} has {running} under way")
+        self.retry_after = 1.0
+
+
+class TooManyBytes(CallerFault):
+    """The caller, or its tenant, has too many bytes of requests in progress."""
+
+    reason = "too_many_bytes"
+
+    def __init__(self, who: str, held: int, most: int) -> None:
+        super().__init__(f"Too many bytes at once: requests of {who} hold {held} of at most {most} bytes")
         self.retry_after = 1.0
 
 

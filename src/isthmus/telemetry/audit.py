@@ -29,6 +29,7 @@ from isthmus.core.audit import (
     outcome_word,
 )
 from isthmus.core.calls.inflight import InFlight
+from isthmus.core.pauses import LONG_BYTES, in_turn
 from isthmus.core.ports import AuditedExchange, AuditGate, AuditJournal, Recorder, WriteResult
 from isthmus.model.calls import Call, Outcome
 from isthmus.model.faults import NotWritten
@@ -123,16 +124,35 @@ class Audit:
     def add(self, fact: Fact) -> None:
         """Add a fact."""
         if self._timer is None:
-            self._timer = self._loop.call_later(BATCH_SECONDS, self.flush)
+            self._timer = self._loop.call_later(BATCH_SECONDS, self._flush_in_turns)
         self._facts.append(fact)
         if len(self._facts) == RECORD_BATCH:
-            self._loop.call_soon(self._encode)
+            self._loop.call_soon(self._encode_some)
 
     def _encode(self) -> None:
         """Encode the collected facts, here and not in the journal's thread; see `RECORD_BATCH`."""
         facts, self._facts = self._facts, []
         self._records += [EncodedRecord(*self._scribe.record(fact)) for fact in facts]
         self._drop_excess()
+
+    def _encode_some(self) -> bool:
+        """Encode facts up to a call with long arguments; return whether that was all."""
+        done = 0
+        for fact in self._facts:
+            self._records.append(EncodedRecord(*self._scribe.record(fact)))
+            done += 1
+            if isinstance(fact, tuple) and len(memoryview(fact[1].arguments)) > LONG_BYTES:
+                break
+        del self._facts[:done]
+        self._drop_excess()
+        return not self._facts
+
+    def _flush_in_turns(self) -> None:
+        """Flush, with each long argument in a turn of the event loop of its own."""
+        if self._encode_some():
+            self.flush()
+        else:
+            in_turn(self._flush_in_turns)
 
     def _drop_excess(self) -> None:
         if (over := len(self._records) - RECORDS_MAX) > 0:

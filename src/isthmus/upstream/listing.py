@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Set
+from functools import partial
 from itertools import chain
 from typing import Protocol, TypeVar
 
 import msgspec
 
 from isthmus.core.catalog.snapshot import FeatureLists
+from isthmus.core.pauses import aside, pause_after
 from isthmus.core.settings import Limits
 from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities
 from isthmus.model.faults import BadReply, ServerError
@@ -168,6 +170,7 @@ class _Reading:
         self.notes: list[str] = []
         self.ttl_seconds: float | None = None
         self.missing: dict[str, str] = {}
+        self._page_bytes = 0
 
     async def read(self, shape: ListShape, kind: type[F]) -> tuple[F, ...]:
         found: dict[FeatureName, F] = {}
@@ -181,6 +184,7 @@ class _Reading:
             if len(self.missing) + len(page.missing) <= MISSING_MAX:  # the same limit as for one page
                 self.missing.update(page.missing)
             took_all = self._take(kind, page.entries, found)
+            await pause_after(self._page_bytes)
             cursor = page.next_cursor
             if took_all and cursor is None:
                 return tuple(found.values())
@@ -210,7 +214,8 @@ class _Reading:
         answer = await self._link.ask(shape.method, self._link.dialect.params(members, self._profile))
         if len(memoryview(answer)) > PAGE_BYTES_MAX:
             raise BadReply(self._link.server, f"a page of its list of {shape.noun}s has over {PAGE_BYTES_MAX} bytes")
-        page = read_list(shape, answer)
+        self._page_bytes = len(memoryview(answer))
+        page = await aside(self._page_bytes, partial(read_list, shape, answer))
         if isinstance(page, str):
             raise BadReply(self._link.server, page)
         if page.ttl_seconds is not None:

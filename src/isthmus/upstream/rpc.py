@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence, Set
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
+from isthmus.core.pauses import in_turn
 from isthmus.core.ports import Credentials
 from isthmus.core.settings import Limits
 from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities
@@ -28,7 +30,7 @@ from isthmus.upstream.link import BaseLink
 from isthmus.upstream.listing import PAGE_BYTES_MAX, Listing, read_topic
 from isthmus.upstream.redaction import redact_error
 from isthmus.upstream.settings import DeclaredTool, Era, JsonRpcSettings
-from isthmus.upstream.waiters import CallWaiter, HubRequest, Waiter, lost, turned_away
+from isthmus.upstream.waiters import LATER_BYTES, CallWaiter, HubRequest, Waiter, lost, turned_away
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Payload, Response
 from isthmus.wire.mcp.calls import untouched_result
@@ -334,9 +336,14 @@ class _RpcWaiter(CallWaiter):
 
     __slots__ = ()
 
-    def result(self, payload: msgspec.Raw) -> None:
+    def result(self, payload: msgspec.Raw, *, is_later: bool = False) -> None:
         """End the call with the value as it is; a value that says it is an error is one."""
-        self._end(untouched_result(payload))
+        if not is_later and len(memoryview(payload)) > LATER_BYTES:
+            in_turn(partial(self.result, payload, is_later=True))
+        elif is_later:
+            self._end_soon(untouched_result(payload))
+        else:
+            self._end(untouched_result(payload))
 
 
 # -- tools ---------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from typing import Protocol
 import msgspec
 
 from isthmus.core.calls.inflight import InFlight, OpenQuestion
+from isthmus.core.pauses import in_turn
 from isthmus.core.ports import HubExchange, LateProgressExchange, TaskLink
 from isthmus.core.watch.server_tasks import LinkSession
 from isthmus.model.calls import NOT_ASKED, TASK_KINDS, Declined, LogMessage, OnReply, Outcome, Question, Reply, Result
@@ -151,6 +152,9 @@ _COMPLETE = (None, "complete")
 BULKY_BYTES = 65536
 """Larger results are checked for too many members: frontends may rewrite a result member by member."""
 
+LATER_BYTES = 1024 * 1024
+"""Larger results are read in one turn of the event loop and end their calls in a later one."""
+
 _READERS = {"resource": read_resource_result, "method": read_any_result}
 """Readers of results that are not tool results."""
 
@@ -166,17 +170,21 @@ class CallWaiter:
         self.inflight = inflight
         self.server = route.feature.server
 
-    def result(self, payload: msgspec.Raw) -> None:
-        """End the call with the server's result, if it is valid."""
+    def result(self, payload: msgspec.Raw, *, is_later: bool = False) -> None:
+        """End the call with the server's result, if it is valid; a long result ends it in a later turn of the loop."""
         call = self.inflight.call
-        if len(memoryview(payload)) > BULKY_BYTES and is_crowded(payload):
-            self._end(BadReply(self.server, f"its result has over {MEMBERS_MAX} members"))
+        if len(memoryview(payload)) > BULKY_BYTES and not is_later and self._is_refused_or_deferred(payload):
             return
         answer = _READERS.get(call.kind, read_call_result)(payload)
         if answer is not None and answer.result_type in _COMPLETE and call.kind == "tool" and not call.extra:
             # The usual case, without the checks below.
             told = self._hidden(payload) if answer.is_error else payload
-            self._end(Result(told, answer.is_error, answer.result_type is not None))
+            if is_later:
+                is_untyped = not answer.has_type and bytes(memoryview(told)[:2]) == b'{"'
+                is_typed = answer.result_type is not None
+                self._end_soon(Result(told, answer.is_error, is_typed, is_untyped=is_untyped))
+            else:
+                self._end(Result(told, answer.is_error, answer.result_type is not None))
         elif answer is None:
             self._end(BadReply(self.server, "the result of a call must be an object"))
         elif answer.result_type == INPUT_REQUIRED:
@@ -194,7 +202,34 @@ class CallWaiter:
             if whose is not None:
                 note_task(self.inflight, self.server, payload)
             told = self._hidden(payload) if answer.is_error else payload
-            self._end(Result(told, answer.is_error, is_typed, *keeps, task_of=whose))
+            ending = Result(told, answer.is_error, is_typed, *keeps, task_of=whose)
+            if is_later:
+                self._end_soon(ending)
+            else:
+                self._end(ending)
+
+    def _is_refused_or_deferred(self, payload: msgspec.Raw) -> bool:
+        """Refuse a result with too many members, and defer a long result to a later turn of the loop.
+
+        This turn has decoded the result, and the caller's frontend will write it.
+        """
+        if len(memoryview(payload)) > LATER_BYTES:
+            in_turn(partial(self._check_long, payload))
+            return True
+        return self._is_refused(payload)
+
+    def _check_long(self, payload: msgspec.Raw) -> None:
+        if not self._is_refused(payload):
+            in_turn(partial(CallWaiter.result, self, payload, is_later=True))
+
+    def _is_refused(self, payload: msgspec.Raw) -> bool:
+        if not is_crowded(payload):
+            return False
+        self._end(BadReply(self.server, f"its result has over {MEMBERS_MAX} members"))
+        return True
+
+    def _end_soon(self, outcome: Outcome) -> None:
+        in_turn(partial(self._end, outcome))
 
     def _hidden(self, payload: msgspec.Raw) -> msgspec.Raw:
         """An error result without the link's credentials."""
@@ -382,13 +417,13 @@ class _TaskStart(CallWaiter):
 
     __slots__ = ()
 
-    def result(self, payload: msgspec.Raw) -> None:
+    def result(self, payload: msgspec.Raw, *, is_later: bool = False) -> None:
         """The server responded: with a task, or with the result at once."""
         inflight, link = self.inflight, self.inflight.link
         state = read_state(payload)
         inflight.call = call = msgspec.structs.replace(inflight.call, extra={})
         if state is None or link is None:
-            super().result(payload)
+            super().result(payload, is_later=is_later)
             return
         inflight.rounds += 1  # it runs, whatever the next request brings
         inflight.call = msgspec.structs.replace(call, kind="task_result")

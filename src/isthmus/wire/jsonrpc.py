@@ -7,6 +7,7 @@ every frontend and link that speaks JSON-RPC use it.
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import KeysView, Mapping
@@ -29,6 +30,9 @@ hundred thousand. Raw values, such as arguments, may have any number."""
 
 SHORTEST_CROWD_BYTES = MEMBERS_MAX * len('"":0')
 """A shorter text cannot have more members than that."""
+
+LONG_BYTES = 64 * 1024
+"""For longer texts each pass is worth avoiding: `count` takes 350 µs per megabyte, a copy 80 to 500 µs."""
 
 VALUES_MAX = 100_000
 """Values in a caller's message. Decoding a value takes fifty times as long as forwarding its bytes, and no message may
@@ -125,10 +129,14 @@ def decode(body: bytes, *, max_depth: int = MAX_DEPTH, max_values: int | None = 
     `max_values` is for callers' messages, parts of which are decoded. Responses of servers stay raw.
     """
     if len(body) > SHORTEST_CROWD_BYTES:
+        if max_values is None and len(body) > LONG_BYTES and (answer := _plain_answer(body, max_depth)) is not None:
+            return answer
         if (refused := _refused_early(body, max_depth)) is not None:
             return refused
         if max_values is not None and is_dense(body, max_values):
             return _too_dense(body, max_values)
+        if len(body) > LONG_BYTES:
+            return _decode_long(body, max_depth)
     try:
         # msgspec does not look inside strings that stay raw, so their encoding is checked here.
         _ = body.isascii() or body.decode()
@@ -138,6 +146,41 @@ def decode(body: bytes, *, max_depth: int = MAX_DEPTH, max_values: int | None = 
     if _holds_more(envelope, body):
         return _decode_carefully(body, max_depth)
     return _too_deep(max_depth, envelope.id) if _is_deeper(body, max_depth) else _message(envelope)
+
+
+class _PlainAnswer(Struct):
+    """A response with a result; other members are ignored."""
+
+    jsonrpc: str
+    id: Raw
+    result: Raw
+
+
+_decode_plain_answer = msgspec.json.Decoder(_PlainAnswer).decode
+
+
+def _plain_answer(body: bytes, max_depth: int) -> Message | None:
+    """Read a long response in one pass, if it has the usual form; None if it needs the careful way."""
+    try:
+        check_encoding(body)
+        answer = _decode_plain_answer(body)
+    except (*_NOT_JSON, RecursionError):
+        return None
+    if answer.jsonrpc != "2.0" or not _is_id(answer.id) or not _is_plain_answer(answer.result, body):
+        return None
+    return _too_deep(max_depth, answer.id) if _is_deeper_long(body, max_depth) else Response(answer.id, answer.result)
+
+
+def _decode_long(body: bytes, max_depth: int) -> Message:
+    """Read a long message with as few passes as possible."""
+    try:
+        check_encoding(body)
+        envelope = _decode_envelope(body)
+    except (*_NOT_JSON, RecursionError):
+        return _decode_carefully(body, max_depth)
+    if _holds_more(envelope, body):
+        return _decode_carefully(body, max_depth)
+    return _too_deep(max_depth, envelope.id) if _is_deeper_long(body, max_depth) else _message(envelope)
 
 
 def decode_reply(body: bytes, *, max_depth: int = MAX_DEPTH) -> Message:
@@ -173,15 +216,15 @@ def decode_object(body: bytes, *, max_depth: int = MAX_DEPTH, max_values: int | 
     if max_values is not None and is_dense(body, max_values):
         return _too_dense(b"", max_values)
     try:
-        _ = body.isascii() or body.decode()
+        check_encoding(body)
         value = _decode_value(body)
     except _NOT_JSON:
         return Malformed(PARSE_ERROR, "the body is not one JSON value in UTF-8", None)
     except RecursionError:
         return _too_deep(max_depth, _ABSENT)
-    if object_members(value) is None:
+    if long_object_members(body.strip()) is None:
         return _invalid("the body must be an object that has no member twice", _ABSENT)
-    return _too_deep(max_depth, _ABSENT) if _is_deeper(body, max_depth) else value
+    return _too_deep(max_depth, _ABSENT) if _is_deeper_long(body, max_depth) else value
 
 
 def elements(body: bytes, most: int) -> list[bytes] | None:
@@ -204,6 +247,15 @@ def object_members(raw: Payload) -> dict[str, Raw] | None:
     except (*_NOT_JSON, RecursionError):
         return None
     return members if _are_unique(members, bytes(raw)) else None
+
+
+def long_object_members(text: bytes) -> dict[str, Raw] | None:
+    """The same for a long text. If the members fill the text, quotes are not counted."""
+    try:
+        members = _decode_members(text)
+    except (*_NOT_JSON, RecursionError):
+        return None
+    return members if _fill(members, text) or _are_unique(members, text) else None
 
 
 def repeats_a_member(raw: Payload) -> bool:
@@ -238,7 +290,7 @@ def _unrepeated(pairs: list[tuple[str, object]]) -> dict[str, object]:
 def is_crowded(raw: Payload) -> bool:
     """Whether an object has too many members to read one by one; reading stops at the limit."""
     text = bytes(raw)
-    return text.count(b":") > MEMBERS_MAX and _first_members(text) is None
+    return _has_over(text, b":", MEMBERS_MAX) and _first_members(text) is None
 
 
 def request(id: int, method: str, params: Payload) -> bytes:
@@ -319,6 +371,65 @@ def _holds_more(envelope: _Envelope, body: bytes) -> bool:
     return body.count(b'"') != marks + 2 * len(kept) + b"".join(kept).count(b'"')
 
 
+_OTHERS = rb'"jsonrpc"\s*:\s*"2\.0"\s*,\s*"id"\s*:\s*(?:[0-9]{1,18}|"[^"\\]{0,200}")\s*'
+_PLAIN_HEAD = re.compile(rb"\s*\{\s*(" + _OTHERS + rb',\s*)?"result"\s*:\s*')
+_PLAIN_TAIL = re.compile(rb"\s*(,\s*" + _OTHERS + rb")?\}\s*\Z")
+_TAIL_BYTES = 300
+
+
+def _is_plain_answer(result: Raw, body: bytes) -> bool:
+    """Whether a response has the usual form, and its lengths prove that the body has no other member.
+
+    The result stands between a head and a tail of known form. A member that the decoder dropped would stand there, too,
+    and the result would be shorter.
+    """
+    if (head := _PLAIN_HEAD.match(body)) is None:
+        return False
+    tail = _PLAIN_TAIL.search(body, len(body) - _TAIL_BYTES)
+    if tail is None or (head[1] is None) == (tail[1] is None):
+        return False
+    return head.end() + len(memoryview(result)) == tail.start()
+
+
+_SHORTEST_MEMBER = len(',"":0')
+
+
+def _fill(members: Mapping[str, Raw], text: bytes) -> bool:
+    """Whether the members leave no room in the object's text for a dropped member. False proves nothing."""
+    # A key takes at least its own bytes and two quotes, and each member a colon and a comma or brace.
+    written = 1 + sum(len(key.encode()) + len(memoryview(value)) + 4 for key, value in members.items())
+    return len(text) - written < _SHORTEST_MEMBER
+
+
+def _has_over(text: bytes, mark: bytes, most: int) -> bool:
+    """Whether a byte occurs more than `most` times. For a rare byte, `find` is ten times as fast as `count`."""
+    if len(text) <= LONG_BYTES:
+        return text.count(mark) > most
+    at = -1
+    for _ in range(most + 1):
+        at = text.find(mark, at + 1)
+        if at < 0:
+            return False
+    return True
+
+
+PIECE_BYTES = 256 * 1024
+
+
+def check_encoding(text: bytes) -> None:
+    """Check that a text is UTF-8, piece by piece, without a string of its size.
+
+    Raises:
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    if text.isascii():
+        return
+    view, at = memoryview(text), 0
+    while at < len(text):
+        is_last = at + PIECE_BYTES >= len(text)
+        at += codecs.utf_8_decode(view[at : at + PIECE_BYTES], "strict", is_last)[1]
+
+
 def _are_unique(members: Mapping[str, Raw], text: bytes) -> bool:
     """Whether `members` is all that the object's text holds."""
     left = text.count(b'"') - 2 * len(members) - b"".join(members.values()).count(b'"')
@@ -375,7 +486,7 @@ def _first_members(text: Payload) -> dict[_Key, Raw] | None:
 
 def _refused_early(body: bytes, max_depth: int) -> Message | None:
     """Refuse a body that has too many members or is not an object, before it is decoded."""
-    if body.count(b":") <= MEMBERS_MAX:
+    if not _has_over(body, b":", MEMBERS_MAX):
         return None
     text: Payload = body
     for place, inner in (("the message", "params"), ('"params"', "_meta"), ('"_meta"', "")):
@@ -397,6 +508,7 @@ DIGITS_MAX = 400
 
 _DIGITS_AS_ZEROS = bytes.maketrans(b"123456789", b"000000000")
 _LONG_NUMBER = b"0" * DIGITS_MAX
+_STRIDE = 40
 _NEITHER_SEPARATOR_NOR_MARK = bytes(set(range(256)) - set(b',[{"'))
 _NEITHER_COMMA_MARK_NOR_DIGIT = bytes(set(range(256)) - set(b',"0'))
 
@@ -410,6 +522,9 @@ def is_dense(text: bytes, most: int) -> bool:
         # A member has two strings at most.
         if plain.count(b'"') > 4 * most or len(_outside_strings(plain, _NEITHER_SEPARATOR_NOR_MARK)) > most:
             return True
+    # Every fortieth byte is enough to find a run of so many digits.
+    if _LONG_NUMBER[::_STRIDE] not in text[::_STRIDE].translate(_DIGITS_AS_ZEROS):
+        return False
     zeros = text.translate(_DIGITS_AS_ZEROS)
     if _LONG_NUMBER not in zeros:
         return False
@@ -420,9 +535,20 @@ def _without_escapes(text: bytes) -> bytes:
     return text.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in text else text
 
 
+_FEW_STRINGS = 1_000
+
+
+def _without_strings(text: bytes) -> bytes:
+    """Cut the strings out of a long text, if it has few of them; expects a text without escapes."""
+    if len(text) <= LONG_BYTES or _has_over(text, b'"', 2 * _FEW_STRINGS):
+        return text
+    return b"".join(text.split(b'"')[::2])
+
+
 def _outside_strings(text: bytes, dropped: bytes) -> bytes:
     """What stands outside of strings, without the bytes that are dropped; adjacent marks are an empty string."""
-    return b"".join(text.translate(None, dropped).replace(b'""', b"").split(b'"')[::2])
+    text = _without_strings(text)
+    return b"".join(_fewer_marks(text.translate(None, dropped)).split(b'"')[::2])
 
 
 def _too_dense(body: bytes, most: int) -> Malformed:
@@ -440,6 +566,12 @@ _SQUARE = bytes.maketrans(b"{}", b"[]")
 _NEITHER_BRACKET_NOR_MARK = bytes(set(range(256)) - set(b'[]{}"'))
 _SHALLOW = 3
 """Levels taken off by replacement before counting; it shrinks wide texts at least fourfold."""
+
+
+def _is_deeper_long(text: bytes, max_depth: int) -> bool:
+    """The same for a long text, which nearly always has very few or very many brackets."""
+    half = max_depth // 2
+    return (_has_over(text, b"[", half) or _has_over(text, b"{", half)) and _depth(text) > max_depth
 
 
 def _is_deeper(text: bytes, max_depth: int) -> bool:
@@ -464,10 +596,17 @@ def _brackets(text: bytes) -> bytes:
     """The brackets outside strings, all of them square."""
     if b"\\" in text:
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
-    text = text.translate(_SQUARE, _NEITHER_BRACKET_NOR_MARK)
+    text = _without_strings(text).translate(_SQUARE, _NEITHER_BRACKET_NOR_MARK)
     # Two adjacent marks are a string without brackets or the seam of two strings: dropping them moves no
     # bracket into or out of a string, and leaves few strings to cut out.
-    return b"".join(text.replace(b'""', b"").split(b'"')[::2])
+    return b"".join(_fewer_marks(text).split(b'"')[::2])
+
+
+def _fewer_marks(text: bytes) -> bytes:
+    """Remove adjacent pairs of quotes, long runs first, because each find costs time."""
+    for run in (b'""""""""', b'""""', b'""'):
+        text = text.replace(run, b"")
+    return text
 
 
 # From envelope to message.
@@ -538,7 +677,7 @@ def _invalid(message: str, id: Raw) -> Malformed:
 
 def _decode_carefully(body: bytes, max_depth: int) -> Message:
     try:
-        body.decode()
+        check_encoding(body)
         start = bytes(_decode_value(body))[:1]
     except _NOT_JSON:
         return Malformed(PARSE_ERROR, "the body is not one JSON value in UTF-8", None)

@@ -137,7 +137,7 @@ def frame(message: Payload, *, id: str | None = None, event: str = "message") ->
         ValueError: `id` or `event` holds a line break or NUL.
     """
     head = b"" if id is None else b"id: %b\n" % _one_line(id)
-    return b"%bevent: %b\ndata: %b\n\n" % (head, _one_line(event), compact(message))
+    return b"".join((head, b"event: ", _one_line(event), b"\ndata: ", compact(message), b"\n\n"))
 
 
 def named(event: str, text: str) -> bytes:

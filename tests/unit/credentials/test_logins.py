@@ -295,6 +295,7 @@ async def test_a_refresh_that_is_refused_is_told_and_not_repeated(
             knocks = server.turned_away
             assert isinstance(await hub.call("s.t"), NotConnected)
             assert authority.count("refresh_token") == 1
+            authority.expires_in = 3600.0
             await logged_in(hub, tmp_path / "state")
             await hub.ready("s")
             assert server.turned_away <= knocks + 1, "but for the one that asked where to log in"

@@ -51,3 +51,29 @@ async def test_a_process_that_gets_no_processor_is_not_blamed() -> None:
     assert logs == []
     assert monitor.figures()["held"] == 0
     assert monitor.figures()["lag_seconds_max"] > 2 * HELD_SECONDS
+
+
+@pytest.mark.asyncio
+async def test_pieces_of_work_are_counted_by_their_length() -> None:
+    monitor = LoopMonitor()
+    monitor.start()
+    before = monitor.figures()["busy_over"]
+    assert set(before.values()) == {0}
+    hold_the_loop(0.06)
+    await beaten(monitor, 1)
+    monitor.close()
+    after = monitor.figures()["busy_over"]
+    assert after["0.01"] >= after["0.05"] == 1
+    assert after["0.5"] == 0
+
+
+@pytest.mark.asyncio
+async def test_a_loop_that_works_beats_more_often() -> None:
+    monitor = LoopMonitor()
+    monitor.start()
+    async with asyncio.timeout(10):
+        for _ in range(40):
+            hold_the_loop(0.004)
+            await asyncio.sleep(0)
+    monitor.close()
+    assert 0 < monitor.busy_seconds_max < HELD_SECONDS

@@ -35,6 +35,7 @@ from isthmus.model.names import ServerName
 from isthmus.model.tasks import ServerTaskState
 from isthmus.upstream.dialect import ModernDialect
 from isthmus.upstream.waiters import (
+    LATER_BYTES,
     ROUNDS_MAX,
     CallWaiter,
     HubRequest,
@@ -78,6 +79,23 @@ async def test_a_result_ends_the_call_unread(payload: object, result: tuple[bool
     assert bytes(outcome.payload) == bytes(raw(payload))
 
 
+@pytest.mark.parametrize(
+    ("more", "is_typed", "is_untyped"),
+    [({}, False, True), ({"resultType": None}, False, False), ({"resultType": "complete"}, True, False)],
+)
+async def test_a_long_result_ends_the_call_in_another_turn(
+    more: dict[str, object], *, is_typed: bool, is_untyped: bool
+) -> None:
+    _, listener, waiter = await waiting()
+    payload = raw({"content": [{"type": "text", "text": "x" * LATER_BYTES}], **more})
+    waiter.result(payload)
+    assert not listener.ends
+    for _ in range(4):
+        await asyncio.sleep(0)
+    (outcome,) = listener.ends
+    assert outcome == Result(payload, is_typed=is_typed, is_untyped=is_untyped)
+
+
 @pytest.mark.parametrize("payload", [7, [], "done", None, {"isError": "yes"}, {"resultType": 7}])
 async def test_what_is_no_result_is_no_answer(payload: object) -> None:
     _, listener, waiter = await waiting()
@@ -90,6 +108,7 @@ async def test_what_is_no_result_is_no_answer(payload: object) -> None:
 async def test_a_result_with_more_members_than_anybody_means_is_no_answer(count: int) -> None:
     _, listener, waiter = await waiting()
     waiter.result(raw({f"{number:064}": 0 for number in range(count)}))
+    await asyncio.sleep(0)  # so many are looked at in a turn of their own
     (outcome,) = listener.ends
     assert isinstance(outcome, BadReply if count > 1000 else Result)
 

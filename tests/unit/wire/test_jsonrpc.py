@@ -541,3 +541,89 @@ def test_a_body_of_very_many_values_is_refused_with_its_id(label: str) -> None:
     assert "100000 values" in refused.message
     answer = b'{"jsonrpc":"2.0","id":7,"result":{"x":%b}}' % DENSE[label]
     assert isinstance(jsonrpc.decode(answer, max_values=None), Response)
+
+
+# Long bodies are read with fewer passes; they must be judged as short ones are.
+
+BIG = b'{"content":[{"type":"text","text":"%b"}]}' % (b"x" * 70_000)
+SMALL = b'{"content":[]}'
+ANSWERS = {
+    "the id first": b'{"jsonrpc":"2.0","id":1,"result":%b}',
+    "the id last": b'{"result":%b,"jsonrpc":"2.0","id":1}',
+    "blanks": b' { "jsonrpc" : "2.0" , "id" : "a" , "result" : %b } \n',
+    "another order": b'{"id":1,"jsonrpc":"2.0","result":%b}',
+    "the id twice": b'{"jsonrpc":"2.0","id":1,"result":%b,"jsonrpc":"2.0","id":2}',
+    "the result twice": b'{"jsonrpc":"2.0","id":1,"result":%b,"result":{}}',
+    "the result twice, the first short": b'{"jsonrpc":"2.0","id":1,"result":{},"result":%b}',
+    "the result twice, before the id": b'{"result":1,"result":%b,"jsonrpc":"2.0","id":1}',
+    "another member": b'{"jsonrpc":"2.0","id":1,"result":%b,"x":1}',
+    "another spelling": b'{"jsonrpc":"2.0","id":1,"result":%b,"Result":1}',
+    "no id": b'{"jsonrpc":"2.0","result":%b}',
+    "the tail inside of a text": b'{"result":%b,"x":",\\"jsonrpc\\":\\"2.0\\",\\"id\\":1}","jsonrpc":"2.0","id":1}',
+    "an error too": b'{"jsonrpc":"2.0","id":1,"result":%b,"error":{"code":1,"message":""}}',
+    "a request": b'{"jsonrpc":"2.0","id":1,"method":"m","params":%b}',
+    "a request with a member twice": b'{"jsonrpc":"2.0","id":1,"method":"m","params":%b,"params":{}}',
+    "not UTF-8": b'{"jsonrpc":"2.0","id":1,"result":%b,"x":"\xff"}',
+    "cut": b'{"jsonrpc":"2.0","id":1,"result":%b',
+}
+
+
+def judged(body: bytes) -> object:
+    message = jsonrpc.decode(body, max_values=None)
+    match message:
+        case Response(id, _):
+            return "result", bytes(id)
+        case Request(id, method, params):
+            return "request", bytes(id), method, list(params)
+        case _:
+            return message if not isinstance(message, Malformed) else (message.code, message.message)
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_long_bodies_are_judged_as_short_ones_are(name: str) -> None:
+    assert judged(ANSWERS[name] % BIG) == judged(ANSWERS[name] % SMALL)
+
+
+@pytest.mark.parametrize(
+    "inner", ["é" * 200_000, "中😀" * 100_000, "x" * 262_143 + "é" + "y" * 10, "x" * 300_000 + "é"]
+)
+def test_the_encoding_of_long_bodies_is_checked_in_pieces(inner: str) -> None:
+    text = inner.encode()
+    jsonrpc.check_encoding(text)
+    for broken in (text + b"\xc3", text[:-1] + b"\xff", b"\x80" + text, text + b"\xed\xa0\x80"):
+        with pytest.raises(UnicodeDecodeError):
+            jsonrpc.check_encoding(broken)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_unique"),
+    [
+        (b'{"a":"%b","b":1}', True),
+        (b'{"a": "%b", "b": 1, "c": 2, "d": 3}', True),
+        (b'{"a":"%b","a":1}', False),
+        (b'{"a":1,"a":"%b"}', False),
+        (b'{"\\u00e9":"%b","":0}', True),
+        (b'{"":0,"":"%b"}', False),
+        (b'{"a":"%b"  , "b":1,"b":0}', False),
+    ],
+)
+def test_members_of_long_objects_are_held_apart(text: bytes, *, is_unique: bool) -> None:
+    assert (jsonrpc.long_object_members(text % (b"x" * 70_000)) is not None) == is_unique
+    assert (jsonrpc.long_object_members(text % b"x") is not None) == is_unique
+    assert (jsonrpc.object_members(text % b"x") is not None) == is_unique
+
+
+@pytest.mark.parametrize(("levels", "is_deep"), [(64, False), (65, True)])
+@pytest.mark.parametrize("pair", [b"[]", b"{}"])
+def test_the_depth_of_long_bodies_is_bounded(pair: bytes, levels: int, *, is_deep: bool) -> None:
+    opening = b"[" if pair == b"[]" else b'{"a":'
+    inner = opening * (levels - 2) + b"1" + pair[1:] * (levels - 2)
+    body = b'{"jsonrpc":"2.0","id":1,"result":{"b":%b,"t":"%b"}}' % (inner, b"x" * 70_000)
+    assert isinstance(jsonrpc.decode(body, max_values=None), Malformed) == is_deep
+
+
+@pytest.mark.parametrize(("digits", "is_dense"), [(399, False), (400, True), (440, True)])
+@pytest.mark.parametrize("before", range(0, 41, 8))
+def test_long_numbers_are_found_wherever_they_are(before: int, digits: int, *, is_dense: bool) -> None:
+    text = b'["%b",%b,"%b"]' % (b"x" * before, b"7" * digits, b"x" * 300_000)
+    assert jsonrpc.is_dense(text, 100_000) == is_dense

@@ -19,6 +19,7 @@ import grpc
 from msgspec import Struct
 
 from isthmus.core.background import BackgroundTasks
+from isthmus.core.pauses import PROTOBUF_BYTES, aside, pause_after
 from isthmus.core.tasks.live_task import LiveTask
 from isthmus.frontends.a2a.http import A2aHttp, A2aRequest, Answered
 from isthmus.frontends.a2a.task_stream import IsLast, TaskStream, is_over, is_settled
@@ -130,7 +131,7 @@ class A2aGrpc:
         done = (await self._visit(method, context))[1]
         assert not isinstance(done, LiveTask), "only streams follow a task"
         try:
-            written = protobuf.write(method, done)
+            written = await aside(len(memoryview(done)), partial(protobuf.write, method, done), over=PROTOBUF_BYTES)
         except Unwritable as error:
             await _refuse(context, A2aProblem("invalid_agent_response", str(error)))
         return written
@@ -259,8 +260,9 @@ class _GrpcVisit(A2aRequest):
         version = version_of(None if given is None else given.decode("latin-1"), None)
         if version is not None and dialect_of(version) != "1.0":
             return unsupported_version(version)
-        members = protobuf.read(method, request)
+        members = await aside(len(request), partial(protobuf.read, method, request), over=PROTOBUF_BYTES)
         operation = members if isinstance(members, A2aProblem) else v1_0.read(method, members)
+        await pause_after(len(request))
         done = operation if isinstance(operation, A2aProblem) else await self._do(v1_0, operation)
         if isinstance(done, LiveTask):
             # At once: whoever waits for this call comes too late to hear what a quick server reports first.

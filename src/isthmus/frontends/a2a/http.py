@@ -5,17 +5,18 @@ This reads requests and writes answers; what is done is the desk's.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from functools import partial
 from typing import TypeAlias
 from urllib.parse import parse_qsl
 
 import structlog
 
+from isthmus.core.pauses import aside, pause_after
 from isthmus.core.tasks.live_task import LiveTask
 from isthmus.core.tasks.record import TaskRecord
 from isthmus.frontends.a2a.cards import CARD_PATHS, AgentCards
-from isthmus.frontends.a2a.service import UNKNOWN_IF_RUN, A2aService
+from isthmus.frontends.a2a.service import UNKNOWN_IF_RUN, A2aService, record_bytes, task_bytes
 from isthmus.frontends.a2a.settings import A2aSettings
 from isthmus.frontends.a2a.task_stream import IsLast, TaskStream, is_over, is_settled, number_in, until_settled
 from isthmus.frontends.a2a.task_view import direct_answer, shown
@@ -35,6 +36,7 @@ from isthmus.frontends.http.request_cycle import (
     read_body,
 )
 from isthmus.model.callers import Caller
+from isthmus.model.tasks import Task
 from isthmus.wire import jsonrpc
 from isthmus.wire.a2a import rest
 from isthmus.wire.a2a.negotiate import (
@@ -265,10 +267,13 @@ class A2aRequest:
                     return record
                 if record.origin == "0.1":
                     self._told = record
-                return dialect.write_task(shown(record), operation.history_length)
+                return await self._written(record, partial(dialect.write_task, history_length=operation.history_length))
             case ListTasks():
                 page = await self._desk.list(self._caller, operation)
-                return page if isinstance(page, A2aProblem) else dialect.write_tasks(page, operation)
+                if isinstance(page, A2aProblem):
+                    return page
+                size = sum(task_bytes(task) for task in page.tasks)
+                return await aside(size, partial(dialect.write_tasks, page, operation))
             case CancelTask():
                 return await self._cancel(dialect, operation)
             case SubscribeToTask():
@@ -306,13 +311,19 @@ class A2aRequest:
             self._told = record
         if operation.waits and dialect.name in DIRECT and (message := direct_answer(record)) is not None:
             return dialect.write_sent(message, None)
-        return dialect.write_sent(shown(record), operation.history_length)
+        return await self._written(record, partial(dialect.write_sent, history_length=operation.history_length))
+
+    async def _written(self, record: TaskRecord, write: Callable[[Task], Payload]) -> Payload:
+        """Write a task for its caller, on a thread if it is long."""
+        size = record_bytes(record)
+        task = await aside(size, partial(shown, record))
+        return await aside(size, partial(write, task))
 
     async def _cancel(self, dialect: A2aDialect, operation: CancelTask) -> Answered:
         live = await self._desk.cancel(self._caller, operation)
         if isinstance(live, A2aProblem):
             return live
-        return dialect.write_cancelled(shown(await until_settled(live, self._peer, WAIT_SECONDS)))
+        return await self._written(await until_settled(live, self._peer, WAIT_SECONDS), dialect.write_cancelled)
 
     async def _subscribe(self, dialect: A2aDialect, operation: SubscribeToTask) -> LiveTask | A2aProblem:
         live = await self._desk.find(self._caller, operation.task)
@@ -362,6 +373,7 @@ class _RpcVisit(_HttpVisit):
         if not is_json(self._fields):
             return self._refuse(DIALECTS["1.0"], None, NOT_JSON)
         request = jsonrpc.decode(body)
+        await pause_after(len(body))
         if isinstance(request, Malformed):
             if _has_odd_method(request, body):
                 return self._answer(jsonrpc.error(request.id, jsonrpc.METHOD_NOT_FOUND, "no method has such a name"))
@@ -373,7 +385,7 @@ class _RpcVisit(_HttpVisit):
         dialect = await self._dialect(request, version)
         if isinstance(dialect, A2aProblem):
             return self._refuse(DIALECTS[error_dialect(request.method)], request.id, dialect)
-        return await self._serve(request, dialect)
+        return await self._serve(request, dialect, len(body))
 
     def _answer_note(self, note: Notification, version: str | None) -> None:
         """Say what is wrong with a request that has no id: that, unless something else is too."""
@@ -385,8 +397,9 @@ class _RpcVisit(_HttpVisit):
             read = A2aProblem("invalid_request", "a request with an id is needed")
         self._refuse(dialect, None, read)
 
-    async def _serve(self, request: Request, dialect: A2aDialect) -> None:
+    async def _serve(self, request: Request, dialect: A2aDialect, size: int) -> None:
         operation = dialect.read(request.method, request.params)
+        await pause_after(size)
         done = operation if isinstance(operation, A2aProblem) else await self._do(dialect, operation)
         if isinstance(done, A2aProblem):
             self._refuse(dialect, request.id, done)
@@ -433,6 +446,7 @@ class _RestVisit(_HttpVisit):
         binding, operation = rest.read(verb, path, query, body, _text(self._fields.get(VERSION_HEADER.encode())))
         if body and not is_json(self._fields):
             operation = NOT_JSON
+        await pause_after(len(body))
         done = operation if isinstance(operation, A2aProblem) else await self._do(binding.dialect, operation)
         if isinstance(done, A2aProblem):
             status, refusal = binding.write_problem(done)

@@ -11,6 +11,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TypeAlias
 
 import msgspec
@@ -19,6 +20,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from isthmus.core.calls.hub import Hub
+from isthmus.core.pauses import aside, pause_after
 from isthmus.core.ports import Document, Journal, TargetResolver, WriteResult
 from isthmus.core.tasks.dedup import (
     JOINED_SECONDS,
@@ -42,6 +44,7 @@ from isthmus.core.tasks.live_task import (
 )
 from isthmus.core.tasks.record import TASK, StoredQuestion, TaskOwner, TaskRecord, owner_of
 from isthmus.frontends.a2a.caller_messages import (
+    Instruction,
     Saying,
     ToolInstruction,
     is_refusal,
@@ -56,7 +59,7 @@ from isthmus.frontends.a2a.settings import A2aSettings
 from isthmus.frontends.a2a.task_view import question_of, shown
 from isthmus.model.callers import Caller
 from isthmus.model.calls import EVERYTHING
-from isthmus.model.tasks import ENDED, WAITING, DataPart, FilePart, Message, Task, TextPart
+from isthmus.model.tasks import ENDED, WAITING, Artifact, DataPart, FilePart, Message, Part, Task, TextPart
 from isthmus.wire.a2a.operations import A2aProblem, CancelTask, DialectName, GetTask, ListTasks, SendMessage, TaskPage
 
 log = structlog.get_logger(__name__)
@@ -184,7 +187,7 @@ class A2aService:
     async def _begin_once(self, caller: Caller, dialect: DialectName, said: SendMessage) -> LiveTask | A2aProblem:
         """Begin a task, or return the task that this message began before."""
         owner = owner_of(caller)
-        task = _task_of(owner, said)
+        task = await aside(message_bytes(said.message), partial(_task_of, owner, said))
         while True:
             refused: TaskNotStarted | None = None
             if not self._engine.is_in_memory(owner, task):
@@ -228,7 +231,7 @@ class A2aService:
     ) -> LiveTask | A2aProblem:
         """Begin a task with a key, or bind the key to the task that this message began before."""
         owner = owner_of(caller)
-        task, begun = _task_of(owner, said), None
+        task, begun = await aside(message_bytes(said.message), partial(_task_of, owner, said)), None
         if not self._engine.is_in_memory(owner, task):
             begun = await self._begin_with_key(caller, dialect, said, key, task)
         live = None if isinstance(begun, LiveTask) else await self._engine.find(owner, task)
@@ -280,9 +283,9 @@ class A2aService:
 
     # -- planning -------------------------------------------------------------------------------------
 
-    def _plan(self, caller: Caller, message: Message, context: str) -> TaskPlan:
+    def _plan(self, caller: Caller, message: Message, context: str, read: Instruction) -> TaskPlan:
         views = CallerView(self._hub, caller, self._targets)
-        made = plan(read_instruction(message), caller, views, Words(self.settings.text_tool, message, context))
+        made = plan(read, caller, views, Words(self.settings.text_tool, message, context))
         if made.note and made.note != self._last_warning:
             self._last_warning = made.note
             log.warning("text_tool cannot be used", reason=made.note)
@@ -300,8 +303,11 @@ class A2aService:
         self, caller: Caller, dialect: DialectName, said: SendMessage, besides: tuple[Document, ...]
     ) -> NewTask:
         context, task = said.context or secrets.token_hex(16), said.task or secrets.token_hex(16)
-        await self._hub.settle(EVERYTHING, until=lambda: self._plan(caller, said.message, context).is_sure)
-        made = self._plan(caller, said.message, context)
+        size = message_bytes(said.message)
+        read = await aside(size, partial(read_instruction, said.message))
+        await self._hub.settle(EVERYTHING, until=lambda: self._plan(caller, said.message, context, read).is_sure)
+        made = self._plan(caller, said.message, context, read)
+        await pause_after(size)
         spoken: tuple[Message, ...] = (without_headers(said.message),)
         if made.state == "input_required":
             spoken = (*spoken, self._offer(made))
@@ -436,7 +442,7 @@ class A2aService:
     def _instruct(self, caller: Caller, live: LiveTask, message: Message, meant: Message) -> None:
         """Carry out the instruction in `meant`, which is this message or an earlier one."""
         live.waits_for_login = True
-        made = self._plan(caller, meant, live.record.context)
+        made = self._plan(caller, meant, live.record.context, read_instruction(meant))
         brief = Raw(msgspec.json.encode(made.brief))
         said = (*live.record.said, message)
         if made.call is not None:
@@ -494,9 +500,12 @@ class A2aService:
             )
         except ValueError:
             return A2aProblem("invalid_params", "pageToken is invalid: use the nextPageToken of a result")
-        records = [self._engine.current_record(document) for document in page.documents]
-        tasks = tuple(_listed(shown(record), asked) for record in records if record is not None)
-        return TaskPage(tasks, page.total, page.next, asked.page_size)
+        tasks = [
+            _listed(await aside(record_bytes(record), partial(shown, record)), asked)
+            for document in page.documents
+            if (record := self._engine.current_record(document)) is not None
+        ]
+        return TaskPage(tuple(tasks), page.total, page.next, asked.page_size)
 
     # -- cancelling -------------------------------------------------------------------------------------------------
 
@@ -565,6 +574,32 @@ def _file_problem(message: Message) -> A2aProblem | None:
             kind = (part.media_type or "any type")[:ID_LENGTH_MAX]
             return A2aProblem("content_type_not_supported", f"A file of {kind} is not supported: send text or data")
     return None
+
+
+def record_bytes(record: TaskRecord) -> int:
+    """The approximate size of a task's messages and result."""
+    result = 0 if record.ending is None else len(memoryview(record.ending.result))
+    return result + sum(map(message_bytes, record.said))
+
+
+def task_bytes(task: Task) -> int:
+    """The approximate size of a task's history and artifacts."""
+    return sum(map(message_bytes, task.history)) + sum(map(message_bytes, task.artifacts))
+
+
+def message_bytes(said: Message | Artifact) -> int:
+    """The approximate size of the parts of a message or artifact."""
+    return sum(map(_part_bytes, said.parts))
+
+
+def _part_bytes(part: Part) -> int:
+    match part:
+        case TextPart():
+            return len(part.text)
+        case DataPart():
+            return len(memoryview(part.data))
+        case FilePart():
+            return len(part.content or "")
 
 
 def _task_of(owner: TaskOwner, said: SendMessage) -> str:

@@ -163,6 +163,13 @@ class Authenticator:
             return Denied(refusal.status, refusal.message)
         return self.know(fields, face, request)
 
+    def caller_of(self, fields: Fields, request: Request) -> Caller | None:
+        """The caller of a request, for counting; a wrong credential does not count as an attempt here."""
+        known = self._identify(fields)
+        if known is None and self.prove is not None:
+            known = self.prove(fields, request)
+        return known if isinstance(known, Caller) else None
+
     def place(self, fields: Fields) -> Denied | None:
         """Check Host and Origin only, for frontends that check the credential themselves."""
         refusal = self._origins.check(fields)

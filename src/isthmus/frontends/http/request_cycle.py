@@ -18,6 +18,7 @@ import structlog
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE as BARE_STATUS_LINE
 
+from isthmus.core.pauses import pause_after
 from isthmus.frontends.http.auth import Fields, Headers
 from isthmus.wire import sse
 
@@ -540,6 +541,7 @@ async def read_body(receive: Receive) -> bytes | None:
             return None
         chunks.append(message.get("body", b""))
         if not message.get("more_body", False):
+            await pause_after(sum(map(len, chunks)))
             return b"".join(chunks)
 
 

@@ -15,6 +15,7 @@ import msgspec
 
 from isthmus.core.calls.deadlines import Bucket, Deadlines
 from isthmus.core.calls.inflight import InFlight
+from isthmus.core.pauses import pause_after
 from isthmus.frontends.http.auth import Authenticator, Denied, Fields, Headers
 from isthmus.frontends.http.request_cycle import (
     JSON,
@@ -389,6 +390,7 @@ class McpHttpRequest:
         if body is None and ((body := await read_body(receive)) is None or not self._is_still_admitted(scope)):
             return None
         message = jsonrpc.decode(body, max_depth=self._hub.limits.depth)
+        await pause_after(len(body))
         match message:
             case Request():
                 await self._request(message)
@@ -427,6 +429,7 @@ class McpHttpRequest:
             return self._session_not_found(None)
         if session is None or session.version != BATCHES_VERSION:
             return self._reply(refuse(None, jsonrpc.INVALID_REQUEST, "Batches are not supported"), 400)
+        await pause_after(len(body))
         if not (elements := jsonrpc.elements(body, BATCH_MAX)):
             text = f"A batch has 1 to {BATCH_MAX} messages"
             return self._reply(refuse(None, jsonrpc.INVALID_REQUEST, text), 400)
@@ -439,7 +442,9 @@ class McpHttpRequest:
         return await over
 
     async def _batch_element(self, element: bytes, reply: BatchReply, session: HttpSession) -> None:
+        await pause_after(len(element))
         message = jsonrpc.decode(element, max_depth=self._hub.limits.depth)
+        await pause_after(len(element))
         match message:
             case Request(method=method) if method == "initialize" or self._is_modern(message):
                 text = f"{method} must not be part of a batch"

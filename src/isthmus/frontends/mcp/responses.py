@@ -81,7 +81,10 @@ def call_reply(id: Payload, outcome: Outcome, era: Era, kind: Kind = "tool") -> 
     payload: Payload = outcome.payload
     # Results are always objects here, so translation cannot fail.
     if era == "modern" and not outcome.is_typed:
-        payload = modern.as_modern(payload, is_cacheable=kind == "resource") or payload
+        if outcome.is_untyped and kind != "resource":
+            payload = modern.typed(payload)
+        else:
+            payload = modern.as_modern(payload, is_cacheable=kind == "resource") or payload
     elif era == "legacy" and outcome.is_typed:
         payload = modern.as_legacy(payload) or payload
     return JsonRpcReply(jsonrpc.result(id, payload))

@@ -17,6 +17,7 @@ import msgspec
 
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.view import View
+from isthmus.core.pauses import pause_after
 from isthmus.core.ports import RelayAdmin
 from isthmus.frontends.http.auth import Authenticator, Denied, Fields
 from isthmus.frontends.http.request_cycle import (
@@ -273,7 +274,9 @@ class RestRequest:
         if left.is_set():
             return
         finished: asyncio.Future[None] = self._frontend.loop.create_future()
-        self.start_call(body, partial(_finish, finished))
+        call = self._read_call(body)
+        await pause_after(len(body))
+        self._begin(call, partial(_finish, finished))
         await finished
 
     def _is_known(self) -> bool:
@@ -293,7 +296,9 @@ class RestRequest:
 
     def start_call(self, body: bytes, on_end: Callable[[], None] | None) -> None:
         """Start a call, or refuse it. `on_end` is called after the response."""
-        call = self._read_call(body)
+        self._begin(self._read_call(body), on_end)
+
+    def _begin(self, call: Call | Problem, on_end: Callable[[], None] | None) -> None:
         if isinstance(call, Problem):
             answer_problem(self._peer, call)
             return on_end() if on_end is not None else None

@@ -152,6 +152,11 @@ def _hub() -> dict[str, Any]:
             "description": "The most processor time between two measurements, since the start.",
         },
         "held": {**COUNT, "description": "How often one step blocked the event loop for over 50 ms."},
+        "busy_over": {
+            "type": "object",
+            "additionalProperties": COUNT,
+            "description": "How often the event loop used more processor time than this between two measurements.",
+        },
     }
     return _open({"event_loop": _open(loop)})
 

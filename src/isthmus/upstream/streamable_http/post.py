@@ -11,12 +11,13 @@ from typing import Protocol
 
 import msgspec
 
+from isthmus.core.pauses import in_turn
 from isthmus.core.settings import Limits
 from isthmus.model.faults import BadReply, Fault
 from isthmus.model.names import ServerName
 from isthmus.transport.http_connection import ConnectionLost, Ticket
 from isthmus.upstream.http_shared import ADVICE, EVENT_STREAM, OK, UNAUTHORIZED, advice_for, login_url, media_type
-from isthmus.upstream.waiters import CallWaiter, Waiter, lost, turned_away
+from isthmus.upstream.waiters import LATER_BYTES, CallWaiter, Waiter, lost, turned_away
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Notification, Request, Response
 from isthmus.wire.lines import Oversized
@@ -226,7 +227,14 @@ class Post:
             self._break_off("its stream ended before the answer", self._decoder, is_polite=True)
         elif self._rest is not None:
             self._miss(f"it answered HTTP {self._status} to who came back to its stream", self._rest)
+        elif self._size > LATER_BYTES:
+            in_turn(self._read_late)
         else:
+            self._read_whole(b"".join(self._chunks))
+
+    def _read_late(self) -> None:
+        """Read a long response in its own turn of the event loop."""
+        if not self.is_over:
             self._read_whole(b"".join(self._chunks))
 
     def on_lost(self, lost_: ConnectionLost) -> None:

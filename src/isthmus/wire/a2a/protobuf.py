@@ -32,7 +32,7 @@ from msgspec import Raw
 
 from isthmus.wire.a2a.operations import A2aProblem
 from isthmus.wire.a2a.problems import PROBLEMS, details_1_0
-from isthmus.wire.jsonrpc import Payload
+from isthmus.wire.jsonrpc import VALUES_MAX, Payload, is_dense
 
 PACKAGE = "lf.a2a.v1"
 SERVICE = f"{PACKAGE}.A2AService"
@@ -450,9 +450,12 @@ def read(method: str, request: bytes) -> Members | A2aProblem:
     kind, _ = METHODS[method]
     try:
         members = json_format.MessageToDict(CLASSES[kind].FromString(request))
-        return {name: Raw(msgspec.json.encode(_whole(value))) for name, value in members.items()}
+        written = {name: msgspec.json.encode(_whole(value)) for name, value in members.items()}
     except (DecodeError, json_format.Error, ValueError, RecursionError) as error:
         return A2aProblem("invalid_params", f"the request is not a {kind}: {str(error)[:200]}")
+    if any(is_dense(text, VALUES_MAX) for text in written.values()):
+        return A2aProblem("invalid_params", f"the request has over {VALUES_MAX} values: send less at once, or one text")
+    return {name: Raw(text) for name, text in written.items()}
 
 
 def _whole(value: Any) -> Any:
@@ -484,13 +487,19 @@ def write(method: str, result: Payload) -> bytes:
     return written
 
 
-_LARGE_NUMBER = re.compile(rb"[0-9][eE]\+?[0-9]{3}|[0-9]{309}")
+PIECE_BYTES = 64 * 1024
+OVERLAP_BYTES = 310
+"""Pieces overlap, because a number may cross the end of a piece."""
+
+_LARGE_NUMBER = re.compile(rb"[0-9](?:[eE]\+?[0-9]{3}|[0-9]{308})")
 """Matches every number too large for a double, and some texts."""
 
 
 def _check_numbers(text: bytes) -> None:
     """Raise ValueError for a number that protobuf would read as Infinity."""
-    if _LARGE_NUMBER.search(text) is not None:
+    # In pieces: a search holds the interpreter until it ends, and this runs on a thread beside the event loop.
+    starts = range(0, len(text), PIECE_BYTES)
+    if any(_LARGE_NUMBER.search(text, at, at + PIECE_BYTES + OVERLAP_BYTES) is not None for at in starts):
         json.loads(text, parse_float=_finite)
 
 

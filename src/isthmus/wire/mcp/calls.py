@@ -163,7 +163,7 @@ def _subject(kind: Kind, name: bytes, arguments: Payload) -> dict[str, Payload]:
 
 class _CallResult(msgspec.Struct):
     isError: bool | None = False
-    resultType: str | None = None
+    resultType: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class _ReadResult(msgspec.Struct):
@@ -184,6 +184,8 @@ class CallResultInfo(msgspec.Struct, frozen=True):
     ttl_seconds: float = 0.0
     """How long the result may be cached, for the same caller or (`is_public`) for all callers."""
     is_public: bool = False
+    has_type: bool = False
+    """Whether the result has a `resultType`, even if it is null."""
 
 
 def read_call_result(result: Payload) -> CallResultInfo | None:
@@ -192,7 +194,9 @@ def read_call_result(result: Payload) -> CallResultInfo | None:
         answer = _CALL_RESULT.decode(result)
     except msgspec.MsgspecError:
         return None
-    return CallResultInfo(bool(answer.isError), answer.resultType)
+    if answer.resultType is msgspec.UNSET:
+        return CallResultInfo(bool(answer.isError), None)
+    return CallResultInfo(bool(answer.isError), answer.resultType, has_type=True)
 
 
 def read_any_result(result: msgspec.Raw) -> CallResultInfo | None:
@@ -294,7 +298,7 @@ def json_tool_result(value: Payload, *, is_error: bool = False) -> Result:
     start = bytes(memoryview(value)[:1])
     text = value if start == b'"' else _encode(str(memoryview(value), "utf-8"))
     parts = (value,) if start == b"{" else (b'{"result":', value, b"}")
-    return Result(msgspec.Raw(b"".join((_HEAD, text, _MIDDLE, *parts, _TAILS[is_error]))), is_error)
+    return Result(msgspec.Raw(b"".join((_HEAD, text, _MIDDLE, *parts, _TAILS[is_error]))), is_error, is_untyped=True)
 
 
 def failed_tool_result(words: str) -> Result:

@@ -16,7 +16,7 @@ import msgspec
 
 from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities
 from isthmus.model.features import Ability, Topic
-from isthmus.wire.jsonrpc import INVALID_PARAMS, Payload, Request, object_members, render
+from isthmus.wire.jsonrpc import INVALID_PARAMS, Payload, Request, long_object_members, object_members, render
 from isthmus.wire.mcp.capabilities import ServerCapabilities, write_client_capabilities, write_server_capabilities
 from isthmus.wire.mcp.hub_meta import NO_HUBS, write_hubs
 from isthmus.wire.mcp.messages import Implementation, Members, read_string
@@ -221,13 +221,21 @@ def as_modern(result: Payload, *, is_cacheable: bool = False) -> Payload | None:
 
     A cacheable result must name its lifetime; legacy servers do not, so it is zero.
     """
-    members = object_members(result)
-    if members is None:
-        return None
     written: dict[str, Payload] = {"resultType": b'"complete"'}
     if is_cacheable:
         written.update({"ttlMs": b"0", "cacheScope": b'"private"'})
+    members = long_object_members(bytes(result)) if is_cacheable else object_members(result)
+    if members is None:
+        return None
+    if members and members.keys().isdisjoint(written):
+        # Members are not rewritten: a result may have megabytes.
+        return b"".join((render(written)[:-1], b",", memoryview(result)[1:]))
     return render({**written, **{key: members[key] for key in members if key != "resultType"}})
+
+
+def typed(result: Payload) -> bytes:
+    """Add a `resultType` to an object that has members but no `resultType`, without reading it."""
+    return b"".join((b'{"resultType":"complete",', memoryview(result)[1:]))
 
 
 def as_legacy(result: Payload) -> Payload | None:

@@ -264,8 +264,9 @@ async def test_a_call_asks_only_so_much_in_all(monkeypatch: pytest.MonkeyPatch) 
 
 async def test_progress_extends_the_deadline_and_its_timer_is_set_only_when_it_fires() -> None:
     stage = Stage(limits=Limits(call_seconds=0.4))
-    inflight, listener = stage.start()
+    # The silent call starts first, so its timer never fires after the other one's.
     _, silent = stage.start()
+    inflight, listener = stage.start()
     (armed,) = buckets_of(stage, inflight)
     until = asyncio.get_running_loop().time() + 1.0
     async with asyncio.timeout(30):

@@ -36,6 +36,7 @@ TOLD: list[tuple[Fault, int, dict[str, Any]]] = [
     (faults.NotWritten("The disk is full"), -32603, {"executed": "no", "reason": "not_written", "retryAfter": 1.0}),
     (faults.TooManySubscriptions(1000), -32010, {"executed": "no", "reason": "too_many_subscriptions"}),
     (faults.TargetRefused("not there"), -32602, {"executed": "no", "reason": "target_refused"}),
+    (faults.TooManyBytes("ann", 9, 9), -32010, {"executed": "no", "reason": "too_many_bytes", "retryAfter": 1.0}),
     (faults.TooManyCalls("acme", 200), -32010, {"executed": "no", "reason": "too_many_calls", "retryAfter": 1.0}),
     (faults.TooManyTargets(64), -32010, {"executed": "no", "reason": "too_many_targets", "retryAfter": 1.0}),
     (

@@ -24,6 +24,7 @@ TOLD: list[tuple[Fault, int, str | None]] = [
     (faults.TargetRefused("not there"), -32602, None),
     (faults.BadState(), -32602, None),
     (faults.TooManySubscriptions(1000), -32002, "转发工具调用请求失败"),
+    (faults.TooManyBytes("ann", 200, 210), -32002, "转发工具调用请求失败"),
     (faults.TooManyCalls("acme", 200), -32002, "转发工具调用请求失败"),
     (faults.TooManyTargets(64), -32002, "转发工具调用请求失败"),
     (faults.Overloaded(COOK, 64, 256), -32002, "转发工具调用请求失败"),

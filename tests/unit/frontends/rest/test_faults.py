@@ -29,6 +29,7 @@ TOLD: list[tuple[Fault, int, str]] = [
     (faults.TooManySubscriptions(1000), 429, "no"),
     (faults.TargetRefused("not there"), 403, "no"),
     (faults.TooManyTargets(64), 429, "no"),
+    (faults.TooManyBytes("ann", 200, 210), 429, "no"),
     (faults.TooManyCalls("acme", 200), 429, "no"),
     (faults.Cancelled("enough", executed="unknown", server=FILES), 504, "unknown"),
     (faults.NotConnected(FILES, "gone"), 503, "no"),

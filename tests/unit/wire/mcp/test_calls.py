@@ -108,8 +108,9 @@ def test_an_envelope_that_was_read_before_is_not_read_again() -> None:
     ("told", "answer"),
     [
         ({}, CallResultInfo(False, None)),
-        ({"isError": True, "resultType": "complete"}, CallResultInfo(True, "complete")),
-        ({"isError": None, "resultType": "task"}, CallResultInfo(False, "task")),
+        ({"isError": True, "resultType": "complete"}, CallResultInfo(True, "complete", has_type=True)),
+        ({"isError": None, "resultType": "task"}, CallResultInfo(False, "task", has_type=True)),
+        ({"resultType": None}, CallResultInfo(False, None, has_type=True)),
         ({"ttlMs": 5000, "cacheScope": "public"}, CallResultInfo(False, None)),
         ([], None),
         ("x", None),

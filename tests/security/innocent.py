@@ -1,0 +1,55 @@
+"""An innocent caller in a process of its own: `python innocent.py PORT`.
+
+It calls `builtin.echo` again and again, at its own pace, on one connection. For each line on its standard input it
+writes a line with the seconds that each call took since the line before.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import sys
+import time
+
+PACE_SECONDS = 0.005
+BODY = b'{"text":"hi"}'
+REQUEST = (
+    b"POST /v1/tools/builtin.echo HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    b"content-length: %d\r\n\r\n%b" % (len(BODY), BODY)
+)
+
+
+def ask(connection: socket.socket) -> float:
+    """Call once and return how long it took."""
+    begun = time.perf_counter()
+    connection.sendall(REQUEST)
+    got = b""
+    while b"\r\n\r\n" not in got:
+        got += connection.recv(65536)
+    head, _, body = got.partition(b"\r\n\r\n")
+    length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+    while len(body) < length:
+        body += connection.recv(65536)
+    took = time.perf_counter() - begun
+    assert head.startswith(b"HTTP/1.1 200 "), head
+    assert b'"hi"' in body, body
+    return took
+
+
+def main() -> None:
+    """Call until the input ends."""
+    connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    waits: list[float] = []
+    while True:
+        waits.append(ask(connection))
+        if select.select([sys.stdin], [], [], PACE_SECONDS)[0]:
+            if not sys.stdin.readline():
+                return
+            print(json.dumps(waits), flush=True)
+            waits = []
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""T71: something that anybody may send or answer holds the event loop, and with it every other call.
+
+Hundreds of kinds of legal input go through every door and come from every kind of server (`heavy_inputs`). Beside each
+kind, an innocent caller calls a tool on a connection of its own and a probe asks for `/healthz`. The hub itself counts
+for how long its event loop was busy without a pause, in processor time: never for over 50 ms.
+
+`make soak` drives each class of kinds for two minutes and prints how long the innocent caller waits
+(`tests.security.soak_held_loop`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.face.wire import BASE, Reply, connected, encoded, key_header, modern, modern_headers, rendered, until
+from tests.hubs import HubProcess, serving
+from tests.security.heavy_inputs import FAMILIES, HELD, KINDS, Field, driven, longest, open_field
+
+pytestmark = pytest.mark.xdist_group("held_loop")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def field(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:
+    async with open_field(tmp_path_factory.mktemp("heavy")) as opened:
+        yield opened
+
+
+def test_there_are_enough_kinds() -> None:
+    names = [kind.name for kind in KINDS]
+    assert len(names) == len(set(names)) >= 200
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_no_kind_of_input_holds_the_loop(field: Field, family: str) -> None:
+    held: dict[str, str] = {}
+    for kind in KINDS:
+        if kind.family == family:
+            before = await field.busy()
+            await driven(field, kind)
+            after = await field.busy()
+            if after[HELD] > before[HELD]:
+                held[kind.name] = f"over {longest(before, after)} s"
+    assert not held, f"these kinds held the event loop: {held}"
+
+
+CALLERS = {
+    name: {"key": f"a-key-of-the-tests-{name}", "allow": ["*"], "tenant": tenant}
+    for name, tenant in {"ann": "acme", "abe": "acme", "ben": "other"}.items()
+}
+ARGUMENTS = {"text": "hi", "more": "x" * 700_000}
+
+
+def request(door: str, caller: str) -> bytes:
+    """A long request."""
+    body, headers = encoded(ARGUMENTS), list(BASE)
+    if door == "/mcp":
+        body = encoded(modern("tools/call", {"name": "builtin.echo", "arguments": ARGUMENTS}))
+        headers = modern_headers("tools/call", "builtin.echo")
+    elif door == "/a2a":
+        parts = [{"data": {"tool": "builtin.echo", "arguments": ARGUMENTS}}]
+        message = {"messageId": caller, "role": "ROLE_USER", "parts": parts}
+        body = encoded({"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": message}})
+        headers += [("a2a-version", "1.0")]
+    headers += [*key_header(str(CALLERS[caller]["key"])), ("content-length", str(len(body)))]
+    return rendered("POST", door, headers, body)
+
+
+async def asked(hub: HubProcess, sent: bytes) -> Reply:
+    async with connected(hub.port) as wire:
+        await wire.say(sent)
+        return await wire.reply()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("door", ["/mcp", "/v1/tools/builtin.echo", "/a2a"])
+async def test_bytes_under_way_are_bounded_for_each_caller_and_tenant(door: str, tmp_path: Path) -> None:
+    limits = {"caller_bytes": 1_000_000, "tenant_bytes": 1_500_000}
+    async with serving(tmp_path, callers=CALLERS, limits=limits) as hub, connected(hub.port) as holding:
+        held = request(door, "ann")
+        await holding.say(held[:-1])  # all but its last byte: it is under way until that comes
+
+        async def is_refused() -> bool:
+            answer = await asked(hub, request(door, "ann"))
+            if answer.status == 429:
+                said = json.loads(answer.body)
+                facts = said if "error" not in said else said["error"]["data"]
+                assert (facts["reason"], facts["executed"]) == ("too_many_bytes", "no"), said
+                assert answer.headers["retry-after"] == "1"
+            return answer.status == 429
+
+        await until(is_refused)
+        for other in ("abe", "ben"):
+            assert (await asked(hub, request(door, other))).status == 200, other
+        await holding.say(held[-1:])
+        assert (await holding.reply()).status == 200
+        assert (await asked(hub, request(door, "ann"))).status == 200

@@ -1,0 +1,38 @@
+"""Callers and tenants have so many bytes of requests under way, and no more."""
+
+from __future__ import annotations
+
+from isthmus.core.access.bytes_in_flight import BytesInFlight
+from isthmus.model.callers import Caller, Grants
+from isthmus.model.faults import TooManyBytes
+
+ANN = Caller(name="ann", tenant="acme", grants=Grants(("*",)))
+ABE = Caller(name="abe", tenant="acme", grants=Grants(("*",)))
+BEN = Caller(name="ben", tenant="other", grants=Grants(("*",)))
+
+
+def test_a_caller_is_refused_what_is_too_much_until_something_is_answered() -> None:
+    flow = BytesInFlight(100, 150)
+    assert flow.enter(ANN, 60) is None
+    refused = flow.enter(ANN, 60)
+    assert isinstance(refused, TooManyBytes)
+    assert (refused.executed, refused.retry_after) == ("no", 1.0)
+    assert str(refused) == "Too many bytes at once: requests of ann hold 60 of at most 100 bytes"
+    flow.leave(ANN, 60)
+    assert flow.enter(ANN, 60) is None
+
+
+def test_callers_of_a_tenant_share_its_bound_and_another_tenant_has_its_own() -> None:
+    flow = BytesInFlight(100, 150)
+    assert flow.enter(ANN, 100) is None
+    assert isinstance(flow.enter(ABE, 60), TooManyBytes)
+    assert flow.enter(ABE, 50) is None
+    assert flow.enter(BEN, 100) is None
+
+
+def test_a_request_that_is_alone_is_never_too_much() -> None:
+    flow = BytesInFlight(100, 150)
+    assert flow.enter(ANN, 1000) is None
+    flow.leave(ANN, 1000)
+    assert not flow._of_caller
+    assert not flow._of_tenant
