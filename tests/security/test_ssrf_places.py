@@ -41,16 +41,16 @@ OPERATORS = listed("""
     model.credentials.OAuthSettings.issuer model.credentials.OAuthSettings.origins
     model.credentials.OAuthSettings.token_endpoint storage.settings.StorageSettings.url
     upstream.settings.AgentSettings.origins upstream.settings.AgentSettings.url upstream.settings.HttpSettings.url
-    upstream.settings.RpcSettings.url upstream.settings.SocketSettings.url
+    upstream.settings.JsonRpcSettings.url upstream.settings.SocketSettings.url
 """)
 """Said by whoever runs the hub: exempt from the deny table, and dialled as it was resolved (T14)."""
 
 CALLERS = {
     "core.ports.targets.Named.url": "mcp_target_url",
-    "upstream.settings.NamedSettings.url": "mcp_target_url",
-    "upstream.targets.addresses.Address.origin": "mcp_target_url",
-    "upstream.targets.addresses.Pattern.address": "mcp_target_url",
-    "upstream.targets.temporary.Aim.address": "mcp_target_url",
+    "upstream.settings.TargetHttpSettings.url": "mcp_target_url",
+    "upstream.targets.addresses.TargetAddress.origin": "mcp_target_url",
+    "upstream.targets.addresses.TargetPattern.address": "mcp_target_url",
+    "upstream.targets.named_servers.NamedServer.address": "mcp_target_url",
     "core.tasks.record.Recipient.url": "push",
     "core.tasks.record.Recipient.host": "push",
     "core.tasks.outbox.Letter.url": "push",
@@ -74,7 +74,7 @@ CALLERS = {
 """Written by callers: by the beginning of the field's name in the matrix."""
 
 SERVERS = {
-    "upstream.agent.contacts.Contact.origin": "card",
+    "upstream.a2a.agent_card.AgentEndpoint.origin": "card",
     "wire.a2a.cards.Interface.url": "card",
     "credentials.challenge.Challenge.resource_metadata": "challenge",
 }
