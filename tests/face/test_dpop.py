@@ -20,8 +20,8 @@ from mcp import ClientSession
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 
-from isthmus.model.outcomes import Result
-from isthmus.wire.a2a.proto_schema import CLASSES, METHODS, SERVICE
+from isthmus.model.calls import Result
+from isthmus.wire.a2a.protobuf import CLASSES, METHODS, SERVICE
 from tests.face.test_a2a_grpc import address
 from tests.faults import quick_server
 from tests.faults.scripted import hub_of
@@ -29,7 +29,7 @@ from tests.hubs import META, MODERN, TRUSTED, stdio
 from tests.issuer import encoded, jwk_of, private_key
 from tests.security.trusting import Tap, Trusting, trusting
 from tests.unit.credentials.test_logins import logged_in
-from tests.unit.identity.test_proofs import thumbprint_of
+from tests.unit.identity.test_dpop_proofs import thumbprint_of
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("dpop")]
 

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as some
 
-from isthmus.model.outcomes import Result
+from isthmus.model.calls import Result
 from isthmus.transport.egress import HttpOrigin
 from isthmus.transport.http import header_lines, request_head
 from isthmus.upstream.a2a.agent_card import AgentEndpoint

@@ -83,7 +83,7 @@ class ProofKey:
 
 
 class Prover:
-    """Makes the proofs of one login; see `core.ports.credentials.RequestSigner`."""
+    """Makes the proofs of one login; see `core.ports.RequestSigner`."""
 
     def __init__(self, key: ProofKey, now: Callable[[], float] = time.time) -> None:
         self.key = key
@@ -106,7 +106,7 @@ class Prover:
         return self.key.sign(claims)
 
     def proof_for(self, method: str, url: str, authorization: str) -> str | None:
-        """See `core.ports.credentials.RequestSigner`."""
+        """See `core.ports.RequestSigner`."""
         scheme, _, token = authorization.partition(" ")
         return self.proof(method, url, token) if scheme.lower() == SCHEME else None
 
@@ -123,7 +123,7 @@ class Prover:
         return True
 
     def wants_nonce(self, url: str, status: int, headers: Mapping[str, str]) -> bool:
-        """See `core.ports.credentials.RequestSigner`."""
+        """See `core.ports.RequestSigner`."""
         has_nonce = self.take_nonce(url, headers)
         return has_nonce and status == UNAUTHORIZED and USE_NONCE in headers.get("www-authenticate", "")
 

@@ -19,7 +19,7 @@ import msgspec
 import structlog
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.ports.credentials import RequestSigner
+from isthmus.core.ports import RequestSigner
 from isthmus.credentials.discovery import DiscoveryFailed, ServerAddress, ServerMetadata, find_issuer, find_place
 from isthmus.credentials.dpop import ProofKey, Prover
 from isthmus.credentials.fetch import Fetcher, FetchFailed, UrlRefused
@@ -76,7 +76,7 @@ class NotReady(Exception):
 
 
 class Login:
-    """What one server is shown in one name. See `core.ports.credentials.Credentials`."""
+    """What one server is shown in one name. See `core.ports.Credentials`."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class Login:
         return self._settings.grant in ("authorization_code", "device")
 
     def headers_for(self, server: ServerName) -> Mapping[str, str]:
-        """See `core.ports.credentials.Credentials`."""
+        """See `core.ports.Credentials`."""
         if self._token is None:
             return self._headers
         own = {name: value for name, value in self._headers.items() if name.lower() != "authorization"}
@@ -143,15 +143,15 @@ class Login:
 
     @property
     def signer(self) -> RequestSigner | None:
-        """See `core.ports.credentials.Credentials`."""
+        """See `core.ports.Credentials`."""
         return self if self._token is not None and self._token.is_bound else None
 
     def proof_for(self, method: str, url: str, authorization: str) -> str | None:
-        """See `core.ports.credentials.RequestSigner`: by the key of the login that there is now."""
+        """See `core.ports.RequestSigner`: by the key of the login that there is now."""
         return None if self._prover is None else self._prover.proof_for(method, url, authorization)
 
     def wants_nonce(self, url: str, status: int, headers: Mapping[str, str]) -> bool:
-        """See `core.ports.credentials.RequestSigner`."""
+        """See `core.ports.RequestSigner`."""
         return self._prover is not None and self._prover.wants_nonce(url, status, headers)
 
     # -- before a link is made ---------------------------------------------------------------------------------------

@@ -23,13 +23,13 @@ class ProcessSealer:
         self._cipher = ChaCha20Poly1305(ChaCha20Poly1305.generate_key())
 
     def seal(self, content: bytes, bound_to: bytes) -> str:
-        """See `core.ports.sealer.Sealer`."""
+        """See `core.ports.Sealer`."""
         nonce = os.urandom(NONCE_BYTES)
         sealed = nonce + self._cipher.encrypt(nonce, content, bound_to)
         return base64.urlsafe_b64encode(sealed).decode()
 
     def open(self, sealed: str, bound_to: bytes) -> bytes | None:
-        """See `core.ports.sealer.Sealer`."""
+        """See `core.ports.Sealer`."""
         if not sealed.isascii():
             return None
         try:
@@ -46,7 +46,7 @@ KEY_BYTES = 32
 
 
 class StoredSealer:
-    """See `core.ports.sealer.Sealer`."""
+    """See `core.ports.Sealer`."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key

@@ -16,8 +16,8 @@ from isthmus.credentials import login as module
 from isthmus.credentials import logins
 from isthmus.credentials.dpop import NONCES_MAX, ProofKey, Prover
 from isthmus.credentials.vault import Slot, Vault
+from isthmus.model.calls import Result
 from isthmus.model.faults import NotConnected
-from isthmus.model.outcomes import Result
 from isthmus.transport.egress import Egress, parse_url
 from isthmus.transport.http import REFUSAL_BYTES_MAX, ConnectionLost, SigningClient, Ticket, request_head
 from isthmus.upstream import reconnector

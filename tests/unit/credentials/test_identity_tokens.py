@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from isthmus.credentials import login as module
-from isthmus.model.outcomes import Result
+from isthmus.model.calls import Result
 from tests.faults.scripted import hub_of, reply
 from tests.faults.watching import eventually
 from tests.security.authority import Authority, BindingAuthority, BoundServer, Protected, entry_of

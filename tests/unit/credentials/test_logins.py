@@ -17,11 +17,10 @@ from isthmus.credentials import login as module
 from isthmus.credentials import logins
 from isthmus.credentials.vault import Slot, Vault
 from isthmus.model.callers import Caller, Grants
-from isthmus.model.calls import Call
+from isthmus.model.calls import Call, Outcome, Result
 from isthmus.model.credentials import Subject
 from isthmus.model.faults import NotConnected
 from isthmus.model.names import ServerName
-from isthmus.model.outcomes import Outcome, Result
 from isthmus.upstream import reconnector
 from tests.faults.scripted import Ending, Heard, InProcess, Scripted, hub_of, reply
 from tests.faults.watching import eventually
