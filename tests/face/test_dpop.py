@@ -181,7 +181,7 @@ async def test_a_proof_is_good_for_one_request_also_on_the_connection_that_it_ca
     }
     answers = [await here.http.post(url, json=body, headers=headers) for _ in range(3)]
     assert [answer.status_code for answer in answers] == [200, 401, 401]
-    assert "it was used before" in challenges(answers[1])[0]
+    assert "it was used already" in challenges(answers[1])[0]
 
 
 async def test_a_request_whose_body_comes_late_is_looked_at_twice_and_let_in(here: Trusting) -> None:

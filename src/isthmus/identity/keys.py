@@ -112,7 +112,7 @@ def check_length(key: str) -> None:
         KeyTooShort: the key is too short. The message does not quote it.
     """
     if len(key) < KEY_LENGTH_MIN:
-        raise KeyTooShort(f"key must have at least {KEY_LENGTH_MIN} characters, not {len(key)}")
+        raise KeyTooShort(f"key must have {KEY_LENGTH_MIN} characters or more, not {len(key)}")
 
 
 def credential_of(fields: Mapping[bytes, bytes]) -> bytes | None:

@@ -327,9 +327,7 @@ class RelayTokens:
         check_name("agent", agent)
         document = self._minted(agent)
         if self._settings.compatible_agents != "any" and not self._has_own_block(agent, document):
-            raise ValueError(
-                f"agent {agent!r} has a token that could be spliced from other agents': choose another name"
-            )
+            raise ValueError(f"agent {agent!r} needs another name: its token could be spliced from others")
         return self._encrypted(document)
 
     def _encrypted(self, document: bytes) -> str:
