@@ -169,7 +169,7 @@ def test_a_caller_may_have_several_keys_while_one_takes_the_others_place() -> No
         ([KEY, 5], ".key.1 must be a text, not a number"),
         ([KEY, "abc"], ".key.1 must have 16 characters or more, not 3"),
         ([KEY, "env:GONE"], ".key.1 must name a variable that is set, not env:GONE"),
-        ([KEY, "two words"], ".key.1 must be printable ASCII without spaces, not what it is (hidden)"),
+        ([KEY, "two words"], ".key.1 must be printable ASCII without spaces (value hidden)"),
     ],
 )
 def test_one_bad_key_of_several_leaves_its_caller_out(keys: list[object], message: str) -> None:
