@@ -212,7 +212,9 @@ async def test_a_hub_that_is_its_own_agent_lists_nothing_twice(tmp_path: Path) -
 
 @pytest.mark.parametrize("kind", KINDS, ids=" ".join)
 async def test_a_skill_is_a_tool_and_its_task_the_result(field: Field, kind: Kind) -> None:
-    field.agent(kind).scripts[SendMessage] = streaming(WORKING, HELLO, made(DataPart(Json(EXACT.encode())), id="b"), DONE)
+    field.agent(kind).scripts[SendMessage] = streaming(
+        WORKING, HELLO, made(DataPart(Json(EXACT.encode())), id="b"), DONE
+    )
     result = (await field.caller.call(f"{server_of(kind)}.research", {"message": "go"}))["result"]
     assert result["content"][0] == {"type": "text", "text": "hello"}
     assert json.dumps(result["structuredContent"]) == json.dumps(json.loads(EXACT))

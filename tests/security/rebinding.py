@@ -53,7 +53,9 @@ class Names:
 
     async def __call__(self, origin: HttpOrigin) -> list[DialAddress]:
         """See `transport.egress.Resolver`."""
-        return [DialAddress(_family(address), _sockaddr(address, origin.port)) for address in self.addresses(origin.host)]
+        return [
+            DialAddress(_family(address), _sockaddr(address, origin.port)) for address in self.addresses(origin.host)
+        ]
 
     def getaddrinfo(self, host: Any, port: Any, *rest: Any, **more: Any) -> list[tuple[Any, ...]]:
         """As `socket.getaddrinfo`, of which `None` and the empty host are the listeners' own."""

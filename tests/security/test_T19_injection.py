@@ -55,7 +55,10 @@ texts = some.one_of(some.sampled_from(ODD), some.text(max_size=30))
 
 
 @given(
-    texts, texts, some.sampled_from([ClientV10(), RestClientV03()]), some.sampled_from([GetTask, CancelTask, SubscribeToTask])
+    texts,
+    texts,
+    some.sampled_from([ClientV10(), RestClientV03()]),
+    some.sampled_from([GetTask, CancelTask, SubscribeToTask]),
 )
 @example("..", "..", ClientV10(), GetTask)
 def test_a_task_and_a_tenant_are_one_segment_each(task: str, tenant: str, client: Any, asked: Any) -> None:

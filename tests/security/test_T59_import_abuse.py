@@ -108,7 +108,9 @@ def test_only_servers_come_from_another_programs_file(
 def test_a_file_that_cannot_be_read_costs_only_its_own_servers(tmp_path: Path) -> None:
     (tmp_path / "bomb.yaml").write_text(LAUGHS)
     (tmp_path / "good.json").write_text('{"mcpServers": {"files": {"command": "files-server"}}}')
-    found = read_client_files(["./bomb.yaml", "./good.json"], Place(None), tmp_path, HostContext({}, tmp_path, tmp_path))
+    found = read_client_files(
+        ["./bomb.yaml", "./good.json"], Place(None), tmp_path, HostContext({}, tmp_path, tmp_path)
+    )
     assert [document.file.name for document in found.documents] == ["good.json"]
     assert [file.name for file in found.unread] == ["bomb.yaml"]
 
