@@ -102,7 +102,7 @@ class VaultSettings:
             if key and len(key) < KEY_LENGTH_MIN:
                 raise ValueError(f"{name} must have {KEY_LENGTH_MIN} characters or more, not {len(key)}")
         if self.old_keys and not self.key:
-            raise ValueError("old_keys needs key as well")
+            raise ValueError("old_keys must come with key")
 
 
 class Slot(NamedTuple):

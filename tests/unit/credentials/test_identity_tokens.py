@@ -143,7 +143,7 @@ async def test_an_employees_identity_is_exchanged_for_a_grant_and_that_for_a_tok
     ("refusals", "kind", "told"),
     [
         ([(400, {"error": "invalid_target", "error_description": "not who-i-am here"})], ID_JAG, "says invalid_target"),
-        ([], "urn:ietf:params:oauth:token-type:access_token", "gave did not issue an ID-JAG"),
+        ([], "urn:ietf:params:oauth:token-type:access_token", "did not issue an ID-JAG"),
     ],
 )
 async def test_what_the_provider_does_not_grant_nobody_is_asked_for(
