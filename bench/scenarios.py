@@ -18,23 +18,20 @@ from bench.messages import call_body
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
-from isthmus.core.catalog.checks import CheckCache
+from isthmus.core.catalog.schema import CheckCache
 from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
-from isthmus.core.ports.recorder import Witness
+from isthmus.core.ports import AuditGate
 from isthmus.core.settings import Limits
 from isthmus.frontends.http.auth import Authenticator
 from isthmus.frontends.http.origin import OriginGuard
 from isthmus.frontends.http.request_cycle import Message
-from isthmus.frontends.mcp.dialogue import Dialogue
 from isthmus.frontends.mcp.http import McpHttp
+from isthmus.frontends.mcp.methods import McpMethods
 from isthmus.identity.keys import KeyRing, credential_of, digest_of
 from isthmus.model.callers import Caller, Grants
-from isthmus.model.calls import EVERYTHING, Call
-from isthmus.model.events import Event
+from isthmus.model.calls import EVERYTHING, Call, Event, OnReply, Outcome, Question, Result
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.model.outcomes import Outcome, Result
-from isthmus.model.questions import OnReply, Question
 from isthmus.wire import jsonrpc
 from isthmus.wire.mcp.messages import Implementation
 
@@ -110,7 +107,7 @@ def compile_view() -> Iterator[Work]:
 class Silent:
     """An exchange and a recorder that do nothing, so that what is measured is the core's own cost."""
 
-    witness: Witness | None = None
+    audit_gate: AuditGate | None = None
 
     def emit(self, event: Event) -> None:
         raise AssertionError(f"nothing happens during this call, yet {event} came")
@@ -238,4 +235,4 @@ async def face_with_instant_server() -> McpHttp:
     gate = Authenticator(
         OriginGuard(bind_host="127.0.0.1"), lambda fields: ring.caller_of(credential_of(fields) or b"")
     )
-    return McpHttp(Dialogue(hub, Implementation("isthmus", "0")), gate)
+    return McpHttp(McpMethods(hub, Implementation("isthmus", "0")), gate)

@@ -33,16 +33,14 @@ from bench.processes import PORT_LOGGED, PORT_PRINTED, NotStarted, Program
 from bench.sample import least_nanoseconds
 from bench.scenarios import CALLER, RESULT, SERVER, Work, hub_with_instant_server
 from bench.stage import HUB_MODULE, READY_SECONDS, Scenario, Target, post, wait_until_served
-from isthmus.core.audit.chain import START, follow
-from isthmus.core.audit.facts import Fact, Scribe
-from isthmus.core.ports.journal import OnVerdict
+from isthmus.core.audit import START, Fact, RecordEncoder, follow
+from isthmus.core.ports import OnWritten
 from isthmus.identity.access_tokens import AccessTokens
 from isthmus.identity.issuers import Issuer, Issuers
 from isthmus.identity.jwt import read_keys
 from isthmus.identity.keys import KeyRing, credential_of, digest_of
 from isthmus.identity.settings import IssuerSettings
-from isthmus.model.calls import EVERYTHING, Call
-from isthmus.model.outcomes import Result
+from isthmus.model.calls import EVERYTHING, Call, Result
 from isthmus.telemetry.audit import Audit
 from isthmus.telemetry.counters import Counters
 
@@ -149,7 +147,7 @@ def least(turns: Sequence[Round]) -> float:
 class Instant:
     """A journal that has written everything at once."""
 
-    def write(self, _documents: object, done: OnVerdict, _facts: Sequence[Fact] = ()) -> None:
+    def write(self, _documents: object, done: OnWritten, _facts: Sequence[Fact] = ()) -> None:
         done("kept")
 
 
@@ -207,7 +205,7 @@ def permission() -> dict[str, Work]:
 
 def audit() -> dict[str, Work]:
     """What a call's own path has of the log, and what its record costs elsewhere, the disk apart."""
-    scribe = Scribe(b"a key of the bench")
+    scribe = RecordEncoder(b"a key of the bench")
     loop = asyncio.new_event_loop()
 
     async def made() -> Audit:

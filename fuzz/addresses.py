@@ -43,7 +43,9 @@ def addresses(data: bytes) -> None:
 def _check(origin: HttpOrigin) -> None:
     for numeric in _resolved(origin.host):
         try:
-            permitted(origin, [DialAddress(socket.AF_INET6 if ":" in numeric else socket.AF_INET, (numeric, origin.port))])
+            permitted(
+                origin, [DialAddress(socket.AF_INET6 if ":" in numeric else socket.AF_INET, (numeric, origin.port))]
+            )
         except EgressRefused:
             continue
         if _is_private(numeric):

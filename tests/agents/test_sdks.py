@@ -150,7 +150,7 @@ async def test_who_says_no_tool_is_asked_for_one_and_then_it_runs(field: Field, 
     found = (await visit(field, client))[server, "offered"]
 
     assert found["offer"]["state"] == "input_required"
-    assert found["offer"]["said"][0]["text"].startswith("Which tool shall be run?")
+    assert found["offer"]["said"][0]["text"].startswith("Which tool should run?")
     assert (found["chosen"]["task"], found["chosen"]["state"]) == (found["offer"]["task"], "completed")
     assert {"text": "the text of /x"} in found["chosen"]["parts"]
 

@@ -144,7 +144,7 @@ async def test_the_first_generation_is_offered_tools_and_says_which(field: Field
     [offer] = await first.follow("words")
     status = offer["result"]["status"]
     assert (status["state"], offer["result"]["final"]) == ("input-required", True)
-    assert status["message"]["parts"][0]["text"].startswith("Which tool shall be run?")
+    assert status["message"]["parts"][0]["text"].startswith("Which tool should run?")
     done = (await first.ask("instruct"))["result"]
     assert (done["id"], done["status"]["state"]) == (first.tasks["task-3"], "completed")
     assert done["artifacts"] == [_artifact(server)]
@@ -198,4 +198,4 @@ async def test_agentvault_1_0_0_is_asked_which_tool_its_words_mean(field: Field)
     events = await _follow(vault, await vault.say("words"))
     assert [name for name, _ in events] == ["task_message", "task_status"]
     assert events[-1][1]["state"] == "INPUT_REQUIRED"
-    assert events[-1][1]["message"].startswith("Which tool shall be run?")
+    assert events[-1][1]["message"].startswith("Which tool should run?")

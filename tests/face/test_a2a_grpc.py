@@ -11,7 +11,7 @@ import httpx2
 import pytest
 from google.protobuf import json_format
 
-from isthmus.wire.a2a.proto_schema import CLASSES, METHODS, SERVICE, STREAMS
+from isthmus.wire.a2a.protobuf import CLASSES, METHODS, SERVICE, STREAMS
 from tests.face.test_a2a import SAID, SECONDS, Agent, run
 from tests.face.test_keys import is_in, token
 from tests.face.wire import until

@@ -14,8 +14,8 @@ import pytest
 import pytest_asyncio
 from msgspec import Raw as Json
 
-from isthmus.model.conversation import Data, Text
-from isthmus.wire.a2a.operations import Send
+from isthmus.model.tasks import DataPart, TextPart
+from isthmus.wire.a2a.operations import SendMessage
 from tests.conftest import Ledger
 from tests.face.test_a2a import Agent, run
 from tests.faults.scripted import HangUp as ServerHangUp
@@ -24,7 +24,7 @@ from tests.faults.watching import Tail, eventually
 from tests.faults.working import STEPS, Working
 from tests.hubs import META, MODERN, PATIENT, HubProcess, Raw, serving, stdio, write_config
 from tests.peers.launch import command
-from tests.unit.upstream.agent.scripted import (
+from tests.unit.upstream.a2a.scripted import (
     DONE,
     HELLO,
     KINDS,
@@ -38,7 +38,7 @@ from tests.unit.upstream.agent.scripted import (
     stands,
     streaming,
 )
-from tests.unit.upstream.agent.test_contents import BLOCKS
+from tests.unit.upstream.a2a.test_results import BLOCKS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -212,7 +212,9 @@ async def test_a_hub_that_is_its_own_agent_lists_nothing_twice(tmp_path: Path) -
 
 @pytest.mark.parametrize("kind", KINDS, ids=" ".join)
 async def test_a_skill_is_a_tool_and_its_task_the_result(field: Field, kind: Kind) -> None:
-    field.agent(kind).scripts[Send] = streaming(WORKING, HELLO, made(Data(Json(EXACT.encode())), id="b"), DONE)
+    field.agent(kind).scripts[SendMessage] = streaming(
+        WORKING, HELLO, made(DataPart(Json(EXACT.encode())), id="b"), DONE
+    )
     result = (await field.caller.call(f"{server_of(kind)}.research", {"message": "go"}))["result"]
     assert result["content"][0] == {"type": "text", "text": "hello"}
     assert json.dumps(result["structuredContent"]) == json.dumps(json.loads(EXACT))
@@ -230,27 +232,27 @@ async def test_skills_that_change_are_listed_anew(field: Field) -> None:
 
 async def test_who_cannot_be_asked_goes_on_by_calling_again(field: Field) -> None:
     agent, name = field.agent(), f"{server_of(KINDS[0])}.research"
-    agent.scripts[Send] = streaming(WORKING, stands("input_required", Text("Which one?")))
+    agent.scripts[SendMessage] = streaming(WORKING, stands("input_required", TextPart("Which one?")))
     asked = (await field.caller.call(name, {"message": "go"}))["result"]
     again = {key: asked["structuredContent"][key] for key in ("task_id", "context_id")}
-    agent.scripts[Send] = streaming(HELLO, DONE)
+    agent.scripts[SendMessage] = streaming(HELLO, DONE)
     assert text_of(await field.caller.call(name, {"message": "the red one", **again})) == "hello"
     assert [sent.task for sent in agent.sent()] == [None, TASK]
 
 
 async def test_a_modern_caller_is_asked_by_the_result_and_comes_back_with_the_answer(field: Field) -> None:
     agent, name = field.agent(), f"{server_of(KINDS[0])}.research"
-    agent.scripts[Send] = streaming(WORKING, stands("input_required", Text("Which one?")))
+    agent.scripts[SendMessage] = streaming(WORKING, stands("input_required", TextPart("Which one?")))
     asked = await ask_as_person(field.caller, {"name": name, "arguments": {"message": "go"}})
     assert asked["resultType"] == "input_required", asked
     ((key, question),) = asked["inputRequests"].items()
     assert question["params"]["message"] == "Which one?"
-    agent.scripts[Send] = streaming(HELLO, DONE)
+    agent.scripts[SendMessage] = streaming(HELLO, DONE)
     answers = {key: {"action": "accept", "content": {"message": "the red one"}}}
     more = {"inputResponses": answers, "requestState": asked["requestState"]}
     done = await ask_as_person(field.caller, {"name": name, "arguments": {"message": "go"}, **more})
     assert done["content"] == [{"type": "text", "text": "hello"}], done
-    assert [sent.message.parts for sent in agent.sent()] == [(Text("go"),), (Text("the red one"),)]
+    assert [sent.message.parts for sent in agent.sent()] == [(TextPart("go"),), (TextPart("the red one"),)]
 
 
 async def ask_as_person(caller: Raw, params: dict[str, Any]) -> dict[str, Any]:
@@ -265,13 +267,13 @@ async def ask_as_person(caller: Raw, params: dict[str, Any]) -> dict[str, Any]:
 
 
 async def test_an_agent_that_hangs_up_may_have_done_it_and_is_not_told_twice(field: Field) -> None:
-    async def hang_up(_: Send, out: Out) -> None:
+    async def hang_up(_: SendMessage, out: Out) -> None:
         raise HangUp
 
     agent, name = field.agent(), f"{server_of(KINDS[0])}.research"
-    agent.scripts[Send] = hang_up
+    agent.scripts[SendMessage] = hang_up
     answer = await field.caller.call(name, {"message": "go"})
     assert answer["error"]["data"]["executed"] == "unknown", answer
     assert len(agent.sent()) == 1
-    agent.scripts[Send] = streaming(WORKING, HELLO, DONE)
+    agent.scripts[SendMessage] = streaming(WORKING, HELLO, DONE)
     assert text_of(await field.caller.call(name, {"message": "go"})) == "hello"

@@ -20,8 +20,8 @@ from mcp import ClientSession
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 
-from isthmus.model.outcomes import Result
-from isthmus.wire.a2a.proto_schema import CLASSES, METHODS, SERVICE
+from isthmus.model.calls import Result
+from isthmus.wire.a2a.protobuf import CLASSES, METHODS, SERVICE
 from tests.face.test_a2a_grpc import address
 from tests.faults import quick_server
 from tests.faults.scripted import hub_of
@@ -29,7 +29,7 @@ from tests.hubs import META, MODERN, TRUSTED, stdio
 from tests.issuer import encoded, jwk_of, private_key
 from tests.security.trusting import Tap, Trusting, trusting
 from tests.unit.credentials.test_logins import logged_in
-from tests.unit.identity.test_proofs import thumbprint_of
+from tests.unit.identity.test_dpop_proofs import thumbprint_of
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("dpop")]
 
@@ -181,7 +181,7 @@ async def test_a_proof_is_good_for_one_request_also_on_the_connection_that_it_ca
     }
     answers = [await here.http.post(url, json=body, headers=headers) for _ in range(3)]
     assert [answer.status_code for answer in answers] == [200, 401, 401]
-    assert "it was used before" in challenges(answers[1])[0]
+    assert "it was used already" in challenges(answers[1])[0]
 
 
 async def test_a_request_whose_body_comes_late_is_looked_at_twice_and_let_in(here: Trusting) -> None:

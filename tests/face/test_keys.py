@@ -18,7 +18,7 @@ import httpx2
 import msgspec
 
 from isthmus.app.identity import LOOK_SECONDS
-from isthmus.app.key_file import KeyFile
+from isthmus.app.key_files import KeyFile
 from isthmus.app.relay import RECHECK_SECONDS
 from isthmus.app.relay_keys import LOOK_SECONDS as REVOKED_SECONDS
 from isthmus.cli.main import main

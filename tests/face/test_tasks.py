@@ -244,7 +244,10 @@ async def test_the_name_header_is_the_tasks(hub: HubProcess) -> None:
         assert (reply.status, reply.code) == (400, -32020)
         # Not every client names a task there.
         reply = await wire.request(body, [*modern_headers("tasks/get"), *key_header(ONE)])
-        assert reply.json["error"]["message"] == "tasks/get needs a client with the extension io.modelcontextprotocol/tasks"
+        assert (
+            reply.json["error"]["message"]
+            == "tasks/get needs a client with the extension io.modelcontextprotocol/tasks"
+        )
 
 
 @pytest.mark.parametrize("method", ["tasks/list", "tasks/result"])

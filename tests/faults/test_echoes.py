@@ -9,9 +9,8 @@ from pathlib import Path
 import msgspec
 
 from isthmus.app.hub import LOCAL
-from isthmus.model.calls import Call
+from isthmus.model.calls import Call, Outcome, Result
 from isthmus.model.faults import Fault, ServerError
-from isthmus.model.outcomes import Outcome, Result
 from tests.faults.scripted import Ending, Heard, Scripted, hub_of, reply
 
 SECRET = 'sh0wn-"to\\the-server'

@@ -11,8 +11,8 @@ from typing import Any
 from isthmus.app.hub import LOCAL
 from isthmus.frontends.mcp.duplex import McpStdio
 from isthmus.frontends.mcp.methods import render_list
+from isthmus.model.calls import Result
 from isthmus.model.names import ServerName
-from isthmus.model.outcomes import Result
 from isthmus.upstream.settings import HttpSettings, ServerSettings
 from tests.faults.caller import Caller
 from tests.faults.scripted import EVENTS, Heard, InProcess, Scripted, door_of, events, hub_of, reply, tool

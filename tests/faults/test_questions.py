@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from isthmus.core.calls import inflight
-from isthmus.frontends.mcp import comebacks
-from isthmus.model.questions import UNSURE
+from isthmus.frontends.mcp import input_required
+from isthmus.model.calls import UNSURE
 from tests.faults.curious import Asked, Curious, CuriousModern, Era, Line, text_of
 from tests.faults.scripted import Heard, InProcess, door_of, hub_of, reply
 from tests.faults.watching import eventually, with_mark
@@ -173,7 +173,7 @@ async def test_a_state_of_a_tool_that_may_run_twice_may_come_back_twice(tmp_path
 async def test_a_state_that_has_ceased_to_hold_is_refused_and_the_server_sees_nothing(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(comebacks, "STATE_SECONDS", 0.0)
+    monkeypatch.setattr(input_required, "STATE_SECONDS", 0.0)
     async with KINDS[kind]() as server, a_hub(tmp_path, server) as (_, port):
         ann, line = person_of(port, "ann", "modern"), await Line.open(port)
         told = await ann.once(line, "s.ask", "n")

@@ -18,7 +18,7 @@ import pytest
 
 from isthmus.app.hub import RunningHub
 from isthmus.app.reload import Reloader, Source
-from isthmus.model.outcomes import Result
+from isthmus.model.calls import Result
 from tests.conftest import Ledger, children, descriptors
 from tests.faults import quick_server
 from tests.faults.caller import Caller, pay

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from isthmus.model.calls import Result
 from isthmus.model.faults import BadReply
-from isthmus.model.outcomes import Result
 from tests.faults.scripted import Heard, Scripted, hub_of, reply, tool
 from tests.faults.watching import eventually
 

@@ -57,7 +57,7 @@ class Wire:
             try:
                 if isinstance(link, SocketLink):
                     await link.start()
-                await link.greet("auto")
+                await link.handshake("auto")
             except (Fault, ConnectFailed):
                 await link.aclose()
             else:

@@ -157,7 +157,7 @@ class HttpExchange:
         return self._chunk(b"data: " + b"x" * size)
 
     def garbage(self) -> bytes:
-        """Events and comments that are no messages."""
+        """Events and comments that are not messages."""
         return self._chunk(GARBAGE)
 
     def comment(self) -> bytes:

@@ -42,7 +42,7 @@ class SseExchange:
         return chunk(b"data: " + b"x" * size)
 
     def garbage(self) -> bytes:
-        """Events and comments that are no messages."""
+        """Events and comments that are not messages."""
         return chunk(GARBAGE)
 
     def drop(self) -> None:

@@ -47,7 +47,7 @@ class StdioExchange:
         return b'{"jsonrpc":"2.0","id":1,"result":"' + b"x" * size
 
     def garbage(self) -> bytes:
-        """Lines that are no messages."""
+        """Lines that are not messages."""
         return GARBAGE
 
     def drop(self) -> None:

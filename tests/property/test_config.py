@@ -15,14 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from isthmus.config.client_files import HostContext
 from isthmus.config.codes import CODES
-from isthmus.config.dialects.clients import CLIENTS, DIALECTS
-from isthmus.config.dialects.dialect import OWN, SHARED_ROOTS, Dialect
+from isthmus.config.dialects.clients import CLIENTS, DIALECTS, OWN, SHARED_ROOTS, Dialect
 from isthmus.config.files import Document
 from isthmus.config.findings import ConfigError, Finding
-from isthmus.config.imports import Around
+from isthmus.config.importing import ImportPlan, load_servers
 from isthmus.config.load import load
-from isthmus.config.merging import Merging, roster_of
 
 SECRET = "hunter22-s3cret"
 ENVIRONMENT = {"TOKEN": SECRET, "ISTHMUS_INPUT_TOKEN": SECRET}
@@ -106,7 +105,7 @@ def told(file: Path, dialect: Dialect | None = None) -> Sequence[Finding]:
 
 def check(finding: Finding, file: Path) -> None:
     assert finding.code in CODES
-    assert finding.mend
+    assert finding.fix
     assert finding.file in (file, None) or finding.file.name == ".env"
     assert SECRET not in str(finding)
 
@@ -126,7 +125,7 @@ def test_a_file_of_any_shape_is_read_or_refused_with_findings(table: dict[str, o
 def test_every_entry_becomes_a_server_or_a_finding_that_names_it(entries: dict[str, Any], dialect: Dialect) -> None:
     document = Document(Path("/etc/x.json"), nested(dialect.roots[0], entries), dialect)
     try:
-        roster = roster_of(document, Around(ENVIRONMENT, Path("/work"), HOME))
+        roster = load_servers(document, HostContext(ENVIRONMENT, Path("/work"), HOME))
     except ConfigError:
         return
     for name in roster.entries.keys() - roster.servers.keys():
@@ -137,14 +136,14 @@ def test_every_entry_becomes_a_server_or_a_finding_that_names_it(entries: dict[s
 @given(st.dictionaries(NAMES, ENTRIES, max_size=4), st.sampled_from(list(CLIENTS.values())))
 @steady
 def test_what_is_imported_means_the_same_and_keeps_unknown_keys(entries: dict[str, Any], dialect: Dialect) -> None:
-    around = Around(ENVIRONMENT, Path("/work"), HOME)
+    around = HostContext(ENVIRONMENT, Path("/work"), HOME)
     document = Document(Path("/srv/x.json"), nested(dialect.roots[0], entries), dialect)
-    merging = Merging(Path("/srv/isthmus.toml"), around, may_replace=False)
+    merging = ImportPlan(Path("/srv/isthmus.toml"), around, may_replace=False)
     merging.begin(None)
     merging.add([document])
     text = merging.merged_into("# mine\n")
     assert text.startswith("# mine\n")
-    again = roster_of(Document(merging.file, tomllib.loads(text), OWN), around)
+    again = load_servers(Document(merging.file, tomllib.loads(text), OWN), around)
     for candidate in merging.candidates:
         if candidate.is_taken:
             assert candidate.server is not None
@@ -185,5 +184,5 @@ def test_yaml_of_any_shape_is_read_or_refused(text: str) -> None:
 @pytest.mark.parametrize("dialect", CLIENTS.values(), ids=lambda dialect: dialect.name)
 def test_an_entry_that_is_no_table_is_told_of_in_every_dialect(dialect: Dialect) -> None:
     document = Document(Path("/etc/x.json"), nested(dialect.roots[0], {"a": "npx"}), dialect)
-    roster = roster_of(document, Around({}, Path("/work"), HOME))
+    roster = load_servers(document, HostContext({}, Path("/work"), HOME))
     assert [finding.path for finding in roster.findings] == [".".join((*dialect.roots[0], "a"))]

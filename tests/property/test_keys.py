@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from isthmus.app.identity import LOST, TRUST_SECONDS, Identities
-from isthmus.app.key_file import KeyFile
+from isthmus.app.key_files import KeyFile
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.identity.keys import digest_of
-from isthmus.identity.store import current, meant, mint, renewed, revoked, rotated_out, without_old
+from isthmus.identity.minted_keys import current, meant, mint, renewed, revoked, rotated_out, without_old
 from isthmus.model.callers import Caller, Grants
 
 SOAK = bool(os.environ.get("ISTHMUS_SOAK"))

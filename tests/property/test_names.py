@@ -11,18 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.core.access.policy import Policy
-from isthmus.core.catalog.checks import CheckCache
 from isthmus.core.catalog.names import (
     BUILTIN,
     LLM_LENGTH_MAX,
-    Ambiguous,
-    Canonical,
+    AmbiguousName,
+    CanonicalNames,
     Pair,
     canonical,
     llm_form,
     llm_table,
     resolve,
 )
+from isthmus.core.catalog.schema import CheckCache
 from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
 from isthmus.model.callers import Grants
 from isthmus.model.calls import Surface
@@ -58,7 +58,7 @@ def snapshot(pairs: Iterable[Pair]) -> Snapshot:
 @given(PAIRS)
 @steady
 def test_every_table_leads_back_to_the_pair(pairs: list[Pair]) -> None:
-    names = Canonical()
+    names = CanonicalNames()
     for table in ({pair: names[pair] for pair in pairs}, llm_table(pairs)):
         assert set(table) == set(pairs)
         back = {name: pair for pair, name in table.items()}
@@ -150,7 +150,7 @@ def test_a_short_name_is_unique_or_lists_its_candidates(pairs: list[Pair], data:
     name = data.draw(st.one_of(st.sampled_from(known), TOOLS) if known else TOOLS)
     candidates = meant(name, pairs)
     if len(candidates) > 1:
-        with pytest.raises(Ambiguous) as told:
+        with pytest.raises(AmbiguousName) as told:
             resolve(name, pairs)
         assert told.value.candidates == sorted(canonical(pair) for pair in candidates)
     else:

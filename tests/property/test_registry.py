@@ -14,12 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.core.catalog.names import LLM_LENGTH_MAX, llm_form
+from isthmus.library.client import MCPClientWrapper
 from isthmus.library.contracts import ToolResult, ToolStatus
-from isthmus.library.loader import MCPConfigLoader
-from isthmus.library.manager import MCPManager, _Stock
+from isthmus.library.manager import MCPConfigLoader, MCPManager, _RegisteredTools
 from isthmus.library.registry import ToolRegistry
-from isthmus.library.servers import MCPServerConfig
-from isthmus.library.wrapper import MCPClientWrapper
+from isthmus.library.server_config import MCPServerConfig
 from isthmus.model.names import FeatureName, ServerName, loses_letters
 from tests.faults import light_server
 from tests.unit.library.benches import Bench
@@ -86,7 +85,7 @@ def filled(pairs: list[tuple[str, str]]) -> tuple[ToolRegistry, Bench]:
     """A registry that follows servers with these tools."""
     registry, bench = ToolRegistry(), Bench(*(f"{server}.{tool}" for server, tool in pairs))
     clients = clients_of({server for server, _ in pairs}, bench)
-    _Stock(registry, bench, clients, MCPManager()._make_tool_def).follow()
+    _RegisteredTools(registry, bench, clients, MCPManager()._make_tool_def).follow()
     return registry, bench
 
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.core.access.policy import Policy
-from isthmus.core.catalog.checks import CheckCache
+from isthmus.core.catalog.names import TemplateShape, qualified
+from isthmus.core.catalog.schema import CheckCache
 from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
-from isthmus.core.catalog.uris import Shape, qualified
 from isthmus.core.catalog.view import View
 from isthmus.model.callers import Grants
 from isthmus.model.calls import Surface
@@ -97,7 +97,7 @@ def test_nothing_is_read_that_is_denied(
         server, own = ServerName(at[0]), FeatureName(at[1])
         assert not policy.denies(server, own)
         claims = [claim for claim in hub[server][1] if policy.allows(server, FeatureName(claim))]
-        assert policy.allows(server, own) or any(Shape(claim).fits(own) for claim in claims)
+        assert policy.allows(server, own) or any(TemplateShape(claim).fits(own) for claim in claims)
 
 
 @given(HUBS, SERVERS, TEXTS)
@@ -123,7 +123,7 @@ def test_a_newcomer_takes_nothing_by_its_templates_that_another_lists_or_claims(
         (server, own)
         for server, (uris, own_claims) in hub.items()
         for own in (uri, uri.removeprefix(qualified(server, "")))
-        if own in uris or any(Shape(claim).fits(own) for claim in own_claims)
+        if own in uris or any(TemplateShape(claim).fits(own) for claim in own_claims)
     }
     if before is not None and before in offered:
         assert found(view({**hub, newcomer: ([], claims)}), uri) in (before, None)

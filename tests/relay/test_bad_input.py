@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 from websockets.asyncio.client import ClientConnection
 
-from isthmus.identity.relay import RelayTokens, TokenSettings
+from isthmus.identity.relay_tokens import RelayTokens, TokenSettings
 from isthmus.model.relay import Claim
 from tests.hubs import HubProcess
 from tests.relay.peers import (

@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from isthmus.identity.relay import RelayTokens, TokenSettings
+from isthmus.identity.relay_tokens import RelayTokens, TokenSettings
 from isthmus.model.relay import Claim
 from tests.faults.watching import eventually
 from tests.hubs import HubProcess, serving, write_config

@@ -19,25 +19,21 @@ from pathlib import Path
 import msgspec
 
 from isthmus.app.audit import open_audit
-from isthmus.app.journals import open_journal
+from isthmus.app.serve import open_journal
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.snapshot import ServerStatus
-from isthmus.core.ports.journal import OpenJournal
+from isthmus.core.ports import ClosableJournal
 from isthmus.core.settings import Limits
-from isthmus.core.tasks.draft import Draft
-from isthmus.core.tasks.engine import Engine
-from isthmus.core.tasks.record import Record
-from isthmus.core.tasks.reports import Noted
+from isthmus.core.tasks.engine import TaskEngine
+from isthmus.core.tasks.live_task import NewTask, Report
+from isthmus.core.tasks.record import TaskRecord
 from isthmus.model.callers import Caller, Grants
-from isthmus.model.calls import EVERYTHING, Call
-from isthmus.model.events import Event
+from isthmus.model.calls import EVERYTHING, Call, Event, OnReply, Outcome, Question, Result
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.model.outcomes import Outcome, Result
-from isthmus.model.questions import OnReply, Question
 from isthmus.storage.memory import MemoryJournal
 from isthmus.telemetry import logs
 from isthmus.telemetry.counters import Counters
@@ -100,11 +96,11 @@ class Waiting:
     def end(self, outcome: Outcome) -> None:
         self._hear()
 
-    def moved(self, record: Record) -> None:
+    def task_changed(self, record: TaskRecord) -> None:
         if record.is_ended:
             self._hear()
 
-    def happened(self, record: Record, noted: Noted) -> None: ...
+    def task_reported(self, record: TaskRecord, noted: Report) -> None: ...
 
     def _hear(self) -> None:
         self._told.write(self._nonce)
@@ -120,7 +116,7 @@ async def run(folder: Path, seed: int, beside: str, begun: int) -> None:
     """Call until killed: some calls as they are, some as tasks. Whoever waits for `begun` is told of the first end."""
     chance = random.Random(f"{seed}{beside}")
     configuration = Configuration(None, HubSettings(state=str(folder), audit="strict"))
-    journal: OpenJournal = MemoryJournal() if beside else await open_journal(configuration)
+    journal: ClosableJournal = MemoryJournal() if beside else await open_journal(configuration)
     opened = await open_audit(configuration, journal)
     assert opened is not None
     hub = Hub(Limits(), opened.audit.over(Counters()))
@@ -128,7 +124,7 @@ async def run(folder: Path, seed: int, beside: str, begun: int) -> None:
     server_queue.attach(Bank(Line(folder / f"{LEDGER}{beside}"), chance))
     tools = (Tool.of(SERVER, FeatureName("pay"), {}),)
     hub.open_server_queue(server_queue, ServerStatus(SERVER, "ready", tools=tools, is_settled=True))
-    engine = Engine(hub, journal, time.time)
+    engine = TaskEngine(hub, journal, time.time)
     told = Line(folder / f"{TOLD}{beside}")
 
     async def call_on(number: int) -> None:
@@ -138,7 +134,7 @@ async def run(folder: Path, seed: int, beside: str, begun: int) -> None:
             waiting = Waiting(nonce, told)
             if number % 2:
                 lasting = msgspec.structs.replace(call, lasts=True)
-                await engine.begin(Draft(CALLER, nonce, nonce, (), call=lasting, listeners=(waiting,)))
+                await engine.begin(NewTask(CALLER, nonce, nonce, (), call=lasting, listeners=(waiting,)))
             else:
                 hub.start(call, waiting)
             await waiting.over

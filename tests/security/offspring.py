@@ -8,8 +8,8 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-from isthmus.transport.bounds import ProcessLimits
 from isthmus.transport.process import ProcessChannel, child_environment
+from isthmus.transport.process_limits import ProcessLimits
 
 SECONDS = 30.0
 

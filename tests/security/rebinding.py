@@ -13,7 +13,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from isthmus.transport.egress import Address, Origin
+from isthmus.transport.egress import DialAddress, HttpOrigin
 
 PUBLIC = "93.184.216.34"
 """An address that may be dialled, as far as the guard knows; tests let nothing out to it."""
@@ -51,9 +51,11 @@ class Names:
     def _in_digits(self, host: str) -> list[tuple[Any, ...]]:
         return _getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
 
-    async def __call__(self, origin: Origin) -> list[Address]:
+    async def __call__(self, origin: HttpOrigin) -> list[DialAddress]:
         """See `transport.egress.Resolver`."""
-        return [Address(_family(address), _sockaddr(address, origin.port)) for address in self.addresses(origin.host)]
+        return [
+            DialAddress(_family(address), _sockaddr(address, origin.port)) for address in self.addresses(origin.host)
+        ]
 
     def getaddrinfo(self, host: Any, port: Any, *rest: Any, **more: Any) -> list[tuple[Any, ...]]:
         """As `socket.getaddrinfo`, of which `None` and the empty host are the listeners' own."""

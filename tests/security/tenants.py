@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 from isthmus.app.hub import RunningHub
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.frontends.a2a.cards import AgentCards
-from isthmus.frontends.a2a.desk import Desk
 from isthmus.frontends.a2a.http import A2aHttp
-from isthmus.frontends.a2a.pushing import Pushing
+from isthmus.frontends.a2a.push_notifications import PushNotifications
+from isthmus.frontends.a2a.service import A2aService
 from isthmus.frontends.http.auth import Authenticator, Fields
 from isthmus.frontends.http.origin import OriginGuard
 from isthmus.frontends.http.request_cycle import PEER
@@ -111,12 +111,12 @@ class World:
         self.running = RunningHub(Configuration(None, HubSettings()), {})
         running = self.running
         gate = Authenticator(OriginGuard(bind_host="127.0.0.1"), self._identify)
-        self.mcp = McpHttp(running.dialogue(), gate)
-        self.sse = McpSse(running.dialogue(), gate, running.background, EVERYTHING, "")
+        self.mcp = McpHttp(running.mcp_methods(), gate)
+        self.sse = McpSse(running.mcp_methods(), gate, running.background, EVERYTHING, "")
         self.rest = RestHttp(running.hub, gate)
-        pushing = Pushing(running.tasks, Post(), lambda _: False)
+        pushing = PushNotifications(running.tasks, Post(), lambda _: False)
         settings = running.configuration.a2a
-        desk = Desk(running.hub, running.tasks, running.journal, settings, self.loop.time, pushing)
+        desk = A2aService(running.hub, running.tasks, running.journal, settings, self.loop.time, pushing)
         cards = AgentCards(
             running.hub, settings, "1", lambda: "http://hub/", lambda: True, self.loop.time, lambda: False
         )

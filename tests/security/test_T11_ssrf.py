@@ -13,8 +13,8 @@ import asyncio
 import pytest
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.transport.courier import HttpCourier
 from isthmus.transport.egress import Egress, EgressRefused, parse_url
+from isthmus.transport.push_client import PushClient
 from tests.security.rebinding import PUBLIC, Names
 from tests.security.sink import Sink, dialled
 from tests.security.vectors import NETWORKS
@@ -60,10 +60,10 @@ async def test_a_name_of_a_private_network_is_not_even_looked_up(name: str) -> N
 
 async def test_what_is_said_does_not_tell_an_open_port_from_a_closed_one(deaf_port: int) -> None:
     background = BackgroundTasks("courier")
-    courier = HttpCourier(Egress(), background, lambda _: False)
+    courier = PushClient(Egress(), background, lambda _: False)
     with Sink() as sink, dialled() as whom:
         texts = {
-            (await courier.carry(f"http://127.0.0.1:{port}/", {}, b"", is_trusted=True)).reason
+            (await courier.post(f"http://127.0.0.1:{port}/", {}, b"", is_trusted=True)).reason
             for port in (sink.port, deaf_port, 9)
         }
         texts |= {str(await told(Egress(), f"http://127.0.0.1:{port}/")) for port in (sink.port, deaf_port, 9)}

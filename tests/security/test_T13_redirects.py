@@ -18,7 +18,7 @@ import pytest
 from isthmus.app.links import Links
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
-from isthmus.core.watch.tasks import ServerTasks
+from isthmus.core.watch.server_tasks import ServerTasks
 from isthmus.credentials.fetch import Fetcher
 from isthmus.model.faults import Fault
 from isthmus.model.names import ServerName
@@ -70,7 +70,7 @@ async def fails(made: Links, reach: Reach, carrier: Carrier) -> str:
     link = await made.connect(ServerSettings(ServerName("s"), reach), carrier)
     try:
         with pytest.raises((ConnectFailed, Fault)) as failed:
-            await link.greet("legacy")
+            await link.handshake("legacy")
     finally:
         await link.aclose()
     return str(failed.value)

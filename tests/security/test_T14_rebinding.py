@@ -18,7 +18,7 @@ import pytest
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.transport import egress as module
-from isthmus.transport.egress import Egress, EgressRefused, Origin
+from isthmus.transport.egress import Egress, EgressRefused, HttpOrigin
 from isthmus.transport.http import HttpClient, request_head
 from tests.security.rebinding import Names
 from tests.security.sink import Sink, dialled
@@ -80,7 +80,7 @@ async def test_who_is_dialled_is_who_was_checked_however_often_a_name_changes(mo
     background, names = BackgroundTasks("calls"), Names({"rebinding.example": TURNS})
     with Sink() as sink:
         async with public(sink.port, monkeypatch) as server:
-            origin = Origin("http", "rebinding.example", sink.port)
+            origin = HttpOrigin("http", "rebinding.example", sink.port)
             client = HttpClient(origin, Egress(resolver=names), background, is_configured=False, limit=4)
             answered = refused = 0
             with dialled() as whom:
@@ -102,7 +102,7 @@ async def test_every_connection_has_a_lookup_of_its_own_and_no_more(monkeypatch:
     egress = Egress(resolver=names)
     with Sink() as sink:
         async with public(sink.port, monkeypatch):
-            origin = Origin("http", "rebinding.example", sink.port)
+            origin = HttpOrigin("http", "rebinding.example", sink.port)
             for _ in range(10):
                 transport, _ = await egress.dial(origin, asyncio.Protocol, is_configured=False, within=5.0)
                 assert transport.get_extra_info("peername")[0] == ALLOWED
@@ -116,7 +116,7 @@ async def test_what_is_configured_is_dialled_as_it_was_resolved(monkeypatch: pyt
     names = Names({"server.example": [["127.0.0.1"], [ALLOWED]]})
     with Sink() as sink:
         async with public(sink.port, monkeypatch):
-            origin = Origin("http", "server.example", sink.port)
+            origin = HttpOrigin("http", "server.example", sink.port)
             peers = []
             for _ in range(4):
                 transport, _ = await Egress.dial(

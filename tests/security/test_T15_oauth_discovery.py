@@ -56,7 +56,9 @@ async def settings_of(folder: Path, entry: dict[str, Any]) -> ServerSettings:
         return hub.running.configuration.servers[0]
 
 
-async def quickly(wanted: LoginOptions, vault: Vault, egress: Egress | None = None, *, goes: bool = True) -> list[LoginPrompt]:
+async def quickly(
+    wanted: LoginOptions, vault: Vault, egress: Egress | None = None, *, goes: bool = True
+) -> list[LoginPrompt]:
     """Try to log in, with a person who goes wherever they are sent on this machine, or nowhere."""
     shown: list[LoginPrompt] = []
     people: list[asyncio.Task[int]] = []
@@ -180,7 +182,9 @@ async def test_nobody_is_gone_to_without_tls(tmp_path: Path, field: str) -> None
             misled(field, "http://login.example/x", server, authority)
             settings = await settings_of(tmp_path, entry_of(server))
             with pytest.raises(LoginFailed, match="without TLS"):
-                await quickly(LoginOptions(settings, within=0.01), Vault(tmp_path), Egress(resolver=resolve), goes=False)
+                await quickly(
+                    LoginOptions(settings, within=0.01), Vault(tmp_path), Egress(resolver=resolve), goes=False
+                )
     assert not [peer for peer in everybody if not peer.startswith("127.0.0.1:")]
 
 

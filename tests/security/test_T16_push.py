@@ -18,12 +18,12 @@ from contextlib import asynccontextmanager
 import pytest
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.ports.courier import Receipt
-from isthmus.core.tasks.pushes import ATTEMPTS_MAX, delivery_of
-from isthmus.transport import courier as module
-from isthmus.transport.courier import HttpCourier
-from isthmus.transport.egress import Address, Egress, Origin
+from isthmus.core.ports import PushReceipt
+from isthmus.core.tasks.delivery import ATTEMPTS_MAX, delivery_of
+from isthmus.transport import push_client as module
+from isthmus.transport.egress import DialAddress, Egress, HttpOrigin
 from isthmus.transport.http import HttpClient
+from isthmus.transport.push_client import PushClient
 from tests.face.receiver import Receiver
 from tests.security.rebinding import PUBLIC, Names
 from tests.security.sink import Sink, dialled
@@ -31,10 +31,10 @@ from tests.unit.core.tasks.test_outbox import BUSY, sending
 
 
 @asynccontextmanager
-async def couriers(egress: Egress) -> AsyncIterator[HttpCourier]:
+async def couriers(egress: Egress) -> AsyncIterator[PushClient]:
     """A courier to whom nothing private is allowed."""
     background = BackgroundTasks("courier")
-    courier = HttpCourier(egress, background, lambda _: False)
+    courier = PushClient(egress, background, lambda _: False)
     yield courier
     await courier.aclose()
     await background.aclose()
@@ -48,7 +48,7 @@ async def test_what_is_sent_goes_to_the_address_that_was_looked_at() -> None:
             async with couriers(Egress(resolver=Names({"hook.example": turns}))) as courier:
                 await courier.refusal(url, is_trusted=True)
                 for _ in turns:
-                    await courier.carry(url, {"authorization": "Bearer t"}, b"{}", is_trusted=True)
+                    await courier.post(url, {"authorization": "Bearer t"}, b"{}", is_trusted=True)
         assert set(whom) == {f"{PUBLIC}:{sink.port}"}
 
 
@@ -57,21 +57,21 @@ async def test_an_attempt_takes_no_more_than_ten_seconds_with_the_lookup(monkeyp
     monkeypatch.setattr(module, "CARRY_SECONDS", 0.2)
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.1)
 
-    async def slow(origin: Origin) -> list[Address]:
+    async def slow(origin: HttpOrigin) -> list[DialAddress]:
         await asyncio.Event().wait()
         return []
 
     left: list[float] = []
 
-    async def post(courier: HttpCourier, client: HttpClient, head: bytes, body: bytes, within: float) -> Receipt:
+    async def post(courier: PushClient, client: HttpClient, head: bytes, body: bytes, within: float) -> PushReceipt:
         left.append(within)
         return await send(courier, client, head, body, within)
 
-    send = HttpCourier._post
-    monkeypatch.setattr(HttpCourier, "_post", post)
+    send = PushClient._post
+    monkeypatch.setattr(PushClient, "_post", post)
     async with couriers(Egress(resolver=slow)) as courier:
-        receipt = await courier.carry("http://hook.example/", {}, b"{}", is_trusted=True)
-    assert receipt == Receipt(None, "no whole answer within 0.2 s")
+        receipt = await courier.post("http://hook.example/", {}, b"{}", is_trusted=True)
+    assert receipt == PushReceipt(None, "no whole answer within 0.2 s")
     assert left[0] <= 0.1, "the name server's time is part of it, not on top"
 
 
@@ -89,12 +89,12 @@ async def test_what_the_operator_does_not_list_any_more_is_sent_nothing_more() -
     """Not by the connection that is still there either."""
     listed = True
     background = BackgroundTasks("courier")
-    courier = HttpCourier(Egress(), background, lambda _: listed)
+    courier = PushClient(Egress(), background, lambda _: listed)
     async with Receiver() as receiver:
         for path in ("/one", "/two"):
-            assert (await courier.carry(receiver.url(path), {}, b"{}", is_trusted=True)).status == 200
+            assert (await courier.post(receiver.url(path), {}, b"{}", is_trusted=True)).status == 200
         listed = False
-        refused = await courier.carry(receiver.url("/three"), {}, b"{}", is_trusted=True)
+        refused = await courier.post(receiver.url("/three"), {}, b"{}", is_trusted=True)
         assert (refused.is_refused, [each.path for each in receiver.posted]) == (True, ["/one", "/two"])
         await courier.aclose()
     await background.aclose()

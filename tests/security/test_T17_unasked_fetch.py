@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from isthmus.model.outcomes import Result
+from isthmus.model.calls import Result
 from tests.faults.scripted import SESSION, Heard, Scripted, door_of, hub_of, reply
 from tests.hubs import Raw
 from tests.security.sink import Sink, dialled

@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.core.catalog.schema import Unchecked, compile_check
+from isthmus.core.catalog.schema import UnusableSchema, compile_check
+from isthmus.model.calls import Result
 from isthmus.model.faults import UnknownTool
-from isthmus.model.outcomes import Result
 from tests.faults.scripted import Scripted, hub_of
 from tests.hubs import Raw, serving
 from tests.security.fickle import Fickle, announced, command, said, until
@@ -46,7 +46,7 @@ def schemas(port: int) -> list[dict[str, Any]]:
 def test_a_schema_that_points_outside_itself_is_not_used_and_the_reason_is_told() -> None:
     with Sink() as sink, dialled() as whom:
         for schema in schemas(sink.port):
-            with pytest.raises(Unchecked, match=r"cannot be used: ."):
+            with pytest.raises(UnusableSchema, match=r"cannot be used: ."):
                 compile_check(msgspec.Raw(json.dumps(schema).encode()), limit_bytes=1 << 18)
     assert whom == []
 

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as some
 
-from isthmus.model.outcomes import Result
+from isthmus.model.calls import Result
 from isthmus.transport.egress import HttpOrigin
 from isthmus.transport.http import header_lines, request_head
 from isthmus.upstream.a2a.agent_card import AgentEndpoint
@@ -55,7 +55,10 @@ texts = some.one_of(some.sampled_from(ODD), some.text(max_size=30))
 
 
 @given(
-    texts, texts, some.sampled_from([ClientV10(), RestClientV03()]), some.sampled_from([GetTask, CancelTask, SubscribeToTask])
+    texts,
+    texts,
+    some.sampled_from([ClientV10(), RestClientV03()]),
+    some.sampled_from([GetTask, CancelTask, SubscribeToTask]),
 )
 @example("..", "..", ClientV10(), GetTask)
 def test_a_task_and_a_tenant_are_one_segment_each(task: str, tenant: str, client: Any, asked: Any) -> None:

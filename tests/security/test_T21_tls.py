@@ -22,7 +22,7 @@ from isthmus.app.links import Links
 from isthmus.config.load import load
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
-from isthmus.core.watch.tasks import ServerTasks
+from isthmus.core.watch.server_tasks import ServerTasks
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import DialFailed, Egress, HttpOrigin
 from isthmus.transport.tls import tls_settings

@@ -95,7 +95,7 @@ async def test_no_descriptor_of_the_hubs_is_inherited_even_if_it_could_be() -> N
 
 PARENT = """
 import ctypes, subprocess, sys
-from isthmus.app.privacy import keep_private
+from isthmus.app.process_setup import keep_private
 DROP = "import ctypes; ctypes.CDLL(None).capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)())"
 exec(DROP)
 if sys.argv[1] == "private":

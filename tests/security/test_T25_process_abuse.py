@@ -26,9 +26,9 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.transport import descendants
-from isthmus.transport.bounds import ProcessLimits
+from isthmus.transport import process_tree
 from isthmus.transport.process import ProcessChannel
+from isthmus.transport.process_limits import ProcessLimits
 from tests.conftest import zombies
 from tests.faults.watching import eventually, is_alive, resident_bytes
 from tests.hubs import Raw, environment, serving, stdio
@@ -97,8 +97,8 @@ async def test_a_family_that_will_not_go_is_gone_within_five_seconds() -> None:
 @pytest.fixture
 def claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process is a hub's alone, as that of `isthmus serve` is."""
-    monkeypatch.setattr(descendants, "_is_claimed", False)
-    descendants.claim_process()
+    monkeypatch.setattr(process_tree, "_is_claimed", False)
+    process_tree.claim_process()
 
 
 @pytest.mark.usefixtures("claimed")
@@ -166,7 +166,7 @@ async def test_a_daemon_of_the_first_moment_is_found_as_well() -> None:
 def test_a_hub_that_has_a_mark_itself_gives_others_to_its_children() -> None:
     most = 1_000_000_000 + os.getpid()
     with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE) as outer:
-        descendants.settle_mark(outer.pid, most)
+        process_tree.settle_mark(outer.pid, most)
         script = (
             "import subprocess; from isthmus.transport import descendants\n"
             "with descendants.marking() as mark, subprocess.Popen(['/bin/cat'], stdin=subprocess.PIPE) as child:\n"
@@ -176,7 +176,7 @@ def test_a_hub_that_has_a_mark_itself_gives_others_to_its_children() -> None:
         limited = f"import resource; resource.setrlimit({RLIMIT_LOCKS}, ({most}, {most}))\n{script}"
         ran = subprocess.run([sys.executable, "-c", limited], check=False, capture_output=True, env=environment())
         assert (ran.returncode, ran.stderr) == (0, b"")
-        assert descendants.marked(most) == [outer.pid]
+        assert process_tree.marked(most) == [outer.pid]
 
 
 @pytest.mark.parametrize("most", [0, 1])

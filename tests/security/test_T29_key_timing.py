@@ -24,7 +24,7 @@ from isthmus.identity.keys import digest_of
 from isthmus.model.callers import Caller, Grants
 
 SOURCE = Path(isthmus.__file__).parent
-ROOMS = ("identity", "credentials", "faces", "app", "transport")
+ROOMS = ("identity", "credentials", "frontends", "app", "transport")
 
 SECRET = re.compile(r"(^|_)(secret|token|digest|signature|password|passphrase|credential|api_key|hmac|bearer)s?$")
 """Names that mean something nobody may guess. `key` alone is the name of a member nearly everywhere but in identity."""
@@ -34,12 +34,12 @@ NO_SECRETS = {
         "credentials/login.py",
         "text[at:at + end + 1] == secret[:end + 1]",
     ): "blanks it in the words of a server to which it was sent",
-    ("frontends/a2a/desk.py", "used.digest != _digest(said)"): "the digest of a message, which its sender has",
-    ("frontends/mcp/changes.py", "self._digest(topic) != digest"): "the digest of a list, which its reader has",
-    ("frontends/mcp/listening.py", "session.told[topic] != self._digest(session, topic)"): "the same",
-    ("frontends/mcp/task_polls.py", "digest != self._last"): "the digest of a task, which its owner has",
-    ("frontends/relay/agents.py", "digest == self._told"): "the digest of a list of tools",
-    ("frontends/relay/agents.py", "table.digest != self._told"): "the same",
+    ("frontends/a2a/service.py", "message_digest(one) == message_digest(other)"): "digests of messages, which their sender has",
+    ("frontends/mcp/subscriptions.py", "self._digest(topic) != digest"): "the digest of a list, which its reader has",
+    ("frontends/mcp/http_streams.py", "session.notified[topic] != self._digest(session, topic)"): "the same",
+    ("frontends/mcp/subscriptions.py", "digest != self._last_digest"): "the digest of a task, which its owner has",
+    ("frontends/relay/agents.py", "digest == self._announced"): "the digest of a list of tools",
+    ("frontends/relay/agents.py", "table.digest != self._announced"): "the same",
 }
 """Comparisons of what looks like a secret by its name, and why it is none."""
 

@@ -16,15 +16,15 @@ from typing import TypeAlias
 import pytest
 from msgspec.structs import replace
 
-from isthmus.core.tasks.record import Recipient
-from isthmus.frontends.a2a.pushing import ID_HEADER, TIME_HEADER, write_letters
-from isthmus.frontends.relay.handshake import read_query, read_token
+from isthmus.core.tasks.record import PushRecipient
+from isthmus.frontends.a2a.push_notifications import ID_HEADER, TIME_HEADER, write_letters
+from isthmus.frontends.relay.http import read_query, read_token
 from isthmus.identity.keys import credential_of
-from isthmus.identity.relay import EXPIRED, FORGED, REVOKED, RelayTokens, TokenSettings
+from isthmus.identity.relay_tokens import EXPIRED, FORGED, REVOKED, RelayTokens, TokenSettings
 from isthmus.model.relay import Claim
 from tests.relay.tokens import KEY
 from tests.security.doors import DOORS
-from tests.unit.frontends.a2a.test_pushing import DONE, RECORD
+from tests.unit.frontends.a2a.test_push_notifications import DONE, RECORD
 
 MINUTE = 60.0
 
@@ -95,7 +95,7 @@ def test_a_token_cannot_be_given_a_longer_life_or_another_end() -> None:
 
 def test_what_is_sent_out_can_be_told_from_what_was_sent_before() -> None:
     """The id is that of the change, whenever it is sent, and the time is that of what is told."""
-    recipient = Recipient("i", "https://a.example/hook", "1.0", "a-token", "", "")
+    recipient = PushRecipient("i", "https://a.example/hook", "1.0", "a-token", "", "")
     first = write_letters(recipient, DONE, "mark-of-this-change")
     again = write_letters(recipient, DONE, "mark-of-this-change")
     assert [(letter.headers, letter.body) for letter in first] == [(letter.headers, letter.body) for letter in again]

@@ -67,7 +67,9 @@ CASES = {
 """What a server says, whether the operator trusts it, and whether one caller's answer is then another's."""
 
 
-async def test_what_one_caller_was_answered_is_anothers_only_by_the_word_of_a_trusted_server(tmp_path: Path) -> None:
+async def test_a_result_is_shared_between_callers_only_if_a_trusted_server_says_so(
+    tmp_path: Path,
+) -> None:
     async with AsyncExitStack() as stack:
         servers: dict[str, Any] = {}
         for number, (scope, is_trusted, _) in enumerate(CASES.values()):

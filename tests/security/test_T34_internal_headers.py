@@ -15,9 +15,9 @@ import pytest
 from msgspec import Raw
 
 import isthmus
-from isthmus.wire.mcp.marks import MARK_KEY
+from isthmus.wire.mcp.calls import passed_meta
+from isthmus.wire.mcp.hub_meta import CONVERSATION_KEY
 from isthmus.wire.mcp.modern import OWN_KEYS
-from isthmus.wire.mcp.passing import passed_meta
 from tests.conftest import Ledger
 from tests.face.wire import connected
 from tests.hubs import HubProcess
@@ -69,7 +69,7 @@ def names_in(source: str) -> set[str]:
 
 def read_names() -> set[str]:
     """All such names in what stands between a request and its caller."""
-    files = [file for room in ("faces", "identity", "app", "wire") for file in (SOURCE / room).rglob("*.py")]
+    files = [file for room in ("frontends", "identity", "app", "wire") for file in (SOURCE / room).rglob("*.py")]
     return {name for file in files for name in names_in(file.read_text())}
 
 
@@ -104,7 +104,9 @@ async def test_no_header_lets_anybody_in(guarded: tuple[HubProcess, Ledger], nam
     assert len(ledger.lines()) == before
 
 
-@pytest.mark.parametrize("key", [MARK_KEY, MARK_KEY.upper(), MARK_KEY.title(), *sorted(OWN_KEYS)])
+@pytest.mark.parametrize(
+    "key", [CONVERSATION_KEY, CONVERSATION_KEY.upper(), CONVERSATION_KEY.title(), *sorted(OWN_KEYS)]
+)
 def test_what_the_hub_says_to_its_own_clients_no_caller_can_say(key: str) -> None:
     one, two = Raw(b"1"), Raw(b"2")
     assert passed_meta({key: one, "mine": two}, lambda _: None) == {"mine": two}

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from isthmus.app.identity import Identities
-from isthmus.app.oauth import Tokens, secret_in
 from isthmus.app.relay_keys import relay_key
+from isthmus.app.tokens import TokenService, secret_in
 from isthmus.cli.main import main
 from isthmus.config.codes import NO_USABLE_CALLER, OPEN_TO_NETWORK, WEAK_KEY
 from isthmus.config.load import load
@@ -55,7 +55,7 @@ def test_a_short_key_lets_nobody_in_though_the_file_has_its_digest(tmp_path: Pat
     identities.decide()
     assert identities.callers()
     assert identities.identify({b"x-api-key": key.encode()}) is None
-    assert Tokens(configuration, identities).token_for("planner", key) is None
+    assert TokenService(configuration, identities).token_for("planner", key) is None
 
 
 async def test_a_hub_without_callers_does_not_start_where_others_can_reach_it(tmp_path: Path) -> None:

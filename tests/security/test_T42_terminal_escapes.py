@@ -18,9 +18,9 @@ import structlog
 
 from isthmus.cli.output import harmless
 from isthmus.core.catalog.definition_lint import flags_of
-from isthmus.model.characters import CONTROL, INVISIBLE, MISJOINED, escaped
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
+from isthmus.model.unsafe_characters import CONTROL, INVISIBLE, MISJOINED, escaped
 from isthmus.telemetry import logs
 from tests.hubs import environment, isthmus, write_config
 from tests.security.fickle import Fickle

@@ -11,8 +11,8 @@ import asyncio
 import sys
 from pathlib import Path
 
-from isthmus.frontends.mcp.interests import SUBSCRIPTIONS_MAX
 from isthmus.frontends.mcp.sessions import SESSIONS_MAX
+from isthmus.frontends.mcp.subscriptions import SUBSCRIPTIONS_MAX
 from tests.faults.caller import Caller
 from tests.faults.scripted import hub_of
 from tests.faults.watching import eventually

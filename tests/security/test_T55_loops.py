@@ -17,7 +17,7 @@ import pytest
 from isthmus.app.links import HOPS_VARIABLE, Links, hops_in
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
-from isthmus.core.watch.tasks import ServerTasks
+from isthmus.core.watch.server_tasks import ServerTasks
 from isthmus.model.faults import Unanswered
 from isthmus.model.names import ServerName
 from isthmus.upstream.link import ConnectFailed

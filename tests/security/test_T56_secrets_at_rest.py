@@ -84,7 +84,7 @@ def test_a_damaged_key_file_is_told_and_replaced_by_no_other(tmp_path: Path, con
     Vault(tmp_path).put(TENANT_SLOT, b"secret")
     file = tmp_path / "credentials" / KEY_FILE
     file.write_bytes(content)
-    with pytest.raises(VaultDamaged, match="holds no keys"):
+    with pytest.raises(VaultDamaged, match="contains no keys"):
         Vault(tmp_path).get(TENANT_SLOT)
     assert file.read_bytes() == content
 
@@ -211,7 +211,7 @@ def test_an_older_copy_under_another_name_does_not_come_in_for_what_is_there(tmp
     vault.put(slot, b"new")
     (folder / "zz.sealed").write_bytes(older)
     assert list(vault.slots()) == [slot]
-    with pytest.raises(VaultDamaged, match=r"zz\.sealed is of another login"):
+    with pytest.raises(VaultDamaged, match=r"zz\.sealed belongs to another login"):
         vault.rotate()
     assert vault.get(slot) == b"new"
 
@@ -257,7 +257,7 @@ async def test_a_hub_that_logs_in_and_renews_leaves_no_token_anywhere(tmp_path: 
         authority.prefix = f"{CANARY}-"
         async with hub_of(tmp_path, {"s": entry_of(server)}) as hub:
             settings = hub.running.configuration.servers[0]
-            await eventually(lambda: hub.state("s") == "login", "the hub says that it wants a login")
+            await eventually(lambda: hub.state("s") == "login", "the hub says that it requires a login")
             vault = Vault(state)
             show = lambda shown: people.append(asyncio.create_task(visit(shown.address)))  # noqa: E731
             kept = await log_in(LoginOptions(settings, within=5.0), vault, show)
@@ -303,7 +303,9 @@ def test_the_command_line_lists_logins_without_what_is_secret_in_them(
     """`isthmus login --list`, `isthmus credentials rotate` and `isthmus logout`, one after the other."""
     token = StoredToken(f"{CANARY}-access", 4e9, 1.0, f"{CANARY}-refresh", "read")
     client = OAuthClient("id", f"{CANARY}-secret")
-    kept = StoredLogin(token, client, "https://a.example", "https://a.example/t", "https://s.example", "https://s.example/mcp")
+    kept = StoredLogin(
+        token, client, "https://a.example", "https://a.example/t", "https://s.example", "https://s.example/mcp"
+    )
     config = tmp_path / "isthmus.toml"
     config.write_text(f'[hub]\nstate = "{tmp_path / "state"}"\n[servers.search]\nurl = "https://s.example/mcp"\n')
     Vault(tmp_path / "state").put(Slot("search"), msgspec.json.encode(kept))

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from isthmus.cli.exits import Exit
-from isthmus.cli.imports import Wanted, import_servers
-from isthmus.config.files import FILE_BYTES_MAX, read
+from isthmus.cli.imports import ImportOptions, import_servers
+from isthmus.config.client_files import HostContext, read_client_files
+from isthmus.config.files import FILE_BYTES_MAX, read_document
 from isthmus.config.findings import ConfigError, Place
-from isthmus.config.imports import Around, look_up
 from isthmus.frontends.rest.operations import OPERATIONS
 from tests.security.source import dotted, with_words
 
@@ -50,7 +50,7 @@ def test_a_file_that_stands_for_too_much_is_refused_with_its_name(
     file = tmp_path / name
     file.write_text(BOMBS[name])
     with pytest.raises(ConfigError) as refused:
-        read(file)
+        read_document(file)
     assert all(finding.file == file for finding in refused.value.findings)
     assert not (tmp_path / "pwn").exists()
 
@@ -61,7 +61,7 @@ def test_a_file_of_a_gigabyte_is_not_read(tmp_path: Path) -> None:
         stream.truncate(1 << 30)
     assert FILE_BYTES_MAX == 32 << 20
     with pytest.raises(ConfigError, match="is longer than 32 MiB"):
-        read(file)
+        read_document(file)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
@@ -74,7 +74,7 @@ def test_what_is_no_regular_file_is_not_read(tmp_path: Path, kind: str) -> None:
     else:
         file.symlink_to("/dev/zero")
     with pytest.raises(ConfigError, match="cannot be read"):
-        read(file)
+        read_document(file)
 
 
 FOREIGN = """
@@ -98,7 +98,7 @@ def test_only_servers_come_from_another_programs_file(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "theirs.json").write_text(FOREIGN)
-    assert import_servers(Wanted(["./theirs.json"], dialect)) == Exit.WELL
+    assert import_servers(ImportOptions(["./theirs.json"], dialect)) == Exit.SUCCESS
     written = tomllib.loads((tmp_path / "isthmus.toml").read_text())
     assert set(written) == {"servers"}
     assert set(written["servers"]) == {"files"}
@@ -108,7 +108,9 @@ def test_only_servers_come_from_another_programs_file(
 def test_a_file_that_cannot_be_read_costs_only_its_own_servers(tmp_path: Path) -> None:
     (tmp_path / "bomb.yaml").write_text(LAUGHS)
     (tmp_path / "good.json").write_text('{"mcpServers": {"files": {"command": "files-server"}}}')
-    found = look_up(["./bomb.yaml", "./good.json"], Place(None), tmp_path, Around({}, tmp_path, tmp_path))
+    found = read_client_files(
+        ["./bomb.yaml", "./good.json"], Place(None), tmp_path, HostContext({}, tmp_path, tmp_path)
+    )
     assert [document.file.name for document in found.documents] == ["good.json"]
     assert [file.name for file in found.unread] == ["bomb.yaml"]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.core.ports.journal import Document
-from isthmus.storage.errors import StateInUse
+from isthmus.core.ports import Document
+from isthmus.storage.journal_base import StateInUse
 from isthmus.storage.sqlite import SqliteJournal
 from tests.security.source import texts
 from tests.unit.storage.test_documents import write

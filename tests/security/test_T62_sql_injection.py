@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
-from isthmus.core.ports.journal import Document, Entry
+from isthmus.core.ports import Document, JournalEntry
 from isthmus.storage.postgres import PostgresJournal
 from isthmus.storage.settings import StorageSettings
 from isthmus.storage.sqlite import SqliteJournal
@@ -158,7 +158,7 @@ async def say_everywhere(
     assert page is None or verdict != "kept" or said in page.documents
     await asked(journal.page("task", owner, group=group, states=[state, "working"], limit=5))
     assert await asked(journal.all_in(said.kind, [state], limit=5, after=said)) in ([], None)
-    await asked(journal.commit([Entry(said.kind, owner, 1.0, msgspec.Raw(b"{}"))]))
+    await asked(journal.commit([JournalEntry(said.kind, owner, 1.0, msgspec.Raw(b"{}"))]))
     entries = await asked(journal.latest(said.kind, owner, 5))
     assert all(entry.owner == owner for entry in entries or ())
     await asked(journal.prune(said.kind, [state], before=99.0, limit=50))

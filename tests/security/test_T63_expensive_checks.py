@@ -96,7 +96,7 @@ async def test_a_check_that_takes_too_long_is_refused_and_holds_nobody_up(label:
 
 
 @pytest.mark.asyncio
-async def test_large_arguments_are_still_checked_and_hold_nobody_up(tmp_path: Path) -> None:
+async def test_large_arguments_are_still_checked_and_are_unrestricted_up(tmp_path: Path) -> None:
     fickle = Fickle(tmp_path / "lists.json")
     schemas = [schema for schema, _ in SLOW_BUT_FINE.values()]
     fickle.lists(*(tool(f"t{at}") | {"inputSchema": schema} for at, schema in enumerate(schemas)))

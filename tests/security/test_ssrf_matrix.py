@@ -21,7 +21,7 @@ import pytest
 from isthmus.app.links import Links
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
-from isthmus.core.watch.tasks import ServerTasks
+from isthmus.core.watch.server_tasks import ServerTasks
 from isthmus.credentials.fetch import Fetcher, FetchFailed, UrlRefused
 from isthmus.model.faults import Fault
 from isthmus.model.names import ServerName
@@ -336,7 +336,7 @@ async def point(links: Links, way: str, number: int, port: int) -> None:
     link = await links.connect(settings, carrier)
     try:
         with pytest.raises((ConnectFailed, WrongCarrier, Fault)):
-            await link.greet("legacy")
+            await link.handshake("legacy")
     finally:
         await link.aclose()
 

@@ -26,86 +26,93 @@ ADDRESS = re.compile(
     re.IGNORECASE,
 )
 MEMBER = re.compile(r"[A-Za-z_-]*(?:[uU]r[il]|URI|URL|endpoint|href|jwks|issuer|webhook)s?|location|refresh")
-READERS = ("wire", "faces", "upstream", "credentials", "identity")
+READERS = ("wire", "frontends", "upstream", "credentials", "identity")
 """The rooms that read what others write."""
 
 OPERATORS = listed("""
-    app.dial.Plan.address app.dial_address.HubAddress.origin app.reload.Source.host
-    cli.dial.Wanted.url cli.token.Wanted.url config.settings.Configuration.issuers config.settings.HubSettings.host
+    app.dial.DialPlan.address app.dial_line.HubAddress.origin app.reload.Source.host
+    cli.dial.DialOptions.url cli.relay_tokens.RelayTokenOptions.url config.settings.Configuration.issuers
+    config.settings.HubSettings.host
     config.settings.HubSettings.hosts config.settings.HubSettings.origins config.settings.HubSettings.public_url
-    faces.a2a.grpc.GrpcSettings.host faces.a2a.settings.A2aSettings.grpc_url faces.http.settings.DoorSettings.host
-    faces.oauth.documents.Trusted.issuer identity.settings.IssuerSettings.issuer identity.settings.IssuerSettings.jwks
-    library.servers.MCPServerConfig.endpoint library.servers.MCPServerConfig.url
+    frontends.a2a.grpc.GrpcSettings.host frontends.a2a.settings.A2aSettings.grpc_url
+    frontends.http.settings.HttpListenerSettings.host
+    frontends.oauth.documents.TrustedIssuer.issuer identity.settings.IssuerSettings.issuer
+    identity.settings.IssuerSettings.jwks
+    library.server_config.MCPServerConfig.endpoint library.server_config.MCPServerConfig.url
     model.credentials.OAuthSettings.authorization_endpoint model.credentials.OAuthSettings.device_endpoint
     model.credentials.OAuthSettings.idp_issuer model.credentials.OAuthSettings.idp_token_endpoint
     model.credentials.OAuthSettings.issuer model.credentials.OAuthSettings.origins
     model.credentials.OAuthSettings.token_endpoint storage.settings.StorageSettings.url
     upstream.settings.AgentSettings.origins upstream.settings.AgentSettings.url upstream.settings.HttpSettings.url
-    upstream.settings.RpcSettings.url upstream.settings.SocketSettings.url
+    upstream.settings.JsonRpcSettings.url upstream.settings.WebSocketSettings.url
 """)
 """Said by whoever runs the hub: exempt from the deny table, and dialled as it was resolved (T14)."""
 
 CALLERS = {
-    "core.ports.targets.Named.url": "mcp_target_url",
-    "upstream.settings.NamedSettings.url": "mcp_target_url",
-    "upstream.targets.addresses.Address.origin": "mcp_target_url",
-    "upstream.targets.addresses.Pattern.address": "mcp_target_url",
-    "upstream.targets.temporary.Aim.address": "mcp_target_url",
-    "core.tasks.record.Recipient.url": "push",
-    "core.tasks.record.Recipient.host": "push",
-    "core.tasks.outbox.Letter.url": "push",
+    "core.ports.TargetSpec.url": "mcp_target_url",
+    "upstream.settings.TargetHttpSettings.url": "mcp_target_url",
+    "upstream.targets.addresses.TargetAddress.origin": "mcp_target_url",
+    "upstream.targets.addresses.TargetPattern.address": "mcp_target_url",
+    "upstream.targets.named_servers.NamedServer.address": "mcp_target_url",
+    "core.tasks.record.PushRecipient.url": "push",
+    "core.tasks.record.PushRecipient.host": "push",
+    "core.tasks.outbox.PushRequest.url": "push",
     "core.tasks.outbox._Due.host": "push",
-    "core.tasks.pushes.Delivery.host": "push",
-    "wire.a2a.operations.PushTarget.url": "push",
-    "wire.a2a.v0_1._Push.url": "push, 0.1",
-    "wire.a2a.v0_3.Push.url": "push, 0.3",
-    "wire.a2a.v0_3_rest._Push.url": "push, 0.3",
-    "wire.a2a.v1_0._Push.url": "push, 1.0",
-    "model.conversation.File.url": "file part",
-    "wire.a2a.agentvault._Artifact.url": "file part",
-    "wire.a2a.agentvault._File.url": "file part",
-    "wire.a2a.negotiate._Part.url": "file part",
-    "wire.a2a.shapes_v0_3.WireFileContent.uri": "file part, 0.3",
-    "wire.a2a.shapes_v1_0.WirePart.url": "file part, 1.0",
+    "core.tasks.delivery.Delivery.host": "push",
+    "wire.a2a.operations.PushConfig.url": "push",
+    "wire.a2a.v0_1._PushConfigV01.url": "push, 0.1",
+    "wire.a2a.v0_3.PushConfigV03.url": "push, 0.3",
+    "wire.a2a.v0_3_rest._PushConfigRest.url": "push, 0.3",
+    "wire.a2a.v1_0._PushConfigV10.url": "push, 1.0",
+    "model.tasks.FilePart.url": "file part",
+    "wire.a2a.agentvault._VaultArtifact.url": "file part",
+    "wire.a2a.agentvault._VaultFile.url": "file part",
+    "wire.a2a.negotiate._ProbedPart.url": "file part",
+    "wire.a2a.v0_3.FileContentObject.uri": "file part, 0.3",
+    "wire.a2a.v1_0.PartV10.url": "file part, 1.0",
     "wire.a2a.v0_1._FileContent.uri": "file part",
-    "wire.a2a.v0_3_rest._File.fileWithUri": "file part",
-    "wire.a2a.v0_3_rest._File.file_with_uri": "file part",
+    "wire.a2a.v0_3_rest._FileRest.fileWithUri": "file part",
+    "wire.a2a.v0_3_rest._FileRest.file_with_uri": "file part",
 }
 """Written by callers: by the beginning of the field's name in the matrix."""
 
 SERVERS = {
-    "upstream.agent.contacts.Contact.origin": "card",
-    "wire.a2a.cards.Interface.url": "card",
+    "upstream.a2a.agent_card.AgentEndpoint.origin": "card",
+    "wire.a2a.cards.AgentInterface.url": "card",
     "credentials.challenge.Challenge.resource_metadata": "challenge",
 }
 """Written by servers, and believed only within their own origin: by their name in the matrix."""
 
 FETCHED = listed("""
-    app.issuers._Metadata.issuer app.issuers._Metadata.jwks_uri
+    app.tokens._Metadata.issuer app.tokens._Metadata.jwks_uri
     credentials.discovery.ServerMetadata.authorization_endpoint credentials.discovery.ServerMetadata.issuer
     credentials.discovery.ServerMetadata.device_authorization_endpoint
     credentials.discovery.ServerMetadata.registration_endpoint credentials.discovery.ServerMetadata.token_endpoint
-    credentials.tokens.Kept.issuer credentials.tokens.Kept.token_endpoint credentials.tokens.Kept.url
+    credentials.tokens.StoredLogin.issuer credentials.tokens.StoredLogin.token_endpoint
+    credentials.tokens.StoredLogin.url
 """)
 """Written by authorization servers, and fetched by a `Fetcher`, whose rules the matrix shows."""
 
 UNTOUCHED = listed("""
-    app.login.Shown.address cli.show.Shown.origin config.settings.Configuration.origins core.tasks.draft.Draft.origin
-    core.tasks.login._Visit.url core.tasks.record.Record.origin credentials.device.Device.verification_uri
-    credentials.device.Device.verification_uri_complete faces.a2a.contents._Block.uri
-    faces.a2a.contents._Resource.uri identity.issuers.Bound.issuer identity.issuers.Unproven.is_issuer_away
-    identity.proofs.Asked.urls identity.settings.IssuerSettings.token_url library.forms.ToolDef.origin
-    config.dialects.dialect.Dialect.bare_url upstream.settings.DialledInSettings.url
-    wire.a2a.cards.Card.documentation_url wire.a2a.cards.Card.icon_url wire.a2a.cards.Extension.uri
+    app.login.LoginPrompt.address cli.config.ConfigValue.origin config.settings.Configuration.origins
+    core.tasks.live_task.NewTask.origin
+    core.tasks.record._UrlElicitation.url core.tasks.record.TaskRecord.origin
+    credentials.device_code.DeviceLogin.verification_uri
+    credentials.device_code.DeviceLogin.verification_uri_complete frontends.a2a.task_view._Block.uri
+    frontends.a2a.task_view._Resource.uri identity.issuers.Bound.issuer identity.issuers.Unproven.is_issuer_away
+    identity.dpop_proofs.ProvenRequest.urls identity.settings.IssuerSettings.token_url
+    library.function_schemas.ToolDef.origin
+    config.dialects.clients.Dialect.bare_url upstream.settings.DialInServerSettings.url
+    wire.a2a.cards.AgentCard.documentation_url wire.a2a.cards.AgentCard.icon_url wire.a2a.cards.AgentExtension.uri
     wire.a2a.cards.OAuth.authorization_url
     wire.a2a.cards.OAuth.metadata_url wire.a2a.cards.OAuth.token_url wire.a2a.cards.OpenId.url
-    wire.a2a.cards.Provider.url wire.a2a.read_cards._Extension.uri wire.mcp.modern.Wanted.uris
+    wire.a2a.cards.AgentProvider.url wire.a2a.cards._ExtensionObject.uri wire.mcp.modern.ListenFilter.uris
     credentials.clients._Registered.token_endpoint_auth_method
     credentials.discovery.ServerMetadata.token_endpoint_auth_methods_supported
 """)
 """Shown to people, compared or passed on, and never dialled; T17 has those that come from servers."""
 
-GUARDED = ["transport.egress.Origin.host", "transport.websocket.Endpoint.origin"]
+GUARDED = ["transport.egress.HttpOrigin.host", "transport.websocket.WebSocketAddress.origin"]
 """What the guard itself is given."""
 
 KNOWN = {*OPERATORS, *CALLERS, *SERVERS, *FETCHED, *UNTOUCHED, *GUARDED}

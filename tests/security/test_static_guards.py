@@ -21,8 +21,7 @@ WAYS_OUT = {
     "transport/dns.py": "asks the system for what callers name; dials nobody",
     "transport/cut.py": "closes a connection that is there",
     "frontends/http/listener.py": "listens",
-    "frontends/http/listener.py": "listens",
-    "credentials/authorization_code.py": "listens on loopback for the browser of the person at this machine, during a login",
+    "credentials/authorization_code.py": "listens on loopback for the local user's browser during a login",
     "storage/postgres.py": "the database that the operator names under [storage]; its driver dials by itself",
     "storage/audit_postgres.py": "uses the connection of storage/postgres.py",
     "frontends/a2a/grpc.py": "serves; makes no channel",
@@ -159,7 +158,7 @@ ASKED = {"admit", "know"}
 """How a face asks its gate who is calling."""
 
 OTHERWISE = {
-    "frontends/oauth/http.py": "gives tokens for keys, which it checks itself, behind the same check of Host and Origin",
+    "frontends/oauth/http.py": "issues tokens for keys; checks the keys, Host and Origin itself",
     "frontends/relay/http.py": "asks for the key of a relay in the handshake, behind the same check of Host and Origin",
 }
 """Faces that ask nobody's gate who is calling, and why; each is a row of `doors` too."""
@@ -180,7 +179,7 @@ def test_every_face_asks_who_is_calling() -> None:
 
 def _asked_of_gates(tree: tuple[ast.AST, ...]) -> set[str]:
     calls = {dotted(node.func) for node in tree if isinstance(node, ast.Call)}
-    return {call.rpartition(".")[2] for call in calls if "_gate." in call}
+    return {call.rpartition(".")[2] for call in calls if "_auth." in call}
 
 
 def _takes_request(node: ast.AST) -> bool:
@@ -204,7 +203,7 @@ def test_no_address_is_made_of_what_a_request_says_of_itself() -> None:
     """Neither Host nor what proxies write: addresses of the hub come from `public_url`, authority from the route."""
     found: dict[str, set[str]] = {}
     for name, tree in with_words(r"""(?i)["'](?:host|x-forwarded|forwarded|x-original|x-rewrite|x-real)"""):
-        if name.partition("/")[0] not in ("faces", "app", "identity"):
+        if name.partition("/")[0] not in ("frontends", "app", "identity"):
             continue
         for node in tree:
             value = node.value if isinstance(node, ast.Constant) else None

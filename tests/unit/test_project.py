@@ -122,7 +122,7 @@ def test_only_the_crew_starts_tasks() -> None:
     # The door starts one task for a request that must wait, as every ASGI server does, and owns it to its end. The
     # library carries coroutines to another thread's loop, whose caller waits for them: to begin and end a service, and
     # to put a question to a program. A call of a tool is none of these.
-    crossing = {"library/owner.py", "library/questions.py"}
+    crossing = {"library/loop_thread.py", "library/questions.py"}
     assert files_that_mention(STARTING_TASKS) == {"core/background.py", "frontends/http/connection.py"} | crossing
 
 

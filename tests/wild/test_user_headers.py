@@ -14,9 +14,8 @@ import pytest
 
 from isthmus.app.hub import LOCAL, RunningHub
 from isthmus.config.load import load
-from isthmus.model.calls import EVERYTHING, Call
+from isthmus.model.calls import EVERYTHING, Call, Outcome, Result
 from isthmus.model.faults import BadArguments
-from isthmus.model.outcomes import Outcome, Result
 from tests.conftest import Ledger, Spawn
 from tests.hubs import stdio, write_config
 from tests.peers.launch import command

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from isthmus.core.audit.facts import Fact
-from isthmus.core.ports.journal import Document, Entry, OnVerdict, Page, Trimmed, Verdict
+from isthmus.core.audit import Fact
+from isthmus.core.ports import Document, JournalEntry, OnWritten, Page, TrimResult, WriteResult
 from isthmus.storage.memory import MemoryJournal
 
 
@@ -21,7 +21,7 @@ class Line(msgspec.Struct, omit_defaults=True):
     """What was written at once."""
 
     documents: tuple[Document, ...] = ()
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[JournalEntry, ...] = ()
 
 
 def opener(settings: Mapping[str, object]) -> Callable[[str], Awaitable[LinesJournal]]:
@@ -36,7 +36,7 @@ def opener(settings: Mapping[str, object]) -> Callable[[str], Awaitable[LinesJou
 
 
 class LinesJournal:
-    """See `isthmus.core.ports.journal.OpenJournal`; what is asked is answered from memory."""
+    """See `isthmus.core.ports.ClosableJournal`; what is asked is answered from memory."""
 
     def __init__(self, file: Path) -> None:
         self._memory = MemoryJournal()
@@ -55,15 +55,15 @@ class LinesJournal:
             whole += len(text)
         self._file.truncate(whole)  # else the next line would go on where this one broke off
 
-    def write(self, documents: Sequence[Document], done: OnVerdict, facts: Sequence[Fact] = ()) -> None:
+    def write(self, documents: Sequence[Document], done: OnWritten, facts: Sequence[Fact] = ()) -> None:
         """Keep all of these or none; `facts` are for an audit log, which this journal has not."""
 
-        def keep(verdict: Verdict) -> None:
+        def keep(verdict: WriteResult) -> None:
             done(self._append(Line(documents=tuple(documents))) if verdict == "kept" else verdict)
 
         self._memory.write(documents, keep)
 
-    def _append(self, line: Line) -> Verdict:
+    def _append(self, line: Line) -> WriteResult:
         try:
             self._file.write(msgspec.json.encode(line) + b"\n")
             self._file.flush()
@@ -72,7 +72,7 @@ class LinesJournal:
             return "unknown"
         return "kept"
 
-    async def commit(self, entries: Sequence[Entry]) -> None:
+    async def commit(self, entries: Sequence[JournalEntry]) -> None:
         """Keep entries."""
         if self._append(Line(entries=tuple(entries))) != "kept":
             raise OSError("the file of lines cannot be written")
@@ -110,11 +110,11 @@ class LinesJournal:
         """How much one owner's documents take, by their kinds and states."""
         return await self._memory.weigh(kinds, owner)
 
-    async def trim(self, kind: str, owner: str, states: Collection[str], *, bytes: int, limit: int) -> Trimmed:
+    async def trim(self, kind: str, owner: str, states: Collection[str], *, bytes: int, limit: int) -> TrimResult:
         """Forget one owner's oldest; they too come back with the next start, and are forgotten again."""
         return await self._memory.trim(kind, owner, states, bytes=bytes, limit=limit)
 
-    async def latest(self, kind: str, owner: str, limit: int) -> list[Entry]:
+    async def latest(self, kind: str, owner: str, limit: int) -> list[JournalEntry]:
         """The newest entries of one kind and owner."""
         return await self._memory.latest(kind, owner, limit)
 

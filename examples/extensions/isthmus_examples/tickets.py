@@ -14,7 +14,7 @@ from isthmus.model.callers import Caller, Grants
 
 
 class Tickets:
-    """See `isthmus.identity.verifying.Verifier`: asked on the way of every call, so that nothing here waits."""
+    """See `isthmus.identity.verifier.Verifier`: asked on the way of every call, so that nothing here waits."""
 
     def __init__(self, settings: Mapping[str, object]) -> None:
         """Raises: ValueError if the settings will not do; its text is shown, so that no secret belongs into it."""

@@ -54,7 +54,7 @@ from isthmus.storage.audit_signatures import (
     MAIN_LOG,
     AuditKeyDamaged,
     AuditKeys,
-    AuditSigner,
+    FileAuditSigner,
     open_keys,
     read_checkpoint,
     read_keys,
@@ -93,7 +93,7 @@ async def prune_idle_seats(state: Path, before: float) -> None:
 
 
 async def _prune(state: Path, seat: int, journal: SqliteJournal, before: float) -> None:
-    seals = AuditSigner(state, read_keys(state, seat), seat=seat)
+    seals = FileAuditSigner(state, read_keys(state, seat), slot=seat)
     try:
         await journal.open_log(_Pruner(seals))
         while await journal.prune_log(before=before, limit=PRUNED_AT_ONCE):
@@ -103,9 +103,9 @@ async def _prune(state: Path, seat: int, journal: SqliteJournal, before: float) 
 
 
 class _Pruner:
-    """See `core.ports.AuditSigner`: one that vouches for what is taken away, and adds nothing."""
+    """See `core.ports.AuditNotary`: one that vouches for what is taken away, and adds nothing."""
 
-    def __init__(self, seals: AuditSigner) -> None:
+    def __init__(self, seals: FileAuditSigner) -> None:
         self.seal: Callable[[SealKind, Point], Seal] = seals.seal
         self.checkpoint: Callable[[Point], None] = seals.checkpoint
 
@@ -185,9 +185,9 @@ PRUNED_AT_ONCE = 10_000
 
 
 class Notary:
-    """See `core.ports.AuditSigner`: a scribe, and seals."""
+    """See `core.ports.AuditNotary`: a scribe, and seals."""
 
-    def __init__(self, scribe: RecordEncoder, seals: AuditSigner) -> None:
+    def __init__(self, scribe: RecordEncoder, seals: FileAuditSigner) -> None:
         self._scribe = scribe
         self._seals = seals
 
@@ -207,7 +207,7 @@ class Notary:
 class AuditLog:
     """An open log; made by `open_audit`."""
 
-    def __init__(self, ledger: AuditJournal, scribe: RecordEncoder, seals: AuditSigner, mode: Mode) -> None:
+    def __init__(self, ledger: AuditJournal, scribe: RecordEncoder, seals: FileAuditSigner, mode: Mode) -> None:
         self.audit = Audit(ledger, scribe, mode)
         self.closed: frozenset[str] = frozenset()
         """The calls that the hub before left open, and that were ended as lost when this one started."""
@@ -354,7 +354,7 @@ async def _opened(
     state = Path(configuration.hub.state)
     keys = open_keys(state, number)
     vouched = read_checkpoint(state, keys, number)
-    seals = AuditSigner(state, keys, seat=number)
+    seals = FileAuditSigner(state, keys, slot=number)
     try:
         scribe = RecordEncoder(keys.digesting)
         server_status = await ledger.open_log(Notary(scribe, seals))

@@ -213,7 +213,9 @@ class RunningHub:
 
     def mcp_methods(self, me: Implementation = ME, *, has_hub_tasks: bool = True) -> McpMethods:
         """The MCP methods of this hub; without hub tasks only those of servers exist."""
-        return McpMethods(self.hub, me, client_input=self._client_input, hub_tasks=self._hub_tasks if has_hub_tasks else None)
+        return McpMethods(
+            self.hub, me, client_input=self._client_input, hub_tasks=self._hub_tasks if has_hub_tasks else None
+        )
 
     def share_links(self) -> None:
         """Treat all calls as one program's: each server has a single link."""

@@ -65,7 +65,7 @@ class Links:
     ) -> None:
         """`tasks` hears how those stand of which servers tell by themselves.
 
-        With a `client_caps`, servers are told that whoever lists them can be asked this, and list the same to everybody.
+        `client_caps` are declared to every server for all callers, so that all see the same list.
         Without `logins` servers are shown their headers and nothing else.
         """
         self.limits = limits

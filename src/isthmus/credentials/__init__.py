@@ -1,1 +1,1 @@
-"""What the hub shows of itself to servers."""
+"""The hub's credentials for servers: OAuth logins, tokens, their storage, and signatures."""

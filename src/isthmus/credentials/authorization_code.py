@@ -1,7 +1,7 @@
-"""A login in a browser: the address to visit, and what comes back from there (RFC 7636, RFC 9207).
+"""A login in a browser: the address to visit, and the redirect that comes back (RFC 7636, RFC 9207).
 
-Texts in, texts out; `callback` listens for what comes back, and nobody here opens a browser: the address is a
-stranger's, and is shown to the person who is to decide.
+`Callback` listens for the redirect. The hub never opens a browser: the address comes from a stranger, so it is shown
+to the person, who decides.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WORDS_LENGTH_MAX = 200
 
 
 class LoginRefused(Exception):
-    """What came back is no login; the message says why."""
+    """The login failed; the message says why."""
 
 
 def _token() -> str:
@@ -32,24 +32,24 @@ def _token() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Authorization:
-    """One visit: nobody else can have its answer taken for theirs."""
+    """One login attempt, with a secret state and verifier that tie the redirect to it."""
 
     state: str = field(default_factory=_token, repr=False)
     verifier: str = field(default_factory=_token, repr=False)
 
     @property
     def challenge(self) -> str:
-        """What the verifier is held against by those who may not know it yet."""
+        """The PKCE challenge: the digest of the verifier."""
         digest = hashlib.sha256(self.verifier.encode()).digest()
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
     def address(
         self, server: ServerMetadata, client: OAuthClient, resource: str, scope: str, thumbprint: str = ""
     ) -> str:
-        """Where the person has to go; with a `thumbprint`, the code is good only for who has that key (RFC 9449).
+        """The address to visit. With a `thumbprint`, the code is bound to that key (RFC 9449).
 
         Raises:
-            LoginRefused: the authorization server has no such place, or does not bind codes to who asked for them.
+            LoginRefused: the authorization server has no authorization endpoint, or does not support PKCE.
         """
         if not server.authorization_endpoint:
             raise LoginRefused("the authorization server has no page to log in at; try --device")
@@ -70,29 +70,29 @@ class Authorization:
         return f"{server.authorization_endpoint}{mark}{urlencode(asked)}"
 
     def code_in(self, answer: Mapping[str, str], server: ServerMetadata) -> str:
-        """The code in what a browser came back with.
+        """Return the code of a redirect.
 
         Raises:
-            LoginRefused: it is not the answer to this visit, of another issuer, or a refusal.
+            LoginRefused: the redirect belongs to another login or issuer, or reports an error.
         """
         if not hmac.compare_digest(answer.get("state", "").encode(), self.state.encode()):
-            raise LoginRefused("what came back is not the answer to this login")
+            raise LoginRefused("the redirect does not belong to this login")
         _check_issuer(answer.get("iss"), server)
         if error := answer.get("error"):
             raise LoginRefused(f"the authorization server says {_printable(error)}")
         code = answer.get("code", "")
         if not code:
-            raise LoginRefused("what came back has no code")
+            raise LoginRefused("the redirect has no code")
         return code
 
 
 def _check_issuer(said: str | None, server: ServerMetadata) -> None:
-    """Two authorization servers may lead back to one place; each has to say which it is (RFC 9207)."""
+    """Several authorization servers may redirect to one address; each must name itself (RFC 9207)."""
     if said is None:
         if server.authorization_response_iss_parameter_supported:
-            raise LoginRefused("what came back does not say which authorization server it is of")
+            raise LoginRefused("the redirect does not name its authorization server")
     elif server.issuer and said != server.issuer:
-        raise LoginRefused("what came back is of another authorization server")
+        raise LoginRefused("the redirect comes from another authorization server")
 
 
 def _printable(text: str) -> str:
@@ -114,10 +114,10 @@ _NOT_FOUND = b"HTTP/1.1 404 Not Found\r\nconnection: close\r\ncontent-length: 0\
 
 
 class Callback:
-    """Listens until somebody has come back; whoever opens it closes it."""
+    """Listens for one redirect. The opener closes it."""
 
     def __init__(self, state: str) -> None:
-        """`state` is what only whoever was sent to log in can know; nobody else is listened to."""
+        """Only requests with this `state` are accepted; only the person who logs in knows it."""
         self._state = state.encode()
         self._server: asyncio.Server | None = None
         self._answer: asyncio.Future[Mapping[str, str]] = asyncio.get_running_loop().create_future()
@@ -125,7 +125,7 @@ class Callback:
 
     @property
     def address(self) -> str:
-        """What an authorization server is told."""
+        """The redirect address for the authorization server."""
         return f"http://{HOST}:{self.port}{PATH}"
 
     async def open(self, port: int) -> None:
@@ -134,12 +134,12 @@ class Callback:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def answer(self, within: float) -> Mapping[str, str]:
-        """What came back. Raises `TimeoutError`."""
+        """The parameters of the redirect. Raises `TimeoutError`."""
         async with asyncio.timeout(within):
             return await self._answer
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         if self._server is not None:
             self._server.close()
 
@@ -157,7 +157,7 @@ class Callback:
             if answer is not None and not self._answer.done():
                 self._answer.set_result(answer)
         except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # it was no browser, or has left
+            pass  # not a browser, or it has disconnected
         finally:
             writer.close()
             with suppress(OSError):
@@ -165,7 +165,7 @@ class Callback:
 
 
 def _read(head: bytes) -> Mapping[str, str] | None:
-    """The fields of a request to the one place that there is; None for any other."""
+    """The parameters of a request to the redirect path; None for any other request."""
     verb, _, rest = head.partition(b"\r\n")[0].partition(b" ")
     target, _, version = rest.partition(b" ")
     if verb != b"GET" or not version.startswith(b"HTTP/1."):
@@ -173,5 +173,5 @@ def _read(head: bytes) -> Mapping[str, str] | None:
     parts = urlsplit(target.decode("latin-1"))
     fields = parse_qsl(parts.query, keep_blank_values=True, max_num_fields=50) if parts.path == PATH else []
     if len({name for name, _ in fields}) != len(fields):
-        return None  # said twice, it would be two answers
+        return None  # a repeated parameter is ambiguous
     return dict(fields) if "state" in dict(fields) else None

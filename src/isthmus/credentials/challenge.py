@@ -1,6 +1,6 @@
-"""What a server says with which it turned a request away: where one logs in, and what for (RFC 6750, RFC 9728).
+"""Parses the WWW-Authenticate header of a refused request (RFC 6750, RFC 9728).
 
-Text in, values out. A header is a stranger's: what is not as it should be is as if it were not there.
+The header is untrusted; malformed parts are ignored.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _ERROR = re.compile(r"[a-z_]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """What of it is understood; empty texts stand for what was not said."""
+    """The parameters of a challenge that the hub uses; empty if they were absent."""
 
     resource_metadata: str = ""
     scope: str = ""
     error: str = ""
     wants_proof: bool = False
-    """Whether the server takes tokens that are bound to a key (RFC 9449)."""
+    """Whether the server accepts tokens that are bound to a key (RFC 9449)."""
 
 
 def read_challenge(header: str) -> Challenge:
-    """Read a WWW-Authenticate header; of several challenges, from the first one on that asks for a token."""
+    """Read a WWW-Authenticate header, starting at the first challenge for a token."""
     if (found := _SCHEME.search(header)) is None:
         return Challenge()
     told: dict[str, str] = {}
@@ -45,5 +45,5 @@ def read_challenge(header: str) -> Challenge:
 
 
 def joined(*scopes: str) -> str:
-    """All the words of several scopes, each once, in their order."""
+    """Join several scopes without duplicates, in order."""
     return " ".join(dict.fromkeys(word for scope in scopes for word in scope.split()))

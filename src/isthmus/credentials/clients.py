@@ -1,6 +1,6 @@
-"""How the hub proves at a token endpoint which client it is, and how it becomes one (RFC 7591).
+"""Client authentication at token endpoints, and dynamic client registration (RFC 7591).
 
-Decisions and texts, no I/O but the one request with which a client is registered.
+The registration request is the only I/O here.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ CREATED = (200, 201)
 BASIC, POST, NONE, SIGNED = "client_secret_basic", "client_secret_post", "none", "private_key_jwt"
 
 Proof = tuple[dict[str, str], dict[str, str]]
-"""Fields of the form, and headers."""
+"""Form fields and headers."""
 
 
 class NoClient(Exception):
-    """The hub is nobody at this authorization server, and cannot become anybody; the message says what to do."""
+    """The hub is no client of this authorization server and cannot register; the message says what to do."""
 
 
 def proof_of(client: OAuthClient, settings: OAuthSettings, server: ServerMetadata) -> Proof:
-    """What a request to the token endpoint says of who makes it."""
+    """The form fields and headers that authenticate the client."""
     method = _method(client, settings, server)
     if method == SIGNED:
         signed = assertion_of(client.id, settings.private_key, server.issuer or server.token_endpoint)
@@ -39,7 +39,7 @@ def proof_of(client: OAuthClient, settings: OAuthSettings, server: ServerMetadat
         pair = f"{quote(client.id, safe='')}:{quote(client.secret, safe='')}"
         return {}, {"authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
     secret = {"client_secret": client.secret} if method == POST else {}
-    # With an assertion as the grant, a client need not be known at all (RFC 7521).
+    # With an assertion as the grant, client authentication is optional (RFC 7521).
     return {**({"client_id": client.id} if client.id else {}), **secret}, {}
 
 
@@ -60,9 +60,9 @@ def _method(client: OAuthClient, settings: OAuthSettings, server: ServerMetadata
 async def client_for(
     fetcher: Fetcher, server: ServerMetadata, settings: OAuthSettings, known: OAuthClient | None, redirect: str
 ) -> OAuthClient:
-    """Which client the hub is there: as configured, by a document, as registered before, or by registering now.
+    """Find the hub's client: configured, a metadata document, registered earlier, or registered now.
 
-    `known` is what it was registered as at this very issuer. Raises `NoClient`, `UrlRefused` or `FetchFailed`.
+    `known` is an earlier registration at this issuer. Raises `NoClient`, `UrlRefused` or `FetchFailed`.
     """
     if settings.client_id:
         return OAuthClient(settings.client_id, settings.client_secret, redirect=redirect)
@@ -71,7 +71,7 @@ async def client_for(
     if known is not None:
         return known
     if not server.registration_endpoint:
-        raise NoClient("the authorization server registers nobody by itself; give it a client_id")
+        raise NoClient("the authorization server does not support registration; configure a client_id")
     return await _register(fetcher, server, redirect)
 
 
@@ -97,9 +97,9 @@ async def _register(fetcher: Fetcher, server: ServerMetadata, redirect: str) -> 
     }
     said = await fetcher.post_json("its registration_endpoint", server.registration_endpoint, json.dumps(wish).encode())
     if said.status not in CREATED:
-        raise NoClient(f"the authorization server answered HTTP {said.status} to who registers; give it a client_id")
+        raise NoClient(f"the authorization server refused the registration (HTTP {said.status}); configure a client_id")
     try:
         made = msgspec.json.decode(said.body, type=_Registered)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise NoClient("the authorization server's answer to who registers cannot be read") from None
+        raise NoClient("the authorization server's registration response is malformed") from None
     return OAuthClient(made.client_id, made.client_secret or "", made.token_endpoint_auth_method or method, redirect)

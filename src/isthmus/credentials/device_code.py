@@ -1,4 +1,4 @@
-"""A login on another device: a code that a person enters elsewhere, and asking until they have (RFC 8628)."""
+"""The device flow: a person enters a code on another device while the hub polls the token endpoint (RFC 8628)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CODE_LENGTH_MAX = 64
 
 
 class DeviceLogin(msgspec.Struct, frozen=True):
-    """Where the person has to go, and what to enter there."""
+    """The address to visit and the code to enter there."""
 
     device_code: str
     user_code: str
@@ -34,10 +34,10 @@ class DeviceLogin(msgspec.Struct, frozen=True):
 
 
 async def begin(endpoint: TokenEndpoint, scope: str) -> DeviceLogin:
-    """Ask for a code. Raises `LoginRefused`, `FetchFailed` or `UrlRefused`."""
+    """Request a code. Raises `LoginRefused`, `FetchFailed` or `UrlRefused`."""
     place = endpoint.server.device_authorization_endpoint
     if not place:
-        raise LoginRefused("the authorization server knows no logins on another device; leave --device out")
+        raise LoginRefused("the authorization server does not support the device flow; try without --device")
     fields, headers = proof_of(endpoint.client, endpoint.settings, endpoint.server)
     form = {"client_id": endpoint.client.id, "resource": endpoint.resource, **fields}
     said = await endpoint.fetcher.post("its device endpoint", place, {**form, **_scope(scope)}, headers)
@@ -58,9 +58,9 @@ def _read(said: Fetched) -> DeviceLogin:
     try:
         device = msgspec.json.decode(said.body, type=DeviceLogin)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise LoginRefused("the device endpoint's answer cannot be read") from None
+        raise LoginRefused("the device endpoint's response is malformed") from None
     if not (0 < len(device.user_code) <= CODE_LENGTH_MAX and device.user_code.isprintable()):
-        raise LoginRefused("the device endpoint gave no code that a person could enter")
+        raise LoginRefused("the device endpoint sent no usable code")
     return device
 
 
@@ -70,7 +70,7 @@ async def wait_for(
     within: float,
     sleep: Callable[[float], asyncio.Future[None]] | None = None,
 ) -> StoredToken:
-    """Ask until the person has agreed. Raises as `begin` does, or `TimeoutError`."""
+    """Poll until the person has agreed. Raises like `begin`, or `TimeoutError`."""
     interval = min(max(device.interval, 1.0), INTERVAL_SECONDS_MAX)
     async with asyncio.timeout(min(within, device.expires_in)):
         while True:
@@ -78,7 +78,7 @@ async def wait_for(
             try:
                 return await endpoint.by_device(device.device_code)
             except FetchFailed:
-                interval = min(interval * 2, INTERVAL_SECONDS_MAX)  # it may only be away for a moment
+                interval = min(interval * 2, INTERVAL_SECONDS_MAX)  # it may be unreachable only for a moment
             except GrantRefused as refused:
                 if refused.code == "slow_down":
                     interval = min(interval + 5.0, INTERVAL_SECONDS_MAX)

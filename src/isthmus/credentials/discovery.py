@@ -1,8 +1,8 @@
-"""Where one logs in at a server: from its challenge to the endpoints of its authorization server.
+"""Finds the authorization server of an MCP server, from the server's challenge to the OAuth endpoints.
 
-RFC 9728 leads from the server to an issuer, RFC 8414 or OpenID Connect from there to its endpoints. What the operator
-configured is not asked for. Each document must be about whom it was asked of: else a server could have tokens for
-another made, or an authorization server speak for another. Fetches by `fetching`; called by `app.login` and `logins`.
+RFC 9728 leads from the server to an issuer, and RFC 8414 or OpenID Connect from there to its endpoints. Configured
+values are not looked up. Each document must be about its own source: otherwise a server could request tokens for
+another server, or an authorization server could impersonate another. `app.login` and `login` call this.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ FORBIDDEN = 403
 
 PKCE = "S256"
 PROBE = b'{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{}}'
-"""Asked without a token, to be turned away: a server may say in its challenge what nobody else knows."""
+"""Sent without a token in order to be refused: the challenge may contain the metadata's address."""
 
 PROBE_HEADERS = {"accept": "application/json, text/event-stream", "mcp-protocol-version": "2025-06-18"}
 SERVERS_MAX = 8
-"""Authorization servers that are looked at in a resource's metadata."""
+"""How many authorization servers of a resource's metadata are considered."""
 
 
 class DiscoveryFailed(Exception):
-    """It cannot be found out where one logs in; the message says why in words for the operator."""
+    """The authorization server cannot be found; the message tells the operator why."""
 
 
 class ResourceMetadata(msgspec.Struct, frozen=True):
-    """What a server says of itself (RFC 9728)."""
+    """The metadata of a server (RFC 9728)."""
 
     resource: str
     authorization_servers: list[str] = []
@@ -46,7 +46,7 @@ class ResourceMetadata(msgspec.Struct, frozen=True):
 
 
 class ServerMetadata(msgspec.Struct, frozen=True):
-    """What an authorization server says of itself (RFC 8414), as far as it is used here."""
+    """The metadata of an authorization server (RFC 8414), as far as the hub uses it."""
 
     issuer: str = ""
     token_endpoint: str = ""
@@ -62,25 +62,25 @@ class ServerMetadata(msgspec.Struct, frozen=True):
 
     @property
     def binds_tokens(self) -> bool:
-        """Whether it binds tokens to a key of the kind that the hub has (RFC 9449)."""
+        """Whether it can bind tokens to the hub's kind of key (RFC 9449)."""
         return ALGORITHM in self.dpop_signing_alg_values_supported
 
 
 class ServerAddress(msgspec.Struct, frozen=True):
-    """Where one logs in, what the token is to be for, and what a server wants it to allow."""
+    """The authorization server, the resource that tokens are for, and the scopes that the server wants."""
 
     server: ServerMetadata
     resource: str
     scope: str = ""
     is_bound: bool = False
-    """Whether a token is to be bound to a key (RFC 9449)."""
+    """Whether tokens should be bound to a key (RFC 9449)."""
 
 
 async def find_place(fetcher: Fetcher, url: str, settings: OAuthSettings) -> ServerAddress:
-    """Find out where one logs in at the server with this address.
+    """Find the authorization server of the server at this address.
 
     Raises:
-        DiscoveryFailed: nowhere that could be gone to.
+        DiscoveryFailed: there is none, or it cannot be used.
     """
     try:
         return await _find(fetcher, url, settings)
@@ -94,7 +94,7 @@ async def _find(fetcher: Fetcher, url: str, settings: OAuthSettings) -> ServerAd
         return ServerAddress(_configured(settings), resource, is_bound=settings.dpop == "always")
     if settings.issuer:
         server = await _server(fetcher, settings.issuer, settings)
-        # Only the server itself knows whether it takes bound tokens, and it is asked where that matters.
+        # Only the server knows whether it accepts bound tokens; it is asked where that matters.
         told = (await _challenge(fetcher, url))[0] if server.binds_tokens and settings.dpop == "auto" else Challenge()
         return ServerAddress(server, resource, is_bound=_is_bound(settings, server, told, None))
     challenge, is_shut = await _challenge(fetcher, url)
@@ -111,10 +111,10 @@ async def _find(fetcher: Fetcher, url: str, settings: OAuthSettings) -> ServerAd
 def _is_bound(
     settings: OAuthSettings, server: ServerMetadata, challenge: Challenge, found: ResourceMetadata | None
 ) -> bool:
-    """Whether to ask for a token that is bound to a key: as configured, else where both servers know such.
+    """Whether to request bound tokens: as configured, else if both servers support them.
 
-    An authorization server that binds tokens may stand before servers that know bearer tokens only, and these would
-    refuse a bound one.
+    An authorization server that binds tokens may serve servers that only accept bearer tokens; these would refuse a
+    bound one.
     """
     if settings.dpop != "auto":
         return settings.dpop == "always"
@@ -125,10 +125,10 @@ def _is_bound(
 
 
 async def find_issuer(fetcher: Fetcher, issuer: str) -> ServerMetadata:
-    """The metadata of an authorization server that the operator named.
+    """The metadata of a configured authorization server.
 
     Raises:
-        DiscoveryFailed: it has none that can be used.
+        DiscoveryFailed: there is no usable metadata.
     """
     try:
         return await _server(fetcher, issuer, OAuthSettings())
@@ -150,7 +150,7 @@ def _configured(settings: OAuthSettings) -> ServerMetadata:
 
 
 async def _challenge(fetcher: Fetcher, url: str) -> tuple[Challenge, bool]:
-    """What the server says to somebody who shows nothing, and whether it turned that away."""
+    """The challenge to a request without a token, and whether the server refused the request."""
     try:
         asked = await fetcher.post_json("the server", url, PROBE, PROBE_HEADERS)
     except FetchFailed:
@@ -161,7 +161,7 @@ async def _challenge(fetcher: Fetcher, url: str) -> tuple[Challenge, bool]:
 
 
 async def _resource(fetcher: Fetcher, url: str, challenge: Challenge) -> ResourceMetadata | None:
-    """Its metadata: where the challenge says, or at the places that are agreed on. None if there is none."""
+    """The server's metadata, from the challenge's address or the well-known ones; None if there is none."""
     if challenge.resource_metadata:
         said = await fetcher.get("what its challenge names", challenge.resource_metadata)
         return _checked_resource(said, url) if said.status == OK else None
@@ -178,12 +178,12 @@ async def _resource(fetcher: Fetcher, url: str, challenge: Challenge) -> Resourc
 def _checked_resource(said: Fetched, url: str) -> ResourceMetadata:
     found = _decoded(said, ResourceMetadata, "its metadata")
     if not _covers(found.resource, url):
-        raise DiscoveryFailed("its metadata speaks of another resource than the address that is configured")
+        raise DiscoveryFailed("its metadata describes another resource than the configured address")
     return found
 
 
 def _covers(resource: str, url: str) -> bool:
-    """Whether metadata is about the server at this address: the same origin, and its path or one above it."""
+    """Whether metadata describes the server at this address: same origin, and its path or a parent."""
     try:
         (said, above), (own, path) = _parts(resource), _parts(url)
     except ValueError:
@@ -192,7 +192,7 @@ def _covers(resource: str, url: str) -> bool:
 
 
 def _parts(url: str) -> tuple[str, str]:
-    """An address's origin, in one spelling, and its path without the last slash."""
+    """An address's normalized origin, and its path without the last slash."""
     parts = urlsplit(url)
     port = {"http": 80, "https": 443}.get(parts.scheme)
     host = (parts.hostname or "").lower()
@@ -211,11 +211,11 @@ async def _server_of(fetcher: Fetcher, found: ResourceMetadata, settings: OAuthS
     for issuer in found.authorization_servers[:SERVERS_MAX]:
         try:
             if settings.shows_secrets and not fetcher.is_named(issuer):
-                # Else any server could name one of its own, and have the secret sent there.
+                # Otherwise any server could name its own authorization server and receive the secret.
                 told = (
                     "who gave the client_secret" if settings.client_secret else "the one that identity tokens are for"
                 )
-                raise DiscoveryFailed(f"it names {issuer}, as any server could; set issuer to {told}")
+                raise DiscoveryFailed(f"it names {issuer}, which is not trusted; set issuer to {told}")
             return await _server(fetcher, issuer, settings)
         except (UrlRefused, FetchFailed, DiscoveryFailed) as failed:
             refusals.append(str(failed))
@@ -229,22 +229,22 @@ async def _server(fetcher: Fetcher, issuer: str, settings: OAuthSettings) -> Ser
         if said.status == OK:
             found = _decoded(said, ServerMetadata, "the authorization server's metadata")
             if found.issuer != issuer:
-                raise DiscoveryFailed("the authorization server's metadata is of another issuer")
+                raise DiscoveryFailed("the authorization server's metadata names another issuer")
             await _check_server(fetcher, found)
             return _with_settings(found, settings)
         if said.status not in NOT_THERE:
-            raise DiscoveryFailed(f"the authorization server answered HTTP {said.status} to who asked for its metadata")
+            raise DiscoveryFailed(f"the metadata request to the authorization server failed: HTTP {said.status}")
     raise DiscoveryFailed("the authorization server has no metadata; configure its token_endpoint")
 
 
 async def _server_beside(fetcher: Fetcher, url: str, settings: OAuthSettings, *, is_shut: bool) -> ServerMetadata:
-    """Servers of 2025-03-26 are their own authorization servers, with or without metadata."""
+    """Servers of the 2025-03-26 revision are their own authorization servers, with or without metadata."""
     origin, _ = _parts(url)
     try:
         return await _server(fetcher, origin, settings)
     except DiscoveryFailed:
         if not is_shut:
-            raise DiscoveryFailed("it does not ask for a login, and says nowhere how one would") from None
+            raise DiscoveryFailed("it does not require a login and publishes no metadata for one") from None
     return ServerMetadata(
         issuer="",
         token_endpoint=f"{origin}/token",
@@ -255,7 +255,7 @@ async def _server_beside(fetcher: Fetcher, url: str, settings: OAuthSettings, *,
 
 
 def _places_of(issuer: str) -> tuple[str, ...]:
-    """Where an issuer may keep its metadata, in the order in which to look."""
+    """The possible addresses of an issuer's metadata, in order of preference."""
     origin, path = _parts(issuer)
     if not path:
         return (f"{origin}/.well-known/oauth-authorization-server", f"{origin}/.well-known/openid-configuration")
@@ -275,7 +275,7 @@ async def _check_server(fetcher: Fetcher, found: ServerMetadata) -> None:
 
 
 def _with_settings(found: ServerMetadata, settings: OAuthSettings) -> ServerMetadata:
-    """What the operator says of single endpoints wins."""
+    """Configured endpoints override discovered ones."""
     return msgspec.structs.replace(
         found,
         authorization_endpoint=settings.authorization_endpoint or found.authorization_endpoint,
@@ -302,5 +302,5 @@ def _is_word(text: str) -> bool:
 
 
 def without_fragment(url: str) -> str:
-    """The address as RFC 8707 wants a resource named."""
+    """The address in the form of a resource indicator (RFC 8707)."""
     return url.partition("#")[0]

@@ -1,7 +1,7 @@
-"""Tokens that are bound to a key of the hub (DPoP, RFC 9449): the key, the proof of each request, and servers' nonces.
+"""DPoP (RFC 9449): the hub's key, the proof of each request, and servers' nonces.
 
-A login has one key for as long as it lasts; whoever steals its token has not got the key. No I/O: `grants` sends proofs
-to token endpoints, `transport.http` to servers, and `vault` seals the key with the login.
+Each login has one key, so a stolen token alone is useless. No I/O here: `grants` sends proofs to token endpoints,
+`transport.http` sends them to servers, and `vault` stores the key encrypted with the login.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from cryptography.hazmat.primitives.serialization import (
 from isthmus.credentials.client_assertion import in_base64, signed_es256
 
 ALGORITHM = "ES256"
-"""What proofs are signed with: every authorization server that knows DPoP knows it."""
+"""The algorithm of proofs; every authorization server with DPoP supports it."""
 
 USE_NONCE = "use_dpop_nonce"
 SCHEME = "dpop"
 UNAUTHORIZED = 401
 
 NONCES_MAX = 16
-"""Origins of which a nonce is remembered: the authorization server, the server, and places that an agent names."""
+"""How many origins' nonces are remembered: the authorization server, the server, and endpoints of an agent."""
 
 _NONCE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]{1,512}")
 
 
 class ProofKey:
-    """A key pair on P-256. Its `repr` tells nothing, and only `text` gives the private half."""
+    """A P-256 key pair. Its `repr` reveals nothing; only `text` returns the private key."""
 
     def __init__(self, private: ec.EllipticCurvePrivateKey) -> None:
         self._private = private
         numbers = private.public_key().public_numbers()
-        # The order of these members is that of RFC 7638, which a thumbprint is made over.
+        # In the order of RFC 7638, which defines the thumbprint.
         self._jwk = {
             "crv": "P-256",
             "kty": "EC",
@@ -56,26 +56,26 @@ class ProofKey:
 
     @classmethod
     def make(cls) -> ProofKey:
-        """A new key."""
+        """Generate a key."""
         return cls(ec.generate_private_key(ec.SECP256R1()))
 
     @classmethod
     def read(cls, text: str) -> ProofKey:
-        """A key that was written down. Raises `ValueError`, without a word of what the text holds."""
+        """Read a stored key. Raises `ValueError`, without quoting the text."""
         try:
             key = load_pem_private_key(text.encode(), None)
         except (ValueError, TypeError, UnsupportedAlgorithm):
             raise ValueError("the key of its login cannot be read") from None
         if not (isinstance(key, ec.EllipticCurvePrivateKey) and isinstance(key.curve, ec.SECP256R1)):
-            raise ValueError("the key of its login is of another kind")
+            raise ValueError("the key of its login is not a P-256 key")
         return cls(key)
 
     def text(self) -> str:
-        """The key to be written down, which only the vault does."""
+        """The private key for storage; only the vault uses it."""
         return self._private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
 
     def sign(self, claims: Mapping[str, object]) -> str:
-        """A proof with these claims."""
+        """Sign a proof with these claims."""
         return signed_es256(self._private, {"typ": "dpop+jwt", "jwk": self._jwk}, claims)
 
     def __repr__(self) -> str:
@@ -83,16 +83,16 @@ class ProofKey:
 
 
 class Prover:
-    """Makes the proofs of one login; see `core.ports.credentials.RequestSigner`."""
+    """Creates the proofs of one login; see `core.ports.RequestSigner`."""
 
     def __init__(self, key: ProofKey, now: Callable[[], float] = time.time) -> None:
         self.key = key
         self._now = now
         self._nonces: dict[str, str] = {}
-        """The latest nonce of each origin, the longest unused first."""
+        """The latest nonce of each origin, least recently used first."""
 
     def proof(self, method: str, url: str, token: str = "") -> str:
-        """The proof of one request; of one that shows a token, for that token alone."""
+        """Create the proof of one request, bound to its access token if there is one."""
         claims: dict[str, object] = {
             "jti": secrets.token_urlsafe(16),
             "htm": method,
@@ -106,12 +106,12 @@ class Prover:
         return self.key.sign(claims)
 
     def proof_for(self, method: str, url: str, authorization: str) -> str | None:
-        """See `core.ports.credentials.RequestSigner`."""
+        """See `core.ports.RequestSigner`."""
         scheme, _, token = authorization.partition(" ")
         return self.proof(method, url, token) if scheme.lower() == SCHEME else None
 
     def take_nonce(self, url: str, headers: Mapping[str, str]) -> bool:
-        """Remember the nonce of a reply for the next proof; whether there was one."""
+        """Remember a response's nonce for the next proof; return whether there was one."""
         nonce = headers.get("dpop-nonce", "")
         if _NONCE.fullmatch(nonce) is None:
             return False
@@ -123,7 +123,7 @@ class Prover:
         return True
 
     def wants_nonce(self, url: str, status: int, headers: Mapping[str, str]) -> bool:
-        """See `core.ports.credentials.RequestSigner`."""
+        """See `core.ports.RequestSigner`."""
         has_nonce = self.take_nonce(url, headers)
         return has_nonce and status == UNAUTHORIZED and USE_NONCE in headers.get("www-authenticate", "")
 

@@ -1,8 +1,8 @@
-"""One small document from an authorization server, behind the egress guard.
+"""Fetches small documents from authorization servers, through the egress guard.
 
-Most addresses here are a stranger's word: a server's challenge, or a document that one led to. Each is held against
-the same rules before anybody is dialled: https, and public, unless the operator named where it leads. No redirect is
-followed, 64 KiB are read at most, and five seconds are all the time there is. `discovery` and `grants` ask here.
+Most addresses here are untrusted: they come from a server's challenge or a document. Each must be https and public,
+unless the operator configured its origin. Redirects are not followed, at most 64 KiB are read, and a request may take
+five seconds. `discovery` and `grants` use this.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ DOCUMENT_BYTES_MAX = 64 * 1024
 FETCH_SECONDS = 5.0
 
 IsNamed: TypeAlias = Callable[[HttpOrigin], bool]
-"""Whether the operator named an origin, so that it may be private, and without TLS."""
+"""Whether the operator configured an origin; it may then be private and without TLS."""
 
 
 class UrlRefused(Exception):
-    """An address that the hub does not go to; nothing was sent."""
+    """The address is not allowed; nothing was sent."""
 
 
 class FetchFailed(Exception):
-    """There was no whole answer; the message says why, without a secret."""
+    """There was no complete response; the message says why, without secrets."""
 
 
 class Fetched(NamedTuple):
-    """A whole answer."""
+    """A complete response."""
 
     status: int
     headers: Mapping[str, str]
@@ -46,9 +46,9 @@ class Fetcher:
     def __init__(
         self, egress: Egress, background: BackgroundTasks, is_named: IsNamed, named_egress: Egress | None = None
     ) -> None:
-        """Needs a running loop for whatever it fetches.
+        """Fetching needs a running loop.
 
-        `named_egress` dials what the operator named, which may have certificates of an authority of its own.
+        `named_egress` connects to configured origins, which may use a private certificate authority.
         """
         self._egress = egress
         self._named_egress = named_egress or egress
@@ -56,38 +56,38 @@ class Fetcher:
         self._is_named = is_named
 
     def check(self, what: str, url: str) -> HttpOrigin:
-        """Return the origin of an address that the hub, or a person, may be sent to.
+        """Return the origin of an address that the hub or a person may visit.
 
         Raises:
-            UrlRefused: it is none, is too long, or leads where nobody let it.
+            UrlRefused: the address is malformed, too long, or not allowed.
         """
-        # What is wrong with it is not quoted: it is a stranger's text of any length.
+        # Not quoted: it is an untrusted text of any length.
         if len(url) > URL_LENGTH_MAX:
-            raise UrlRefused(f"{what} is an address of over {URL_LENGTH_MAX} characters")
+            raise UrlRefused(f"{what} is longer than {URL_LENGTH_MAX} characters")
         if not (url.isascii() and url.isprintable()):
-            raise UrlRefused(f"{what} is an address with characters that none has")
+            raise UrlRefused(f"{what} is an address with invalid characters")
         try:
             origin, _ = parse_url(url)
         except ValueError:
             raise UrlRefused(f"{what} is no http or https address") from None
         if not origin.is_secure and not self._is_named(origin):
-            raise UrlRefused(f"{what} leads to {origin}, without TLS; name it under origins if it is to be trusted")
+            raise UrlRefused(f"{what} leads to {origin}, without TLS; add it to origins if you trust it")
         return origin
 
     def is_named(self, url: str) -> bool:
-        """Whether the operator named where an address leads, and not a server alone. Raises `UrlRefused`."""
+        """Whether the operator configured the origin of this address. Raises `UrlRefused`."""
         return self._is_named(self.check("it", url))
 
     async def check_place(self, what: str, url: str) -> None:
-        """The same, and where its name leads now; whoever dials it looks once more. Raises `UrlRefused`."""
+        """Like `check`, and resolve its name; connecting checks it again. Raises `UrlRefused`."""
         origin = self.check(what, url)
         if self._is_named(origin):
             return
         if (reason := await self._egress.refusal(origin, within=FETCH_SECONDS)) is not None:
-            raise UrlRefused(f"{what} leads to {origin.host}, where nobody is sent: {reason}")
+            raise UrlRefused(f"{what} leads to {origin.host}, which is not allowed: {reason}")
 
     async def get(self, what: str, url: str, headers: Mapping[str, str] | None = None) -> Fetched:
-        """Read a document. Raises `UrlRefused` or `FetchFailed`."""
+        """Fetch a document. Raises `UrlRefused` or `FetchFailed`."""
         return await self._fetch(what, "GET", url, {"accept": "application/json", **(headers or {})}, None)
 
     async def post(self, what: str, url: str, fields: Mapping[str, str], headers: Mapping[str, str]) -> Fetched:
@@ -130,11 +130,11 @@ class Fetcher:
 
 
 class _Broken(Exception):
-    """The answer did not become whole."""
+    """The response was incomplete."""
 
 
 class _DocumentReader:
-    """Takes one answer, as much of it as may be."""
+    """Receives one response up to the size limit."""
 
     def __init__(self, done: asyncio.Future[Fetched]) -> None:
         self.done = done
@@ -150,7 +150,7 @@ class _DocumentReader:
         """See `transport.http_connection.ResponseSink`."""
         self._body += chunk
         if len(self._body) > DOCUMENT_BYTES_MAX:
-            self._fail(f"an answer of over {DOCUMENT_BYTES_MAX} bytes")
+            self._fail(f"a response of over {DOCUMENT_BYTES_MAX} bytes")
 
     def on_end(self) -> None:
         """See `transport.http_connection.ResponseSink`."""

@@ -1,7 +1,7 @@
-"""Requests to a token endpoint: one for each way to come by a token, and one way to read what it answers.
+"""Requests to a token endpoint, one for each grant, and the parser of its responses.
 
-`resource` is sent with all of them (RFC 8707), so that a token for one server is good at no other. Called by `logins`
-and `app.login`.
+`resource` is sent with all of them (RFC 8707), so that a token is valid at one server only. `login` and `app.login`
+call this.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from isthmus.model.credentials import OAuthSettings
 OK = 200
 PASSING = (408, 425, 429)
 REFUSALS = (400, 401)
-"""With what a token endpoint refuses; another status without its words may be anybody's who stands before it."""
+"""Status codes of a token endpoint's refusal; other codes without an OAuth error may come from a proxy."""
 SERVER_TROUBLE = 500
 
 EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
@@ -33,21 +33,21 @@ SUBJECT_TYPE = "urn:ietf:params:oauth:token-type:jwt"
 JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 ID_TOKEN = "urn:ietf:params:oauth:token-type:id_token"  # noqa: S105 - the name of a kind
 ID_JAG = "urn:ietf:params:oauth:token-type:id-jag"
-"""A company's word, signed by its identity provider, that somebody may have a token of another authorization server."""
+"""An identity assertion: a company's identity provider permits a person a token of another authorization server."""
 
 WORDS_LENGTH_MAX = 200
 SECRET_LENGTH_MIN = 8
 BEGINNING = 16
-"""So much of a secret is enough to know it by."""
+"""The length of a secret's start that identifies it in a text."""
 
 LIFE_SECONDS_MAX = 10 * 365 * 86_400.0
-"""No token is taken to hold for longer, whatever is said of it."""
+"""The maximum assumed lifetime of a token, whatever the server says."""
 
 _CODE = re.compile(r"[a-z_]{1,64}")
 
 
 class GrantRefused(Exception):
-    """The authorization server said no, and will say so again; `code` is its own word for why."""
+    """The authorization server refused permanently; `code` is its error code."""
 
     def __init__(self, code: str, words: str = "") -> None:
         super().__init__(f"{code} ({words})" if words else code)
@@ -56,7 +56,7 @@ class GrantRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TokenEndpoint:
-    """A token endpoint, and who asks there for what."""
+    """A token endpoint, with the client, the resource and the scope of requests."""
 
     fetcher: Fetcher
     server: ServerMetadata
@@ -64,28 +64,28 @@ class TokenEndpoint:
     settings: OAuthSettings
     resource: str
     prover: Prover | None = None
-    """Binds tokens to a key (RFC 9449); None has bearer tokens asked for."""
+    """Binds tokens to a key (RFC 9449); None requests bearer tokens."""
 
     async def by_client(self, scope: str) -> StoredToken:
-        """A token of the hub's own. Raises `GrantRefused`, `FetchFailed` or `UrlRefused`, as all of these do."""
+        """Request a token for the hub itself. All requests raise `GrantRefused`, `FetchFailed` or `UrlRefused`."""
         return await self._token({"grant_type": "client_credentials", **_scope(scope), **self._audience()})
 
     async def by_code(self, code: str, verifier: str) -> StoredToken:
-        """A token for the code with which a browser came back."""
+        """Request a token for an authorization code."""
         form = {"grant_type": "authorization_code", "code": code, "redirect_uri": self.client.redirect}
         return await self._token({**form, "code_verifier": verifier})
 
     async def by_device(self, code: str) -> StoredToken:
-        """A token, if the person has agreed by now (RFC 8628)."""
+        """Request the token of a device flow, if the person has agreed by now (RFC 8628)."""
         return await self._token({"grant_type": DEVICE, "device_code": code})
 
     async def by_refresh(self, token: StoredToken) -> StoredToken:
-        """The next token; where no new refresh token is given, the present one stays."""
+        """Refresh a token. If the response has no refresh token, the present one stays."""
         got = await self._token({"grant_type": "refresh_token", "refresh_token": token.refresh})
         return msgspec.structs.replace(got, refresh=got.refresh or token.refresh, scope=got.scope or token.scope)
 
     async def by_exchange(self, subject_token: str, scope: str) -> StoredToken:
-        """A token for the server in the name of whoever was given `subject_token` (RFC 8693)."""
+        """Exchange the `subject_token` for a token of the server in its owner's name (RFC 8693)."""
         form = {
             "grant_type": EXCHANGE,
             "subject_token": subject_token,
@@ -95,13 +95,13 @@ class TokenEndpoint:
         return await self._token({**form, **_scope(scope), **self._audience()})
 
     async def by_assertion(self, assertion: str, scope: str) -> StoredToken:
-        """A token for somebody else's signed word (RFC 7523): of a workload's platform, or an identity provider."""
+        """Request a token for a signed assertion of a workload platform or an identity provider (RFC 7523)."""
         return await self._token({"grant_type": JWT_BEARER, "assertion": assertion, **_scope(scope)})
 
     async def id_jag(self, identity_token: str, audience: str, scope: str) -> str:
-        """The identity provider's word that a person may have a token of another authorization server, the `audience`.
+        """Request an identity assertion (ID-JAG) for another authorization server, the `audience`.
 
-        This endpoint is the identity provider's.
+        This endpoint must be the identity provider's.
         """
         form = {
             "grant_type": EXCHANGE,
@@ -124,16 +124,16 @@ class TokenEndpoint:
             raise _refusal(said, secret)
         token = _read(said, can_be_bound=self.prover is not None)
         if self.settings.dpop == "always" and not token.is_bound:
-            raise GrantRefused("unsupported_token_type", "it gave a bearer token, and dpop is always wanted")
+            raise GrantRefused("unsupported_token_type", "it issued a bearer token, but dpop is required")
         return token
 
     async def _posted(self, form: Mapping[str, str]) -> tuple[Fetched, list[str]]:
-        """What the endpoint says to a form, and what of the form must not be repeated to anybody."""
+        """Send a form; return the response and the form's secrets, which no message may contain."""
         said, secret = await self._post(form)
         if self.prover is None or not self.prover.take_nonce(self.server.token_endpoint, said.headers):
             return said, secret
         if said.status in REFUSALS and _error(said).error == USE_NONCE:
-            # Nothing of it was spent (RFC 9449, section 8): once more, with the nonce that it named.
+            # Nothing was consumed (RFC 9449, section 8): retry with the server's nonce.
             said, secret = await self._post(form)
             self.prover.take_nonce(self.server.token_endpoint, said.headers)
         return said, secret
@@ -165,13 +165,13 @@ def _read(said: Fetched, *, can_be_bound: bool = False) -> StoredToken:
         answer = msgspec.json.decode(said.body, type=_TokenResponse)
         seconds = _life(answer.expires_in)
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError):
-        raise FetchFailed("the token endpoint's answer cannot be read") from None
+        raise FetchFailed("the token endpoint's response is malformed") from None
     kind = answer.token_type.lower()
     if kind != "bearer" and not (kind == SCHEME and can_be_bound):
         raise GrantRefused("unsupported_token_type", "it is no bearer token")
     for text in (answer.access_token, answer.refresh_token or "-"):
         if not is_token(text):
-            raise FetchFailed("the token endpoint gave a token that no header can carry")
+            raise FetchFailed("the token endpoint issued a token that is not valid in a header")
     now = time.time()
     until = None if seconds is None else now + seconds
     is_bound = kind == SCHEME
@@ -187,10 +187,10 @@ def _read_grant(said: Fetched) -> str:
     try:
         answer = msgspec.json.decode(said.body, type=_Grant)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise FetchFailed("the identity provider's answer cannot be read") from None
+        raise FetchFailed("the identity provider's response is malformed") from None
     if answer.issued_token_type != ID_JAG or not is_token(answer.access_token):
-        # An access token, say, is not for the other authorization server to see.
-        raise GrantRefused("unsupported_token_type", "the identity provider gave something else than an ID-JAG")
+        # The other authorization server must not see an access token, for example.
+        raise GrantRefused("unsupported_token_type", "the identity provider did not issue an ID-JAG")
     return answer.access_token
 
 
@@ -200,7 +200,7 @@ def is_token(text: str) -> bool:
 
 
 def _life(said: float | str | None) -> float | None:
-    """How long a token holds; None if nobody says, which no time at all is another way of."""
+    """The lifetime of a token; None if it is unknown or zero."""
     seconds = 0.0 if said is None else float(said)
     return min(seconds, LIFE_SECONDS_MAX) if seconds > 0 else None
 
@@ -232,7 +232,7 @@ def _refusal(said: Fetched, secret: Sequence[str]) -> GrantRefused | FetchFailed
 
 
 def _without(secret: Sequence[str], words: str) -> str:
-    """What an authorization server says, unless it says a secret, or begins to: long ones are often cut off."""
+    """An authorization server's text, unless it contains a secret or its start: long texts are often truncated."""
     words = "".join(letter for letter in words if letter.isprintable())
     is_told = any(len(value) >= SECRET_LENGTH_MIN and value[:BEGINNING] in words for value in secret)
     return "" if is_told else words[:WORDS_LENGTH_MAX]

@@ -1,8 +1,8 @@
-"""One login: what one server is shown in one name, renewed before it expires, and what is missing.
+"""One login: the credentials for one server in one name. It renews its token before expiry.
 
-It knows its headers at any moment; before a link is made it is asked to be `ready`, which may take a request to a token
-endpoint. One request at a time, in the background, ahead of expiry and with some jitter; what was refused for good is
-not asked again until somebody logs in. `logins` makes them.
+Its headers are always available. Links call `ready` first, which may need a request to a token endpoint. Renewals run
+in the background, one at a time, before expiry and with some jitter. After a permanent refusal nothing is requested
+until somebody logs in. `logins` creates them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 import structlog
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.ports.credentials import RequestSigner
+from isthmus.core.ports import RequestSigner
 from isthmus.credentials.discovery import DiscoveryFailed, ServerAddress, ServerMetadata, find_issuer, find_place
 from isthmus.credentials.dpop import ProofKey, Prover
 from isthmus.credentials.fetch import Fetcher, FetchFailed, UrlRefused
@@ -33,50 +33,50 @@ from isthmus.model.names import ServerName
 log = structlog.get_logger(__name__)
 
 LEEWAY_SECONDS = 10.0
-"""A token that holds no longer than this is not begun with."""
+"""A token with less remaining time is not used for new links."""
 
 AHEAD_SHARE = 0.2
 AHEAD_SECONDS_MAX = 120.0
-"""How long before its end a token is renewed: a share of its life, up to this."""
+"""The longest time before expiry at which a token is renewed; for short lifetimes it is a share of them."""
 
 RETRY_SECONDS = 5.0
 RETRY_SECONDS_MAX = 60.0
-"""Pauses between attempts to renew while the authorization server cannot be reached."""
+"""Pauses between renewal attempts while the authorization server is unreachable."""
 
 SOONEST_SECONDS = 5.0
-"""No token is renewed sooner than this, however short a time it holds: an authorization server could ask for a loop."""
+"""The minimum time before a renewal: very short lifetimes must not cause a busy loop."""
 
 FRESH_SECONDS = 30.0
-"""A token that is refused this soon after it was given is no reason to ask for another one like it."""
+"""If a server refuses a token this soon after it was issued, a new one would not help."""
 
 
 class Surroundings(Protocol):
-    """What a login needs of all of them."""
+    """What a login needs from the registry of logins."""
 
     vault: Vault
     background: BackgroundTasks
     subjects: SubjectTokens
 
     def now(self) -> float:
-        """The time, in seconds since the epoch."""
+        """The current time in seconds since the epoch."""
 
     def fetcher(self, url: str, settings: OAuthSettings, ca: str) -> Fetcher:
-        """Fetches for a login at the server with this address."""
+        """Return the fetcher for a login at the server with this address."""
 
     def tell(self, slot: Slot) -> None:
-        """What a server is shown has changed."""
+        """The credentials for a server have changed."""
 
 
 class LoginNeeded(Exception):
-    """Nothing can be shown before somebody logs in, or configures something else; the message says what."""
+    """There are no credentials until somebody logs in or changes the configuration; the message says what to do."""
 
 
 class NotReady(Exception):
-    """There is no token just now, and there may be one soon; the message says why."""
+    """There is no token at the moment, but there may be one soon; the message says why."""
 
 
 class Login:
-    """What one server is shown in one name. See `core.ports.credentials.Credentials`."""
+    """The credentials for one server in one name. See `core.ports.Credentials`."""
 
     def __init__(
         self,
@@ -87,9 +87,9 @@ class Login:
         oauth: OAuthSettings | None,
         subject: Subject | None = None,
     ) -> None:
-        """`subject` is whose token is exchanged, if this is by exchange and in a caller's name."""
+        """`subject` is the caller whose token is exchanged, for a login by token exchange."""
         self.ca = ""
-        """The authority that the server's certificate is of, where that is one of its own."""
+        """The server's private certificate authority, if it has one."""
         self.generation = 0
         self.slot = slot
         self._logins = logins
@@ -102,40 +102,40 @@ class Login:
         self._kept: StoredLogin | None = None
         self._place: ServerAddress | None = None
         self._prover: Prover | None = None
-        """Has the key that tokens are bound to; None where they are bearer tokens."""
+        """Has the key that tokens are bound to; None for bearer tokens."""
         self._want = ""
-        """Why somebody has to log in."""
+        """Why a login is needed."""
         self._trouble = ""
         self._is_refused = False
-        """The authorization server will say the same again, whoever asks."""
+        """The authorization server refused permanently."""
         self._is_spent = False
-        """The server has refused the token: another one is needed, whatever its time."""
+        """The server refused the token, so a new one is needed even if it has not expired."""
         self._renewing: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._failures = 0
         self._seen: tuple[int, ...] | None = None
         self._read_as = b""
-        """What was in the vault when it was read last."""
+        """The vault's content when it was last read."""
         self._is_closed = False
         self._before: asyncio.Task[None] | None = None
-        """A request of the login that this one takes the place of: it may spend what both have."""
+        """The running request of the login that this one replaces; it may use up the shared refresh token."""
 
     def follow(self, before: Login) -> None:
-        """Take the place of another, which is closed."""
+        """Replace another login, and close it."""
         self._before = before._renewing or before._before
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the headers are all there is: the operator gave an Authorization, or there is no login."""
+        """Whether only static headers are used: `Authorization` is configured, or no login is."""
         return self._oauth is None and any(name.lower() == "authorization" for name in self._headers)
 
     @property
     def _is_kept(self) -> bool:
-        """Whether a person's login is what this rests on."""
+        """Whether a person has to log in."""
         return self._settings.grant in ("authorization_code", "device")
 
     def headers_for(self, server: ServerName) -> Mapping[str, str]:
-        """See `core.ports.credentials.Credentials`."""
+        """See `core.ports.Credentials`."""
         if self._token is None:
             return self._headers
         own = {name: value for name, value in self._headers.items() if name.lower() != "authorization"}
@@ -143,25 +143,25 @@ class Login:
 
     @property
     def signer(self) -> RequestSigner | None:
-        """See `core.ports.credentials.Credentials`."""
+        """See `core.ports.Credentials`."""
         return self if self._token is not None and self._token.is_bound else None
 
     def proof_for(self, method: str, url: str, authorization: str) -> str | None:
-        """See `core.ports.credentials.RequestSigner`: by the key of the login that there is now."""
+        """See `core.ports.RequestSigner`; signs with the current login's key."""
         return None if self._prover is None else self._prover.proof_for(method, url, authorization)
 
     def wants_nonce(self, url: str, status: int, headers: Mapping[str, str]) -> bool:
-        """See `core.ports.credentials.RequestSigner`."""
+        """See `core.ports.RequestSigner`."""
         return self._prover is not None and self._prover.wants_nonce(url, status, headers)
 
     # -- before a link is made ---------------------------------------------------------------------------------------
 
     async def ready(self) -> None:
-        """Have something to show, if there is anything that a server may want.
+        """Obtain a token if one is needed.
 
         Raises:
-            LoginNeeded: only a person can help.
-            NotReady: it may help to try again.
+            LoginNeeded: a person has to log in.
+            NotReady: a later attempt may succeed.
         """
         if self.is_fixed:
             return
@@ -177,24 +177,24 @@ class Login:
         if self._trouble:
             raise (LoginNeeded if self._is_refused else NotReady)(self._trouble)
         if not self._is_kept:
-            raise NotReady("no token for it: what the authorization server gives holds for no time")
+            raise NotReady("no token for it: the authorization server's tokens expire at once")
         if self._oauth is not None or self._kept is not None:
             raise LoginNeeded(self._how("its login has expired" if self._kept else "nobody has logged in"))
 
     def refused(self) -> bool:
-        """The server did not take what it was shown: whether it is worth the while to come with another token.
+        """The server refused the credentials. Return whether to retry with another token.
 
-        If not, it is shown the same when somebody wants it looked at again: it may have been its own mistake.
+        If not, a later attempt uses the same token: the refusal may have been the server's mistake.
         """
         if self._token is None or not self._can_renew():
             return False
-        # Less than no time is nothing to go by: the clock was put back.
+        # A negative age proves nothing: the clock was set back.
         is_fresh = 0.0 <= self._logins.now() - self._token.obtained_at < FRESH_SECONDS
         self._is_spent = not is_fresh
         return not is_fresh
 
     def hide(self, text: str) -> str:
-        """Return a text without the token in it: a server may repeat what it was shown."""
+        """Remove the token from a text: a server may quote it."""
         if self._token is None:
             return text
         for secret in (self._token.access, self._token.refresh):
@@ -202,7 +202,7 @@ class Login:
         return text
 
     def words(self) -> str:
-        """How somebody logs in at the server, and why they have to; nothing where the headers are all there is."""
+        """How to log in at the server, and why; empty if only static headers are used."""
         if self.is_fixed or not self._is_kept:
             return ""
         return self._want or self._how("")
@@ -216,12 +216,12 @@ class Login:
     def _how(self, why: str) -> str:
         name = f" --caller {_shown(self.slot)}" if self.slot.caller else ""
         because = f" ({why})" if why else ""
-        return f"it wants a login{because}: run isthmus login {self.slot.server}{name}"
+        return f"it requires a login{because}: run isthmus login {self.slot.server}{name}"
 
     # -- the vault ---------------------------------------------------------------------------------------------------
 
     def look(self) -> bool:
-        """Take what somebody has logged in with meanwhile; whether that is something else than before."""
+        """Read a login that was made meanwhile; return whether it differs from the current one."""
         if not self._is_kept or self.is_fixed or (seen := self._logins.vault.stamp()) == self._seen:
             return False
         self._seen = seen
@@ -240,7 +240,7 @@ class Login:
             log.warning("a login cannot be read", server=self.slot.server, reason=str(error))
             return None
         if kept is not None and kept.url != self._url:
-            log.warning("a login is of another address than is configured", server=self.slot.server)
+            log.warning("the stored login is for another address than the configured one", server=self.slot.server)
             return None
         try:
             _prover_of(kept)
@@ -251,7 +251,7 @@ class Login:
 
     def _take(self, kept: StoredLogin | None) -> None:
         if self._kept is None or kept is None or kept.proof_key != self._kept.proof_key:
-            self._prover = _prover_of(kept)  # else the nonces that it knows are still good
+            self._prover = _prover_of(kept)  # otherwise its known nonces stay valid
         self._kept = kept
         self._want = self._trouble = ""
         self._use(None if kept is None else kept.token)
@@ -263,10 +263,10 @@ class Login:
         self.generation += 1
         self._plan()
         if before is not None and token is not None and before.is_bound != token.is_bound:
-            self._logins.tell(self.slot)  # links that sign their requests, and others, are made anew
+            self._logins.tell(self.slot)  # links are recreated when signing starts or ends
 
     def close(self) -> None:
-        """Renew no more: another one takes its place, or none does."""
+        """Stop renewing."""
         self._is_closed = True
         self._stop_waiting()
 
@@ -283,7 +283,7 @@ class Login:
         return bool(self._kept and self._kept.token.refresh) if self._is_kept else True
 
     def _plan(self) -> None:
-        """Renew the token some time before its end."""
+        """Schedule the renewal before the token expires."""
         self._stop_waiting()
         token = self._token
         if token is None or token.expires_at is None or not self._can_renew():
@@ -305,7 +305,7 @@ class Login:
         self._timer = None
         is_silent = self._subject is not None and self._logins.subjects.token_of(self._subject) is None
         if is_silent and self._token is not None:
-            self._expire_with(self._token)  # whoever it is has nothing to exchange now, and may come back with it
+            self._expire_with(self._token)  # the caller has no token to exchange now, but may send one later
         else:
             self._start()
 
@@ -315,7 +315,7 @@ class Login:
         return self._renewing
 
     async def _renewed(self) -> None:
-        """Wait for the one request that is under way, or make it; how it ends is seen by what there is then."""
+        """Wait for the running request, or start one; the state afterwards shows its result."""
         await asyncio.wait({self._start()})
 
     async def _renew(self) -> None:
@@ -346,33 +346,31 @@ class Login:
         elif self._subject is None:
             self._use(await endpoint.by_client(scope))
         elif (shown := self._logins.subjects.token_of(self._subject)) is None:
-            raise GrantRefused(
-                "no_token", "this caller has shown none since the server is there that could be exchanged"
-            )
+            raise GrantRefused("no_token", "this caller has sent no token that could be exchanged")
         elif grant == "enterprise_managed":
             self._use(await self._by_id_jag(endpoint, shown, scope))
         else:
             self._use(await endpoint.by_exchange(shown, self._settings.scope))
 
     async def _by_id_jag(self, endpoint: TokenEndpoint, identity_token: str, scope: str) -> StoredToken:
-        """A token for what the company's identity provider gives for a person's identity token."""
+        """Request a token for the identity provider's assertion of a person's identity token."""
         settings = self._settings
         if settings.idp_token_endpoint:
             provider = ServerMetadata(issuer=settings.idp_issuer, token_endpoint=settings.idp_token_endpoint)
         else:
             provider = await find_issuer(endpoint.fetcher, settings.idp_issuer)
         client = OAuthClient(settings.idp_client_id, settings.idp_client_secret)
-        # Without the settings, of which key and secret are for the other authorization server.
+        # Without the settings: their key and secret belong to the other authorization server.
         idp = TokenEndpoint(endpoint.fetcher, provider, client, ANYONE, endpoint.resource)
         audience = settings.audience or endpoint.server.issuer or endpoint.server.token_endpoint
         return await endpoint.by_assertion(await idp.id_jag(identity_token, audience, scope), scope)
 
     def _identity_token(self) -> str:
-        """What the operator has the hub present, as it is now. Raises `FetchFailed`."""
+        """Read the current assertion that the operator configured. Raises `FetchFailed`."""
         settings = self._settings
         token = settings.identity_token or _read_token(settings.identity_token_file)
         if not is_token(token):
-            raise FetchFailed(f"{settings.identity_token_file} holds no token")
+            raise FetchFailed(f"{settings.identity_token_file} contains no token")
         return token
 
     async def _refresh(self) -> None:
@@ -381,7 +379,7 @@ class Login:
             self._seen = None
             self.look()
             if self._kept == before or not self._is_good():
-                await self._refresh_in_turn()  # else another process has done it
+                await self._refresh_in_turn()  # otherwise another process has done it
 
     async def _refresh_in_turn(self) -> None:
         kept, read_as = self._kept, self._read_as
@@ -393,19 +391,19 @@ class Login:
         token = await endpoint.by_refresh(kept.token)
         if self._is_put(read_as, kept := msgspec.structs.replace(kept, token=token)):
             self._take(kept)
-        elif self.look():  # somebody has logged in or out meanwhile, and that is what holds
+        elif self.look():  # somebody has logged in or out meanwhile, which takes precedence
             self._logins.tell(self.slot)
 
     def _client(self, kept: OAuthClient) -> OAuthClient:
-        """Who logged in; with its present secret, which the operator may have changed since then."""
+        """The client that logged in, with its current secret, which may have changed since."""
         if kept.id != self._settings.client_id:
             return kept
         return msgspec.structs.replace(kept, secret=self._settings.client_secret)
 
     def _is_put(self, before: bytes, kept: StoredLogin) -> bool:
-        """Write a renewed login down; False if it is not there any more that was renewed."""
+        """Store a renewed login; False if the stored login has changed or gone meanwhile."""
         content = msgspec.json.encode(kept)
-        self._seen = None  # whatever is there from now on is to be read once
+        self._seen = None  # read the vault again
         try:
             is_put = self._logins.vault.replace(self.slot, before, content)
         except (OSError, VaultDamaged) as error:
@@ -432,11 +430,11 @@ class Login:
         return self._logins.fetcher(self._url, self._settings, self.ca)
 
     def _was_refused(self, refused: GrantRefused, before: StoredToken | None) -> None:
-        """It will be refused again: say what is missing, once, and wait until somebody does something about it."""
+        """Record a permanent refusal, log it once, and wait for a new login."""
         self._seen = None
         if self.look() and self._is_good():
-            return  # somebody else was faster, and the old refresh token is not good any more
-        self._place = None  # the server may be at another authorization server by now
+            return  # another process was faster, so the old refresh token is invalid
+        self._place = None  # the server may use another authorization server by now
         if self._is_kept:
             self._want = self._how(f"its authorization server says {refused}")
         else:
@@ -449,8 +447,8 @@ class Login:
             self._drop()
 
     def _expire_with(self, token: StoredToken) -> None:
-        """What it was given before holds for a while yet."""
-        assert token.expires_at is not None  # else it would not have been renewed
+        """Keep using the current token while it is valid."""
+        assert token.expires_at is not None  # otherwise it would not have been renewed
         self._call_in(max(0.0, token.expires_at - self._logins.now()), self._drop)
 
     def _drop(self) -> None:
@@ -469,12 +467,12 @@ class Login:
 
 
 def _prover_of(kept: StoredLogin | None) -> Prover | None:
-    """What proves the requests of a kept login. Raises `ValueError` if its key cannot be read."""
+    """The signer of a stored login. Raises `ValueError` if its key cannot be read."""
     return Prover(ProofKey.read(kept.proof_key)) if kept is not None and kept.proof_key else None
 
 
 def _read_token(path: str) -> str:
-    """The token in a file. Raises `FetchFailed`: the platform may only be about to write it."""
+    """Read a token from a file. Raises `FetchFailed`, as the platform may still be writing it."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise FetchFailed(f"{path} is not a file")
@@ -491,7 +489,7 @@ def _life(token: StoredToken) -> float:
 
 
 def _blanked(text: str, secret: str) -> str:
-    """A text without a secret, nor the beginning of one that was cut off."""
+    """Remove a secret from a text, also a truncated one at the end."""
     text = text.replace(secret, "***")
     while len(secret) > BEGINNING and (at := text.find(secret[:BEGINNING])) >= 0:
         end = BEGINNING

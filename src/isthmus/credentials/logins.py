@@ -1,6 +1,6 @@
-"""The logins of a running hub: one for each server and name, and an eye on those that somebody makes meanwhile.
+"""The logins of a running hub: one for each server and name. It notices logins made by the command line.
 
-`app.links` asks here for what a link is to show.
+`app.links` gets the credentials of a link here.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from isthmus.transport.egress import Egress, HttpOrigin, parse_url
 log = structlog.get_logger(__name__)
 
 LOOK_SECONDS = 0.5
-"""How often it is looked whether somebody has logged in, or out, by the command line."""
+"""How often the vault is checked for logins and logouts by the command line."""
 
 PROVING = frozenset({"authorization", "proxy-authorization", "cookie", "x-api-key", "api-key"})
-"""Headers by which servers know who calls: beside a caller's own, those of everybody would make it somebody else."""
+"""Headers that identify a caller. Shared ones must not be sent together with a caller's own login."""
 
 LOGINS_MAX = 4_096
-"""Logins that are remembered; callers with tokens of their own may be many."""
+"""The maximum number of logins in memory; there may be many callers with their own tokens."""
 
 
 _Place: TypeAlias = tuple[Slot, str]
-"""Whose login it is, and with which rights, where it was had by exchange for a token that has these."""
+"""The slot of a login, and the rights of the exchanged token, if any."""
 
 
 class Logins:
-    """All logins of one hub."""
+    """The registry of all logins of a hub."""
 
     def __init__(
         self,
@@ -55,12 +55,12 @@ class Logins:
         self._clock = clock
         self.subjects = subjects or SubjectTokens()
         self.on_changed: Callable[[ServerName, Subject | None], None] = lambda _server, _subject: None
-        """Hears of a server that is shown something else from now on, or nothing any more."""
+        """Called when the credentials for a server have changed or gone."""
         self._egress = egress
         self._known: OrderedDict[_Place, tuple[object, Login]] = OrderedDict()
         self._is_watching = False
         self._has_exchanges = False
-        """Whether there ever was a server for which callers' tokens are exchanged; else none of them is kept."""
+        """Whether any server ever exchanges callers' tokens; otherwise none of them is stored."""
 
     def now(self) -> float:
         """The time, in seconds since the epoch."""
@@ -75,7 +75,7 @@ class Logins:
         subject: Subject | None = None,
         ca: str = "",
     ) -> Login:
-        """The login to show this server, in everybody's name or in one caller's."""
+        """The login for this server, shared or for one caller."""
         slot = Slot.of(server, subject)
         self._has_exchanges |= credentials.are_exchanged
         terms = (url, dict(headers), credentials, ca)
@@ -103,7 +103,7 @@ class Logins:
         own = credentials.own.get(subject.at_large)
         if own is None:
             return Login(self, slot, url, headers, credentials.oauth, subject)
-        # What everybody has in common stays out of it, but for headers that prove nothing and are not given anew.
+        # Shared headers are left out, except those that identify nobody and that the caller does not override.
         left_out = PROVING | {name.lower() for name in own.headers}
         common = {name: value for name, value in headers.items() if name.lower() not in left_out}
         oauth = own.oauth
@@ -117,18 +117,18 @@ class Logins:
             login.close()
 
     def proved(self, caller: Caller, credential: bytes, until: float) -> None:
-        """A caller has shown a token of an issuer, which was verified: it may be exchanged, and goes nowhere else."""
+        """Store a caller's verified token for exchange; it is used for nothing else."""
         if self._has_exchanges:
             subject = Subject(caller.tenant, caller.name, caller.rights)
             self.subjects.note(subject, credential.decode("ascii", "replace"), until)
 
     def forget(self, server: ServerName) -> None:
-        """A server is not there any more."""
+        """A server was removed."""
         for place in [place for place in self._known if place[0].server == server]:
             self._known.pop(place)[1].close()
 
     def fetcher(self, url: str, settings: OAuthSettings, ca: str) -> Fetcher:
-        """Fetches for a login at this server: there, where the operator says, and wherever is public."""
+        """Return the fetcher for this server: it may reach the server, configured origins and public addresses."""
         return fetcher_for(self._egress, self.background, url, settings, ca)
 
     def tell(self, slot: Slot) -> None:
@@ -156,9 +156,9 @@ class Logins:
 def fetcher_for(
     egress: Egress, background: BackgroundTasks, url: str, settings: OAuthSettings, ca: str = ""
 ) -> Fetcher:
-    """Fetches for a login at the server with this address; a place is checked each time, whatever it was before.
+    """Return the fetcher for a login at the server with this address. Every address is checked each time.
 
-    The server's own authority, `ca`, is believed there and wherever else the operator named.
+    The server's own certificate authority, `ca`, is trusted there and at configured origins.
     """
     own, _ = parse_url(url)
 
@@ -169,7 +169,7 @@ def fetcher_for(
 
 
 class StaticCredentials:
-    """Headers by server, as configured."""
+    """The configured headers of each server."""
 
     generation = 0
     signer = None
@@ -178,5 +178,5 @@ class StaticCredentials:
         self._headers = headers
 
     def headers_for(self, server: ServerName) -> Mapping[str, str]:
-        """The server's headers; none if it has none."""
+        """The server's headers; empty if it has none."""
         return self._headers.get(server, {})

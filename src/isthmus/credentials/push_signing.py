@@ -1,7 +1,7 @@
-"""Signatures on push notifications, as the first A2A has them: a JWT over the digest of the body, in `Authorization`.
+"""Signatures on push notifications of the first A2A version: a JWT over the body's digest, in `Authorization`.
 
-Its listener fetches the public key from `/.well-known/jwks.json` and drops what is not signed with it. The key is in
-the state folder, so that it outlasts the hub. `app.pushes` has one.
+The receiver fetches the public key from `/.well-known/jwks.json` and drops unsigned notifications. The key is stored
+in the state folder, so that it survives restarts. `app.pushes` owns the signer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KEY_BITS = 2048
 
 
 class PushSigner:
-    """Signs with the key of a state folder; `load` makes one if there is none, which takes a part of a second."""
+    """Signs with the key of a state folder. `load` creates a missing key, which takes a fraction of a second."""
 
     def __init__(self, state: Path) -> None:
         self._file = state / KEY_FILE
@@ -37,11 +37,11 @@ class PushSigner:
         self._id = ""
 
     def load(self) -> None:
-        """Have the key at hand.
+        """Load the key, or create it.
 
         Raises:
-            OSError: it can neither be read nor made.
-            ValueError: the file does not hold one.
+            OSError: the key can neither be read nor created.
+            ValueError: the file does not contain a key.
         """
         if self._key is None:
             key = _kept(self._file)
@@ -50,7 +50,7 @@ class PushSigner:
             self._key = key
 
     def key_set(self) -> bytes:
-        """The public key, as a JSON Web Key Set; `load` raises if there is none."""
+        """The public key as a JSON Web Key Set; raises like `load`."""
         self.load()
         assert self._key is not None
         numbers = self._key.public_key().public_numbers()
@@ -58,15 +58,15 @@ class PushSigner:
         return json.dumps({"keys": [{"kty": "RSA", "use": "sig", "alg": "RS256", "kid": self._id, **own}]}).encode()
 
     def token_for(self, body: bytes, now: float) -> str:
-        """The token that goes with a body; the listener refuses one that is older than five minutes.
+        """Create the token for a body; receivers refuse tokens older than five minutes.
 
         Raises:
             OSError: the key cannot be read.
-            ValueError: the key cannot be used, or the listener could not write this body again.
+            ValueError: the key cannot be used, or the receiver could not encode this body in the same way.
         """
         self.load()
         assert self._key is not None
-        # The listener digests what Python makes of the JSON, not what it was sent.
+        # The receiver hashes the JSON as Python encodes it again, not the bytes it received.
         again = json.dumps(json.loads(body), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         claims = {"iat": int(now), "request_body_sha256": sha256(again.encode()).hexdigest()}
         header = {"alg": "RS256", "kid": self._id, "typ": "JWT"}
@@ -87,17 +87,17 @@ def _kept(file: Path) -> RSAPrivateKey:
             stream.flush()
             os.fsync(stream.fileno())
         with suppress(FileExistsError):
-            os.link(draft, file)  # whichever hub came first has made the key of all
+            os.link(draft, file)  # another hub created the key first
     finally:
         draft.unlink()
     return _read(file)
 
 
 def _read(file: Path) -> RSAPrivateKey:
-    with suppress(ValueError, TypeError):  # no PEM, or one under a password
+    with suppress(ValueError, TypeError):  # not a PEM file, or an encrypted one
         if isinstance(key := load_pem_private_key(file.read_bytes(), None), RSAPrivateKey):
             return key
-    raise ValueError(f"{file} does not hold an RSA key; move the file away")
+    raise ValueError(f"{file} does not contain an RSA key; move the file away")
 
 
 def _octets(number: int) -> bytes:

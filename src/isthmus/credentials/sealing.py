@@ -1,4 +1,4 @@
-"""Sealing by ChaCha20-Poly1305 under a key that lives and dies with the process."""
+"""Authenticated encryption with ChaCha20-Poly1305, with a key of the process or of the state folder."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ NONCE_BYTES = 12
 
 
 class ProcessSealer:
-    """Whatever it sealed can be opened by this process alone: nothing sealed outlives what it speaks of."""
+    """Encrypts with a key that exists only in this process, for values that refer to its memory."""
 
     def __init__(self) -> None:
         self._cipher = ChaCha20Poly1305(ChaCha20Poly1305.generate_key())
 
     def seal(self, content: bytes, bound_to: bytes) -> str:
-        """See `core.ports.sealer.Sealer`."""
+        """See `core.ports.Sealer`."""
         nonce = os.urandom(NONCE_BYTES)
         sealed = nonce + self._cipher.encrypt(nonce, content, bound_to)
         return base64.urlsafe_b64encode(sealed).decode()
 
     def open(self, sealed: str, bound_to: bytes) -> bytes | None:
-        """See `core.ports.sealer.Sealer`."""
+        """See `core.ports.Sealer`."""
         if not sealed.isascii():
             return None
         try:
             raw = base64.b64decode(sealed, altchars=b"-_", validate=True)
             if base64.urlsafe_b64encode(raw).decode() != sealed:
-                return None  # another spelling of the same bytes: a text that was changed is refused, however little
+                return None  # another base64 spelling of the same bytes: any changed text is refused
             return self._cipher.decrypt(raw[:NONCE_BYTES], raw[NONCE_BYTES:], bound_to)
         except (binascii.Error, InvalidTag, ValueError):
             return None
@@ -46,20 +46,20 @@ KEY_BYTES = 32
 
 
 class StoredSealer:
-    """See `core.ports.sealer.Sealer`."""
+    """See `core.ports.Sealer`."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
         self._cipher = ChaCha20Poly1305(key)
 
     def seal(self, content: bytes, bound_to: bytes) -> str:
-        """Seal; the nonce is made of what is sealed and what that is bound to, and so never serves two texts."""
+        """Encrypt. The nonce is derived from the text and its context, so no nonce is used for two texts."""
         bound = len(bound_to).to_bytes(8, "big") + bound_to
         nonce = blake2b(bound + content, key=self._key, digest_size=NONCE_BYTES).digest()
         return base64.urlsafe_b64encode(nonce + self._cipher.encrypt(nonce, content, bound_to)).decode()
 
     def open(self, sealed: str, bound_to: bytes) -> bytes | None:
-        """What was sealed; None if it was not, or not so."""
+        """Decrypt; None if the text was not encrypted with this key and context."""
         try:
             raw = base64.b64decode(sealed, altchars=b"-_", validate=True)
             return self._cipher.decrypt(raw[:NONCE_BYTES], raw[NONCE_BYTES:], bound_to)
@@ -68,11 +68,11 @@ class StoredSealer:
 
 
 def stored_key(state: Path) -> bytes:
-    """The key in a state folder, which is made if there is none.
+    """Read the key of a state folder, or create it.
 
     Raises:
-        OSError: it can neither be read nor made.
-        ValueError: the file does not hold one.
+        OSError: the key can neither be read nor created.
+        ValueError: the file does not contain a key.
     """
     file = state / KEY_FILE
     with suppress(FileNotFoundError):
@@ -86,7 +86,7 @@ def stored_key(state: Path) -> bytes:
             stream.flush()
             os.fsync(stream.fileno())
         with suppress(FileExistsError):
-            os.link(draft, file)  # whoever came first has made the key of all
+            os.link(draft, file)  # another process created the key first
     finally:
         draft.unlink()
     return _read(file)
@@ -97,4 +97,4 @@ def _read(file: Path) -> bytes:
     with suppress(ValueError):
         if len(key := bytes.fromhex(text)) == KEY_BYTES:
             return key
-    raise ValueError(f"{file} does not hold the key of the journal; put it back, or move the file away")
+    raise ValueError(f"{file} does not contain the key of the journal; restore it, or move the file away")

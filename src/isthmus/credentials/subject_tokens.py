@@ -1,7 +1,7 @@
-"""What callers have proved themselves with, for servers that are called in their name (RFC 8693).
+"""Verified tokens of callers, for token exchange at servers that are called in their name (RFC 8693).
 
-In memory only, the latest of each caller and until it expires. Nobody is sent it but the token endpoint that the
-operator configured, which gives another one for it. `identity` puts in what it has verified; `logins` takes it out.
+The latest token of each caller is held in memory until it expires. It is sent only to the configured token endpoint,
+which exchanges it. `identity.issuers` reports verified tokens; `logins` uses them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from isthmus.model.credentials import Subject
 
 SUBJECTS_MAX = 10_000
-"""Callers that are remembered; who has not shown anything for longest is forgotten first."""
+"""The maximum number of callers; the least recently seen one is forgotten first."""
 
 
 class SubjectTokens:
@@ -24,14 +24,14 @@ class SubjectTokens:
         self._known: OrderedDict[Subject, tuple[str, float]] = OrderedDict()
 
     def note(self, subject: Subject, token: str, expires_at: float) -> None:
-        """Remember what a caller has shown, which was verified."""
+        """Remember a caller's verified token."""
         self._known[subject] = (token, expires_at)
         self._known.move_to_end(subject)
         if len(self._known) > SUBJECTS_MAX:
             self._known.popitem(last=False)
 
     def token_of(self, subject: Subject) -> str | None:
-        """What a caller has shown last; None if that holds no more."""
+        """The caller's latest token; None if it has expired."""
         token, expires_at = self._known.get(subject, ("", 0.0))
         return token if expires_at > self._clock() else None
 

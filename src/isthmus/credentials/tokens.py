@@ -1,4 +1,4 @@
-"""A login as it is kept: the token, how it is renewed, and where it came from. Values; `vault` seals them."""
+"""The values of a stored login: the token, its client and its origin. `vault` encrypts them."""
 
 from __future__ import annotations
 
@@ -8,54 +8,54 @@ TOKEN_LENGTH_MAX = 16 * 1024
 
 
 class OAuthClient(msgspec.Struct, frozen=True):
-    """What the hub is at an authorization server."""
+    """The hub's registration at an authorization server."""
 
     id: str
     secret: str = ""
     method: str = ""
-    """How it proves itself at the token endpoint; empty for whatever fits."""
+    """The authentication method at the token endpoint; empty selects one automatically."""
     redirect: str = ""
-    """Where a browser is to come back to, as it was registered."""
+    """The registered redirect address."""
 
     def __repr__(self) -> str:
         return f"Client(id={self.id!r}, method={self.method!r})"
 
 
 class StoredToken(msgspec.Struct, frozen=True):
-    """What a server is shown, and what another one is had for."""
+    """An access token and its refresh token."""
 
     access: str
     expires_at: float | None = None
-    """Seconds since the epoch; None if nobody said."""
+    """Seconds since the epoch; None if unknown."""
     obtained_at: float = 0.0
     refresh: str = ""
     scope: str = ""
     is_bound: bool = False
-    """Whether it is good only with a proof of the login's key (RFC 9449)."""
+    """Whether it is valid only with a proof of the login's key (RFC 9449)."""
 
     def __repr__(self) -> str:
         return f"Token(expires_at={self.expires_at!r}, scope={self.scope!r})"
 
     def is_good(self, now: float, leeway: float = 0.0) -> bool:
-        """Whether it holds for a while."""
+        """Whether it is valid for a while."""
         return self.expires_at is None or now + leeway < self.expires_at
 
 
 class StoredLogin(msgspec.Struct, frozen=True):
-    """One login, as it is written down."""
+    """One stored login."""
 
     token: StoredToken
     client: OAuthClient
     issuer: str
     token_endpoint: str
     resource: str
-    """What the token is for. It is shown to nobody else."""
+    """The resource that the token is for. It is sent nowhere else."""
     url: str
-    """The server's address when somebody logged in: a server that has moved elsewhere is not shown the token."""
+    """The server's address at login. After a change of address the token is not sent."""
     asked_scope: str = ""
-    """What was asked for, beside what was granted."""
+    """The requested scope; the token has the granted one."""
     proof_key: str = ""
-    """The private key that its tokens are bound to, as PEM; empty where they are bearer tokens."""
+    """The private key that its tokens are bound to, as PEM; empty for bearer tokens."""
 
     def __repr__(self) -> str:
         return f"Kept(issuer={self.issuer!r}, resource={self.resource!r}, token={self.token!r})"

@@ -1,8 +1,8 @@
-"""Logins at rest: one sealed file each, in the state folder, and the keys that open them.
+"""Stored logins: one encrypted file each in the state folder, and the encryption keys.
 
-ChaCha20-Poly1305 under a key of 256 bits. What a file is (whose login, at which server, under which key) is bound to
-its content: moved, renamed or edited, it opens no more. The hub and the command line both work here, at the same time
-if need be: files are written whole and put in place at once. No message quotes what is in them.
+Files are encrypted with ChaCha20-Poly1305 and a 256-bit key. Owner, server and key id are authenticated together with
+the content, so a moved, renamed or edited file is refused. The hub and the command line may use the vault at the same
+time: files are replaced atomically. No message quotes their content.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if sys.platform != "win32":
     import fcntl
 
 TURN_SECONDS = 20.0
-"""Who has its turn for longer stands still, and is not waited for."""
+"""A process that holds the lock longer is assumed to hang, and the others continue without it."""
 
 PAUSE_SECONDS = 0.05
 
 
 @asynccontextmanager
 async def turn(file: Path) -> AsyncIterator[None]:
-    """Do something while no other process with this file does; without waiting where none can be had, or locked."""
+    """Run the block under a lock file; without a lock if the file system does not support it."""
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
@@ -64,7 +64,7 @@ async def _wait_for(descriptor: int) -> None:
         except BlockingIOError:
             await asyncio.sleep(PAUSE_SECONDS)
         except OSError:
-            return  # some network folders have no locks, and a login must be renewed there as well
+            return  # some network folders have no locks; logins must be renewed there, too
         else:
             return
 
@@ -87,12 +87,12 @@ _PURPOSE = b"isthmus credentials at rest"
 
 
 class VaultDamaged(Exception):
-    """A file of the vault cannot be used; the message names it and says what to do."""
+    """A file of the vault is unusable; the message names it and says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class VaultSettings:
-    """The operator's own key, and earlier ones of which something may still be sealed."""
+    """The operator's key, and earlier keys that some files may still use."""
 
     key: str = field(default="", repr=False)
     old_keys: tuple[str, ...] = field(default=(), repr=False)
@@ -102,11 +102,11 @@ class VaultSettings:
             if key and len(key) < KEY_LENGTH_MIN:
                 raise ValueError(f"{name} must have {KEY_LENGTH_MIN} characters or more, not {len(key)}")
         if self.old_keys and not self.key:
-            raise ValueError("old_keys must stand beside key, not alone")
+            raise ValueError("old_keys must come with key")
 
 
 class Slot(NamedTuple):
-    """Whose login it is: at which server, and in which caller's name (empty: everybody's)."""
+    """Identifies a login: the server, and the caller's name (empty for the shared login)."""
 
     server: str
     tenant: str = ""
@@ -114,12 +114,12 @@ class Slot(NamedTuple):
 
     @classmethod
     def of(cls, server: str, subject: Subject | None) -> Slot:
-        """That of a caller, with whichever token it came, or of everybody."""
+        """The slot of a caller, whatever its token, or the shared one."""
         return cls(server) if subject is None else cls(server, subject.tenant, subject.name)
 
     @property
     def id(self) -> str:
-        """What its file is called."""
+        """The name of its file."""
         return hashlib.sha256("\0".join(self).encode()).hexdigest()[:32]
 
 
@@ -141,30 +141,30 @@ class Vault:
     """The logins in one state folder."""
 
     def __init__(self, state: Path, settings: VaultSettings | None = None) -> None:
-        """Nothing is made before something is put in."""
+        """Nothing is created before the first login is stored."""
         self._folder = state / FOLDER
         self._settings = settings or VaultSettings()
         self._keys: dict[str, ChaCha20Poly1305] = {}
         self._current = ""
 
     def change(self, settings: VaultSettings) -> None:
-        """Go by other keys of the operator's from now on."""
+        """Use other configured keys from now on."""
         if settings != self._settings:
             self._settings, self._keys, self._current = settings, {}, ""
 
     def stamp(self) -> tuple[int, ...]:
-        """What tells the vault from its later self, without reading any file."""
+        """A value that changes whenever the vault does; no file is read."""
         with suppress(OSError):
             seen = os.stat(self._folder)
             return seen.st_ino, seen.st_mtime_ns, seen.st_ctime_ns
         return ()
 
     def get(self, slot: Slot) -> bytes | None:
-        """Return what is in a slot; None if nothing is.
+        """Return the login in a slot; None if it is empty.
 
         Raises:
-            VaultDamaged: there is something that cannot be opened.
-            OSError: it cannot be read.
+            VaultDamaged: the file cannot be decrypted.
+            OSError: the file cannot be read.
         """
         row = self._row(self._file(slot))
         if row is None:
@@ -175,16 +175,16 @@ class Vault:
         except VaultDamaged:
             if self._row(self._file(slot)) == row:
                 raise
-        return self.get(slot)  # it was sealed anew meanwhile, and the key that it was sealed with is gone
+        return self.get(slot)  # it was encrypted again meanwhile, and its old key is gone
 
     def put(self, slot: Slot, content: bytes) -> None:
-        """Put something in a slot, in the place of what was there. Raises `OSError` or `VaultDamaged`."""
+        """Store a login in a slot and replace the previous one. Raises `OSError` or `VaultDamaged`."""
         with self._alone():
             self._load_keys(may_make=True)
             self._write(slot, content)
 
     def replace(self, slot: Slot, before: bytes, content: bytes) -> bool:
-        """Put something in the place of what was there `before`; False if something else, or nothing, is there now.
+        """Replace the login `before` by another; False if the slot contains something else now.
 
         Raises `OSError` or `VaultDamaged`.
         """
@@ -196,7 +196,7 @@ class Vault:
             return True
 
     def remove(self, slot: Slot) -> bool:
-        """Empty a slot; False if it was empty."""
+        """Delete a login; False if there was none."""
         if not self._file(slot).exists():
             return False
         with self._alone(), suppress(FileNotFoundError):
@@ -204,13 +204,13 @@ class Vault:
         return True
 
     def turn(self, slot: Slot) -> AbstractAsyncContextManager[None]:
-        """Renew a login while no other process does."""
+        """Hold the lock for renewing a login."""
         with suppress(OSError):
             self._make_folder()
         return turn(self._folder / f"{slot.id}{TURN_ENDING}")
 
     def slots(self) -> Iterator[Slot]:
-        """Every slot that is not empty, as far as it can be read."""
+        """All slots with a readable login."""
         for file in sorted(self._files()):
             with suppress(VaultDamaged, OSError):
                 if (row := self._row(file)) is not None:
@@ -218,9 +218,9 @@ class Vault:
                     yield row.slot
 
     def rotate(self) -> int:
-        """Seal everything anew, under a new key or under the configured one; return how much there was.
+        """Encrypt all logins with a new key or the configured one; return their number.
 
-        Whoever reads meanwhile finds the old key as well as the new, until nothing is left that needs the old.
+        The old key stays readable until no file needs it.
         Raises `OSError` or `VaultDamaged`.
         """
         with self._alone():
@@ -253,7 +253,7 @@ class Vault:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Write while no other process does: what one of them reads, another may be about to replace."""
+        """Hold the write lock: otherwise one process could replace what another has just read."""
         self._make_folder()
         if sys.platform == "win32":
             yield
@@ -267,7 +267,7 @@ class Vault:
             os.close(descriptor)
 
     def _clear_drafts(self) -> None:
-        """What a process left behind that was ended while it wrote: it may hold keys."""
+        """Delete temporary files of killed processes; they may contain keys."""
         for draft in self._folder.glob(".*"):
             with suppress(OSError):
                 os.unlink(draft)
@@ -288,9 +288,9 @@ class Vault:
             raise VaultDamaged(f"{file} is damaged; delete it and log in again") from None
 
     def _check_place(self, file: Path, row: _Row) -> None:
-        """Raise `VaultDamaged` for a file under another's name: an older copy must not come in for what is there."""
+        """Raise `VaultDamaged` for a renamed file: an old copy must not replace the current login."""
         if file != self._file(row.slot):
-            raise VaultDamaged(f"{file} is of another login; delete it and log in again")
+            raise VaultDamaged(f"{file} belongs to another login; delete it and log in again")
 
     def _write(self, slot: Slot, content: bytes) -> None:
         nonce = os.urandom(NONCE_BYTES)
@@ -303,7 +303,7 @@ class Vault:
         try:
             raw = base64.b64decode(row.sealed, validate=True)
             if base64.b64encode(raw).decode() != row.sealed:
-                raise ValueError  # another spelling of the same bytes: what was changed is refused, however little
+                raise ValueError  # another base64 spelling of the same bytes: any change is refused
             return cipher.decrypt(raw[:NONCE_BYTES], raw[NONCE_BYTES:], _bound(row.slot, row.key))
         except (binascii.Error, InvalidTag, ValueError):
             raise VaultDamaged(f"{self._file(row.slot)} was changed; delete it and log in again") from None
@@ -312,9 +312,9 @@ class Vault:
 
     def _cipher(self, id: str) -> ChaCha20Poly1305:
         if id not in self._keys:
-            self._load_keys(may_make=False)  # they may have been changed by another process
+            self._load_keys(may_make=False)  # another process may have changed them
         if id not in self._keys:
-            raise VaultDamaged(f"a login in {self._folder} is sealed under a key that is not there; log in again")
+            raise VaultDamaged(f"a login in {self._folder} is encrypted with a missing key; log in again")
         return self._keys[id]
 
     def _load_keys(self, *, may_make: bool) -> None:
@@ -331,7 +331,7 @@ class Vault:
         self._current = found[0][0] if found else ""
 
     def _read_keys(self) -> list[tuple[str, bytes]] | None:
-        """The keys in the file, the present one first; None if there is no file."""
+        """The keys in the file, the current one first; None if there is no file."""
         file = self._folder / KEY_FILE
         try:
             rows = msgspec.json.decode(_contents(file), type=list[tuple[str, str]])
@@ -341,18 +341,18 @@ class Vault:
         except (msgspec.MsgspecError, ValueError, RecursionError):
             keys = []
         if not keys or any(len(key) != KEY_BYTES for _, key in keys):
-            raise VaultDamaged(f"{file} holds no keys; delete the folder {self._folder} and log in again")
+            raise VaultDamaged(f"{file} contains no keys; delete the folder {self._folder} and log in again")
         return keys
 
     def _add_key(self) -> None:
-        """Have what is sealed from now on sealed under a new key."""
+        """Use a new key from now on."""
         self._replace_keys([_new_key(), *(self._read_keys() or [])])
 
     def _keep_only(self, ids: Sequence[str]) -> None:
         self._replace_keys([(id, key) for id, key in self._read_keys() or [] if id in ids])
 
     def _drop_keys(self) -> None:
-        """Nothing is sealed under a key of the folder any more; whoever has an older copy of it is not to find one."""
+        """Delete unused keys of the folder, so that old copies of files cannot be decrypted."""
         with suppress(FileNotFoundError):
             os.unlink(self._folder / KEY_FILE)
         _sync_folder(self._folder)
@@ -362,15 +362,15 @@ class Vault:
         self._load_keys(may_make=False)
 
     def _offer_keys(self, keys: Sequence[tuple[str, bytes]]) -> None:
-        """Put keys there unless somebody else just did: two that start at once have the same."""
+        """Create the key file unless another process just did, so that both use the same keys."""
         _put_in_place(self._folder / KEY_FILE, _written(keys), may_replace=False)
 
 
 def _lock(descriptor: int) -> None:
-    """Take a lock that ends with the process, however that ends; who holds it for long stands still.
+    """Take a lock that the system releases when the process ends.
 
     Raises:
-        OSError: somebody does.
+        OSError: another process holds it for too long.
     """
     until = time.monotonic() + LOCK_SECONDS
     while True:
@@ -385,7 +385,7 @@ def _lock(descriptor: int) -> None:
 
 
 def _id_of(key: str) -> str:
-    """What a configured key goes by: it tells nothing of the key, since it is made of what is derived from it."""
+    """The id of a configured key. It reveals nothing: it is computed from the derived key."""
     return hashlib.sha256(b"id of " + _derived(key)).hexdigest()[:16]
 
 
@@ -413,12 +413,12 @@ def _contents(file: Path) -> bytes:
     with file.open("rb") as stream:
         content = stream.read(FILE_BYTES_MAX + 1)
     if len(content) > FILE_BYTES_MAX:
-        raise VaultDamaged(f"{file} is longer than anything that was put there; delete it and log in again")
+        raise VaultDamaged(f"{file} is too large for a login; delete it and log in again")
     return content
 
 
 def _put_in_place(file: Path, content: bytes, *, may_replace: bool = True) -> None:
-    """Write a file that only its owner can read, whole and at once, and durably."""
+    """Write a file atomically and durably, readable only by its owner."""
     draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -438,12 +438,12 @@ def _put_in_place(file: Path, content: bytes, *, may_replace: bool = True) -> No
 
 
 def _sync_folder(folder: Path) -> None:
-    """Have the names in a folder survive: else a login could be there after a power cut, and its key not."""
+    """Sync a folder: otherwise a login could survive a power cut without its key."""
     if sys.platform == "win32":
         return
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        with suppress(OSError):  # some file systems cannot; what is in the files is written through already
+        with suppress(OSError):  # some file systems cannot; the files' content is already synced
             os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -1,1 +1,1 @@
-"""Who is calling: callers made of the credentials that they show."""
+"""Identifies callers by their credentials: API keys, signed tokens, access tokens and relay tokens."""

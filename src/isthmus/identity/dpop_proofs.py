@@ -1,9 +1,9 @@
-"""Proofs of possession (DPoP, RFC 9449): whether who shows a bound token has the key, for this very request.
+"""Proofs of possession (DPoP, RFC 9449): does the sender of a bound token have its key, for this very request?
 
-A proof is for one request. Those that were accepted are remembered until they would be too old anyway, so that none is
-good twice. Of too many the oldest are forgotten, and then proofs as old as these are refused; so are those from before
-the hub started, which may have been used then. Nothing here waits. `identity.issuers` asks, once the token itself was
-found to be good: a stranger cannot have signatures checked.
+A proof is valid for one request. Accepted proofs are remembered until they would be too old anyway, so none can be
+used twice. When there are too many, the oldest are forgotten, and proofs of that age are refused. Proofs from before
+the hub's start are refused, too, because they may have been used then. Nothing here waits. `identity.issuers` calls
+this only for valid tokens, so that strangers cannot make the hub check signatures.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ PROOF_ALGORITHMS: tuple[Algorithm, ...] = (
     "RS384",
     "RS512",
 )
-"""What proofs may be signed with: all are asymmetric."""
+"""The signature algorithms of proofs; all are asymmetric."""
 
 PROOF_SECONDS = 60.0
-"""How far a proof's time may be from the hub's: clocks differ, and a request takes its time."""
+"""How far a proof's time may differ from the hub's clock: clocks differ, and requests take time."""
 
 PROOFS_MAX = 100_000
-"""Proofs that are remembered: over 800 requests a second for as long as any of them is good."""
+"""How many proofs are remembered: enough for 800 requests a second while a proof is valid."""
 
 ID_LENGTH_MAX = 256
 NONCE_SECONDS = 300.0
-"""How long a nonce of the hub is good."""
+"""How long a nonce of the hub is valid."""
 
 _PURPOSE = b"isthmus: nonces of proofs"
 _MAC_BYTES = 16
@@ -57,47 +57,47 @@ _PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, slots=True)
 class ProvenRequest:
-    """A request, and the proof that came with it."""
+    """A request and its proof."""
 
     proof: bytes
     method: str
     urls: Sequence[str]
-    """Where it was sent, in each of the ways in which the hub may be called."""
+    """The request's URL under every address of the hub."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProofRefused:
-    """Why a proof is not good; `nonce` is what the next one must have, if it lacked a good one."""
+    """Why a proof is refused; `nonce` is set if the next proof must contain it."""
 
     reason: str
     nonce: str = ""
 
 
 class Proofs:
-    """Checks proofs, and remembers those that it accepted."""
+    """Checks proofs and remembers accepted ones."""
 
     def __init__(self, now: Callable[[], float], secret: Callable[[], bytes]) -> None:
-        """`secret` is asked for with the first nonce: hubs with the same one take each other's."""
+        """`secret` is read with the first nonce. Hubs with the same secret accept each other's nonces."""
         self._now = now
         self._secret = secret
         self._seen: OrderedDict[bytes, float] = OrderedDict()
-        """When each accepted proof was made, by a digest of key and id; in the order in which they came."""
+        """The creation time of each accepted proof by a digest of key and id, in order of arrival."""
         self._oldest = float(int(now())) - 1.0
-        """Proofs that were made no later are refused: which of that time were used is not known any more."""
+        """Proofs of this time and earlier are refused: the hub no longer knows which of them were used."""
 
     def check(self, asked: ProvenRequest, token: bytes, thumbprint: str, *, wants_nonce: bool) -> ProofRefused | None:
-        """Why a token, which is bound to the key of this thumbprint, is not proven by a request; None if it is."""
+        """Why a request does not prove a token that is bound to this key thumbprint; None if it does."""
         proof = read_proof(asked.proof, PROOF_ALGORITHMS)
         if isinstance(proof, str):
             return ProofRefused(proof)
         if not hmac.compare_digest(proof.thumbprint, thumbprint):
-            return ProofRefused("its key is not the one that the token is bound to")
+            return ProofRefused("its key is not the key that the token is bound to")
         if (reason := _fault_in(proof.claims, asked, token) or self._age_fault(proof.claims)) is not None:
             return ProofRefused(reason)
         if wants_nonce and not self._is_nonce(proof.claims.get("nonce")):
-            return ProofRefused("it must have a nonce of the hub's", self._nonce())
+            return ProofRefused("it must contain the hub's nonce", self._nonce())
         if not self._is_new(f"{thumbprint} {proof.claims['jti']}", float(proof.claims["iat"])):
-            return ProofRefused("it was used before")
+            return ProofRefused("it was used already")
         return None
 
     def _age_fault(self, claims: Mapping[str, Any]) -> str | None:
@@ -107,10 +107,10 @@ class Proofs:
         if not abs(self._now() - made_at) <= PROOF_SECONDS:
             return f"its iat is not within {PROOF_SECONDS:g} seconds of the hub's clock"
         if made_at <= self._oldest:
-            return "it was made before the time from which on the hub knows what was used"
+            return "it is too old: the hub no longer knows which proofs of that time were used"
         return None
 
-    # -- none is good twice ------------------------------------------------------------------------------------------
+    # -- replays -----------------------------------------------------------------------------------------------------
 
     def _is_new(self, id: str, made_at: float) -> bool:
         mark = hashlib.blake2b(id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
@@ -121,7 +121,7 @@ class Proofs:
         return True
 
     def _forget(self) -> None:
-        """Forget what is too old to be accepted; and the first that came, if there are too many."""
+        """Forget proofs that are too old to be accepted, and the earliest ones if there are too many."""
         end = self._now() - PROOF_SECONDS
         while self._seen:
             mark, made_at = next(iter(self._seen.items()))
@@ -140,7 +140,7 @@ class Proofs:
         return self._nonce_of(int(self._now()))
 
     def _nonce_of(self, made_at: int) -> str:
-        """A time, signed. Nothing has to be remembered of those that were given."""
+        """A signed time, so that issued nonces need no storage."""
         mac = hmac.digest(self._key, b"%d" % made_at, "sha256")[:_MAC_BYTES]
         return f"{made_at:x}.{base64url(mac)}"
 
@@ -154,7 +154,7 @@ class Proofs:
 
 
 def _fault_in(claims: Mapping[str, Any], asked: ProvenRequest, token: bytes) -> str | None:
-    """Why a proof is not of this request, or has no id."""
+    """Why a proof does not belong to this request, or has no id."""
     if claims.get("htm") != asked.method:
         return "its htm is not the method of this request"
     if not _is_at(claims.get("htu"), asked.urls):
@@ -166,13 +166,13 @@ def _fault_in(claims: Mapping[str, Any], asked: ProvenRequest, token: bytes) -> 
 
 
 def _is_at(htu: object, urls: Sequence[str]) -> bool:
-    """Whether an address is one of these; query and fragment do not count (RFC 9449, section 4.3)."""
+    """Whether an address is one of these, without query and fragment (RFC 9449, section 4.3)."""
     place = _place(htu) if isinstance(htu, str) else None
     return place is not None and any(place == _place(url) for url in urls)
 
 
 def _place(url: str) -> tuple[str, str, int | None, str] | None:
-    """An address in one spelling: lower case, without the usual port, escapes only where they are needed."""
+    """An address in normal form: lower case, explicit port, only necessary escapes."""
     try:
         parts = urlsplit(url)
         port = parts.port

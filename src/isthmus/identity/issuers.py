@@ -1,7 +1,7 @@
-"""Callers who show a token of an issuer that the operator trusts: who they are, and why others are refused.
+"""Identifies callers by tokens of trusted issuers, and says why other tokens are refused.
 
-One `Issuer` for each that is configured, and `Issuers` for all of them, which the hub asks for every request that shows
-such a token. Nothing here waits: keys are handed in by who fetches them (`app.tokens`), and asked for by a callback.
+There is one `Issuer` for each configured one, and `Issuers` for all of them, which the hub calls for every request
+with such a token. Nothing here waits: `app.tokens` fetches the keys, and a callback requests them.
 """
 
 from __future__ import annotations
@@ -20,63 +20,63 @@ from isthmus.identity.settings import IssuerSettings
 from isthmus.model.callers import Caller, Grants, Unprovable
 
 KEEP_SECONDS = 3600.0
-"""How long keys are good that could not be fetched again: longer, and one that the issuer gave up would still be."""
+"""How long keys stay valid if they cannot be fetched again. Longer, and the hub would accept withdrawn keys."""
 
 TOKENS_MAX = 4096
-"""Tokens whose signature is not checked again."""
+"""The number of verified tokens in the cache; their signatures are not checked again."""
 
 CALLERS_MAX = 16_384
-"""Callers of whom it is known that they were here; what those have opened that came before them is ended."""
+"""The number of remembered callers; sessions of the oldest ones end when there are more."""
 
 OPEN_SECONDS = 900.0
-"""How long a session or a stream outlasts the token that opened it: who renews its token only then still finds it.
-Nothing can be asked in it without a good one."""
+"""How long a session or a stream outlasts the token that opened it, for callers that renew their token late.
+Every request in it still needs a valid token."""
 
 NAME_LENGTH_MAX = 256
 CLAIM_LENGTH_MAX = 256
 FAR = 1e12
-"""A time that no token means; in seconds since 1970."""
+"""An upper bound for times in tokens, in seconds since 1970."""
 
 SCOPES_MAX = 256
-"""Scopes of one token that are looked at."""
+"""How many scopes of a token are read."""
 
 
 OnProved: TypeAlias = Callable[[Caller, bytes, float], None]
-"""Hears of a token that was found to be good, whose it is and until when; once for each token that is new."""
+"""Called once for each new valid token, with its caller, the token and its expiry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unproven:
-    """Why a token of a known issuer lets nobody in, for who sent it. It quotes nothing of the token."""
+    """Why a token of a known issuer is refused, for its sender. It never quotes the token."""
 
     reason: str
     is_scope_missing: bool = False
-    """It is genuine, and none of its scopes allows anything."""
+    """The token is genuine, but none of its scopes allows anything."""
     is_issuer_away: bool = False
-    """Nobody can tell now: there are no keys to check it with."""
+    """The token cannot be checked now: there are no keys."""
     scopes: tuple[str, ...] = ()
-    """Those that would allow something."""
+    """The scopes that would allow something."""
     is_genuine: bool = False
-    """Its issuer signed it."""
+    """The issuer signed the token."""
     is_proof_wrong: bool = False
-    """The token is good, and the proof that came with it is not (RFC 9449)."""
+    """The token is valid, but its proof is not (RFC 9449)."""
     nonce: str = ""
-    """What the next proof must have, if this one lacked a good nonce."""
+    """The nonce for the next proof, if this proof lacked a valid one."""
 
 
 class Bound(NamedTuple):
-    """A token that is good only with a proof of the key that it is bound to."""
+    """A token that is valid only together with a proof of the key that it is bound to."""
 
     caller: Caller
     thumbprint: str
     until: float
     signer: Key
-    """The issuer's, which signed it."""
+    """The issuer's key that signed it."""
     issuer: Issuer
 
 
 class Issuer:
-    """Checks the tokens of one issuer with the keys that it was given last."""
+    """Checks the tokens of one issuer with its latest keys."""
 
     def __init__(
         self,
@@ -85,27 +85,27 @@ class Issuer:
         now: Callable[[], float],
         monotonic: Callable[[], float],
     ) -> None:
-        """`bound` holds a caller to what its tenant may do; None if it can be of no such tenant."""
+        """`bound` narrows a caller to the permissions of its tenant; it returns None for an unknown tenant."""
         self.settings = settings
         self.on_unknown_key: Callable[[], None] = _nothing
-        """Called when a token names a key that is not known; it may be new."""
+        """Called when a token names an unknown key, which may be new."""
         self.tells_rights = False
-        """Whether tokens of one caller are told apart by what they may do: where they are exchanged."""
+        """Whether tokens of one caller with different rights count as different callers: needed for exchange."""
         self.trouble = "they have not been fetched yet"
-        """Why there are no keys, or why they are not fresh."""
+        """Why there are no keys, or only old ones."""
         self._bound = bound
         self._now = now
         self._monotonic = monotonic
         self._keys = KeySet(())
         self._fetched = -math.inf
         self._known: OrderedDict[bytes, tuple[Caller, float, Key]] = OrderedDict()
-        """Callers by the digests of their tokens, until when, and the key that signed them."""
+        """By the digest of a token: its caller, its expiry and the key that signed it."""
         self._key_bound: OrderedDict[bytes, Bound] = OrderedDict()
-        """The same of tokens that are bound to a key of their owner's."""
+        """The same for tokens that are bound to their owner's key."""
         self._callers: OrderedDict[Caller, tuple[float, Key]] = OrderedDict()
 
     def take_keys(self, keys: KeySet) -> None:
-        """Go by these from now on. What was signed with one that is not among them is good no more."""
+        """Use these keys from now on. Tokens that a removed key signed become invalid."""
         if gone := self._keys.gone_from(keys):
             self._known = OrderedDict(each for each in self._known.items() if each[1][2] not in gone)
             self._key_bound = OrderedDict(each for each in self._key_bound.items() if each[1].signer not in gone)
@@ -115,18 +115,18 @@ class Issuer:
         self.trouble = ""
 
     def inherit_keys(self, other: Issuer) -> None:
-        """Go by the keys of who stood here before, and is configured otherwise now, until there are newer ones."""
+        """Use the keys of the same issuer's earlier settings until new ones are fetched."""
         mine, its = self.settings, other.settings
         if (mine.issuer, mine.jwks, mine.algorithms) == (its.issuer, its.jwks, its.algorithms):
             self._keys, self._fetched, self.trouble = other._keys, other._fetched, other.trouble
 
     @property
     def has_keys(self) -> bool:
-        """Whether there are keys that are not too old to go by."""
+        """Whether there are keys that are recent enough."""
         return self._monotonic() - self._fetched < KEEP_SECONDS
 
     def recall(self, digest: bytes) -> Caller | None:
-        """Who showed the token of this digest, of which it is known already that it is genuine; None if it is not."""
+        """The caller of a token that was verified before; None if it was not, or has expired."""
         found = self._known.get(digest)
         if found is None:
             return None
@@ -134,19 +134,19 @@ class Issuer:
         return caller if self._now() < until and self.has_keys else None
 
     def recall_bound(self, digest: bytes) -> Bound | None:
-        """The same of a token that is bound to a key."""
+        """The same for a token that is bound to a key."""
         found = self._key_bound.get(digest)
         return found if found is not None and self._now() < found.until and self.has_keys else None
 
     def good_until(self, digest: bytes) -> float:
-        """When the token of this digest ceases to be good, in seconds since 1970; 0 if it is not known here."""
+        """When the token of this digest expires, in seconds since 1970; 0 if it is unknown."""
         found = self._known.get(digest)
         return 0.0 if found is None else found[1]
 
     def look_at(self, token: SignedToken, digest: bytes) -> Caller | Bound | Unproven:
-        """Who showed a token that says it is from here, or why nobody did; of a bound one, who would by a proof."""
+        """Check a token of this issuer: its caller, its binding that still needs a proof, or why it is refused."""
         if not self.has_keys:
-            return Unproven(f"the keys of {self.settings.name} are not there: {self.trouble}", is_issuer_away=True)
+            return Unproven(f"the keys of {self.settings.name} are missing: {self.trouble}", is_issuer_away=True)
         keys = self._keys.for_token(token)
         if not keys:
             self.on_unknown_key()
@@ -172,11 +172,11 @@ class Issuer:
         return made
 
     def proved(self, bound: Bound) -> None:
-        """Somebody showed a bound token with a good proof."""
+        """A bound token came with a valid proof."""
         self._note(bound.caller, bound.until, bound.signer)
 
     def knows(self, caller: Caller) -> bool:
-        """Whether this caller showed a token that is good still, or was until just now."""
+        """Whether this caller's token is valid, or expired only a short while ago."""
         found = self._callers.get(caller)
         return found is not None and self._now() < found[0] + OPEN_SECONDS
 
@@ -188,13 +188,13 @@ class Issuer:
 
     def _note(self, caller: Caller, until: float, key: Key) -> None:
         before = self._callers.pop(caller, None)
-        # The token that lasts longest, by whichever key: what its owner has open lasts as long.
+        # The token with the latest expiry counts: the owner's sessions last as long.
         self._callers[caller] = (until, key) if before is None or before[0] <= until else before
         if len(self._callers) > CALLERS_MAX:
             self._callers.popitem(last=False)
 
     def _made_of(self, claims: Mapping[str, Any]) -> Caller | Unproven:
-        """The caller that genuine claims stand for."""
+        """The caller that verified claims describe."""
         if (reason := self._fault_in(claims)) is not None:
             return Unproven(reason)
         name = _word(claims.get(self.settings.name_claim), NAME_LENGTH_MAX)
@@ -209,7 +209,7 @@ class Issuer:
         if not grants.allow:
             names = tuple(self.settings.scopes)
             return Unproven("none of its scopes allows anything here", is_scope_missing=True, scopes=names)
-        # Behind the issuer's own name: the same subject of another issuer, or of a key, is somebody else.
+        # The issuer's name comes first: the same subject of another issuer, or of a key, is another caller.
         rights = _rights_of(claims) if self.tells_rights else ""
         caller = Caller(f"{self.settings.name}/{name}", tenant, grants, rights=rights)
         return self._bound(caller) or Unproven("its tenant is unknown")
@@ -238,25 +238,25 @@ class Issuer:
 
 
 UNPROVEN = Unproven("it is bound to a key: send it as Authorization: DPoP, with a proof (RFC 9449)", is_genuine=True)
-"""Why a bound token is not good as it is."""
+"""Why a bound token is refused without a proof."""
 
 
 class Issuers:
     """All issuers of a hub; see `identity.verifier.Verifier`."""
 
     def __init__(self, issuers: Sequence[Issuer], proofs: Proofs | None = None) -> None:
-        """Without `proofs`, tokens that are bound to keys let nobody in."""
+        """Without `proofs`, bound tokens are refused."""
         self._issuers = {issuer.settings.issuer: issuer for issuer in issuers}
         self._proofs = proofs
         self.on_proved: OnProved = _unheard
         self._refused: Mapping[bytes, Unproven] = {}
-        """Why the last token was refused that was, by its digest: who sent it is told so at once."""
+        """The digest of the last refused token, and why; its sender is informed at once."""
 
     def __iter__(self) -> Iterator[Issuer]:
         return iter(self._issuers.values())
 
     def caller_of(self, credential: bytes) -> Caller | Unprovable | None:
-        """Who showed a token of one of the issuers; None if nobody did, of which `refusal_of` knows the reason."""
+        """The caller of a token; None if it is refused (`refusal_of` returns the reason)."""
         if not self._issuers or not looks_signed(credential):
             return None
         digest = hashlib.sha256(credential).digest()
@@ -273,9 +273,9 @@ class Issuers:
         return Unprovable(refused.reason) if refused.is_issuer_away else None
 
     def bound_caller_of(self, credential: bytes, asked: ProvenRequest, *, is_proved: bool) -> Caller | Unproven:
-        """Who showed a token that is bound to a key, with a proof of it; or why nobody did.
+        """The caller of a bound token with a valid proof, or why it is refused.
 
-        `is_proved` is of a request whose proof was accepted before: it may be looked at twice, and is used up then.
+        With `is_proved` the proof of this request was accepted before and is not checked again.
         """
         digest = hashlib.sha256(credential).digest()
         looked = self._recall_bound(digest) or self._look_at(credential, digest)
@@ -297,7 +297,7 @@ class Issuers:
         return next((each for each in found if each is not None), None)
 
     def refusal_of(self, credential: bytes) -> Unproven | None:
-        """Why a token of one of the issuers lets nobody in; None if it is not one of theirs, or does."""
+        """Why a token of one of the issuers is refused; None if it is accepted, or not theirs."""
         if not self._issuers or not looks_signed(credential):
             return None
         digest = hashlib.sha256(credential).digest()
@@ -317,12 +317,12 @@ class Issuers:
         if isinstance(token, str):
             return Unproven(token)
         issuer = self._issuers.get(token.issuer)
-        # Which issuers are known is no secret: the metadata of the resource lists them.
+        # The list of known issuers is public: the resource metadata contains it.
         return Unproven("it is from another issuer") if issuer is None else issuer.look_at(token, digest)
 
 
 def _thumbprint_in(claims: Mapping[str, Any]) -> str | Unproven:
-    """The thumbprint of the key that a token is bound to; empty if to none that is known here."""
+    """The thumbprint of the key that a token is bound to; empty if it is not bound, or in an unknown way."""
     confirmation = claims.get("cnf")
     if not isinstance(confirmation, Mapping) or "jkt" not in confirmation:
         return ""
@@ -336,45 +336,45 @@ _THUMBPRINT = re.compile(r"[A-Za-z0-9_-]{43}")
 
 
 def _unheard(caller: Caller, credential: bytes, until: float) -> None:
-    """Nobody needs what callers have proved themselves with."""
+    """The default: verified tokens are not needed anywhere."""
 
 
 def _nothing() -> None:
-    """Nobody fetches keys."""
+    """The default: keys are not fetched."""
 
 
 def _is_for(audience: object, accepted: tuple[str, ...]) -> bool:
-    """Whether a token was made for one of those accepted, alone or among others."""
+    """Whether the audience of a token contains one of those accepted."""
     if isinstance(audience, str):
         return audience in accepted
     return isinstance(audience, list) and any(isinstance(each, str) and each in accepted for each in audience)
 
 
 def _time(value: object) -> float | None:
-    """A time in seconds; None for a text that looks like one, or a number that is none."""
+    """A time in seconds; None if the value is not a usable number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    # A number of any length may be written there, and not all of them can be reckoned with.
+    # JSON allows integers of any length; the largest cannot become floats.
     return float(value) if 0 <= value < FAR else None
 
 
 def _word(value: object, length_max: int) -> str | None:
-    """A name for people and logs; None if it is none."""
+    """A printable name; None if the value is not one."""
     is_word = isinstance(value, str) and value.strip() == value and 0 < len(value) <= length_max and value.isprintable()
     return str(value) if is_word else None
 
 
 def _rights_of(claims: Mapping[str, Any]) -> str:
-    """What tells a token from another one's of the same subject: its scopes, and the client that it was given to.
+    """The rights of a token, which distinguish it from others of the same subject: its scopes and its client.
 
-    Not its times and ids: what a caller has open outlasts a token that is only a newer one.
+    Times and ids do not count: sessions must survive a renewed token.
     """
     told = [sorted(_scopes_of(claims)), *(repr(claims.get(name)) for name in ("azp", "client_id", "act"))]
     return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
 
 def _scopes_of(claims: Mapping[str, Any]) -> list[str]:
-    """A token's scopes: a text with spaces (RFC 9068), or a list as some issuers have it under `scp`."""
+    """A token's scopes: a text with spaces (RFC 9068), or a list under `scp`, as some issuers send."""
     value = claims.get("scope", claims.get("scp"))
     if isinstance(value, str):
         return value.split(" ")[:SCOPES_MAX]

@@ -1,10 +1,10 @@
-"""Signed tokens (JWT in the compact form of JWS), taken apart and checked; and the public keys that check them.
+"""Parses and verifies signed tokens (JWT in compact JWS form), and reads the public keys that verify them.
 
-No network, no clock and no opinion on who may call: `identity.issuers` has these. What a token says of its own key
-(`jku`, `jwk`, `x5u`, `x5c`) is never looked at, and an algorithm belongs to a key: a token's header can only agree with
-it. There is no symmetric algorithm here, and none that signs nothing, so that neither can be chosen by mistake.
+There is no network, no clock and no access decision here; `identity.issuers` has these. A token's own statements
+about its key (`jku`, `jwk`, `x5u`, `x5c`) are ignored. The algorithm belongs to the key, and a token's header must
+agree with it. Symmetric algorithms and `none` do not exist here, so neither can be chosen by mistake.
 
-A proof of possession (RFC 9449) is no token: it brings its key (`jwk`), and only says that its sender has that key.
+A proof of possession (RFC 9449) contains its key (`jwk`) and only proves that the sender has that key.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from isthmus.identity.settings import ALGORITHMS, Algorithm
 from isthmus.wire.jsonrpc import object_members
 
 TOKEN_BYTES_MAX = 8 * 1024
-"""Several times what issuers put into one; also the bound of its header."""
+"""Several times the size of real tokens; also the limit for the header."""
 
 KEYS_MAX = 64
-"""Keys of one issuer; most have two or three."""
+"""The maximum number of keys of an issuer; most have two or three."""
 
 KEY_ID_LENGTH_MAX = 256
 RSA_BITS = range(2048, 8193)
-"""Shorter keys can be broken, longer ones keep the loop busy."""
+"""Shorter keys can be broken; longer ones block the event loop."""
 
 RSA_EXPONENT_BITS_MAX = 64
-"""Issuers have 65537. With one as long as the key, a few dozen keys of one id take half a second for every token."""
+"""Issuers use 65537. With exponents as long as the key, a few dozen keys of one id cost half a second per token."""
 
 _KINDS = ("jwt", "at+jwt", "application/at+jwt")
-"""What a token may call itself. Others are made for another purpose, such as to say that somebody logged out."""
+"""Accepted values of `typ`. Other tokens have another purpose, such as logout notices."""
 
 PROOF_KIND = "dpop+jwt"
 
@@ -68,7 +68,7 @@ _read_claims = msgspec.json.Decoder(dict[str, Any]).decode
 
 @dataclass(frozen=True, slots=True)
 class SignedToken:
-    """What a token says; nothing of it is proven before `Key.has_signed` says so."""
+    """A parsed token. It is unverified until `Key.has_signed` returns true."""
 
     algorithm: str
     key_id: str | None
@@ -78,18 +78,18 @@ class SignedToken:
 
     @property
     def issuer(self) -> str:
-        """Whom it says it is from; nobody if it does not say."""
+        """The issuer that the token claims; empty if there is no such claim."""
         issuer = self.claims.get("iss")
         return issuer if isinstance(issuer, str) else ""
 
 
 def looks_signed(credential: bytes) -> bool:
-    """Whether a credential has the form of such a token, so that no key can be meant."""
+    """Whether a credential has the form of a signed token and so cannot be an API key."""
     return credential.count(b".") == 2 and credential.startswith(b"ey")
 
 
 def read_token(credential: bytes) -> SignedToken | str:
-    """Take a token apart, or say why it is none."""
+    """Parse a token, or return why it is malformed."""
     parts = _parts_of(credential)
     return parts if isinstance(parts, str) else _token_of(credential, *parts, _KINDS)
 
@@ -112,16 +112,16 @@ def _token_of(credential: bytes, head: bytes, body: bytes, signature: bytes, kin
         return header
     claims = _claims_of(body)
     if claims is None:
-        return "its claims are not a JSON object that has no member twice"
+        return "its claims are not a JSON object with unique members"
     return SignedToken(header.alg, header.kid, claims, credential.rpartition(b".")[0], signature)
 
 
 def _header_of(text: bytes, kinds: Sequence[str]) -> _Header | str:
     members = _members_of(text)
     if members is None:
-        return "its header is not a JSON object that has no member twice"
+        return "its header is not a JSON object with unique members"
     if "crit" in members:
-        return "its header names extensions that must be understood, and none is"
+        return "its header requires extensions (crit), and the hub supports none"
     if "enc" in members:
         return "it is encrypted"
     try:
@@ -151,7 +151,7 @@ def _members_of(text: bytes) -> Mapping[str, msgspec.Raw] | None:
 
 
 def _from_base64(text: bytes) -> bytes:
-    """The bytes of base64url without padding, in its one spelling. Raises: ValueError."""
+    """Decode canonical base64url without padding. Raises: ValueError."""
     try:
         content = base64.b64decode(text + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except binascii.Error as error:
@@ -174,14 +174,14 @@ _read_proof_header = msgspec.json.Decoder(_ProofHeader).decode
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What a proof says, which its key has signed; whose key that is, its thumbprint tells (RFC 7638)."""
+    """A verified proof, with the thumbprint of its key (RFC 7638)."""
 
     claims: Mapping[str, Any]
     thumbprint: str
 
 
 def read_proof(proof: bytes, algorithms: Sequence[Algorithm]) -> Proof | str:
-    """Take a proof apart and check its signature by the key that it brings; or say what is wrong with it."""
+    """Parse a proof and check its signature with the key that it contains; or return what is wrong with it."""
     parts = _parts_of(proof)
     if isinstance(parts, str):
         return parts
@@ -209,7 +209,7 @@ _PRIVATE_MEMBERS = frozenset({"d", "p", "q", "dp", "dq", "qi", "oth", "k"})
 
 
 def _thumbprint_of(jwk: _Jwk) -> str:
-    """The digest of a key's required members, in their order (RFC 7638)."""
+    """The digest of a key's required members in lexicographic order (RFC 7638)."""
     match jwk.kty:
         case "RSA":
             members = {"e": jwk.e, "kty": jwk.kty, "n": jwk.n}
@@ -221,7 +221,7 @@ def _thumbprint_of(jwk: _Jwk) -> str:
 
 
 def base64url(raw: bytes) -> str:
-    """Bytes as JWTs have them, without padding."""
+    """Encode bytes as base64url without padding, as JWTs do."""
     return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
 
@@ -230,14 +230,14 @@ def base64url(raw: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A public key of an issuer, and the one algorithm it is used with."""
+    """A public key of an issuer and its only algorithm."""
 
     id: str | None
     algorithm: Algorithm
     public: PublicKey
 
     def has_signed(self, token: SignedToken) -> bool:
-        """Whether this key signed the token, with its own algorithm, whatever the token would like."""
+        """Whether this key signed the token with the key's own algorithm."""
         if token.algorithm != self.algorithm:
             return False
         try:
@@ -248,7 +248,7 @@ class Key:
 
 
 def _verify(public: PublicKey, algorithm: Algorithm, signature: bytes, signed: bytes) -> None:
-    """Raises: InvalidSignature, or ValueError where no signature can look like this."""
+    """Raises: InvalidSignature, or ValueError for a malformed signature."""
     match public:
         case rsa.RSAPublicKey():
             public.verify(signature, signed, _padding(algorithm), _HASHES[algorithm[2:]])
@@ -265,7 +265,7 @@ def _padding(algorithm: Algorithm) -> padding.AsymmetricPadding:
 
 
 def _as_der(signature: bytes, curve: ec.EllipticCurve) -> bytes:
-    """Two numbers side by side as cryptography reads them. Neither may be 0, by which everything would be signed."""
+    """Convert a raw ECDSA signature to DER. Zeros are refused: a broken verifier would accept them for any message."""
     size = (curve.key_size + 7) // 8
     if len(signature) != 2 * size:
         raise ValueError("a signature of another length")
@@ -276,7 +276,7 @@ def _as_der(signature: bytes, curve: ec.EllipticCurve) -> bytes:
 
 
 class KeySet:
-    """The keys of one issuer, found by the id that a token names."""
+    """The keys of one issuer by their ids."""
 
     __slots__ = ("_keys",)
 
@@ -287,19 +287,19 @@ class KeySet:
         return len(self._keys)
 
     def gone_from(self, newer: KeySet) -> tuple[Key, ...]:
-        """Those of these that a newer set does not have."""
+        """The keys that a newer set no longer contains."""
         published = newer._keys
         return tuple(each for each in self._keys if each not in published)
 
     def for_token(self, token: SignedToken) -> tuple[Key, ...]:
-        """The keys that may have signed a token: those of its id, or where it names none, the only one there is."""
+        """The keys that may have signed a token: those with its key id, or the only key if the token has no id."""
         if token.key_id is None:
             return self._keys if len(self._keys) == 1 else ()
         return tuple(key for key in self._keys if key.id == token.key_id)
 
 
 class _Jwk(msgspec.Struct, frozen=True):
-    """One key as issuers publish it. Members that would be private are there to be refused."""
+    """A published key. It declares `d` in order to refuse private keys."""
 
     kty: str
     use: str | None = None
@@ -323,10 +323,10 @@ _read_jwk = msgspec.json.Decoder(_Jwk).decode
 
 
 def read_keys(document: bytes, algorithms: Sequence[Algorithm]) -> KeySet:
-    """The keys in a set of them that can check one of these algorithms; others are for somebody else.
+    """Read the keys of a JWK set that fit one of these algorithms, and ignore the others.
 
     Raises:
-        ValueError: it is no set of keys, or none of them is of use.
+        ValueError: this is not a JWK set, or none of its keys fits.
     """
     try:
         published = _read_jwks(document).keys
@@ -341,7 +341,7 @@ def read_keys(document: bytes, algorithms: Sequence[Algorithm]) -> KeySet:
 
 
 def _key_of(raw: msgspec.Raw, algorithms: Sequence[Algorithm]) -> Key | None:
-    """A published key; None if it is for something else, private, weak, or none."""
+    """A published key; None if it is malformed, private, weak or for another purpose."""
     try:
         jwk = _read_jwk(raw)
         if not _is_for_signatures(jwk) or jwk.d is not None:
@@ -357,9 +357,9 @@ def _is_for_signatures(jwk: _Jwk) -> bool:
 
 
 def _algorithm_of(jwk: _Jwk, algorithms: Sequence[Algorithm]) -> Algorithm | None:
-    """The one algorithm of a key: what it says itself if it can be so, else what follows from its kind.
+    """The algorithm of a key: its `alg` if that is possible, else the one that follows from its type.
 
-    An RSA key that does not say is used with the first RSA algorithm of those that are configured.
+    An RSA key without `alg` uses the first configured RSA algorithm.
     """
     possible = _possible(jwk)
     if jwk.alg is not None:

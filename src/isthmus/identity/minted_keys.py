@@ -1,7 +1,7 @@
-"""Keys that `isthmus token create` made: what is kept of each, and what becomes of them.
+"""API keys that `isthmus token create` made: their records, and how they are created, rotated and revoked.
 
-Plain decisions over values; time comes in from outside. Of a key only its digest is kept. `app.key_files` keeps the
-list in the state folder, `app.identity` lets its callers in, the command line changes it.
+Pure functions over values; the caller passes the time. Records contain the digest of a key, never the key.
+`app.key_files` stores the list in the state folder, `app.identity` accepts its keys, and the command line changes it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from isthmus.identity.relay_tokens import is_id as is_relay_id
 from isthmus.model.callers import Caller, Grants
 
 PREFIX = "isk_"
-"""How such keys begin, so that whoever finds one, person or program, knows what it is."""
+"""The start of every such key, so that people and secret scanners recognize it."""
 
 VERSION = 1
 NAME_LENGTH_MAX = 128
 KEYS_MAX = 10_000
-"""In the list, those that have ended included; more are not made."""
+"""The maximum number of keys in the list, including expired and revoked ones."""
 
 MEMORY_SECONDS = 30 * 86_400.0
-"""How long a key is listed after its end."""
+"""How long an expired or revoked key stays in the list."""
 
 State: TypeAlias = Literal["good", "rotated", "expired", "revoked"]
-"""`rotated`: another has taken its place, and it is good for a while still."""
+"""`rotated`: a new key replaces it, and it stays valid for a while."""
 
 _KEY_BYTES = 32
 _ID_FORM = re.compile(r"k[0-9a-f]{12}")
@@ -38,20 +38,20 @@ _DIGEST_FORM = re.compile(r"[0-9a-f]{64}")
 
 
 class StoreDamaged(ValueError):
-    """A list of keys that cannot be used; nothing of it is quoted."""
+    """The list of keys cannot be used. The message does not quote it."""
 
 
 class MintedKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What is kept of a key. What a newer hub may have written beside it could narrow it: that is not ignored."""
+    """The record of a key. Unknown fields are an error: a newer hub's field may restrict the key."""
 
     id: str
-    """Random, to speak of the key by."""
+    """A random id that names the key."""
     name: str
     tenant: str
     digest: str
-    """In hex, as `identity.keys` compares them."""
+    """In hex; see `identity.keys.digest_of`."""
     made_at: float
-    """Seconds since 1970, as are the others."""
+    """Seconds since 1970, like all times here."""
     allow: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
     targets: bool = False
@@ -62,12 +62,12 @@ class MintedKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
 
     @property
     def caller(self) -> Caller:
-        """Who comes with it."""
+        """The caller that uses this key."""
         grants = Grants(self.allow, self.deny)
         return Caller(self.name, self.tenant, grants, self.targets, key=self.id, is_operator=self.operator)
 
     def state(self, now: float) -> State:
-        """How it is with this key."""
+        """The state of this key."""
         if self.revoked_at is not None:
             return "revoked"
         if self.expires_at is not None and now >= self.expires_at:
@@ -75,7 +75,7 @@ class MintedKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
         return "good" if self.rotated_at is None else "rotated"
 
     def is_good(self, now: float) -> bool:
-        """Whether it lets its caller in."""
+        """Whether the key is accepted."""
         return self.state(now) in ("good", "rotated")
 
 
@@ -94,21 +94,21 @@ def read_keys(content: bytes) -> Keys:
     """Read a list of keys.
 
     Raises:
-        StoreDamaged: it is none, or one of its keys cannot be used: it may say less than it did.
+        StoreDamaged: this is not such a list, or one of its keys is invalid. A damaged entry may have lost limits.
     """
     try:
         book = msgspec.json.decode(content, type=_Book)
     except (ValueError, RecursionError) as error:
-        raise StoreDamaged("it is not a list of keys, or was cut short") from error
+        raise StoreDamaged("it is not a list of keys, or it is truncated") from error
     if book.version != VERSION:
         raise StoreDamaged(f"it was written by another version of the hub ({book.version})")
     if any(not _is_sound(key) for key in book.keys) or len({key.id for key in book.keys}) != len(book.keys):
-        raise StoreDamaged("one of its keys is not as the hub writes them")
+        raise StoreDamaged("one of its keys is invalid")
     return book.keys
 
 
 def write_keys(keys: Sequence[MintedKey]) -> bytes:
-    """Write a list of keys, one in a line."""
+    """Encode a list of keys, one per line."""
     lines = b",\n".join(msgspec.json.encode(key) for key in keys)
     return b'{"version":%d,"keys":[\n%b\n]}\n' % (VERSION, lines)
 
@@ -126,7 +126,7 @@ def _is_pattern(text: str) -> bool:
     return True
 
 
-# -- what can be done ------------------------------------------------------------------------------------------------
+# -- operations ------------------------------------------------------------------------------------------------------
 
 
 def mint(
@@ -139,10 +139,10 @@ def mint(
     now: float,
     expires_at: float | None,
 ) -> tuple[str, MintedKey]:
-    """Make a key for a new caller; the first that is returned is the key itself, which nobody keeps.
+    """Create a key for a new caller. Return the key itself, which is not stored, and its record.
 
     Raises:
-        ValueError: nobody can have such a name or tenant.
+        ValueError: the name or the tenant is invalid.
     """
     check_name("name", name)
     check_name("tenant", tenant)
@@ -163,7 +163,7 @@ def mint(
 
 
 def renewed(key: MintedKey, now: float, expires_at: float | None) -> tuple[str, MintedKey]:
-    """Make another key for the caller of one."""
+    """Create a new key for the caller of an existing key."""
     fresh = msgspec.structs.replace(key, made_at=now, expires_at=expires_at, rotated_at=None, revoked_at=None)
     return _made(fresh)
 
@@ -174,15 +174,15 @@ def _made(record: MintedKey) -> tuple[str, MintedKey]:
 
 
 def check_name(what: str, name: str) -> None:
-    """Accept the name of a caller or of a tenant.
+    """Check the name of a caller or a tenant.
 
     Raises:
-        ValueError: it cannot be one, or would be taken for the id of something else.
+        ValueError: the name is invalid, or looks like the id of a key or token.
     """
     if not _is_name(name):
         raise ValueError(f"{what} must be 1 to {NAME_LENGTH_MAX} printable characters, not {name[:NAME_LENGTH_MAX]!r}")
     if _ID_FORM.fullmatch(name) or is_relay_id(name):
-        raise ValueError(f"{what} must not look like the id of a key or of a token, not {name!r}")
+        raise ValueError(f"{what} must not look like the id of a key or token, got {name!r}")
 
 
 def _is_name(text: str) -> bool:
@@ -190,7 +190,7 @@ def _is_name(text: str) -> bool:
 
 
 def current(keys: Iterable[MintedKey], name: str, now: float) -> MintedKey | None:
-    """The key of a caller that no other has replaced; None if it has none that is good."""
+    """The caller's valid key that is not rotated out; None if there is none."""
     return next((key for key in keys if key.name == name and key.state(now) == "good"), None)
 
 
@@ -201,18 +201,18 @@ def meant(keys: Iterable[MintedKey], word: str) -> Keys:
 
 
 def rotated_out(key: MintedKey, now: float, overlap: float) -> MintedKey:
-    """A key in whose place another has come: it is good for a while still, and never longer than before."""
+    """The record of a replaced key: valid for `overlap` seconds more, but never longer than before."""
     ends_at = now + overlap if key.expires_at is None else min(key.expires_at, now + overlap)
     return msgspec.structs.replace(key, rotated_at=now, expires_at=ends_at)
 
 
 def revoked(key: MintedKey, now: float) -> MintedKey:
-    """A key that is good no more."""
+    """The record of a revoked key."""
     return key if key.revoked_at is not None else msgspec.structs.replace(key, revoked_at=now)
 
 
 def without_old(keys: Iterable[MintedKey], now: float) -> Keys:
-    """The list without what ended long ago."""
+    """The list without keys that ended long ago."""
     return tuple(key for key in keys if _ended_at(key) + MEMORY_SECONDS > now)
 
 

@@ -1,12 +1,13 @@
-"""The relay's tokens: made, read and checked here, and nowhere else.
+"""Creates, reads and checks the relay's tokens.
 
-There are two kinds. The original's are an agent's id under AES, for both ends and for ever. Ours (`isr1.`) are signed
-and say for whom, for which end and until when. Neither is ever put into a message: why a token is refused is told in
-the original's words, with which its socket is closed. The face asks `RelayTokens`, the command line mints.
+There are two kinds. Tokens of the original relay are an agent's id, encrypted with AES; they have no role and never
+expire. The hub's own tokens (`isr1.`) are signed and name the agent, the role and the expiry. No message quotes a
+token. Refused sockets are closed with the original relay's texts. The relay frontend reads tokens, the command line
+creates them.
 
-The original's tokens have no MAC: every block of 16 bytes is encrypted for itself, so blocks of two tokens can be
-joined to a third. `RelayTokens` therefore accepts only spellings that the original programs write, only for known
-agents, and only tokens with a block that no other known agent's token has.
+The original tokens have no MAC: each block of 16 bytes is encrypted separately, so blocks of two tokens can be
+spliced into a third. `RelayTokens` therefore accepts only the JSON spellings of the original programs, only known
+agents, and only tokens with a block that no other known agent's token contains.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from isthmus.identity.keys import digest_of
 from isthmus.model.relay import DEFAULT_TENANT, Claim, Role
 
 PREFIX = "isr1."
-"""How our own tokens begin; the original's cannot, since base64 has no dot."""
+"""The start of the hub's own tokens. Original tokens cannot start like this: base64 has no dot."""
 
 NONE_SHOWN = "缺少token参数"
 NOT_DECRYPTED = "token解密失败"
@@ -48,17 +49,17 @@ EXPIRED = "token已过期"
 REVOKED = "token已撤销"
 
 TOKEN_LENGTH_MAX = 4096
-"""Several times what the longest agent's token takes."""
+"""Several times the length of the longest real token."""
 
 ID_RULE = "16 to 18 digits and letters from a to f"
-"""What ids look like, for people."""
+"""The form of token ids, for error messages."""
 
 NAME_LENGTH_MAX = 128
-"""Of an agent's and of a tenant's name."""
+"""The maximum length of agent and tenant names."""
 
 _ID_BYTES = 8
 _ATTEMPTS = 48
-"""Of which all but one in hundreds succeed, unless the agent's name itself is in the way."""
+"""How often minting is tried. Nearly every attempt succeeds, unless the agent's name itself has a refused word."""
 _ID_FORM = re.compile(rf"[0-9a-f]{{{2 * _ID_BYTES},{2 * _ID_BYTES + 2}}}")
 _AES_SIZES = (16, 24, 32)
 _BLOCK_BITS = 128
@@ -67,21 +68,21 @@ _MD5_FORM = re.compile(r"[0-9a-f]{32}")
 _REFUSED_WORDS = ("key", "call")
 
 CompatibleAgents: TypeAlias = Literal["known", "md5", "any"]
-"""Whose tokens of the original kind are accepted. `known`: agents that are configured, or that the command line made
-such a token for. `md5`: those, and ids as a manager makes them. `any`: every agent, so that tokens can be spliced."""
+"""The agents whose original tokens are accepted. `known`: configured agents and those that the command line created a
+token for. `md5`: also ids in the original manager's form. `any`: every agent; tokens can then be spliced."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSettings:
-    """How tokens are made and read."""
+    """Settings for creating and reading tokens."""
 
     key: str | None = field(default=None, repr=False)
-    """Makes and checks tokens; None has one made and kept in the state folder."""
+    """Creates and checks tokens; if None, a key is generated in the state folder."""
     compatible: bool = True
-    """Whether the original's tokens are accepted, which have no role, no expiry and no proof of who made them."""
+    """Whether original tokens are accepted; they have no role, no expiry and no signature."""
     compatible_agents: CompatibleAgents = "known"
     revoked: tuple[str, ...] = ()
-    """Ids of tokens that are good no more."""
+    """Ids of revoked tokens."""
 
     def __post_init__(self) -> None:
         if self.compatible_agents not in get_args(CompatibleAgents):
@@ -92,16 +93,16 @@ class TokenSettings:
         for position, id in enumerate(self.revoked):
             if not is_id(id):
                 # Not quoted: it may be the token itself.
-                raise ValueError(f"revoked.{position} must be the id of a token, {ID_RULE}, not another text (hidden)")
+                raise ValueError(f"revoked.{position} must be the id of a token, {ID_RULE} (value hidden)")
 
 
 def _check_key(key: str) -> None:
     if not key.strip():
-        raise ValueError("key must be a text, not empty")
+        raise ValueError("key must not be empty")
     if key.lower().startswith("sha256:"):
         raise ValueError("key must be the key itself, not its digest: tokens are made with it")
     if not _is_encodable(key):
-        raise ValueError("key must be a text of Unicode, not what it is (hidden)")
+        raise ValueError("key must be valid Unicode (value hidden)")
 
 
 def _is_encodable(text: str) -> bool:
@@ -109,15 +110,15 @@ def _is_encodable(text: str) -> bool:
 
 
 def is_id(text: str) -> bool:
-    """Whether this can be the id of a token: who revokes anything else believes that something was revoked."""
+    """Whether a text has the form of a token id. Revoking anything else would silently revoke nothing."""
     return _ID_FORM.fullmatch(text) is not None
 
 
 def check_name(what: str, name: str) -> None:
-    """Accept the name of an agent or of a tenant.
+    """Check the name of an agent or a tenant.
 
     Raises:
-        ValueError: it cannot be one. A slash stands between the two where both are shown.
+        ValueError: the name is invalid. A slash is not allowed because it separates tenant and agent.
     """
     if not (name.strip() and len(name) <= NAME_LENGTH_MAX and name.isprintable()) or "/" in name:
         rule = f"1 to {NAME_LENGTH_MAX} printable characters without a slash"
@@ -125,13 +126,13 @@ def check_name(what: str, name: str) -> None:
 
 
 def is_clean(text: str) -> bool:
-    """Whether devices take an address with this in it: they refuse `key` and `call` anywhere, in any case."""
+    """Whether devices accept an address with this text: they refuse `key` and `call`, in upper or lower case."""
     spellings = (text, quote(text), quote_plus(text))
     return not any(word in spelling.lower() for spelling in spellings for word in _REFUSED_WORDS)
 
 
 class _Payload(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What our own token says, spelt shortly because it is pasted into addresses."""
+    """The payload of the hub's own tokens. The names are short because tokens are pasted into addresses."""
 
     i: str
     a: str
@@ -141,13 +142,13 @@ class _Payload(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class _TokenPayload(msgspec.Struct, frozen=True):
-    """What the original's token says."""
+    """The payload of original tokens."""
 
-    agentId: msgspec.Raw = msgspec.Raw(b"null")  # noqa: N815 - as the original spells it
+    agentId: msgspec.Raw = msgspec.Raw(b"null")  # noqa: N815 - the original's spelling
 
 
 class RelayTokens:
-    """Makes tokens under one key, and reads those made under it. No text, whatever it holds, makes `read` raise."""
+    """Creates and reads tokens with one key. `read` never raises, whatever the text."""
 
     def __init__(
         self,
@@ -157,11 +158,11 @@ class RelayTokens:
         is_revoked: Callable[[str], bool],
         known_agents: Callable[[], frozenset[str]] = frozenset,
     ) -> None:
-        """`known_agents` gives the agents that the original's tokens may name; it is asked for each such token."""
+        """`known_agents` returns the agents that original tokens may name; it is called for each such token."""
         _check_key(key)
         raw = key.encode()
         self._cipher = Cipher(algorithms.AES(_aes_key(raw)), modes.ECB())  # noqa: S305 - the original's choice
-        # Signing has a key of its own: whatever becomes known of the other, which encrypts block by block.
+        # Signing has a separate key, because ECB encryption may leak something about the other.
         self._signing = _derived(raw, b"isthmus relay: signing of tokens")
         self._mark = _derived(raw, b"isthmus relay: mark of the key")[:8].hex()
         self._digest = digest_of(key)
@@ -176,12 +177,12 @@ class RelayTokens:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, token: str) -> Claim | str:
-        """What a token proves, or why it proves nothing, in the words with which its socket is closed."""
+        """The claim of a valid token, or the reason with which its socket is closed."""
         claim = self.prove(token)
         return claim if isinstance(claim, str) else self._ended(claim) or claim
 
     def prove(self, token: str) -> Claim | str:
-        """What a token says and its maker vouches for, whether or not it is still good."""
+        """The claim of a genuine token, even if it is expired or revoked; else the reason for refusal."""
         if not token:
             return NONE_SHOWN
         if token.startswith(PREFIX):
@@ -189,7 +190,7 @@ class RelayTokens:
         return self._prove_compatible(token) if self._settings.compatible else NOT_COMPATIBLE
 
     def is_valid(self, claim: Claim) -> bool:
-        """Whether a token that was good is still: neither expired nor revoked, nor of a key or a kind given up."""
+        """Whether a token that was accepted is still valid: not expired, not revoked, same key, kind still accepted."""
         is_taken = bool(claim.id) or (self._settings.compatible and self._is_known(claim.agent))
         return is_taken and claim.under == self._mark and self._ended(claim) is None
 
@@ -198,7 +199,7 @@ class RelayTokens:
         return hmac.compare_digest(digest_of(text), self._digest)
 
     def _ended(self, claim: Claim) -> str | None:
-        """Why a claim that was proven once is good no more."""
+        """Why a genuine claim is no longer valid; None if it is."""
         if claim.expires_at is not None and self._now() >= claim.expires_at:
             return EXPIRED
         return REVOKED if claim.id and self._is_revoked(claim.id) else None
@@ -207,7 +208,7 @@ class RelayTokens:
         signed, _, signature = token.rpartition(".")
         if len(token) > TOKEN_LENGTH_MAX or not token.isascii():
             return FORGED
-        # Compared as text: a signature has one spelling only.
+        # Compared as text, because a signature has only one spelling.
         if not hmac.compare_digest(self._signature(signed), signature):
             return FORGED
         try:
@@ -237,11 +238,11 @@ class RelayTokens:
         return self._unfit(name, document.encode()) or Claim(name, under=self._mark)
 
     def _decrypted(self, token: str) -> str:
-        """The text of an original's token. Raises: ValueError."""
+        """Decrypt an original token. Raises: ValueError."""
         if len(token) > TOKEN_LENGTH_MAX:
             raise ValueError("too long")
         decryptor = self._cipher.decryptor()
-        # In a query a bare plus is a space, and nearly half of all tokens have one.
+        # In a query a plain plus means a space, and nearly half of all tokens contain one.
         padded = decryptor.update(_from_base64(token.strip("\r\n\t").replace(" ", "+"))) + decryptor.finalize()
         remover = PKCS7(_BLOCK_BITS).unpadder()
         return (remover.update(padded) + remover.finalize()).decode()
@@ -249,14 +250,14 @@ class RelayTokens:
     # -- splicing ----------------------------------------------------------------------------------------------------
 
     def _unfit(self, agent: str, document: bytes) -> str | None:
-        """Why a document is refused though the key decrypts it: its token may be made of other tokens' blocks."""
+        """Why a decrypted document is refused: its token may be spliced from other tokens' blocks."""
         if document not in _documents(agent) and document != self._minted(agent):
             return NOT_READ
         mode = self._settings.compatible_agents
         if mode == "any":
             return None
         if mode == "md5" and _is_md5(agent) and document == _java_document(agent):
-            return None  # another agent's id is out of reach: its middle block is 64 bits of a hash
+            return None  # splicing cannot reach another agent's id: its middle block has 64 bits of a hash
         if agent not in self._known_agents():
             return UNKNOWN_AGENT
         return None if self._has_own_block(agent, document) else SPLICEABLE
@@ -266,13 +267,13 @@ class RelayTokens:
         return mode == "any" or (mode == "md5" and _is_md5(agent)) or agent in self._known_agents()
 
     def spliceable(self) -> list[str]:
-        """Known agents whose token is refused, because tokens of other known agents have all its blocks."""
+        """Known agents whose tokens are refused because other known agents' tokens contain all their blocks."""
         if self._settings.compatible_agents == "any":
             return []
         return sorted(agent for agent in self._known_agents() if not self._has_own_block(agent, self._minted(agent)))
 
     def _has_own_block(self, agent: str, document: bytes) -> bool:
-        """Whether a block of this document is in no token of another known agent: it cannot be made of those then."""
+        """Whether this document has a block that no other known agent's token has, so that it cannot be spliced."""
         known = self._known_agents() | {agent}
         if known != self._owners_of:
             self._owners = {}
@@ -284,49 +285,49 @@ class RelayTokens:
         return any(self._owners[block] == agent for block in _blocks(document))
 
     def _minted(self, agent: str) -> bytes:
-        """The document to give out: as Python writes it, with as many blanks as its token needs for devices."""
+        """The document of a new token: Python's JSON, padded with spaces until devices accept its token."""
         if (known := self._minted_before.get(agent)) is not None:
             return known
         plain = _documents(agent)[0]
-        # Blanks before the document change every block of it, blanks behind it the last one.
+        # Spaces before the document change every block; spaces after it change the last one.
         blanked = (b" " * (n % 16) + plain + b" " * (n // 16) for n in itertools.count())
         minted = next(document for document in blanked if is_clean(f"?token={self._encrypted(document)}&"))
         if agent in self._known_agents():
             self._minted_before[agent] = minted
         return minted
 
-    # -- making ------------------------------------------------------------------------------------------------------
+    # -- creating ----------------------------------------------------------------------------------------------------
 
     def mint(self, claim: Claim) -> str:
-        """Make a token of ours that proves a claim, with an id of its own; devices take an address with it.
+        """Create a signed token for a claim, with a new id, in a form that devices accept in an address.
 
         Raises:
-            ValueError: the agent or the tenant cannot be one.
+            ValueError: the name of the agent or tenant is invalid.
         """
         check_name("agent", claim.agent)
         check_name("tenant", claim.tenant)
         for attempt in range(_ATTEMPTS):
-            # Base64 spells what follows the id in another way with each of three lengths.
+            # Three id lengths give three base64 spellings of the text after the id.
             id = secrets.token_hex(_ID_BYTES + 1)[: 2 * _ID_BYTES + attempt % 3]
             token = self._signed(_Payload(id, claim.agent, claim.tenant, claim.role, claim.expires_at))
             if is_clean(f"?token={token}&"):
                 return token
-        raise ValueError(f"agent must have a name that devices take in a token, not {claim.agent!r}: choose another")
+        raise ValueError(f"agent {claim.agent!r} has a name that devices refuse in a token: choose another name")
 
     def _signed(self, payload: _Payload) -> str:
         signed = PREFIX + _to_base64(msgspec.json.encode(payload))
         return f"{signed}.{self._signature(signed)}"
 
     def mint_compatible(self, agent: str) -> str:
-        """Make a token as the original does, always the same for one agent; devices take an address with it.
+        """Create an original token, always the same for one agent, in a form that devices accept in an address.
 
         Raises:
-            ValueError: the agent cannot be one, or its token could be made of other agents' tokens.
+            ValueError: the agent's name is invalid, or its token could be spliced from other agents' tokens.
         """
         check_name("agent", agent)
         document = self._minted(agent)
         if self._settings.compatible_agents != "any" and not self._has_own_block(agent, document):
-            raise ValueError(f"agent must have a name whose token cannot be made of other agents', not {agent!r}")
+            raise ValueError(f"agent {agent!r} needs another name: its token could be spliced from others")
         return self._encrypted(document)
 
     def _encrypted(self, document: bytes) -> str:
@@ -338,7 +339,7 @@ class RelayTokens:
 
 
 def _documents(agent: str) -> tuple[bytes, ...]:
-    """What tokens of this agent say, as the original programs write it: with a blank or not, escaped or not."""
+    """The spellings of an agent's document in the original programs: with or without a space, escaped or not."""
     plain, escaped = msgspec.json.encode(agent), json.dumps(agent).encode()
     return b'{"agentId":%s}' % plain, _java_document(agent), b'{"agentId":%s}' % escaped, b'{"agentId": %s}' % escaped
 
@@ -357,13 +358,13 @@ def _is_md5(agent: str) -> bool:
 
 
 def _blocks(document: bytes) -> Iterator[bytes]:
-    """What is encrypted at a time; the same key makes the same of the same."""
+    """The blocks that are encrypted separately; equal blocks have equal ciphertexts."""
     padded = _padded(document)
     return (padded[at : at + _BLOCK_BYTES] for at in range(0, len(padded), _BLOCK_BYTES))
 
 
 def _aes_key(raw: bytes) -> bytes:
-    """The key as the original uses it: as it is if AES takes it, else cut or filled up to 32 bytes."""
+    """The key as the original uses it: unchanged if AES accepts its length, else cut or padded to 32 bytes."""
     return raw if len(raw) in _AES_SIZES else raw[:32].ljust(32, b"\0")
 
 
@@ -376,7 +377,7 @@ def _to_base64(content: bytes) -> str:
 
 
 def _from_base64(text: str) -> bytes:
-    """The bytes of either alphabet, padded or not. Raises: ValueError."""
+    """Decode base64 in either alphabet, padded or not. Raises: ValueError."""
     if not text.isascii():
         raise ValueError("not base64")
     plain = text.replace("-", "+").replace("_", "/").rstrip("=")

@@ -1,7 +1,7 @@
-"""The seam between who is calling and how that was proved.
+"""The interface of everything that can identify a caller by a credential.
 
-The hub's own keys come first (`identity.keys`); what they do not know is shown to each `Verifier` in turn: signed
-tokens of issuers, access tokens that the hub gave out, and what an extension brings. `app.identity` asks them.
+`app.identity` tries the hub's own keys first (`identity.keys`), then each `Verifier` in turn: signed tokens of
+issuers, access tokens that the hub issued, and extensions.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from isthmus.model.callers import Caller, Unprovable
 
 
 class Verifier(Protocol):
-    """One way to prove who is calling. Nothing here waits: it is asked on the way of every call."""
+    """Identifies callers by one kind of credential. It is called for every request, so it must not wait."""
 
     def caller_of(self, credential: bytes) -> Caller | Unprovable | None:
-        """Whose credential this is; None if it is not one of these, or not valid; it never raises.
+        """The caller of a credential; None if it is invalid or of another kind. It never raises.
 
-        `Unprovable` if it is one of these and nobody can tell just now whether it is valid.
+        `Unprovable` if it is of this kind but cannot be checked at the moment.
         """
 
     def knows(self, caller: Caller) -> bool:
-        """Whether a caller that it named is good still: what the others have opened is ended within a second."""
+        """Whether a caller that this verifier identified is still valid; if not, its sessions end within a second."""

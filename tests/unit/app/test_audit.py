@@ -24,7 +24,7 @@ from isthmus.model.callers import Grants
 from isthmus.model.credentials import Subject
 from isthmus.model.names import ServerName
 from isthmus.storage import audit_sqlite
-from isthmus.storage.audit_signatures import AuditSigner
+from isthmus.storage.audit_signatures import FileAuditSigner
 from isthmus.storage.memory import MemoryJournal
 from isthmus.storage.sqlite import FILE
 from isthmus.telemetry.audit import AuditMode
@@ -79,7 +79,7 @@ async def test_a_hub_that_was_killed_before_its_first_checkpoint_has_left_no_log
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as killed:
-        killed.setattr(AuditSigner, "checkpoint", lambda *_: None)
+        killed.setattr(FileAuditSigner, "checkpoint", lambda *_: None)
         async with opened(tmp_path, ends_well=False):
             pass
     async with opened(tmp_path):

@@ -46,7 +46,7 @@ async def linked(environment: Mapping[str, str]) -> AsyncIterator[BaseLink]:
 @pytest.mark.parametrize(("before", "told"), [({}, "1"), ({HOPS_VARIABLE: "7"}, "8"), ({HOPS_VARIABLE: "many"}, "1")])
 async def test_a_program_is_told_how_many_hubs_started_each_other(before: Mapping[str, str], told: str) -> None:
     async with linked(before) as link:
-        await link.greet("modern")
+        await link.handshake("modern")
         assert link.hubs == {told: 5}
 
 
@@ -93,19 +93,19 @@ async def private(origin: HttpOrigin) -> list[DialAddress]:
 async def test_a_name_that_leads_elsewhere_by_now_is_not_dialled(carrier: Carrier) -> None:
     async with Server() as server, named(carrier, server.origin.port, private) as link:
         with pytest.raises((ConnectFailed, Lost), match=r"rebinding\.example may not be dialled"):
-            await link.greet("auto")
+            await link.handshake("auto")
         assert server.accepted == 0
 
 
 @pytest.mark.parametrize(("carrier", "line"), [("http", b"POST /http"), ("sse", b"GET /sse"), ("rpc", b"POST /rpc")])
 async def test_one_that_may_be_private_is_spoken_to_where_and_as_was_said(carrier: Carrier, line: bytes) -> None:
     async with Server() as server, named(carrier, server.origin.port, private, is_trusted=True) as link:
-        greeting = asyncio.ensure_future(link.greet("auto"))
+        handshake = asyncio.ensure_future(link.handshake("auto"))
         head = await (await server.accept()).request()
         assert head.startswith(line)
         assert b"x-token: t" in head.lower()
-        greeting.cancel()
-        await asyncio.wait({greeting})
+        handshake.cancel()
+        await asyncio.wait({handshake})
 
 
 async def test_an_agent_that_is_dialled_anew_still_knows_whose_tasks_are_whose() -> None:
@@ -115,5 +115,5 @@ async def test_an_agent_that_is_dialled_anew_still_knows_whose_tasks_are_whose()
     first, second = await links.connect(settings, "auto"), await links.connect(settings, "auto")
     assert isinstance(first, AgentLink)
     assert isinstance(second, AgentLink)
-    assert first.given is second.given
+    assert first.task_owners is second.task_owners
     await background.aclose()

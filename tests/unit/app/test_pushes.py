@@ -74,7 +74,9 @@ def test_a_key_that_is_good_no_more_takes_what_it_asked_for_with_it(tmp_path: Pa
     mine = world.who(KEY)
     assert isinstance(mine, Caller)
     assert owners.judge(READER, first.id) == owners.judge(PLANNING, mine.key) == "known"
-    assert owners.judge(TaskOwner("acme", "reader"), first.id) == owners.judge(TaskOwner("default", "other"), "") == "gone"
+    assert (
+        owners.judge(TaskOwner("acme", "reader"), first.id) == owners.judge(TaskOwner("default", "other"), "") == "gone"
+    )
     _, second = world.mint()
     world.revoke(first.id)
     world.look()

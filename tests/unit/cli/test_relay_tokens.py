@@ -152,7 +152,7 @@ def test_one_that_others_could_make_is_refused_and_older_ones_are_named(capsys: 
     for agent in ("homestead", "home"):
         assert "Refused from now on" not in Said(capsys, "token", "relay", agent, "--compatible").err
     assert "Tokens of home are refused from now on" in Said(capsys, "token", "relay", "barn", "--compatible").err
-    assert "cannot be made of other agents'" in Said(capsys, "token", "relay", "home", "--compatible").err
+    assert "its token could be spliced from others" in Said(capsys, "token", "relay", "home", "--compatible").err
 
 
 def test_the_address_is_the_published_one_if_there_is_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

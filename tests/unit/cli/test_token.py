@@ -192,7 +192,7 @@ def test_a_list_that_cannot_be_used_is_told_of_and_left_alone(
     file.write_text("{")
     said = Said(capsys, *words)
     assert (said.code, said.out) == (Exit.CONFIGURATION, "")
-    assert "keys.json cannot be used: it is not a list of keys, or was cut short" in said.err
+    assert "keys.json cannot be used: it is not a list of keys, or it is truncated" in said.err
     assert file.read_text() == "{"
 
 

@@ -99,10 +99,10 @@ def test_whether_it_may_is_a_truth_or_the_caller_is_left_out() -> None:
         ({"allow": ["*"]}, ".key must be given, not left out"),
         ({"key": None}, ".key must be given, not left out"),
         ({"key": 12345}, ".key must be a text, not a number"),
-        ({"key": ""}, ".key must be a text, not empty"),
+        ({"key": ""}, ".key must not be empty"),
         (
             {"key": "two words of a secret"},
-            ".key must be printable ASCII without spaces, not what it is (hidden)",
+            ".key must be printable ASCII without spaces (value hidden)",
         ),
         ({"key": "env:GONE"}, ".key must name a variable that is set, not env:GONE"),
         ({"key": "${GONE}"}, ".key must have only variables that are set, not ${GONE}"),
@@ -169,7 +169,7 @@ def test_a_caller_may_have_several_keys_while_one_takes_the_others_place() -> No
         ([KEY, 5], ".key.1 must be a text, not a number"),
         ([KEY, "abc"], ".key.1 must have 16 characters or more, not 3"),
         ([KEY, "env:GONE"], ".key.1 must name a variable that is set, not env:GONE"),
-        ([KEY, "two words"], ".key.1 must be printable ASCII without spaces, not what it is (hidden)"),
+        ([KEY, "two words"], ".key.1 must be printable ASCII without spaces (value hidden)"),
     ],
 )
 def test_one_bad_key_of_several_leaves_its_caller_out(keys: list[object], message: str) -> None:

@@ -132,7 +132,7 @@ def test_the_key_that_logins_are_sealed_with_may_be_elsewhere(tmp_path: Path) ->
     ("table", "told"),
     [
         ({"key": "short"}, "credentials.key must have 16 characters or more, not 5"),
-        ({"old_keys": ["an-old-key-of-sixteen"]}, "credentials.old_keys must stand beside key"),
+        ({"old_keys": ["an-old-key-of-sixteen"]}, "credentials.old_keys must come with key"),
         ({"key": "env:GONE"}, "credentials.key must name a variable that is set"),
         ({"key": "${GONE}-and-some-more-of-it"}, "credentials.key must have only variables that are set"),
     ],

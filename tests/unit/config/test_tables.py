@@ -528,7 +528,7 @@ def test_a_key_is_tried_for_its_length_and_nothing_else() -> None:
         (5, "isthmus.toml: relay must be a table, not 5"),
         ({"enabled": "maybe"}, "isthmus.toml: relay.enabled must be true or false, not 'maybe'"),
         ({"key": 5}, "isthmus.toml: relay.key must be a text, not a number"),
-        ({"key": ""}, "isthmus.toml: relay.key must be a text, not empty"),
+        ({"key": ""}, "isthmus.toml: relay.key must not be empty"),
         ({"key": "sha256:" + "0" * 64}, "isthmus.toml: relay.key must be the key itself, not its digest"),
         ({"key": "env:GONE"}, "isthmus.toml: relay.key must name a variable that is set, not env:GONE"),
         ({"key": "${GONE}"}, "isthmus.toml: relay.key must have only variables that are set, not ${GONE}"),

@@ -63,12 +63,12 @@ def test_a_server_without_a_page_or_without_pkce_is_not_gone_to(change: dict[str
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
-        ({}, "not the answer to this login"),
-        ({"code": "c", "state": "other"}, "not the answer to this login"),
-        ({"code": "c", "state": "é"}, "not the answer to this login"),
-        ({"code": "c", "state": "mine", "iss": "https://evil.example"}, "of another authorization server"),
-        ({"code": "c", "state": "mine", "iss": "https://login.example/"}, "of another authorization server"),
-        ({"code": "c", "state": "mine", "iss": ""}, "of another authorization server"),
+        ({}, "does not belong to this login"),
+        ({"code": "c", "state": "other"}, "does not belong to this login"),
+        ({"code": "c", "state": "é"}, "does not belong to this login"),
+        ({"code": "c", "state": "mine", "iss": "https://evil.example"}, "from another authorization server"),
+        ({"code": "c", "state": "mine", "iss": "https://login.example/"}, "from another authorization server"),
+        ({"code": "c", "state": "mine", "iss": ""}, "from another authorization server"),
         ({"error": "access_denied\x1b", "state": "mine"}, "says access_denied$"),
         ({"state": "mine"}, "has no code"),
     ],

@@ -36,7 +36,12 @@ RSA = rsa.generate_private_key(65537, 2048)
         (OAuthClient("me"), [], {"client_id": "me"}, {}),
         (OAuthClient("me", "se:cret"), [], {}, {"authorization": "Basic bWU6c2UlM0FjcmV0"}),
         (OAuthClient("me", "s"), ["client_secret_post"], {"client_id": "me", "client_secret": "s"}, {}),
-        (OAuthClient("me", "s"), ["client_secret_post", "client_secret_basic"], {}, {"authorization": "Basic bWU6cw=="}),
+        (
+            OAuthClient("me", "s"),
+            ["client_secret_post", "client_secret_basic"],
+            {},
+            {"authorization": "Basic bWU6cw=="},
+        ),
         (OAuthClient("me", "s", "client_secret_post"), [], {"client_id": "me", "client_secret": "s"}, {}),
         (OAuthClient("me", "s", "none"), ["client_secret_basic"], {"client_id": "me"}, {}),
     ],

@@ -16,8 +16,8 @@ from isthmus.credentials import login as module
 from isthmus.credentials import logins
 from isthmus.credentials.dpop import NONCES_MAX, ProofKey, Prover
 from isthmus.credentials.vault import Slot, Vault
+from isthmus.model.calls import Result
 from isthmus.model.faults import NotConnected
-from isthmus.model.outcomes import Result
 from isthmus.transport.egress import Egress, parse_url
 from isthmus.transport.http import REFUSAL_BYTES_MAX, ConnectionLost, SigningClient, Ticket, request_head
 from isthmus.upstream import reconnector
@@ -94,7 +94,7 @@ async def test_a_kept_key_that_is_damaged_is_a_login_that_is_wanted(tmp_path: Pa
         vault = Vault(tmp_path / "state")
         vault.put(Slot("s"), (vault.get(Slot("s")) or b"").replace(b"BEGIN PRIVATE", b"BEGIN DAMAGED"))
         async with hub_of(tmp_path, {"s": entry_of(server)}) as hub:
-            await eventually(lambda: hub.state("s") == "login", "it wants a login")
+            await eventually(lambda: hub.state("s") == "login", "it requires a login")
 
 
 # -- when tokens are bound -------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ async def test_a_bearer_token_is_refused_where_bound_ones_are_always_wanted(tmp_
         hub_of(tmp_path, {"s": entry_of(server, **OWN, dpop="always")}) as hub,
     ):
         await eventually(lambda: hub.state("s") == "login", "the hub says so")
-        assert "it gave a bearer token, and dpop is always wanted" in reason_of(hub)
+        assert "it issued a bearer token, but dpop is required" in reason_of(hub)
         assert set(server.shown) == {""}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from isthmus.core.ports.announcer import Subscriber
+from isthmus.core.ports import Subscriber
 from isthmus.model.faults import NotConnected
 from isthmus.model.names import ServerName
 from tests.faults.scripted import SESSION, Heard, Scripted, hub_of, reply

@@ -421,7 +421,9 @@ async def test_a_server_that_was_moved_is_not_shown_who_the_hub_was_at_another(t
     """Where neither says who it is, both have no name: what the hub registered as there is told apart by the place."""
     people: list[asyncio.Task[int]] = []
     client = OAuthClient("client-of-old", "secret-of-old", "client_secret_basic", "http://127.0.0.1:1/callback")
-    kept = StoredLogin(StoredToken("t"), client, "", "https://old.example/token", "https://old.example", "https://old.example/mcp")
+    kept = StoredLogin(
+        StoredToken("t"), client, "", "https://old.example/token", "https://old.example", "https://old.example/mcp"
+    )
     vault = Vault(tmp_path)
     vault.put(Slot("s"), msgspec.json.encode(kept))
     async with Alone() as server:

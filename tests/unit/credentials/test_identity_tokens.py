@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from isthmus.credentials import login as module
-from isthmus.model.outcomes import Result
+from isthmus.model.calls import Result
 from tests.faults.scripted import hub_of, reply
 from tests.faults.watching import eventually
 from tests.security.authority import Authority, BindingAuthority, BoundServer, Protected, entry_of
@@ -143,7 +143,7 @@ async def test_an_employees_identity_is_exchanged_for_a_grant_and_that_for_a_tok
     ("refusals", "kind", "told"),
     [
         ([(400, {"error": "invalid_target", "error_description": "not who-i-am here"})], ID_JAG, "says invalid_target"),
-        ([], "urn:ietf:params:oauth:token-type:access_token", "gave something else than an ID-JAG"),
+        ([], "urn:ietf:params:oauth:token-type:access_token", "did not issue an ID-JAG"),
     ],
 )
 async def test_what_the_provider_does_not_grant_nobody_is_asked_for(

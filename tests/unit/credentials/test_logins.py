@@ -17,11 +17,10 @@ from isthmus.credentials import login as module
 from isthmus.credentials import logins
 from isthmus.credentials.vault import Slot, Vault
 from isthmus.model.callers import Caller, Grants
-from isthmus.model.calls import Call
+from isthmus.model.calls import Call, Outcome, Result
 from isthmus.model.credentials import Subject
 from isthmus.model.faults import NotConnected
 from isthmus.model.names import ServerName
-from isthmus.model.outcomes import Outcome, Result
 from isthmus.upstream import reconnector
 from tests.faults.scripted import Ending, Heard, InProcess, Scripted, hub_of, reply
 from tests.faults.watching import eventually
@@ -211,8 +210,8 @@ async def test_a_running_hub_takes_a_login_up_within_a_second_and_gives_it_up_to
         Protected(authority) as server,
         hub_of(tmp_path, {"s": entry_of(server)}) as hub,
     ):
-        await eventually(lambda: hub.state("s") == "login", "it wants a login")
-        assert reason_of(hub) == "it wants a login (nobody has logged in): run isthmus login s"
+        await eventually(lambda: hub.state("s") == "login", "it requires a login")
+        assert reason_of(hub) == "it requires a login (nobody has logged in): run isthmus login s"
         assert server.shown == [], "nobody is asked what cannot help"
         await logged_in(hub, tmp_path / "state")
         assert await eventually(lambda: hub.state("s") == "ready", "the hub takes it up") < 1.5
@@ -228,8 +227,8 @@ async def test_a_server_of_which_nothing_is_configured_is_told_how_to_log_in_at_
         Protected(authority) as server,
         hub_of(tmp_path, {"s": server.entry}) as hub,
     ):
-        await eventually(lambda: hub.state("s") == "login", "it wants a login")
-        assert reason_of(hub).startswith("it wants a login: run isthmus login s (it answered HTTP 401")
+        await eventually(lambda: hub.state("s") == "login", "it requires a login")
+        assert reason_of(hub).startswith("it requires a login: run isthmus login s (it answered HTTP 401")
         knocks = server.turned_away
         for _ in range(20):
             await asyncio.sleep(0)
@@ -289,7 +288,7 @@ async def test_a_refresh_that_is_refused_is_told_and_not_repeated(
             await eventually(lambda: authority.count("refresh_token") == 1, "it is tried")
             authority.good.clear()
             await eventually(lambda: hub.state("s") == "login", "the hub says so", within=5.0)
-            told = "it wants a login (its authorization server says invalid_grant): run isthmus login s"
+            told = "it requires a login (its authorization server says invalid_grant): run isthmus login s"
             assert reason_of(hub).startswith(told), "and does not repeat what was sent"
             assert "refresh-1" not in reason_of(hub)
             knocks = server.turned_away
@@ -307,7 +306,7 @@ async def test_a_server_that_has_moved_is_not_shown_what_was_for_another(tmp_pat
             await logged_in(hub, tmp_path / "state")
             await hub.ready("s")
         async with hub_of(tmp_path, {"s": thief.entry}) as hub:
-            await eventually(lambda: hub.state("s") == "login", "it wants a login of its own")
+            await eventually(lambda: hub.state("s") == "login", "it requires a login of its own")
         assert set(thief.shown) == {""}
 
 

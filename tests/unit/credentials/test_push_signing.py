@@ -42,5 +42,5 @@ def test_what_its_listener_cannot_write_again_is_not_signed(tmp_path: Path, body
 
 def test_a_damaged_key_is_no_key(tmp_path: Path) -> None:
     (tmp_path / KEY_FILE).write_text("abcd")
-    with pytest.raises(ValueError, match="does not hold an RSA key"):
+    with pytest.raises(ValueError, match="does not contain an RSA key"):
         PushSigner(tmp_path).key_set()

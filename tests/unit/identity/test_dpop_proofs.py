@@ -101,7 +101,7 @@ def test_the_request_of_the_document_is_good_once() -> None:
     asked: Any = {"method": "GET", "token": RFC_TOKEN, "bound_to": RFC_THUMBPRINT}
     place = "https://resource.example.org/protectedresource"
     assert world.check(RFC_RESOURCE_REQUEST, place, **asked) is None
-    assert world.check(RFC_RESOURCE_REQUEST, place, **asked) == "it was used before"
+    assert world.check(RFC_RESOURCE_REQUEST, place, **asked) == "it was used already"
 
 
 def test_the_token_request_of_the_document_is_no_proof_of_a_token() -> None:
@@ -206,7 +206,7 @@ PRIVATE = private_key("ES256", 0)
         ({"alg": "none"}, "its alg is not one of"),
         ({"alg": "HS256"}, "its alg is not one of"),
         ({"alg": "ES256K"}, "its alg is not one of"),
-        ({"crit": ["x"]}, "its header names extensions"),
+        ({"crit": ["x"]}, "its header requires extensions"),
     ],
 )
 def test_a_proof_that_its_own_key_did_not_sign_is_refused(head: dict[str, Any], told: str) -> None:
@@ -215,7 +215,7 @@ def test_a_proof_that_its_own_key_did_not_sign_is_refused(head: dict[str, Any], 
 
 def test_a_key_that_the_token_is_not_bound_to_proves_nothing() -> None:
     told = World().check(proof(number=1))
-    assert told == "its key is not the one that the token is bound to"
+    assert told == "its key is not the key that the token is bound to"
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
@@ -232,8 +232,8 @@ def test_a_proof_is_good_once_for_as_long_as_it_would_be_good() -> None:
     shown = proof(jti="one", iat=int(NOW))
     assert world.check(shown) is None
     world.now += PROOF_SECONDS
-    assert world.check(shown) == "it was used before"
-    assert world.check(proof(jti="one", iat=int(world.now))) == "it was used before"
+    assert world.check(shown) == "it was used already"
+    assert world.check(proof(jti="one", iat=int(world.now))) == "it was used already"
     assert world.check(proof(number=1, jti="one"), bound_to=thumbprint_of("ES256", 1)) is None, "another's id"
     world.now += 1
     assert (world.check(shown) or "").startswith("its iat")
@@ -252,14 +252,14 @@ def test_what_is_remembered_is_bounded_and_what_is_forgotten_is_not_taken_again(
     world = World()
     shown = [proof(jti=f"p{second}", iat=int(NOW) + second) for second in range(5)]
     assert [world.check(each) for each in shown] == [None] * 5
-    told = "it was made before the time from which on the hub knows what was used"
-    assert [world.check(each) for each in shown] == [told, told, *["it was used before"] * 3]
+    told = "it is too old: the hub no longer knows which proofs of that time were used"
+    assert [world.check(each) for each in shown] == [told, told, *["it was used already"] * 3]
 
 
 def test_proofs_from_before_the_start_are_refused_as_they_may_have_been_used() -> None:
     world = World()
     world.proofs = Proofs(lambda: world.now, lambda: b"a secret")
-    assert (world.check(proof(jti="before", iat=int(NOW) - 1)) or "").startswith("it was made before")
+    assert (world.check(proof(jti="before", iat=int(NOW) - 1)) or "").startswith("it is too old")
     assert world.check(proof(jti="after", iat=int(NOW))) is None
 
 
@@ -270,7 +270,7 @@ def test_a_clock_that_is_put_back_does_not_make_a_proof_good_again() -> None:
     world.now += PROOF_SECONDS + 1
     assert world.check(proof(jti="two", iat=int(world.now))) is None, "and the first one is forgotten"
     world.now = NOW
-    assert (world.check(shown) or "").startswith("it was made before")
+    assert (world.check(shown) or "").startswith("it is too old")
 
 
 # -- nonces ----------------------------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ def test_a_nonce_is_asked_for_and_good_for_some_minutes() -> None:
     world = World()
     refused = world.refused(proof(jti="one"), wants_nonce=True)
     assert refused is not None
-    assert refused.reason == "it must have a nonce of the hub's"
+    assert refused.reason == "it must contain the hub's nonce"
     assert world.check(proof(jti="one", nonce=refused.nonce), wants_nonce=True) is None
     other = World()
     assert other.check(proof(jti="one", nonce=refused.nonce), wants_nonce=True) is None, "hubs may share a secret"

@@ -155,7 +155,7 @@ def test_a_number_that_cannot_be_a_time_is_none(exp: bytes) -> None:
     claims = b'{"exp":%b,"iss":"%b","aud":"%b","sub":"a"}' % (exp, ISSUER.encode(), HUB.encode())
     assert why(Issuers([made(Clock())]), signed(claims)).reason in (
         "it does not say when it expires",
-        "its claims are not a JSON object that has no member twice",
+        "its claims are not a JSON object with unique members",
     )
 
 
@@ -266,7 +266,7 @@ def test_without_keys_nobody_can_tell() -> None:
     issuers = Issuers([issuer])
     issuer.trouble = "it is away"
 
-    assert issuers.caller_of(token()) == Unprovable("the keys of corp are not there: it is away")
+    assert issuers.caller_of(token()) == Unprovable("the keys of corp are missing: it is away")
     issuer.take_keys(keys())
     credential = token(exp=NOW + 10 * KEEP_SECONDS)
     assert isinstance(issuers.caller_of(credential), Caller)
@@ -403,7 +403,7 @@ def test_a_proof_is_used_up_but_by_the_request_that_it_is_of() -> None:
     assert isinstance(world.prove(jti="one"), Caller)
     again = world.prove(jti="one")
     assert isinstance(again, Unproven)
-    assert (again.reason, again.is_proof_wrong) == ("it was used before", True)
+    assert (again.reason, again.is_proof_wrong) == ("it was used already", True)
     assert isinstance(world.prove(jti="one", is_proved=True), Caller)
 
 

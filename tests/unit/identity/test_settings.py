@@ -44,7 +44,7 @@ def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any], told: st
 
 @pytest.mark.parametrize("issuer", ["https://u:pa55word@login.example", "https://u:pa55word@login.example:99999"])
 def test_a_password_in_an_address_is_not_repeated(issuer: str) -> None:
-    with pytest.raises(ValueError, match="not one with a user in it") as told:
+    with pytest.raises(ValueError, match="not an address with a user in it") as told:
         IssuerSettings("corp", issuer, (HUB,))
     assert "pa55word" not in str(told.value)
 

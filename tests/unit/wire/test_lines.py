@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.wire import jsonrpc
-from isthmus.wire.lines import LineDecoder, frame
-from isthmus.wire.oversized import Oversized
+from isthmus.wire.lines import LineDecoder, Oversized, frame
 
 MIB = 1024 * 1024
 

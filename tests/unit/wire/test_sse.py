@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from isthmus.wire import jsonrpc
-from isthmus.wire.oversized import Oversized
+from isthmus.wire.lines import Oversized
 from isthmus.wire.sse import SseDecoder, SseEvent, comment, frame, mark, prime, retry
 
 MIB = 1024 * 1024

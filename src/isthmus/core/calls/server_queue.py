@@ -414,7 +414,9 @@ class ServerQueue:
                 self._stop_grace_timer()
             self._return_probe(inflight)
         else:
-            self._free_slot(inflight)
+            self.running -= 1
+            if inflight.counted_by is not None or inflight.call.sharer or self._long_calls:
+                self._leave_groups(inflight)
             if link is self.pool and self.pool is not None:
                 self.pool.ended(inflight)
                 self._judge(inflight, outcome)
@@ -427,7 +429,8 @@ class ServerQueue:
 
     def return_slot(self, inflight: InFlight) -> None:
         """A call that has a slot was not sent after all."""
-        self._free_slot(inflight)
+        self.running -= 1
+        self._leave_groups(inflight)
         if inflight.link is self.pool and self.pool is not None:
             self.pool.ended(inflight)
         inflight.link = inflight.carriage = None
@@ -465,7 +468,12 @@ class ServerQueue:
             # A pool asks itself, once it has a link.
             if link is not self.pool and not inflight.is_cleared(self._send_cleared):
                 return
-        self._send_on(link, inflight)
+        try:
+            link.send(inflight)
+        except Exception:  # a defect of a link must cost this call only, and no slot
+            incident = secrets.token_hex(6)
+            log.exception("a link failed to send a call", server=self.server, incident=incident)
+            inflight.finish(Bug(incident))
 
     def _send_cleared(self, inflight: InFlight) -> None:
         """The journal has stored that a call may be sent: send it, unless it has ended or its link is gone."""
@@ -477,12 +485,9 @@ class ServerQueue:
                 inflight.finish(fault)
             return
         inflight.carriage = None
-        self._send_on(self._link, inflight)
-
-    def _send_on(self, link: Link, inflight: InFlight) -> None:
         try:
-            link.send(inflight)
-        except Exception:  # a defect of a link must cost this call only, and no slot
+            self._link.send(inflight)
+        except Exception:  # as in `_send`
             incident = secrets.token_hex(6)
             log.exception("a link failed to send a call", server=self.server, incident=incident)
             inflight.finish(Bug(incident))
@@ -550,8 +555,7 @@ class ServerQueue:
         else:
             del self._running_in[group]
 
-    def _free_slot(self, inflight: InFlight) -> None:
-        self.running -= 1
+    def _leave_groups(self, inflight: InFlight) -> None:
         if inflight.call.sharer:
             self._uncount(("device", inflight.call.sharer, ""))
         if inflight.counted_by is not None:

@@ -1,7 +1,7 @@
-"""The agent's card, made from the live catalog as the one who asks may see it.
+"""The agent's card, made from the live catalog as its reader may see it.
 
-Addresses come from the configuration, never from what a request says of itself. A stranger is shown the two skills that
-every caller has; who proved who it is also sees the tools that it may call.
+URLs come from the configuration, never from the request. Anonymous readers see the two skills that every caller has;
+authenticated callers also see the tools that they may call.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ AUTH_PARAMETER = "auth"
 FRESH_SECONDS = 60
 
 REMEMBERED_MAX = 256
-"""Cards of which it is known since when they are as they are; of others it is said that they are new."""
+"""How many cards have a remembered `Last-Modified` time; others count as new."""
 
 TOKEN_PATH = "/oauth/token"  # noqa: S105 - an address
-"""Where tokens are given; another face does."""
+"""Where the OAuth frontend issues tokens."""
 
 MODES = ("application/json", "text/plain")
 
@@ -143,9 +143,9 @@ class AgentCards:
         self._token_urls = token_urls
         self._now = now
         self._since: OrderedDict[tuple[str, Caller | None], tuple[bytes, int]] = OrderedDict()
-        """The tag of each card that was shown, and the second since when it has this one."""
+        """The ETag of each card that was sent, and the second since when it is valid."""
         self.grpc_address: str | None = None
-        """Where gRPC is spoken, if it is."""
+        """The gRPC address, if there is one."""
 
     async def show(
         self, peer: Peer, path: str, query: Mapping[str, str], fields: Fields, admitted: Caller | Denied
@@ -206,10 +206,10 @@ class AgentCards:
                 return write_strict(_of_1_0(card)) if self.settings.card == "strict" else write_merged(card)
 
     async def extended(self, caller: Caller, dialect: DialectName) -> Payload | A2aProblem:
-        """The card for who proved who it is, in the words of who asks; where there are no keys, nobody can."""
+        """The card for authenticated callers; a problem if the hub has no keys."""
         if not self._needs_key():
             kind: ProblemKind = "card_not_configured" if dialect == "0.3" else "unsupported_operation"
-            return A2aProblem(kind, "There is no other card here: the agent does not ask who its callers are")
+            return A2aProblem(kind, "There is no extended card: this agent does not authenticate callers")
         await self._hub.settle(EVERYTHING, within=SETTLE_SECONDS)
         card = self._card(caller)
         if dialect == "0.3":
@@ -235,7 +235,7 @@ class AgentCards:
         )
 
     def _schemes(self, base: str) -> dict[str, Scheme]:
-        """How callers prove who they are: with a key, or with a token that they were given for one."""
+        """How callers authenticate: with a key, or with a token."""
         if not self._needs_key():
             return {}
         keys: dict[str, Scheme] = {"bearer": Http("Bearer"), "key": ApiKey("X-Api-Key")}
@@ -253,7 +253,7 @@ class AgentCards:
         return {**schemes, "bearer": Http("Bearer")}
 
     def _interfaces(self, base: str) -> tuple[AgentInterface, ...]:
-        """Where the agent is spoken to, those that keep numbers exact first."""
+        """The URLs of the agent; bindings that keep numbers exact come first."""
         grpc = None if self.grpc_address is None else self.settings.grpc_url or self.grpc_address
         return (
             AgentInterface(f"{base}/a2a", "JSONRPC", "1.0"),
@@ -264,7 +264,7 @@ class AgentCards:
         )
 
     def _hubs(self, caller: Caller | None) -> AgentExtension:
-        """What lets another hub find out that it is behind this one, or is this one."""
+        """Lets another hub detect that it is behind this one, or is this one."""
         behind = {} if caller is None else self._hub.snapshot.view(caller.grants, EVERYTHING).hubs
         hubs = write_hubs({**behind, self._hub.id: 0})
         return AgentExtension(HUBS, "Which hubs are here, by random ids", params=Raw(msgspec.json.encode(hubs)))
@@ -277,12 +277,12 @@ class AgentCards:
 
 
 def _of_1_0(card: AgentCard) -> AgentCard:
-    """A card that names no place where something earlier is spoken."""
+    """A card without interfaces of earlier generations."""
     return replace(card, interfaces=tuple(each for each in card.interfaces if each.version == "1.0"))
 
 
 def is_known(fields: Fields, tag: bytes, since: int) -> bool:
-    """Whether who asks has this already: by its tag, or where it names none, by the time of its own."""
+    """Whether the client has this card already, by its ETag or its time."""
     if (tags := fields.get(b"if-none-match")) is not None:
         given = {each.strip().removeprefix(b"W/") for each in tags.split(b",")}
         return tag in given or b"*" in given

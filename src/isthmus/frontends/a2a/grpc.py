@@ -1,7 +1,7 @@
-"""The agent over gRPC: A2A 1.0 on a port of its own, for those who have the extra `isthmus[grpc]`.
+"""The A2A agent over gRPC: 1.0 on its own port, with the extra `isthmus[grpc]`.
 
-This reads and writes protobuf and keeps the service; what is done is the desk's, as for every other way in. A client
-that leaves, or whose deadline passes, has only left: its task goes on. `app` opens, drains and closes it.
+Reads and writes protobuf; `service` does the work. If a client disconnects or its deadline passes, its task continues.
+`app` opens, drains and closes the server.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from isthmus.wire.a2a.protobuf import METHODS, SERVICE, STREAMS, Unwritable
 from isthmus.wire.jsonrpc import Payload
 
 DETAILS = "grpc-status-details-bin"
-"""The trailer in which clients look for what an error is to programs."""
+"""The trailer with the error details for programs."""
 
 CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -44,10 +44,10 @@ DENIALS: Mapping[int, grpc.StatusCode] = {
     HTTPStatus.TOO_MANY_REQUESTS: grpc.StatusCode.RESOURCE_EXHAUSTED,
     HTTPStatus.SERVICE_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
 }
-"""What the gate's refusals are here; all others are that nobody knows the caller."""
+"""The gRPC status of refusals by the authenticator; all others are UNAUTHENTICATED."""
 
 MESSAGE_LENGTH_MAX = 1_000
-"""Errors travel in trailers, of which clients take 8 KiB in all."""
+"""Errors are trailers, and clients accept 8 KiB of them."""
 
 KEEP_ALIVE_MILLISECONDS = 60_000
 """How long a silent connection is believed to be there; a client that vanished would hold its streams for ever."""
@@ -63,7 +63,7 @@ JSON_TYPE = "application/json"
 
 
 class GrpcSettings(Struct, frozen=True):
-    """Where it listens."""
+    """Settings of the gRPC server."""
 
     host: str
     port: int
@@ -83,7 +83,7 @@ class GrpcSettings(Struct, frozen=True):
 
 
 class A2aGrpc:
-    """The service, on its own port; whoever opens it closes it."""
+    """The gRPC server. Call `close` after `open`."""
 
     def __init__(self, face: A2aHttp, auth: Authenticator, background: BackgroundTasks, settings: GrpcSettings) -> None:
         self._face = face
@@ -111,11 +111,11 @@ class A2aGrpc:
         return int(bound)
 
     async def drain(self, within: float) -> None:
-        """Take nothing new, and let what is under way come to its end."""
+        """Refuse new calls, and let running ones finish."""
         await self._server.stop(within)
 
     async def close(self) -> None:
-        """Cut what is left."""
+        """Cancel running calls."""
         await self._server.stop(None)
 
     def _handlers(self) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class A2aGrpc:
         }
 
     async def _answer(self, method: str, _: object, context: Any) -> bytes:
-        done = (await self._visit(method, context))[1]
+        done = (await self._run(method, context))[1]
         assert not isinstance(done, LiveTask), "only streams follow a task"
         try:
             written = await aside(len(memoryview(done)), partial(protobuf.write, method, done), over=PROTOBUF_BYTES)
@@ -137,9 +137,9 @@ class A2aGrpc:
         return written
 
     async def _stream(self, method: str, _: object, context: Any) -> None:
-        visit = (await self._visit(method, context))[0]
-        client, telling = visit.client, visit.telling
-        assert telling is not None, "a stream follows a task"
+        call = (await self._run(method, context))[0]
+        client, task_stream = call.client, call.task_stream
+        assert task_stream is not None, "a stream follows a task"
         try:
             while (piece := await client.next_piece()) is not None:
                 async with asyncio.timeout(self._settings.stall_seconds):
@@ -151,29 +151,29 @@ class A2aGrpc:
         if client.problem is not None:
             await _refuse(context, client.problem)
 
-    async def _visit(self, method: str, context: Any) -> tuple[_GrpcVisit, Payload | LiveTask]:
-        """Do what is asked; refuses the call, which raises, where that is not possible."""
+    async def _run(self, method: str, context: Any) -> tuple[_A2aGrpcRequest, Payload | LiveTask]:
+        """Run the operation of a call. Aborts the call, which raises, if it fails."""
         fields = _fields(context)
         COMING_FROM.set(_address(context.peer()))
         # What gRPC is to HTTP, of which a proof that somebody has a key speaks.
         scope = {"method": "POST", "raw_path": f"/{SERVICE}/{method}".encode(), "headers": [], BASES: self.bases}
         await self._caller(fields, context, scope)
         request = await self._request(context)
-        # It may have taken its time, and the key may have been revoked meanwhile.
+        # The key may have been revoked while the request arrived.
         caller = await self._caller(fields, context, scope)
-        visit = _GrpcVisit(self._face, caller, _Client(), fields)
+        call = _A2aGrpcRequest(self._face, caller, _Client(), fields)
         # The desk finishes what it begins, whoever waits for it: a task may be kept and not yet known as begun.
-        work = self._background.spawn("a call over gRPC", visit.do(method, request))
+        work = self._background.spawn("a call over gRPC", call.do(method, request))
         try:
             done = await asyncio.shield(work)
         except asyncio.CancelledError:
-            visit.client.leave()
+            call.client.leave()
             raise
         except Exception:  # noqa: BLE001 - the crew has logged it, and the client is told no more than that
             done = A2aProblem("internal", "Internal error")
         if isinstance(done, A2aProblem):
             await _refuse(context, done)
-        return visit, done
+        return call, done
 
     async def _caller(self, fields: Fields, context: Any, scope: Request) -> Caller:
         """Who is let in with this metadata; refuses the call, which raises, where nobody is."""
@@ -185,7 +185,7 @@ class A2aGrpc:
         return caller
 
     async def _request(self, context: Any) -> bytes:
-        """The message of a call whose caller is known."""
+        """The request message of an authenticated call."""
         seconds = self._settings.message_seconds
         try:
             async with asyncio.timeout(seconds):
@@ -233,7 +233,7 @@ def _fields(context: Any) -> Fields:
 
 
 async def _refuse(context: Any, problem: A2aProblem) -> NoReturn:
-    """End a call with what is wrong."""
+    """Abort a call with a problem."""
     message = problem.message[:MESSAGE_LENGTH_MAX]
     code, details = protobuf.write_problem(A2aProblem(problem.kind, message, problem.details))
     context.set_trailing_metadata(((DETAILS, details),))
@@ -245,13 +245,13 @@ async def _abort(context: Any, code: grpc.StatusCode, message: str) -> NoReturn:
     raise AssertionError("an abort raises")
 
 
-class _GrpcVisit(A2aRequest):
+class _A2aGrpcRequest(A2aRequest):
     """One call."""
 
     def __init__(self, face: A2aHttp, caller: Caller, client: _Client, fields: Fields) -> None:
         super().__init__(face, caller, client, fields)
         self.client = client
-        self.telling: TaskStream | None = None
+        self.task_stream: TaskStream | None = None
         """What follows the task, if that was asked for."""
 
     async def do(self, method: str, request: bytes) -> Answered | LiveTask:
@@ -272,11 +272,11 @@ class _GrpcVisit(A2aRequest):
     def _follow(self, live: LiveTask, operation: Operation | A2aProblem, is_last: IsLast) -> None:
         stream = _ProtoStream(self.client)
         after = self._after(live, operation)
-        self.telling = TaskStream(
+        self.task_stream = TaskStream(
             self._caller, live, self.client, stream, after, is_last, form=_form, is_kept_alive=False
         )
-        self.telling.is_for_sender = isinstance(operation, SendMessage)
-        self._face.follow(self.telling)
+        self.task_stream.is_for_sender = isinstance(operation, SendMessage)
+        self._face.follow(self.task_stream)
 
 
 class _Client:

@@ -1,6 +1,6 @@
-"""The agent over HTTP: JSON-RPC of every generation at one address, plain HTTP beside it, and its card.
+"""The A2A agent over HTTP: JSON-RPC of every generation at one URL, plain HTTP beside it, and the agent card.
 
-This reads requests and writes answers; what is done is the desk's.
+Reads requests and writes responses; `service` does the work.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ log = structlog.get_logger(__name__)
 RPC_PATHS = frozenset({"/", "/a2a", "/a2a/"})
 REST_PATH = "/a2a/rest/"
 ODD_BODY_BYTES = 64 * 1024
-"""A longer body that is refused is not read a second time."""
+"""A longer invalid body is not read a second time."""
 
 
 KEYS_PATH = "/.well-known/jwks.json"
-"""Where listeners of the first generation find the keys with which notifications are signed."""
+"""Where receivers of 0.1 find the keys that sign push notifications."""
 
 KEY_HEADER = b"idempotency-key"
 
@@ -87,15 +87,15 @@ MEDIA_TYPES = (b"application/json", b"application/a2a+json")
 EVENTS = b"text/event-stream"
 
 WAIT_SECONDS = 600.0
-"""How long an answer may wait for a task's end; after it the caller is told how the task stands."""
+"""How long a response may wait for the end of a task; then it has the current state."""
 
 FIRST_WAIT_SECONDS = 25.0
-"""The same for the first generation, whose client gives up after 30."""
+"""The same for 0.1, whose client gives up after 30 seconds."""
 
 LAST_HEADER = b"last-event-id"
 
 DIRECT = frozenset[DialectName]({"1.0", "0.3"})
-"""Generations that have answers without a task."""
+"""Generations that have responses without a task."""
 
 NOT_JSON = A2aProblem("not_json", "Content-Type must be application/json")
 
@@ -103,101 +103,101 @@ Answered: TypeAlias = Payload | A2aProblem
 
 
 class A2aHttp:
-    """The face."""
+    """The A2A frontend over HTTP."""
 
-    def __init__(self, desk: A2aService, auth: Authenticator, cards: AgentCards) -> None:
-        self.desk = desk
+    def __init__(self, service: A2aService, auth: Authenticator, cards: AgentCards) -> None:
+        self.service = service
         self._auth = auth
         self._cards = cards
         self._streams: set[TaskStream] = set()
         self._callers: Container[Caller] | None = None
-        """Those who may still hear something, once others may not."""
+        """The callers whose streams stay open; None for all."""
         self._is_draining = False
 
     def is_at(self, path: str) -> bool:
-        """Whether a request is for this face."""
+        """Whether a path belongs to the A2A frontend."""
         return path in CARD_PATHS or path in RPC_PATHS or path == KEYS_PATH or path.startswith(REST_PATH)
 
     async def serve(self, scope: Message, receive: Receive, _: Send) -> None:
-        """Answer one request."""
+        """Serve one request."""
         peer: DrainAwarePeer = scope["extensions"][PEER]
         fields = join_headers(scope["headers"])
         admitted = self._auth.admit(fields, "a2a", scope)
         path: str = scope["path"]
         if isinstance(admitted, Denied) and admitted.status == TOO_MANY:
-            self._turn_away(peer, path, admitted)
+            self._refuse_caller(peer, path, admitted)
         elif scope["method"] in ("GET", "HEAD") and (path in CARD_PATHS or path in RPC_PATHS):
             query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
             await self._cards.show(peer, path, query, fields, admitted)
         elif scope["method"] in ("GET", "HEAD") and path == KEYS_PATH:
-            peer.answer(200, JSON + FRESH, await self.desk.pushing.key_set())
+            peer.answer(200, JSON + FRESH, await self.service.pushing.key_set())
         elif path in CARD_PATHS or path == KEYS_PATH:
             peer.answer(405, header_lines([(b"allow", b"GET, HEAD")]), b"")
         elif isinstance(admitted, Denied):
-            self._turn_away(peer, path, admitted)
+            self._refuse_caller(peer, path, admitted)
         else:
             body = peer.take_body()
             if body is None:
                 if (body := await read_body(receive)) is None:
                     return
-                # It may have taken its time, and the key may have been revoked meanwhile.
+                # The key may have been revoked while the body arrived.
                 if isinstance(admitted := self._auth.admit(fields, "a2a", scope), Denied):
-                    self._turn_away(peer, path, admitted)
+                    self._refuse_caller(peer, path, admitted)
                     return
             await self._serve(scope, fields, admitted, peer, body)
 
-    def _turn_away(self, peer: DrainAwarePeer, path: str, denied: Denied) -> None:
+    def _refuse_caller(self, peer: DrainAwarePeer, path: str, denied: Denied) -> None:
         self._auth.on_turned_away("a2a", denied.status)
-        _say(peer, path, denied)
+        _write_denial(peer, path, denied)
 
     async def _serve(self, scope: Message, fields: Fields, caller: Caller, peer: DrainAwarePeer, body: bytes) -> None:
         if scope["path"].startswith(REST_PATH):
             query = scope["query_string"].decode("latin-1")
             path = scope["raw_path"].decode("latin-1").partition(REST_PATH)[2]
-            await _RestVisit(self, caller, peer, fields).serve(scope["method"], path, query, body)
+            await _A2aRestRequest(self, caller, peer, fields).serve(scope["method"], path, query, body)
         elif scope["method"] != "POST":
             peer.answer(405, header_lines([(b"allow", b"GET, POST")]), b"")
         else:
-            await _RpcVisit(self, caller, peer, fields).serve(body, _version_in(scope, fields))
+            await _A2aRpcRequest(self, caller, peer, fields).serve(body, _version_in(scope, fields))
 
     def change(self, settings: A2aSettings) -> None:
-        """Go by these from now on."""
-        self.desk.settings = settings
+        """Apply new settings."""
+        self.service.settings = settings
         self._cards.settings = settings
 
-    def follow(self, telling: TaskStream) -> None:
-        """Begin a stream, which `end_streams` and `retain` are to reach."""
-        self._streams.add(telling)
-        telling.over.add_done_callback(lambda _: self._streams.discard(telling))
-        telling.begin()
+    def follow(self, stream: TaskStream) -> None:
+        """Begin a stream; `end_streams` and `retain` can end it."""
+        self._streams.add(stream)
+        stream.over.add_done_callback(lambda _: self._streams.discard(stream))
+        stream.begin()
         if self._is_draining:
-            telling.wind_up()
-        if self._callers is not None and telling.caller not in self._callers:
-            telling.cut_off()
+            stream.wind_up()
+        if self._callers is not None and stream.caller not in self._callers:
+            stream.cut_off()
 
     def retain(self, callers: Container[Caller]) -> None:
-        """End the streams of everybody else, and those that they are about to begin."""
+        """End the streams of all other callers, and those that they are about to begin."""
         self._callers = callers
-        for telling in tuple(self._streams):
-            if telling.caller not in callers:
-                telling.cut_off()
+        for stream in tuple(self._streams):
+            if stream.caller not in callers:
+                stream.cut_off()
 
     def end_streams(self) -> None:
-        """The hub is going away: end each stream as soon as nothing is under way that it could tell of."""
+        """The hub is shutting down: end each stream as soon as its task has no running call."""
         self._is_draining = True
-        for telling in tuple(self._streams):
-            telling.wind_up()
+        for stream in tuple(self._streams):
+            stream.wind_up()
 
     def speak_grpc(self, address: str) -> None:
-        """Have the card say that gRPC is spoken there as well."""
+        """Add the gRPC address to the card."""
         self._cards.grpc_address = address
 
     async def card(self, caller: Caller, dialect: DialectName) -> Answered:
-        """The card that only callers who proved who they are may see."""
+        """The card for authenticated callers."""
         return await self._cards.extended(caller, dialect)
 
 
-def _say(peer: Peer, path: str, denied: Denied) -> None:
+def _write_denial(peer: Peer, path: str, denied: Denied) -> None:
     body = jsonrpc.error(None, jsonrpc.INVALID_REQUEST, denied.message)
     if path.startswith(REST_PATH):
         body = rest.write_denial(path.removeprefix(REST_PATH), denied.status, denied.message)
@@ -205,7 +205,7 @@ def _say(peer: Peer, path: str, denied: Denied) -> None:
 
 
 def _version_in(scope: Message, fields: Fields) -> str | None:
-    """The version that a request asks for, by its header or its query."""
+    """The version that a request names in its header or its query."""
     query = scope["query_string"].decode("latin-1")
     return version_of(
         _text(fields.get(VERSION_HEADER.encode())), dict(parse_qsl(query)).get(VERSION_PARAMETER) if query else None
@@ -216,60 +216,59 @@ def _text(value: bytes | None) -> str | None:
     return None if value is None else value.decode("latin-1")
 
 
-def _has_odd_method(malformed: Malformed, body: bytes) -> bool:
-    """Whether all that is wrong with a request is that no method can have this name: none of ours has."""
+def _has_invalid_method(malformed: Malformed, body: bytes) -> bool:
+    """Whether the only error of a request is that its method is not a string."""
     is_worth_a_look = malformed.code == jsonrpc.INVALID_REQUEST and len(body) <= ODD_BODY_BYTES
     members = jsonrpc.object_members(body) if is_worth_a_look else None
     return members is not None and "method" in members and not bytes(members["method"]).startswith(b'"')
 
 
 def is_json(fields: Fields) -> bool:
-    """Whether a request says that its body is JSON, of whatever name."""
+    """Whether the content type of a request is JSON."""
     return fields.get(b"content-type", b"").partition(b";")[0].strip().lower() in MEDIA_TYPES
 
 
 def last_word(dialect: A2aDialect, operation: Operation | A2aProblem) -> IsLast:
-    """After which word on a task a stream is over: in 1.0, who subscribes hears of questions too, and stays."""
+    """Which state of a task ends a stream: in 1.0, `SubscribeToTask` stays open while the task waits for input."""
     return is_over if dialect.name == "1.0" and isinstance(operation, SubscribeToTask) else is_settled
 
 
 class A2aRequest:
-    """One request, in whichever binding."""
+    """One request, in any binding."""
 
     def __init__(self, face: A2aHttp, caller: Caller, peer: Peer, fields: Fields) -> None:
         self._face = face
-        self._desk = face.desk
+        self._service = face.service
         self._caller = caller
         self._peer = peer
         self._fields = fields
-        self._told: TaskRecord | None = None
-        """What is about to be told of a task of the first generation: its messages have no ids, and what its caller
-        says next is said to this."""
+        self._reported: TaskRecord | None = None
+        """The state of a 0.1 task in the response: the next message of the caller refers to it."""
 
     async def _do(self, dialect: A2aDialect, operation: Operation) -> Answered | LiveTask:
-        """Do what is asked, as far as the journal lets it."""
+        """Run an operation; a failure of the journal becomes a problem."""
         try:
             return await self._done(dialect, operation)
         except OSError:
-            log.exception("a task could not be looked up", caller=self._caller.name)
+            log.exception("task could not be read", caller=self._caller.name)
             if isinstance(operation, SendMessage):
                 return UNKNOWN_IF_RUN
-            return A2aProblem("internal", "The hub cannot look up its tasks now; try again later")
+            return A2aProblem("internal", "The hub cannot read its tasks now; try again later")
 
     async def _done(self, dialect: A2aDialect, operation: Operation) -> Answered | LiveTask:
-        """Do what is asked; a task that is to be told by a stream comes back as it is."""
+        """Run an operation. The task of a streaming operation is returned as it is."""
         match operation:
             case SendMessage():
                 return await self._send(dialect, operation)
             case GetTask():
-                record = await self._desk.get(self._caller, operation)
+                record = await self._service.get(self._caller, operation)
                 if isinstance(record, A2aProblem):
                     return record
                 if record.origin == "0.1":
-                    self._told = record
+                    self._reported = record
                 return await self._written(record, partial(dialect.write_task, history_length=operation.history_length))
             case ListTasks():
-                page = await self._desk.list(self._caller, operation)
+                page = await self._service.list(self._caller, operation)
                 if isinstance(page, A2aProblem):
                     return page
                 size = sum(task_bytes(task) for task in page.tasks)
@@ -284,7 +283,7 @@ class A2aRequest:
                 return await self._push(dialect, operation)
 
     async def _push(self, dialect: A2aDialect, operation: PushOperation) -> Answered:
-        pushing = self._desk.pushing
+        pushing = self._service.pushing
         match operation:
             case CreatePushConfig():
                 target = await pushing.set(self._caller, dialect.name, operation)
@@ -300,7 +299,7 @@ class A2aRequest:
 
     async def _send(self, dialect: A2aDialect, operation: SendMessage) -> Answered | LiveTask:
         key = _text(self._fields.get(KEY_HEADER))
-        live = await self._desk.send(self._caller, dialect.name, operation, key)
+        live = await self._service.send(self._caller, dialect.name, operation, key)
         if isinstance(live, A2aProblem) or operation.is_stream:
             return live
         record = live.stored or live.record
@@ -308,7 +307,7 @@ class A2aRequest:
             seconds = FIRST_WAIT_SECONDS if dialect.name == "0.1" else WAIT_SECONDS
             record = await until_settled(live, self._peer, seconds)
         if record.origin == "0.1":
-            self._told = record
+            self._reported = record
         if operation.waits and dialect.name in DIRECT and (message := direct_answer(record)) is not None:
             return dialect.write_sent(message, None)
         return await self._written(record, partial(dialect.write_sent, history_length=operation.history_length))
@@ -320,81 +319,81 @@ class A2aRequest:
         return await aside(size, partial(write, task))
 
     async def _cancel(self, dialect: A2aDialect, operation: CancelTask) -> Answered:
-        live = await self._desk.cancel(self._caller, operation)
+        live = await self._service.cancel(self._caller, operation)
         if isinstance(live, A2aProblem):
             return live
         return await self._written(await until_settled(live, self._peer, WAIT_SECONDS), dialect.write_cancelled)
 
     async def _subscribe(self, dialect: A2aDialect, operation: SubscribeToTask) -> LiveTask | A2aProblem:
-        live = await self._desk.find(self._caller, operation.task)
+        live = await self._service.find(self._caller, operation.task)
         if not isinstance(live, A2aProblem) and live.record.is_ended and dialect.name in ("1.0", "0.3"):
             return A2aProblem("unsupported_operation", f"task {operation.task} has ended ({live.record.state})")
         return live
 
     def _after(self, live: LiveTask, operation: Operation | A2aProblem) -> int:
-        """After which report of a task a stream goes on: the last that its caller heard, or had heard when it spoke."""
+        """The number of the last report that the caller has received."""
         heard = number_in(_text(self._fields.get(LAST_HEADER)))
         if heard is not None:
             return heard
         return live.reports.turn if isinstance(operation, SendMessage) else 0
 
     async def _tell(
-        self, live: LiveTask, stream: UpdateStream, dialect: A2aDialect, operation: Operation | A2aProblem
+        self, live: LiveTask, events: UpdateStream, dialect: A2aDialect, operation: Operation | A2aProblem
     ) -> None:
         after, is_last = self._after(live, operation), last_word(dialect, operation)
-        telling = TaskStream(self._caller, live, self._peer, stream, after, is_last)
-        telling.has_final = dialect.name == "0.3"
-        telling.is_for_sender = isinstance(operation, SendMessage)
-        self._face.follow(telling)
-        told = await telling.over
+        stream = TaskStream(self._caller, live, self._peer, events, after, is_last)
+        stream.has_final = dialect.name == "0.3"
+        stream.is_for_sender = isinstance(operation, SendMessage)
+        self._face.follow(stream)
+        told = await stream.over
         if told is not None:
-            self._desk.delivered(told)
+            self._service.delivered(told)
 
 
-class _HttpVisit(A2aRequest):
-    """One over HTTP, whose client takes its answer in its own time."""
+class _A2aHttpRequest(A2aRequest):
+    """One request over HTTP."""
 
     def __init__(self, face: A2aHttp, caller: Caller, peer: DrainAwarePeer, fields: Fields) -> None:
         super().__init__(face, caller, peer, fields)
         self._taking = peer
 
-    def _hand_over(self, status: int, lines: bytes, body: bytes) -> None:
-        """Answer; a caller of the first generation that got the whole answer may say the same again."""
+    def _send_response(self, status: int, lines: bytes, body: bytes) -> None:
+        """Send a response. Once a 0.1 caller has read it, the same text is a new message."""
         self._taking.answer(status, lines, body)
-        if self._told is not None:
-            self._taking.on_taken(partial(self._desk.delivered, self._told))
+        if self._reported is not None:
+            self._taking.on_taken(partial(self._service.delivered, self._reported))
 
 
-class _RpcVisit(_HttpVisit):
+class _A2aRpcRequest(_A2aHttpRequest):
     """One JSON-RPC request."""
 
     async def serve(self, body: bytes, version: str | None) -> None:
-        """Answer it."""
+        """Serve it."""
         if not is_json(self._fields):
             return self._refuse(DIALECTS["1.0"], None, NOT_JSON)
         request = jsonrpc.decode(body)
         await pause_after(len(body))
         if isinstance(request, Malformed):
-            if _has_odd_method(request, body):
-                return self._answer(jsonrpc.error(request.id, jsonrpc.METHOD_NOT_FOUND, "no method has such a name"))
+            if _has_invalid_method(request, body):
+                return self._answer(jsonrpc.error(request.id, jsonrpc.METHOD_NOT_FOUND, "method must be a string"))
             return self._answer(jsonrpc.error(request.id, request.code, request.message))
         if isinstance(request, Notification):
-            return self._answer_note(request, version)
+            return self._refuse_notification(request, version)
         if not isinstance(request, Request):
-            return self._answer(jsonrpc.error(None, jsonrpc.INVALID_REQUEST, "one request is needed"))
+            return self._answer(jsonrpc.error(None, jsonrpc.INVALID_REQUEST, "the body must be one request"))
         dialect = await self._dialect(request, version)
         if isinstance(dialect, A2aProblem):
             return self._refuse(DIALECTS[error_dialect(request.method)], request.id, dialect)
         return await self._serve(request, dialect, len(body))
 
-    def _answer_note(self, note: Notification, version: str | None) -> None:
-        """Say what is wrong with a request that has no id: that, unless something else is too."""
+    def _refuse_notification(self, note: Notification, version: str | None) -> None:
+        """Refuse a request without an id, or report another error in it."""
         found = recognize_dialect(note.method, note.params, version)
         name = found.settle(None) if isinstance(found, AmbiguousDialect) else found
         dialect = DIALECTS[error_dialect(note.method) if isinstance(name, A2aProblem) else name]
         read = name if isinstance(name, A2aProblem) else dialect.read(note.method, note.params)
         if not isinstance(read, A2aProblem):
-            read = A2aProblem("invalid_request", "a request with an id is needed")
+            read = A2aProblem("invalid_request", "the request needs an id")
         self._refuse(dialect, None, read)
 
     async def _serve(self, request: Request, dialect: A2aDialect, size: int) -> None:
@@ -416,33 +415,33 @@ class _RpcVisit(_HttpVisit):
         return recognised if isinstance(recognised, A2aProblem) else DIALECTS[recognised]
 
     async def _recorded(self, task: str | None) -> DialectName | None:
-        """The dialect in which a task was made."""
+        """The dialect that created a task."""
         try:
-            live = None if task is None else await self._desk.find(self._caller, task)
+            live = None if task is None else await self._service.find(self._caller, task)
         except OSError:
-            return None  # who goes on to look it up is told
+            return None  # the operation reports it
         if live is None or isinstance(live, A2aProblem):
             return None
         return next((name for name in DIALECTS if name == live.record.origin), None)
 
     def _refuse(self, dialect: A2aDialect, id: Payload | None, problem: A2aProblem) -> None:
-        # Before 1.0, clients that opened a stream find nothing in an answer that is none, or call it broken. They name
-        # only streams; the Python SDK's HTTP client adds `*/*` on a line of its own.
+        # Before 1.0, clients that open a stream cannot read an error outside a stream. They accept only streams; the
+        # Python SDK adds `*/*` in a header of its own.
         named = accepted_types(self._fields)
         if id is not None and dialect.name != "1.0" and EVENTS in named and MEDIA_TYPES[0] not in named:
-            self._hand_over(200, STREAM, rpc_stream(dialect, id, "").fail(problem))
+            self._send_response(200, STREAM, rpc_stream(dialect, id, "").fail(problem))
         else:
             self._answer(jsonrpc.error(id, *dialect.write_problem(problem)))
 
     def _answer(self, body: bytes) -> None:
-        self._hand_over(200, JSON, body)
+        self._send_response(200, JSON, body)
 
 
-class _RestVisit(_HttpVisit):
-    """One request of the plain binding."""
+class _A2aRestRequest(_A2aHttpRequest):
+    """One request over HTTP+JSON."""
 
     async def serve(self, verb: str, path: str, query: str, body: bytes) -> None:
-        """Answer it."""
+        """Serve it."""
         binding, operation = rest.read(verb, path, query, body, _text(self._fields.get(VERSION_HEADER.encode())))
         if body and not is_json(self._fields):
             operation = NOT_JSON
@@ -450,14 +449,14 @@ class _RestVisit(_HttpVisit):
         done = operation if isinstance(operation, A2aProblem) else await self._do(binding.dialect, operation)
         if isinstance(done, A2aProblem):
             status, refusal = binding.write_problem(done)
-            self._hand_over(status, self._type(), refusal)
+            self._send_response(status, self._type(), refusal)
         elif isinstance(done, LiveTask):
             await self._tell(done, RestStream(binding), binding.dialect, operation)
         else:
-            self._hand_over(200, self._type(), bytes(done))
+            self._send_response(200, self._type(), bytes(done))
 
     def _type(self) -> bytes:
-        """The name that the caller itself uses for this JSON."""
+        """The content type that the caller uses itself."""
         named = self._fields.get(b"accept", b"") + self._fields.get(b"content-type", b"")
         kind = MEDIA_TYPES[1] if MEDIA_TYPES[1] in named else MEDIA_TYPES[0]
         return header_lines([(b"content-type", kind)])

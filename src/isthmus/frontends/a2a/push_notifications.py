@@ -1,7 +1,6 @@
-"""Where changes of tasks are sent: what callers say of that, and what is written to those they named.
+"""Push notifications of A2A tasks: the configs of callers, and the requests that the outbox sends.
 
-A recipient is its caller's own as its task is. Its address is looked at when it is named and again whenever something
-is sent there. Used by the desk and its faces; the outbox sends what is written here.
+A caller only sees configs of its own tasks. The URL is checked when it is configured and again before each request.
 """
 
 from __future__ import annotations
@@ -39,33 +38,33 @@ from isthmus.wire.a2a.operations import (
 log = structlog.get_logger(__name__)
 
 RECIPIENTS_MAX = 10
-"""Of one task."""
+"""Push notification configs of one task."""
 
 URL_LENGTH_MAX = 2048
 SECRET_LENGTH_MAX = 4096
-"""Of a token, and of credentials: each is one line of a request's head, of which servers take 8 KiB at most."""
+"""Length of a token or of credentials: each is one header, and servers accept 8 KiB of headers."""
 
 ID_LENGTH_SHOWN = 256
 
 ID_HEADER = "x-a2a-notification-id"
-"""The same whenever the same thing is sent, so that who gets it twice can tell."""
+"""The same for every retry of a notification, so that the receiver can detect duplicates."""
 
 TIME_HEADER = "x-a2a-notification-time"
-"""When that happened which is told, so that who gets it can refuse what is old."""
+"""The time of the change, so that the receiver can reject old notifications."""
 
 AUTHORIZATION = "authorization"
 
 TOKEN_HEADER = "x-a2a-notification-token"  # noqa: S105 - the name of a header
 
 SEALED = "sealed:"
-"""How an address or a proof begins that is not kept as it is; no address that may be named does."""
+"""Prefix of a URL or secret that is stored sealed; no valid URL begins so."""
 
 _SCHEME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}", re.ASCII)
 _SECRET = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?", re.ASCII)
 
 
 class PushNotifications:
-    """The recipients of callers' tasks. `trusts` says who may name private addresses, if the operator listed them."""
+    """The push notification configs of tasks. `trusts` decides which callers may use private addresses."""
 
     def __init__(
         self,
@@ -75,10 +74,9 @@ class PushNotifications:
         sealer: Sealer | None = None,
         signer: Signer | None = None,
     ) -> None:
-        """With a `sealer`, addresses are kept sealed and bound to their tasks, proofs to the addresses they are for.
+        """With a `sealer`, URLs are stored sealed and bound to their tasks, secrets bound to their URLs.
 
-        An address, too, is often a secret: whoever has it can speak for the hub there. The `signer` is for recipients
-        of the first generation.
+        A URL is often a secret, too: anyone who knows it can post as the hub. The `signer` is for receivers of 0.1.
         """
         self._engine = engine
         self._courier = courier
@@ -87,47 +85,47 @@ class PushNotifications:
         self._signer = signer
 
     async def key_set(self) -> bytes:
-        """The keys with which notifications are signed; none if they cannot be had."""
+        """The public keys that sign notifications; empty if they are not available."""
         if self._signer is not None:
             try:
                 return await asyncio.to_thread(self._signer.key_set)
             except (OSError, ValueError) as error:
-                log.warning("push notifications are not signed: the key cannot be had", reason=str(error))
+                log.warning("push notifications are not signed: key not available", reason=str(error))
         return b'{"keys": []}'
 
     def letters(self, recipient: PushRecipient, record: TaskRecord, mark: str, now: float) -> Sequence[PushRequest]:
-        """What a recipient is told of a change; in the first generation, signed."""
+        """The requests for a change of a task; signed for receivers of 0.1."""
         opened = self.opened(recipient, record.id)
         return [self._signed(letter, opened, now) for letter in write_letters(opened, record, mark)]
 
     def _signed(self, letter: PushRequest, recipient: PushRecipient, now: float) -> PushRequest:
-        """The same as its listener wants it, unless its caller gave credentials of its own."""
+        """Sign a request for 0.1, unless the caller gave its own credentials."""
         if recipient.form != "0.1" or self._signer is None or AUTHORIZATION in letter.headers:
             return letter
         try:
             token = self._signer.token_for(letter.body, now)
         except (OSError, ValueError) as error:
-            log.warning("a push notification is not signed", task=recipient.id, reason=str(error))
+            log.warning("push notification is not signed", task=recipient.id, reason=str(error))
             return letter
         return replace(letter, headers={**letter.headers, AUTHORIZATION: f"Bearer {token}"})
 
     async def check(self, caller: Caller, form: DialectName, target: PushConfig) -> A2aProblem | None:
-        """Why nothing can be sent there for this caller."""
+        """Why the hub cannot send to this config; None if it can."""
         if form == "0.1":
-            await self.key_set()  # which may have to be made first, aside
+            await self.key_set()  # creates the key in advance, if there is none
         wrong = flaw_in(target) or await self._courier.refusal(target.url, is_trusted=self._trusts(caller))
         return (
             None if wrong is None else A2aProblem("invalid_params", f"Push notifications cannot be sent there: {wrong}")
         )
 
     async def set(self, caller: Caller, form: DialectName, asked: CreatePushConfig) -> PushConfig | A2aProblem:
-        """Have a task's changes sent somewhere."""
+        """Create or replace a push notification config."""
         live = await self._task(caller, asked.task)
         if isinstance(live, A2aProblem):
             return live
         if (problem := await self.check(caller, form, asked.target)) is not None:
             return problem
-        # A look at an address takes its time, in which a task is forgotten and called back as another.
+        # The check takes time, in which the task may be unloaded and loaded again.
         live = await self._task(caller, asked.task)
         if isinstance(live, A2aProblem):
             return live
@@ -135,13 +133,13 @@ class PushNotifications:
         if (problem := self.add(live, recipient)) is not None:
             return problem
         await self._engine.wait_stored(live)
-        # One whose place another took meanwhile was set all the same.
+        # A config that was replaced meanwhile counts as created.
         if recipient in live.record.recipients and recipient not in _kept(live):
-            return A2aProblem("internal", "The push notification config could not be written down; is the disk full?")
+            return A2aProblem("internal", "The push notification config could not be stored; check the disk of the hub")
         return _target(self.opened(recipient, live.record.id))
 
     def recipient(self, caller: Caller, form: DialectName, target: PushConfig, task: str) -> PushRecipient:
-        """What is kept of where something is to be sent; who gives it no id knows it by the task's."""
+        """The stored form of a config. Without an id it gets the id of the task."""
         url = self._sealed(target.url, task)
         proofs = (self._sealed(target.token, target.url), target.scheme or "")
         credentials = self._sealed(target.credentials, target.url)
@@ -155,21 +153,21 @@ class PushNotifications:
         return SEALED + self._sealer.seal(_bytes(secret), _bytes(bound_to))
 
     def opened(self, recipient: PushRecipient, task: str) -> PushRecipient:
-        """A recipient of a task with its address and its proofs as they are sent; what cannot be opened is empty."""
+        """A recipient with its URL and secrets in plain text; empty if they cannot be opened."""
         url = self._open(recipient.url, task)
         token, credentials = (self._open(each, url) for each in (recipient.token, recipient.credentials))
         return replace(recipient, url=url, token=token, credentials=credentials)
 
     def _open(self, kept: str, bound_to: str) -> str:
         if self._sealer is None or not kept.startswith(SEALED):
-            return kept  # an earlier hub kept it as it was
+            return kept  # stored in plain text by an earlier hub
         opened = self._sealer.open(kept.removeprefix(SEALED), _bytes(bound_to))
         if opened is None:
-            log.error("what a push is sent with cannot be opened: it was kept under another key, or changed")
+            log.error("push notification config cannot be opened: sealed with another key, or altered")
         return "" if opened is None else opened.decode(errors="surrogatepass")
 
     def add(self, live: LiveTask, recipient: PushRecipient) -> A2aProblem | None:
-        """Put a recipient on a task's list, or in the place of the one of its id; it is kept with the next write."""
+        """Add a recipient to a task, or replace the one with its id. The next write stores it."""
         others = tuple(each for each in live.record.recipients if each.id != recipient.id)
         if len(others) >= RECIPIENTS_MAX:
             return A2aProblem("invalid_params", f"A task has at most {RECIPIENTS_MAX} push notification configs")
@@ -178,7 +176,7 @@ class PushNotifications:
         return None
 
     async def get(self, caller: Caller, asked: GetPushConfig) -> PushConfig | A2aProblem:
-        """One of them; without an id, the first."""
+        """A push notification config; without an id, the first."""
         live = await self._task(caller, asked.task)
         if isinstance(live, A2aProblem):
             return live
@@ -188,19 +186,19 @@ class PushNotifications:
         return A2aProblem("task_not_found", f"Push notification config not found: {_shown(asked.id or asked.task)}")
 
     async def list(self, caller: Caller, asked: ListPushConfigs) -> PushConfigPage | A2aProblem:
-        """All of them; a page goes on at the place that its token says."""
+        """A page of the push notification configs of a task."""
         live = await self._task(caller, asked.task)
         if isinstance(live, A2aProblem):
             return live
         targets = [_target(self.opened(recipient, live.record.id)) for recipient in _kept(live)]
         start = _start(asked.page_token)
         if start is None:
-            return A2aProblem("invalid_params", "pageToken is not one that was given")
+            return A2aProblem("invalid_params", "pageToken is invalid: use the nextPageToken of a result")
         end = start + max(1, asked.page_size)
         return PushConfigPage(asked.task, tuple(targets[start:end]), str(end) if end < len(targets) else "")
 
     async def delete(self, caller: Caller, asked: DeletePushConfig) -> A2aProblem | None:
-        """Send nothing there any more, not even what is due; nothing is wrong with one that is not there."""
+        """Delete a config and its pending notifications; a missing one is not an error."""
         live = await self._task(caller, asked.task)
         if isinstance(live, A2aProblem):
             return live
@@ -228,7 +226,7 @@ def _target(kept: PushRecipient) -> PushConfig:
 
 
 def flaw_in(target: PushConfig) -> str | None:
-    """What cannot be sent as it is; secrets are told by their name alone."""
+    """What is wrong with a config; secrets are never quoted."""
     if len(target.url) > URL_LENGTH_MAX:
         return f"the url is longer than {URL_LENGTH_MAX} characters"
     if target.scheme is not None and not _SCHEME.fullmatch(target.scheme):
@@ -251,16 +249,16 @@ def _shown(id: str) -> str:
     return id[:ID_LENGTH_SHOWN]
 
 
-# -- what is sent ----------------------------------------------------------------------------------------------------
+# -- requests ----------------------------------------------------------------------------------------------------
 
 
 def write_letters(recipient: PushRecipient, record: TaskRecord, mark: str) -> Sequence[PushRequest]:
-    """What a recipient is told of a change, in its own words."""
+    """The requests for a change of a task, in the receiver's dialect."""
     if recipient.form == "1.0":
         kind = "application/a2a+json"
         bodies = [bytes(DIALECTS["1.0"].write_update(update)) for update in updates_of(record)]
     else:
-        # Earlier generations do not say what is sent; their own implementations send the whole task.
+        # Earlier generations do not specify the body; their reference implementations send the whole task.
         kind = "application/json"
         dialect = next((DIALECTS[name] for name in DIALECTS if name == recipient.form), DIALECTS["0.3"])
         bodies = [bytes(dialect.write_task(shown(record), None))]
@@ -270,7 +268,7 @@ def write_letters(recipient: PushRecipient, record: TaskRecord, mark: str) -> Se
 
 
 def updates_of(record: TaskRecord) -> list[Update]:
-    """A task that has just begun, whole; else what it brought forth, and then how it stands."""
+    """A new task as a whole; otherwise its artifacts and its status."""
     task = shown(record)
     if record.version == 1:
         return [task]
@@ -282,7 +280,7 @@ def updates_of(record: TaskRecord) -> list[Update]:
 
 
 def _headers(recipient: PushRecipient, kind: str, id: str, time: str) -> dict[str, str]:
-    """What goes before a letter; a scheme without credentials proves nothing, and is left out."""
+    """The headers of a request. A scheme without credentials is left out."""
     headers = {"content-type": kind, ID_HEADER: id, TIME_HEADER: time}
     if recipient.token:
         headers[TOKEN_HEADER] = recipient.token

@@ -336,7 +336,7 @@ class A2aService:
         how = DataPart(Raw(msgspec.json.encode({"tools": made.offer, "example": example})), "application/json")
         return Message(secrets.token_hex(8), "agent", (TextPart(text), how))
 
-    # -- continuing a task ----------------------------------------------------------------------------------------------------
+    # -- continuing a task ---------------------------------------------------------------------------------------------
 
     async def _continue(
         self, caller: Caller, dialect: DialectName, live: LiveTask, said: SendMessage, key: _FreeKey | None

@@ -1,4 +1,4 @@
-"""What an operator can say of the agent; `config` fills it from `[a2a]`."""
+"""Settings of the A2A agent; `config` fills them from `[a2a]`."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import Literal, get_args
 from isthmus.core.tasks.storage_quota import DEFAULT_BYTES
 
 KEEP_BYTES_MIN = 64 * 1024
-"""Less has no room for some tasks beside each other."""
+"""Room for a few tasks."""
 
 CardForm = Literal["merged", "strict"]
 
 
 @dataclass(frozen=True, slots=True)
 class A2aSettings:
-    """The agent's name and habits."""
+    """Settings of the agent. Durations are seconds."""
 
     name: str = "Isthmus"
     description: str = "Runs the tools of MCP servers, exactly as it is told."
     text_tool: str | None = None
-    """The tool that is given plain words; without one, who sends them is asked for an instruction."""
+    """The tool that handles plain text; without one, the caller is asked for an instruction."""
     card: CardForm = "merged"
-    """The card for requests that name no version: for clients of 1.0 and 0.3, or that of 1.0 alone."""
+    """The card for requests without a version: merged for 1.0 and 0.3, or strictly 1.0."""
     keep: float = 7 * 24 * 3600.0
-    """How many seconds an ended task is kept."""
+    """How long an ended task is stored."""
     keep_bytes: int = DEFAULT_BYTES
-    """How much is kept of a caller's tasks, here and over MCP each."""
+    """Storage for the tasks of one caller, for A2A and MCP each."""
     grpc_port: int | None = None
-    """Where gRPC is spoken as well, beside HTTP and on the same host; 0 lets the system choose."""
+    """The gRPC port, on the same host as HTTP; 0 lets the system choose."""
     grpc_url: str | None = None
-    """How others reach that port, as the card tells them."""
+    """The public URL of the gRPC port, for the card."""
 
     def __post_init__(self) -> None:
         for key in ("name", "description", "text_tool", "grpc_url"):

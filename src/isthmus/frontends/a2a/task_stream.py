@@ -55,7 +55,7 @@ PartForm: TypeAlias = Callable[[Part], Part]
 """As what a part is told."""
 
 
-def as_it_is(part: Part) -> Part:
+def unchanged_part(part: Part) -> Part:
     """Every part in its own form."""
     return part
 
@@ -84,18 +84,18 @@ def _length(part: Part) -> int:
             return 0
 
 
-def pieces_of(artifact: Artifact, form: PartForm = as_it_is) -> Iterator[ArtifactChunk]:
+def artifact_chunks(artifact: Artifact, form: PartForm = unchanged_part) -> Iterator[ArtifactChunk]:
     """The pieces of an artifact in their order, made one at a time."""
     last = len(artifact.parts) - 1
     for position, part in enumerate(map(form, artifact.parts)):
-        count = pieces_in(part)
+        count = chunk_count(part)
         for number in range(count):
             piece = part if count == 1 else _cut(part, position, number, count)
             is_complete = position == last and number == count - 1
             yield ArtifactChunk(replace(artifact, parts=(piece,)), position + number > 0, is_complete)
 
 
-def pieces_in(part: Part) -> int:
+def chunk_count(part: Part) -> int:
     """How many pieces a part is told in."""
     match part:
         case TextPart(text=whole):
@@ -130,21 +130,21 @@ POUR_SECONDS = (0.001, 0.05)
 """After how long a reader that has more than enough is looked at again: the first time, and at most; in between, twice
 as long as before."""
 
-CHANGED = A2aProblem("invalid_request", "Who this caller is, or what it may do, was changed; ask again")
+CHANGED = A2aProblem("invalid_request", "The caller's identity or permissions have changed; send the request again")
 
 
 def is_settled(record: TaskRecord) -> bool:
-    """Whether it is the caller's turn: the task has ended, or waits for it."""
+    """Whether the task has ended, or waits for its caller."""
     return record.is_ended or record.state in WAITING
 
 
 def is_over(record: TaskRecord) -> bool:
-    """Whether nothing follows."""
+    """Whether the task has ended."""
     return record.is_ended
 
 
 def _is_at_rest(record: TaskRecord) -> bool:
-    """Whether nothing is under way, or it waits for an answer that nobody can give any more."""
+    """Whether no call is running, or it waits for an answer that cannot arrive any longer."""
     return is_settled(record) or record.phase != "sent"
 
 
@@ -161,7 +161,7 @@ def number_in(place: str | None) -> int | None:
 
 
 class _Wait:
-    """Ends when a task is settled, or who waits for it has gone."""
+    """A wait for a task to settle, which also ends when the caller disconnects."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.over: asyncio.Future[None] = loop.create_future()
@@ -172,20 +172,20 @@ class _Wait:
             self.end()
 
     def task_reported(self, record: TaskRecord, noted: Report) -> None:
-        """Who waits for the end does not hear of the way."""
+        """Reports do not matter here."""
 
     def left(self) -> None:
         """See `core.tasks.live_task.ShutdownListener`; who waits is told how the task stands, and can ask again."""
         self.end()
 
     def end(self) -> None:
-        """Wait no more."""
+        """Stop waiting."""
         if not self.over.done():
             self.over.set_result(None)
 
 
 async def until_settled(live: LiveTask, peer: Peer, seconds: float) -> TaskRecord:
-    """The task when it has ended or waits for its caller, or as it is after this time, or once the caller left."""
+    """Wait until the task has ended or waits for its caller, the time is over, or the caller has disconnected."""
     if live.stored is None or not is_settled(live.stored):
         loop = asyncio.get_running_loop()
         wait = _Wait(loop)
@@ -201,9 +201,9 @@ async def until_settled(live: LiveTask, peer: Peer, seconds: float) -> TaskRecor
 
 
 class TaskStream:
-    """Tells one caller how a task goes on, from how it stands to its end, or its next question if that `is_last`.
+    """Sends the updates of a task to one caller, until the state that `is_last` accepts.
 
-    `over` is what it was told last, once nothing follows; None if the caller left before.
+    `over` is the last state that was sent; None if the caller disconnected before.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class TaskStream:
         after: int = 0,
         is_last: IsLast = is_settled,
         *,
-        form: PartForm = as_it_is,
+        form: PartForm = unchanged_part,
         is_kept_alive: bool = True,
     ) -> None:
         self.caller = caller
@@ -228,28 +228,28 @@ class TaskStream:
         self._keep_alive = KeepAlive(peer, self._loop) if is_kept_alive else None
         self._version = 0
         self._number = after
-        """Of the report that the caller heard last."""
+        """Number of the last report that the caller received."""
         self._due: deque[Iterator[Update]] = deque()
-        """What is told as fast as it is taken; made when its turn comes, so that a slow reader costs little."""
+        """Updates to send, as fast as the caller reads. They are made when it is their turn, to save memory."""
         self._last: TaskRecord | None = None
-        """How the task stands after all that is due, if nothing follows."""
+        """The final state of the task, once all due updates are sent."""
         self._timer: asyncio.TimerHandle | None = None
         self._pause = POUR_SECONDS[0]
         self.over: asyncio.Future[TaskRecord | None] = self._loop.create_future()
         self.has_final = False
-        """Whether the last thing that is said is an update that is final, as readers of 0.3 wait for."""
+        """Whether the last event must be a final status update, as clients of 0.3 expect."""
         self.is_for_sender = False
-        """Whether a message opened the stream, whose sender knows what it was asked."""
+        """Whether a message opened the stream; its sender knows the questions already."""
 
     def begin(self) -> None:
-        """Say how it stands, and listen."""
+        """Send the current state, and follow the task."""
         self._peer.begin(200, STREAM)
         self._peer.on_disconnect(self.stop)
         self._live.listeners[self] = None
         record = self._live.stored or self._live.record
         made = _shown(record)
         if record.is_ended and any(map(is_long, made.task.artifacts)):
-            # Too long for some to take at once, and some read no further than the end.
+            # Some clients cannot read so much at once, and some stop at the end of the task.
             self._say(_begun(made.task))
             self._due.append(self._missed_reports(record))
             self.task_changed(record)
@@ -264,7 +264,7 @@ class TaskStream:
         self._pour()
 
     def _missed(self, made: _Shown) -> Iterator[Update]:
-        """What the tool reported before; then it is said again how the task stands, if it is not being worked on."""
+        """Reports that the caller missed, and then the state again if the task is settled."""
         yield from self._missed_reports(made.record)
         if is_settled(made.record):
             yield _standing(made)
@@ -289,7 +289,7 @@ class TaskStream:
         yield from updates
 
     def _pour(self) -> None:
-        """Tell what is due, piece by piece, and go on later where the reader has more than enough."""
+        """Send due updates; continue later if the caller reads slowly."""
         self._timer = None
         while self._due and not self.over.done():
             if self._peer.buffered_bytes() > CROWDED_BYTES:
@@ -320,7 +320,7 @@ class TaskStream:
             self._peer.end(b"")
 
     def wind_up(self) -> None:
-        """The hub is going away: follow the task's call to its end, and wait for nothing else."""
+        """The hub is shutting down: follow the running call to its end, and then stop."""
         self._is_last = _is_at_rest
         record = self._live.stored or self._live.record
         if _is_at_rest(record):
@@ -329,14 +329,14 @@ class TaskStream:
                 self._end(record)
 
     def cut_off(self) -> None:
-        """The caller may hear no more, and is told so."""
+        """End the stream with an error, because the caller has lost access."""
         if not self.over.done():
             self._stop(None)
             self._peer.push(self._stream.fail(CHANGED))
             self._peer.end(b"")
 
     def stop(self) -> None:
-        """The caller has gone: listen no more."""
+        """The caller has disconnected."""
         self._stop(None)
 
     def _stop(self, last: TaskRecord | None) -> None:
@@ -350,18 +350,18 @@ class TaskStream:
             self.over.set_result(last)
 
 
-def updates_of(record: TaskRecord, form: PartForm = as_it_is) -> Iterator[Update]:
-    """What a change of a task is told as: what it brought forth, piece by piece, and then how it stands."""
+def updates_of(record: TaskRecord, form: PartForm = unchanged_part) -> Iterator[Update]:
+    """The updates of a changed task: its artifacts in chunks, and then its status."""
     return _updates(_shown(record), form)
 
 
 def _begun(task: Task) -> Task:
-    """A task that has ended as it stood before."""
+    """An ended task as it was before its end."""
     return replace(task, status=TaskStatus("working", task.created), artifacts=())
 
 
 class _Shown:
-    """A task as it is shown, which all share who are being told of it: its answer may be large, and they slow."""
+    """The view of a task, shared by all of its streams, because its artifacts may be large."""
 
     def __init__(self, record: TaskRecord) -> None:
         self.record = record
@@ -369,7 +369,7 @@ class _Shown:
 
 
 _made: WeakValueDictionary[int, _Shown] = WeakValueDictionary()
-"""By the record's identity, which is its own for as long as the entry is there."""
+"""By the id of the record object, which is valid while the entry exists."""
 
 
 def _shown(record: TaskRecord) -> _Shown:
@@ -394,6 +394,6 @@ def _standing(made: _Shown) -> TaskStatusUpdate:
 
 
 def _pieces(record: TaskRecord, artifact: Artifact, form: PartForm) -> Iterator[TaskArtifactUpdate]:
-    """An artifact piece by piece, so that none of them has to wait for the rest."""
-    for piece, is_more, is_complete in pieces_of(artifact, form):
+    """The updates of an artifact in chunks."""
+    for piece, is_more, is_complete in artifact_chunks(artifact, form):
         yield TaskArtifactUpdate(record.id, record.context, piece, is_more, is_complete, at=record.updated)

@@ -14,7 +14,7 @@ import structlog
 from isthmus.core.access.policy import AGENT, is_of_agent, is_of_label
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
-from isthmus.core.ports import AgentServer, AgentServers, ConnectingServer
+from isthmus.core.ports import AgentServers, ConnectingServer, DialledInServer
 from isthmus.frontends.relay.device_tools import DeviceTool, DeviceTools
 from isthmus.frontends.relay.server_arrivals import ARRIVAL_SECONDS, ArrivalPatience
 from isthmus.frontends.relay.settings import RelaySettings
@@ -87,7 +87,7 @@ class RelayAgent:
         self.caller = settings.tenants.bound(Caller(f"relay:{self.key}", self._tenant, grants))
         # The version, not the snapshot: an old snapshot must not stay in memory.
         self._version = -1
-        self._seats: Sequence[AgentServer] | None = None
+        self._seats: Sequence[DialledInServer] | None = None
         self._sources: tuple[tuple[str, ServerStatus], ...] | None = None
         self._stop_watching()
         self._unwatch = [self._servers.watch(self._check_soon)]
@@ -109,7 +109,7 @@ class RelayAgent:
 
     # -- servers ---------------------------------------------------------------------------------------------------
 
-    def seats(self) -> Sequence[AgentServer]:
+    def seats(self) -> Sequence[DialledInServer]:
         """The agent's servers that devices may see, connected or away, in the order in which they first connected."""
         seats = self._servers.seats()
         if not self.caller.grants.deny and self.caller.grants.within is None:
@@ -204,7 +204,7 @@ class RelayAgent:
             self._refresh(snapshot, seats)
         return self._table
 
-    def _refresh(self, snapshot: Snapshot, seats: Sequence[AgentServer]) -> None:
+    def _refresh(self, snapshot: Snapshot, seats: Sequence[DialledInServer]) -> None:
         """Rebuild the tools if one of their servers has changed."""
         sources, before = tuple(self._find_sources(snapshot, seats)), self._sources
         is_same = before is not None and len(sources) == len(before)
@@ -218,7 +218,7 @@ class RelayAgent:
             self._sources = sources
         self._version, self._seats = snapshot.version, seats
 
-    def _find_sources(self, snapshot: Snapshot, seats: Sequence[AgentServer]) -> Iterator[tuple[str, ServerStatus]]:
+    def _find_sources(self, snapshot: Snapshot, seats: Sequence[DialledInServer]) -> Iterator[tuple[str, ServerStatus]]:
         server_statuses = snapshot.server_statuses
         own = [(seat.server_id, server_statuses[seat.server]) for seat in seats if seat.server in server_statuses]
         # Servers that are away are not listed, but devices may call tools that they listed before. They come last, so

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import msgspec
 
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.ports import AgentServer
+from isthmus.core.ports import DialledInServer
 from isthmus.frontends.relay.agents import REASON_LENGTH, RelayAgent
 from isthmus.frontends.relay.faults import BROADCAST_WORDS, fault_reply, no_such_method, not_connected, refusal
 from isthmus.model.calls import NOT_ASKED, Call, Event, OnReply, Outcome, Question, Result, Surface
@@ -50,7 +50,7 @@ class _ServerCall:
 
     __slots__ = ("_broadcast", "entries", "fault", "has_answered", "inflight", "pages", "seat")
 
-    def __init__(self, broadcast: Broadcast, seat: AgentServer) -> None:
+    def __init__(self, broadcast: Broadcast, seat: DialledInServer) -> None:
         self._broadcast = broadcast
         self.seat = seat
         self.inflight: InFlight | None = None

@@ -150,7 +150,11 @@ def _granted_agents(grants: Grants) -> set[str]:
     while each is not None:
         named |= {pattern.removeprefix(AGENT) for pattern in each.allow if is_of_agent(pattern)}
         each = each.within
-    return {agent for agent in named if Policy(grants, lambda _, agent=agent: agent).may_use_all_of(ANY_SERVER)}
+    return {agent for agent in named if _is_granted(grants, agent)}
+
+
+def _is_granted(grants: Grants, agent: str) -> bool:
+    return Policy(grants, lambda _: agent).may_use_all_of(ANY_SERVER)
 
 
 def _by_agent(entries: Iterable[T]) -> dict[str, list[T]]:

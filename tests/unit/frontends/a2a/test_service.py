@@ -371,7 +371,11 @@ async def test_a_task_is_nothing_to_anybody_else() -> None:
     id = live.record.id
     service = office.desk
     assert isinstance(await service.get(ANYONE, GetTask(id)), type(live.record))
-    problems = [await service.get(OTHER, GetTask(id)), await service.cancel(OTHER, CancelTask(id)), await service.find(OTHER, id)]
+    problems = [
+        await service.get(OTHER, GetTask(id)),
+        await service.cancel(OTHER, CancelTask(id)),
+        await service.find(OTHER, id),
+    ]
     unknown = await service.get(OTHER, GetTask("x" * len(id)))
     assert isinstance(unknown, A2aProblem)
     for problem in problems:
@@ -399,7 +403,12 @@ async def test_lists_are_narrowed_paged_and_up_to_date() -> None:
     assert (page.total, rest.next_token) == (3, "")
     counts = [
         await office.desk.list(ANYONE, asked)
-        for asked in (ListTasks(state="working"), ListTasks(state="submitted"), ListTasks(context="b"), ListTasks(updated_after=9e9))
+        for asked in (
+            ListTasks(state="working"),
+            ListTasks(state="submitted"),
+            ListTasks(context="b"),
+            ListTasks(updated_after=9e9),
+        )
     ]
     assert [0 if isinstance(found, A2aProblem) else found.total for found in counts] == [2, 0, 1, 0]
     bare = await office.desk.list(ANYONE, ListTasks(context="b"))

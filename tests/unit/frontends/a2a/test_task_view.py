@@ -2,19 +2,49 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import Raw
 from msgspec.structs import replace
 
 from isthmus.core.tasks.live_task import Report
-from isthmus.core.tasks.record import StoredOutcome, StoredQuestion, TaskOwner, TaskRecord
-from isthmus.frontends.a2a.task_view import StoredInstruction, direct_answer, reported, shown
+from isthmus.core.tasks.record import StoredOutcome, StoredQuestion, TaskOwner, TaskRecord, stored_outcome
+from isthmus.frontends.a2a.task_view import (
+    ErrorKind,
+    StoredInstruction,
+    answer_parts,
+    direct_answer,
+    kind_of,
+    parts_of,
+    reported,
+    shown,
+    summary,
+)
 from isthmus.model.calls import LogMessage, Progress
+from isthmus.model.faults import (
+    BadReply,
+    BreakerOpen,
+    Bug,
+    Cancelled,
+    Draining,
+    Fault,
+    Lost,
+    NotConnected,
+    Overloaded,
+    ServerError,
+    TimedOut,
+    TooManyTargets,
+    UnknownTool,
+)
 from isthmus.model.names import ServerName
-from isthmus.model.tasks import DataPart, Message, TaskState, TextPart
+from isthmus.model.tasks import DataPart, FilePart, Message, Part, TaskState, TextPart
 from isthmus.wire.a2a.agentvault import conversation
-from tests.unit.core.doubles import raw
+from tests.unit.core.doubles import SERVER, raw
 
 SAID = Message("m1", "user", (TextPart("go"),))
 DONE = StoredOutcome(raw({"content": [{"type": "text", "text": "hi"}]}))
@@ -137,3 +167,263 @@ def test_reports_are_told_with_their_words_first() -> None:
     assert len(other.status.message.parts) == 1
     assert other.status.message.id != told.status.message.id
     assert not told.is_last
+
+
+RESULT = {"content": [{"type": "text", "text": "hi"}]}
+GOOD, BAD = StoredOutcome(raw(RESULT)), StoredOutcome(raw({**RESULT, "isError": True}), is_error=True)
+EXECUTE, COMMAND = StoredInstruction("execute", "read"), StoredInstruction("command", "read", Raw(b"17"))
+
+
+def told(ending: StoredOutcome, brief: StoredInstruction) -> Any:
+    (part,) = answer_parts(ending, brief)
+    assert isinstance(part, DataPart)
+    return json.loads(bytes(part.data))
+
+
+def test_our_own_form_is_answered_with_the_content_itself() -> None:
+    assert answer_parts(GOOD, StoredInstruction()) == (TextPart("hi"),)
+    assert answer_parts(StoredOutcome(message="no", reason="lost"), StoredInstruction()) == (TextPart("no"),)
+    assert summary(GOOD, StoredInstruction()) is None
+    assert summary(BAD, StoredInstruction("tool", "read")) == "read reported an error"
+
+
+def test_an_execution_is_answered_with_success_or_who_is_to_blame() -> None:
+    assert told(GOOD, EXECUTE) == {"success": True, "mcp_result": RESULT}
+    assert told(BAD, EXECUTE)["error"] == {
+        "source": "MCP_TOOL",
+        "code": "TOOL_EXECUTION_FAILED",
+        "message": "Execution failed for tool 'read'",
+        "details": {"mcp_tool_error_content": RESULT["content"]},
+    }
+    assert summary(BAD, EXECUTE) == "[MCP_TOOL/TOOL_EXECUTION_FAILED] Execution failed for tool 'read'"
+
+
+@pytest.mark.parametrize(
+    ("ending", "source", "code"),
+    [
+        (stored_outcome(ServerError(SERVER, -32050, "no", raw({"x": 1}))), "MCP_PROTOCOL", "-32050"),
+        (stored_outcome(TimedOut(SERVER, 1.0, executed="unknown")), "A2A_PROXY", "MCP_TIMEOUT"),
+        (stored_outcome(NotConnected(SERVER, "down")), "A2A_PROXY", "MCP_CONNECTION_ERROR"),
+        (stored_outcome(UnknownTool("x")), "A2A_PROXY", "-32601"),
+        (stored_outcome(TooManyTargets(64)), "A2A_PROXY", "MCP_CONNECTION_ERROR"),
+        (stored_outcome(Draining()), "A2A_PROXY", "MCP_CONNECTION_ERROR"),
+        (StoredOutcome(reason="unknown_server", message="?"), "A2A_PROXY", "MCP_SERVER_NOT_FOUND"),
+        (StoredOutcome(reason="of another version", message="?"), "A2A_PROXY", "PROXY_INTERNAL_ERROR"),
+    ],
+)
+def test_a_failed_execution_always_has_its_data(ending: StoredOutcome, source: str, code: str) -> None:
+    error = told(ending, EXECUTE)["error"]
+    assert (error["source"], error["code"]) == (source, code)
+    assert error["details"]["executed"] == ending.executed
+    assert error["details"].get("mcp_protocol_error_data") == ({"x": 1} if ending.data else None)
+
+
+def test_a_command_repeats_its_id_with_its_type() -> None:
+    assert told(GOOD, COMMAND) == {"mcp_request_id_echo": 17, "mcp_response_id": 17, "mcp_result": RESULT}
+    assert told(BAD, COMMAND)["mcp_result"]["isError"] is True
+    error = told(stored_outcome(Lost(SERVER, "gone", executed="unknown")), COMMAND)["mcp_error"]
+    assert (error["code"], error["data"]["kind"], error["data"]["executed"]) == (-32012, "network", "unknown")
+    own = told(stored_outcome(ServerError(SERVER, -32050, "no", raw([1]))), COMMAND)["mcp_error"]
+    assert (own["code"], own["data"]["kind"], own["data"]["mcp_data"]) == (-32050, "mcp", [1])
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "after"),
+    [
+        (Overloaded(SERVER, 1, 1), -32010, 1.0),
+        (BreakerOpen(SERVER, 2.5), -32010, 2.5),
+        (Draining(), -32010, 1.0),
+        (NotConnected(SERVER, "down"), -32011, None),
+        (Lost(SERVER, "gone", executed="no"), -32011, None),
+        (TimedOut(SERVER, 1.0, executed="no"), -32011, None),
+        (TimedOut(SERVER, 1.0, executed="unknown"), -32012, None),
+        (Cancelled("given up", executed="unknown", server=SERVER), -32012, None),
+        (BadReply(SERVER, "no JSON"), -32012, None),
+        (UnknownTool("x"), -32602, None),
+        (Bug("7"), -32603, None),
+    ],
+)
+def test_a_command_s_error_has_the_code_that_it_has_everywhere(fault: Fault, code: int, after: float | None) -> None:
+    error = told(stored_outcome(fault), COMMAND)["mcp_error"]
+    assert (error["code"], error["data"]["reason"]) == (code, fault.reason)
+    assert (error["data"].get("server"), error["data"].get("retryAfter")) == (fault.server, after)
+
+
+@pytest.mark.parametrize("reason", ["bad_instruction", "unknown_tool", "bad_arguments"])
+def test_what_is_wrong_with_an_instruction_of_our_own_form_is_data_too(reason: str) -> None:
+    error = told(StoredOutcome(reason=reason, message="no", executed="no"), StoredInstruction())["error"]
+    assert error == {"kind": "request", "message": "no", "reason": reason, "executed": "no"}
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("unknown_task", "request"),
+        ("task_ended", "request"),
+        ("too_many_subscriptions", "request"),
+        ("bad_instruction", "request"),
+        ("timed_out", "network"),
+        ("server_error", "mcp"),
+        ("internal", "internal"),
+    ],
+)
+def test_failures_are_of_four_kinds(reason: str, kind: ErrorKind) -> None:
+    assert kind_of(StoredOutcome(reason=reason)) == kind
+
+
+JSON_TYPE = "application/json"
+
+
+@pytest.mark.parametrize(
+    ("block", "part"),
+    [
+        ({"type": "text", "text": "hi"}, TextPart("hi")),
+        ({"type": "image", "data": "aGk=", "mimeType": "image/png"}, FilePart("aGk=", media_type="image/png")),
+        ({"type": "audio", "data": "aGk=", "mimeType": "audio/wav"}, FilePart("aGk=", media_type="audio/wav")),
+        (
+            {"type": "resource_link", "uri": "https://a/b", "name": "b", "mimeType": "text/plain"},
+            FilePart(url="https://a/b", name="b", media_type="text/plain"),
+        ),
+        (
+            {"type": "resource", "resource": {"uri": "file:///a/b%20c.txt", "text": "x", "mimeType": "text/plain"}},
+            TextPart("x", "text/plain", Raw(b'{"uri":"file:///a/b%20c.txt","mimeType":"text/plain"}')),
+        ),
+        (
+            {"type": "resource", "resource": {"uri": "file:///a/b%20c.bin", "blob": "aGk="}},
+            FilePart("aGk=", name="b c.bin", metadata=Raw(b'{"uri":"file:///a/b%20c.bin"}')),
+        ),
+    ],
+)
+def test_a_block_is_the_part_that_it_is(block: Any, part: Part) -> None:
+    assert parts_of(raw({"content": [block]})) == (part,)
+
+
+FOR_PEOPLE = {"annotations": {"audience": ["user"], "priority": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("block", "told"),
+    [
+        ({"type": "text", "text": "hi", **FOR_PEOPLE}, FOR_PEOPLE),
+        ({"type": "text", "text": "hi", "annotations": None, "_meta": {"a": 1}}, {"_meta": {"a": 1}}),
+        ({"type": "image", "data": "aGk=", **FOR_PEOPLE}, FOR_PEOPLE),
+        (
+            {"type": "resource_link", "uri": "x:y", "title": "Y", "description": "d", "size": 5, **FOR_PEOPLE},
+            {**FOR_PEOPLE, "title": "Y", "description": "d", "size": 5},
+        ),
+        (
+            {"type": "resource", "resource": {"uri": "x:y", "blob": "aGk=", "_meta": {"b": 2}}, **FOR_PEOPLE},
+            {**FOR_PEOPLE, "_meta": {"b": 2}, "uri": "x:y"},
+        ),
+        (
+            {
+                "type": "resource",
+                "resource": {"uri": "x:y", "text": "hi", "_meta": {"b": 2, "c": 3}},
+                "_meta": {"a": 1, "b": 9},
+            },
+            {"_meta": {"a": 1, "b": 2, "c": 3}, "uri": "x:y"},
+        ),
+        (
+            {"type": "resource", "resource": {"uri": "x:y", "text": "hi", "_meta": None}, "_meta": {"a": 1}},
+            {"_meta": {"a": 1}, "uri": "x:y"},
+        ),
+    ],
+)
+def test_what_a_server_says_of_a_block_is_the_part_s_metadata(block: Any, told: Any) -> None:
+    (part,) = parts_of(raw({"content": [block]}))
+    assert json.loads(bytes(part.metadata)) == told
+
+
+@pytest.mark.parametrize("block", [{"type": "text"}, {"type": "odd"}, {"type": "image"}, {"type": "resource"}, 5, None])
+def test_a_block_that_cannot_be_read_is_there_as_it_is(block: Any) -> None:
+    assert parts_of(raw({"content": [block]})) == (DataPart(raw(block), JSON_TYPE),)
+
+
+def test_structured_content_comes_first_and_is_not_said_twice() -> None:
+    told = raw({"content": [{"type": "text", "text": '{"a": 1}'}], "structuredContent": {"a": 1}})
+    assert parts_of(told) == (DataPart(raw({"a": 1}), JSON_TYPE),)
+    both = raw({"content": [{"type": "text", "text": "one"}], "structuredContent": {"a": 1}})
+    assert parts_of(both) == (DataPart(raw({"a": 1}), JSON_TYPE), TextPart("one"))
+
+
+@pytest.mark.parametrize(
+    ("text", "structured"),
+    [
+        ('{"on":1}', '{"on":true}'),
+        ('{"on":0}', '{"on":false}'),
+        ('{"n":1}', '{"n":1.0}'),
+        ('{"n":1.0000000000000001}', '{"n":1.0000000000000002}'),
+        ('{"n":1234567890123456789013}', '{"n":1234567890123456789012}'),
+        ('{"n":"1.5"}', '{"n":1.5}'),
+    ],
+)
+def test_a_text_that_only_looks_like_the_structured_content_is_kept(text: str, structured: str) -> None:
+    content = json.dumps([{"type": "text", "text": text}])
+    parts = parts_of(Raw(f'{{"content":{content},"structuredContent":{structured}}}'.encode()))
+    assert parts == (DataPart(Raw(structured.encode()), JSON_TYPE), TextPart(text))
+
+
+def test_a_text_that_repeats_the_structured_content_in_other_words_is_not_kept() -> None:
+    content = json.dumps([{"type": "text", "text": '{ "b": [true, null], "a": 1.50 }'}])
+    told = Raw(f'{{"content":{content},"structuredContent":{{"a":1.50,"b":[true,null]}}}}'.encode())
+    assert parts_of(told) == (DataPart(Raw(b'{"a":1.50,"b":[true,null]}'), JSON_TYPE),)
+
+
+@pytest.mark.parametrize("said", [FOR_PEOPLE, {"_meta": {"a": 1}}])
+def test_a_repeated_text_of_which_something_is_said_is_kept(said: Any) -> None:
+    told = raw({"content": [{"type": "text", "text": '{"a":1}', **said}], "structuredContent": {"a": 1}})
+    data, text = parts_of(told)
+    assert data == DataPart(raw({"a": 1}), JSON_TYPE)
+    assert isinstance(text, TextPart)
+    assert json.loads(bytes(text.metadata)) == said
+
+
+def test_structured_content_that_is_null_is_none() -> None:
+    told = raw({"content": [{"type": "text", "text": "one"}], "structuredContent": None})
+    assert parts_of(told) == (TextPart("one"),)
+
+
+def test_structured_content_keeps_its_numbers() -> None:
+    (part,) = parts_of(Raw(b'{"content":[],"structuredContent":{"n":1234567890123456789012,"f":1.0}}'))
+    assert part == DataPart(Raw(b'{"n":1234567890123456789012,"f":1.0}'), JSON_TYPE)
+
+
+@pytest.mark.parametrize(
+    "result", [{}, {"content": []}, {"tools": []}, {"content": 5}, {"messages": [{"role": "user"}]}]
+)
+def test_a_result_without_content_is_there_whole(result: Any) -> None:
+    assert parts_of(raw(result)) == (DataPart(raw(result), JSON_TYPE),)
+
+
+@pytest.mark.parametrize("depth", [500, 990, 5_000])
+def test_what_is_nested_too_deeply_is_no_failure(depth: int) -> None:
+    deep = "[" * depth + "]" * depth
+    told = f'{{"content":[{{"type":"text","text":"[{deep}]"}}],"structuredContent":{deep}}}'.encode()
+    first = parts_of(Raw(told))[0]
+    assert first in (DataPart(Raw(deep.encode()), JSON_TYPE), DataPart(Raw(told), JSON_TYPE))
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["content", "structuredContent", "isError"]),
+        st.recursive(st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)),
+    )
+)
+def test_whatever_a_server_answers_has_parts(result: Any) -> None:
+    assert parts_of(raw(result))
+
+
+@pytest.mark.parametrize("value", [7, None, [1], {"sum": 3}, {"content": "none"}])
+def test_a_value_that_is_no_result_of_mcp_is_there_as_it_is(value: Any) -> None:
+    assert parts_of(raw(value)) == (DataPart(raw(value), JSON_TYPE),)
+
+
+def test_a_bare_text_is_text() -> None:
+    assert parts_of(raw("hi")) == (TextPart("hi"),)
+
+
+def test_members_that_mcp_does_not_have_are_there_beside_the_blocks() -> None:
+    block = Raw(b'{"type":"code_output","stdout":"2"}')
+    result = b'{"exit":1,"content":[{"type":"text","text":"hi"},%b],"isError":false,"ms":1.50}' % bytes(block)
+    rest = Raw(b'{"exit":1,"ms":1.50}')
+    assert parts_of(Raw(result)) == (TextPart("hi"), DataPart(block, JSON_TYPE), DataPart(rest, JSON_TYPE))

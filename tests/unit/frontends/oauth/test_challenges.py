@@ -100,11 +100,11 @@ def test_who_shows_a_bound_token_is_told_what_is_wrong_with_it() -> None:
 
 
 def test_who_shows_a_wrong_proof_is_told_so_and_given_the_nonce_that_it_lacked() -> None:
-    wrong = RejectedCredential("it was used before", is_genuine=True, is_bound=True, is_proof_wrong=True)
+    wrong = RejectedCredential("it was used already", is_genuine=True, is_bound=True, is_proof_wrong=True)
     denied = refused_bound(wrong)
     ((_, said),) = denied.headers
     assert (denied.status, denied.is_guess) == (401, False)
-    assert b'error="invalid_dpop_proof", error_description="it was used before"' in said
+    assert b'error="invalid_dpop_proof", error_description="it was used already"' in said
     lacking = refused_bound(replace(wrong, nonce="n1"))
     assert b'error="use_dpop_nonce"' in lacking.headers[0][1]
     assert lacking.headers[1] == (b"dpop-nonce", b"n1")

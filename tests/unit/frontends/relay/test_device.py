@@ -832,7 +832,7 @@ class Caller:
 
 def test_progress_is_told_under_the_devices_own_token_and_nothing_else_is() -> None:
     caller = Caller()
-    exchange = DeviceCall(caller, raw(1), "add", raw("p"), 10)
+    exchange = DeviceCall(caller, raw(1), "add", raw("p"), 10)  # type: ignore[arg-type]
     exchange.emit(Progress({"progress": raw(1), "total": raw(2)}))
     exchange.emit(LogMessage("info", {"data": raw("x")}))
     (report,) = caller.reports
@@ -841,13 +841,13 @@ def test_progress_is_told_under_the_devices_own_token_and_nothing_else_is() -> N
 
 def test_who_gave_no_token_hears_nothing() -> None:
     caller = Caller()
-    DeviceCall(caller, raw(1), "add", None, 10).emit(Progress({"progress": raw(1)}))
+    DeviceCall(caller, raw(1), "add", None, 10).emit(Progress({"progress": raw(1)}))  # type: ignore[arg-type]
     assert caller.reports == []
 
 
 def test_a_question_is_declined_and_the_end_is_told_once() -> None:
     caller = Caller()
-    exchange = DeviceCall(caller, raw(1), "add", None, 10)
+    exchange = DeviceCall(caller, raw(1), "add", None, 10)  # type: ignore[arg-type]
     replies: list[Reply] = []
     exchange.ask(Question("elicitation/create", raw({})), replies.append)
     exchange.end(DONE)
