@@ -39,7 +39,7 @@ async def test_a_callers_token_is_exchanged_and_ends_at_the_hub(tmp_path: Path) 
         assert not any(token in shown for shown in server.shown for token in (alice, bob))
         status, problem = await call(KEY)
         assert (status, problem["executed"]) == (503, "no")
-        assert "this caller has shown none" in problem["detail"]
+        assert "this caller has sent no token" in problem["detail"]
         assert not any(token in "".join(both.hub.said) for token in (alice, bob, "token-1", "a secret"))
 
 

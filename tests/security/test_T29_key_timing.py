@@ -34,7 +34,11 @@ NO_SECRETS = {
         "credentials/login.py",
         "text[at:at + end + 1] == secret[:end + 1]",
     ): "blanks it in the words of a server to which it was sent",
-    ("frontends/a2a/service.py", "message_digest(one) == message_digest(other)"): "digests of messages, which their sender has",
+    (
+        "frontends/a2a/service.py",
+        "message_digest(one) == message_digest(other)",
+    ): "digests of messages, which their sender has",
+    ("frontends/a2a/service.py", "used.digest != _digest(said)"): "the same",
     ("frontends/mcp/subscriptions.py", "self._digest(topic) != digest"): "the digest of a list, which its reader has",
     ("frontends/mcp/http_streams.py", "session.notified[topic] != self._digest(session, topic)"): "the same",
     ("frontends/mcp/subscriptions.py", "digest != self._last_digest"): "the digest of a task, which its owner has",

@@ -111,7 +111,7 @@ def test_a_damaged_list_is_told_without_what_is_in_it(tmp_path: Path) -> None:
     key = add(tmp_path, "planner")
     file = KeyFile(tmp_path)
     file.path.write_bytes(file.path.read_bytes()[:-5])
-    with pytest.raises(ConfigError, match="cut short") as refused:
+    with pytest.raises(ConfigError, match="truncated") as refused:
         minted_keys(tmp_path)
     assert key.digest not in str(refused.value)
 

@@ -81,7 +81,7 @@ def test_what_is_no_answer_to_this_login_is_refused(answer: dict[str, str], told
 def test_an_issuer_that_was_promised_must_be_named() -> None:
     promising = ServerMetadata(issuer="https://login.example", authorization_response_iss_parameter_supported=True)
     visit = Authorization("mine", "v")
-    with pytest.raises(LoginRefused, match="does not say which"):
+    with pytest.raises(LoginRefused, match="does not name its"):
         visit.code_in({"code": "c", "state": "mine"}, promising)
     named = {"code": "c", "state": "mine", "iss": "https://login.example"}
     assert visit.code_in(named, promising) == visit.code_in({"code": "c", "state": "mine"}, SERVER) == "c"

@@ -69,7 +69,7 @@ async def test_a_file_that_is_not_there_yet_is_looked_for_again(tmp_path: Path) 
             await eventually(lambda: "cannot be read" in reason_of(hub), "the hub says why")
             assert hub.state("s") == "retrying"
             file.write_text("two words")
-            await eventually(lambda: "holds no token" in reason_of(hub), "the hub says why")
+            await eventually(lambda: "contains no token" in reason_of(hub), "the hub says why")
             file.write_text("workload")
             await hub.ready("s")
     assert "client_id" not in authority.forms[0], "a workload need not be a client"

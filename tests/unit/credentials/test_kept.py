@@ -41,5 +41,5 @@ def test_the_key_is_made_once_and_is_its_owners_alone(tmp_path: Path) -> None:
 
 def test_a_damaged_key_is_no_key(tmp_path: Path) -> None:
     (tmp_path / KEY_FILE).write_text("abcd")
-    with pytest.raises(ValueError, match="does not hold the key"):
+    with pytest.raises(ValueError, match="does not contain the key"):
         stored_key(tmp_path)

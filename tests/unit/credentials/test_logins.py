@@ -424,7 +424,7 @@ async def test_what_a_caller_has_shown_is_exchanged_and_never_passed_on(tmp_path
             assert isinstance(await called(hub, PLANNER), Result)
             refused = await called(hub, OTHER)
             assert isinstance(refused, NotConnected)
-            assert "this caller has shown none" in refused.why
+            assert "this caller has sent no token" in refused.why
         first, second = authority.forms
         assert first["grant_type"] == "client_credentials"
         assert second["grant_type"] == "urn:ietf:params:oauth:grant-type:token-exchange"
@@ -451,7 +451,7 @@ async def test_who_has_nothing_left_to_exchange_is_called_for_no_more(
 
         async def is_refused() -> bool:
             outcome = await called(hub, PLANNER)
-            return isinstance(outcome, NotConnected) and "this caller has shown none" in outcome.why
+            return isinstance(outcome, NotConnected) and "this caller has sent no token" in outcome.why
 
         await eventually(is_refused, "its token has ended, and so has its link")
         subjects.note(Subject("default", "planner"), "another", 4e9)
