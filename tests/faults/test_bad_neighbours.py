@@ -296,7 +296,10 @@ async def test_the_good_are_called_as_if_alone_while_the_bad_misbehave(
         "hung": stdio(command("raw_server", "--mode", "hang_init")),
         "noisy": stdio(command("raw_server", "--mode", f"stderr_flood:{256 * MIB}")),
     }
-    async with serving(tmp_path, good | lying | bad, limits={"listing_seconds": 5.0}) as hub, Caller(hub.port) as caller:
+    async with (
+        serving(tmp_path, good | lying | bad, limits={"listing_seconds": 5.0}) as hub,
+        Caller(hub.port) as caller,
+    ):
         await eventually(lambda: all_listed(caller, [*good, *lying]), "all that can be listed", within=30.0)
         alone, among = Load(caller), Load(caller)
         await alone.run(1000)

@@ -85,7 +85,7 @@ def filled(pairs: list[tuple[str, str]]) -> tuple[ToolRegistry, Bench]:
     """A registry that follows servers with these tools."""
     registry, bench = ToolRegistry(), Bench(*(f"{server}.{tool}" for server, tool in pairs))
     clients = clients_of({server for server, _ in pairs}, bench)
-    _RegisteredTools(registry, bench, clients, MCPManager()._make_tool_def).follow()
+    _RegisteredTools(registry, bench, clients, MCPManager()._make_tool_def).open()
     return registry, bench
 
 

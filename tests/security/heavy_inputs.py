@@ -22,7 +22,7 @@ import grpc
 import httpx2
 from google.protobuf import json_format
 
-from isthmus.wire.a2a.proto_schema import CLASSES, METHODS, SERVICE
+from isthmus.wire.a2a.protobuf import CLASSES, METHODS, SERVICE
 from tests.face.wire import until
 from tests.hubs import CHECKOUT, META, MODERN, PATIENT, TRUSTED, HubProcess, serving, stdio
 from tests.peers.launch import listening_peer

@@ -108,7 +108,7 @@ async def test_metadata_must_be_about_whom_it_was_asked_of(tmp_path: Path, what:
         else:
             authority.metadata = {"issuer": "https://bank.example"}
         settings = await settings_of(tmp_path, entry_of(server))
-        with pytest.raises(LoginFailed, match="another (resource|issuer)"):
+        with pytest.raises(LoginFailed, match=r"another (resource|issuer)"):
             await quickly(LoginOptions(settings, within=1.0), Vault(tmp_path))
         assert authority.registrations == []
         assert authority.asked == []
