@@ -63,7 +63,7 @@ class Links:
         client_caps: ClientCapabilities | None = None,
         logins: Logins | None = None,
     ) -> None:
-        """`tasks` hears how those stand of which servers tell by themselves.
+        """`tasks` receives the task states that servers report themselves.
 
         `client_caps` are declared to every server for all callers, so that all see the same list.
         Without `logins` servers are shown their headers and nothing else.
@@ -277,7 +277,7 @@ async def _be_ready(login: Login) -> None:
 
 
 def over_http(url: str) -> str:
-    """Where the address of a WebSocket is spoken to by HTTP, of which a login is a matter."""
+    """The HTTP schemes of WebSocket addresses: a login uses HTTP."""
     scheme, _, rest = url.partition(":")
     return f"{_OVER_HTTP.get(scheme.lower(), scheme)}:{rest}"
 

@@ -30,7 +30,7 @@ class Pushes:
     def __init__(self, running: RunningHub, identities: Identities | None = None) -> None:
         """Nothing is sent before `start`; which private addresses may be named is the newest configuration's word.
 
-        With `identities`, who is gone by what they say is sent nothing more.
+        With `identities`, owners that are no longer known get no more notifications.
         """
         self._running = running
         self._courier = PushClient(Egress(), running.background, self._is_listed)
