@@ -89,7 +89,7 @@ async def test_on_a_terminal_it_shows_the_hub_and_each_server_and_ends_on_an_int
             await guest.tell({"opened": number, "server": "robot_calc"})
             await screen.until("1 call", "as robot_calc")
             await guest.tell({"closed": number, "code": 1000, "reason": "新连接替换"})
-            await screen.until("refused", "again in 60 s: another connection has this server id", "--server-id")
+            await screen.until("refused", "again in 60 s: another connection uses this server id", "--server-id")
             process.send_signal(signal.SIGINT)
             assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
         finally:

@@ -46,8 +46,8 @@ def test_what_nobody_can_log_in_at_is_told(tmp_path: Path, capsys: pytest.Captur
     config = write_config(tmp_path, servers)
     cases = [
         (["login", "gone"], 2, "there is no server 'gone' in the configuration"),
-        (["login", "local"], 1, "no login at local: it is not reached by HTTP"),
-        (["login", "own"], 1, "nobody logs in for client_credentials"),
+        (["login", "local"], 1, "no login at local: only servers over HTTP have a login"),
+        (["login", "own"], 1, "client_credentials needs no login"),
         (["login", "own", "--caller", "bob"], 1, "add [servers.own.callers.bob.oauth]"),
         (["login", "own", "--caller", "acme/bob"], 1, 'add [servers.own.callers."acme/bob".oauth]'),
         (["logout", "own"], 2, "there is no login at own"),

@@ -108,7 +108,7 @@ async def test_files_in_the_state_folder_that_cannot_be_read_cost_nobody_the_con
                 (folder / name).mkdir()
             await reload(hub, tmp_path, key=None, max_tools=2)
             assert await it.call("echo", {"text": "hello"})
-            assert "the relay goes on with the key it had" in "".join(hub.said)
+            assert "the relay keeps its current key" in "".join(hub.said)
             assert server.is_open
 
 

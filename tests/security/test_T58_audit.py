@@ -415,7 +415,7 @@ async def test_strict_sends_nothing_where_the_log_cannot_be_written_and_a_kill_i
     assert await fault_in(tmp_path) is None
     assert ledger.ran()["sent"] == 1
     async with started(tmp_path, "--config", str(config)) as hub:
-        assert any("did not come to its end" in line for line in hub.said)
+        assert any("did not shut down cleanly" in line for line in hub.said)
     assert "hub.unclean" in [each["event"] for each in records(await rows_of(tmp_path / "state"))]
 
 

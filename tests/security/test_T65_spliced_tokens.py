@@ -19,7 +19,7 @@ from tests.relay.tokens import KEY, java_agent, java_quoted, java_token, python_
 
 pytestmark = pytest.mark.asyncio
 
-WARNING = "accepts tokens of the original kind"
+WARNING = "accepts original tokens"
 DEFAULT = {"key": KEY, "compatible_agents": "known"}
 
 

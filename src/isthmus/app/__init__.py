@@ -1,1 +1,1 @@
-"""The composition root: nobody else joins rooms."""
+"""The composition root: it builds a hub from the other packages."""

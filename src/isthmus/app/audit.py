@@ -1,7 +1,7 @@
-"""The audit log of a hub: opened over its journal or on a seat, told what happens, pruned, and closed in good order.
+"""The audit log of a hub: opens it in the journal or in a slot, records events, prunes old records, and closes it.
 
-`serve` writes into its journal's own store. Whoever keeps nothing else, or shares the state folder with a hub that
-does, takes a seat (`storage.audit_slots`).
+`serve` writes into its journal's store. Processes without a journal, or with the state folder of a running hub, use a
+slot (`storage.audit_slots`).
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ from isthmus.storage.sqlite import SqliteJournal
 from isthmus.telemetry.audit import Audit, Mode
 
 FIRST_SECONDS = 10.0
-"""How long a hub has run before it looks at them for the first time: one that only answers a question does not."""
+"""How long a hub runs before it first prunes idle slots; short-lived commands never do."""
 
 IDLE_SECONDS = 3600.0
-"""How often it looks at them."""
+"""How often idle slots are pruned."""
 
 
 async def keep_idle_seats_short(state: Path, keep: Callable[[], float]) -> None:
-    """Take records away that are older than so many seconds, for as long as the hub runs."""
+    """Prune records older than this many seconds while the hub runs."""
     await asyncio.sleep(FIRST_SECONDS)
     while True:
         await prune_idle_seats(state, time.time() - keep())
@@ -80,7 +80,7 @@ async def keep_idle_seats_short(state: Path, keep: Callable[[], float]) -> None:
 
 
 async def prune_idle_seats(state: Path, before: float) -> None:
-    """Take records of that time away from every log that nobody writes."""
+    """Prune records before that time from every log without a writer."""
     for seat in list_slots(state):
         journal = reopen_slot(state, seat)
         if journal is None:
@@ -103,19 +103,19 @@ async def _prune(state: Path, seat: int, journal: SqliteJournal, before: float) 
 
 
 class _Pruner:
-    """See `core.ports.AuditNotary`: one that vouches for what is taken away, and adds nothing."""
+    """See `core.ports.AuditNotary`: signs the pruning and adds no records."""
 
     def __init__(self, seals: FileAuditSigner) -> None:
         self.seal: Callable[[SealKind, Point], Seal] = seals.seal
         self.checkpoint: Callable[[Point], None] = seals.checkpoint
 
     def record(self, fact: Fact) -> tuple[float, bytes]:
-        """Nobody writes here."""
+        """Never called: a pruner adds no records."""
         raise AssertionError(fact)
 
 
 SLACK_SECONDS = 60.0
-"""How much longer than it may a call is believed to have taken to end, and to be written."""
+"""Extra time beyond a call's limit for it to end and be recorded."""
 
 ROWS_AT_ONCE = 1_000
 TASKS_AT_ONCE = 100
@@ -124,10 +124,10 @@ TASKS_AT_ONCE = 100
 async def loose_ends(
     ledger: AuditJournal, journal: Journal, server_status: LogState, call_seconds: float
 ) -> dict[str, EncodedRecord]:
-    """What began within the time that a call may take before the log's last record, and has not ended.
+    """Find calls that began within a call's time limit before the log's last record and have no end.
 
-    Returned are the records that close these calls, by what each is known by. A task that waits is no open end, though
-    it may have begun: it was put back, and goes on. Raises `OSError`.
+    Return the records that close these calls, by call id. Waiting tasks do not count, even if they had begun: they
+    were queued again and continue. Raises `OSError`.
     """
     if not isinstance(ledger, ReadableAuditJournal):
         return {}
@@ -144,7 +144,7 @@ async def loose_ends(
 
 
 async def _begin_of(ledger: ReadableAuditJournal, server_status: LogState, seconds: float) -> int:
-    """The number before the first record of so many seconds: looked for by halves, as a log may have millions."""
+    """The number before the first record since that time; a binary search, as a log may have millions of records."""
     low = 0 if server_status.anchor is None else server_status.anchor.point.number
     high = server_status.head.number
     last = await _after(ledger, high - 1)
@@ -164,7 +164,7 @@ async def _after(ledger: ReadableAuditJournal, number: int) -> AuditRow | None:
 
 
 async def _waiting(journal: Journal) -> set[str]:
-    """The ids of tasks that the hub before left waiting, and that are gone on with."""
+    """The ids of tasks that the previous hub left waiting and that continue."""
     ids: set[str] = set()
     last: Document | None = None
     while found := await journal.all_in(TASK, UNFINISHED, limit=TASKS_AT_ONCE, after=last):
@@ -179,54 +179,54 @@ async def _waiting(journal: Journal) -> set[str]:
 log = structlog.get_logger(__name__)
 
 PRUNE_SECONDS = 3600.0
-"""How often it is looked whether records are too old."""
+"""How often old records are pruned."""
 
 PRUNED_AT_ONCE = 10_000
 
 
 class Notary:
-    """See `core.ports.AuditNotary`: a scribe, and seals."""
+    """See `core.ports.AuditNotary`: encodes records and signs the log."""
 
     def __init__(self, scribe: RecordEncoder, seals: FileAuditSigner) -> None:
         self._scribe = scribe
         self._seals = seals
 
     def record(self, fact: Fact) -> tuple[float, bytes]:
-        """The record of a fact."""
+        """Encode an event as a record."""
         return self._scribe.record(fact)
 
     def seal(self, kind: SealKind, point: Point) -> Seal:
-        """Sign a point."""
+        """Sign a point of the log."""
         return self._seals.seal(kind, point)
 
     def checkpoint(self, point: Point) -> None:
-        """Note how far the log goes."""
+        """Store a checkpoint of the log's end."""
         self._seals.checkpoint(point)
 
 
 class AuditLog:
-    """An open log; made by `open_audit`."""
+    """An open audit log; created by `open_audit`."""
 
     def __init__(self, ledger: AuditJournal, scribe: RecordEncoder, seals: FileAuditSigner, mode: Mode) -> None:
         self.audit = Audit(ledger, scribe, mode)
         self.closed: frozenset[str] = frozenset()
-        """The calls that the hub before left open, and that were ended as lost when this one started."""
+        """The calls that the previous hub left open; this hub recorded them as lost at its start."""
         self.seat: SqliteJournal | None = None
-        """Where it is, if that is closed with it."""
+        """The log's own journal, if it is closed with the log."""
         self._ledger = ledger
         self._scribe = scribe
         self._seals = seals
         self._keys: dict[str, tuple[State, Caller]] = {}
 
     def attach(self, running: RunningHub, auth: Authenticator, identities: Identities, pins: DefinitionPins) -> None:
-        """Hear of whatever is not a call at a hub that serves, and have old records taken away."""
+        """Record events besides calls of a serving hub, and prune old records."""
         auth.on_turned_away = self.audit.turned_away
         self._keys = states_of(identities.keys, time.time())
         identities.on_keys = self._compare_keys
         self.follow(running, pins)
 
     def follow(self, running: RunningHub, pins: DefinitionPins | None) -> None:
-        """The same at a hub that nobody has to be let in to."""
+        """The same for a hub without callers."""
         if pins is not None:
             pins.tell = self._tell
 
@@ -238,7 +238,7 @@ class AuditLog:
         running.background.spawn("retention of other audit logs", keep_idle_seats_short(state, keep))
 
     def tasks_lost(self, lost: Iterable[TaskRecord]) -> None:
-        """These tasks were on their way when the hub before was killed: have each of them end in the log, too."""
+        """Record the end of tasks that were running when the previous hub was killed."""
         for each in lost:
             if each.id not in self.closed:
                 about = {"caller": each.owner.name, "tenant": each.owner.tenant, "id": each.id}
@@ -248,7 +248,7 @@ class AuditLog:
         self.audit.note(event, **{key: str(value) for key, value in facts.items()})
 
     def _compare_keys(self, keys: MintedKeys) -> None:
-        """Tell of keys that were made, or are good no more, since they were looked at last."""
+        """Record keys that were created or became invalid since the last check."""
         before, self._keys = self._keys, states_of(keys, time.time())
         for id, (state, caller) in self._keys.items():
             if id not in before or before[id][0] != state:
@@ -256,11 +256,11 @@ class AuditLog:
                 self.audit.note(event, key=id, caller=caller.name, tenant=caller.tenant)
 
     def reloaded(self, configuration: Configuration) -> None:
-        """The configuration is another one now; of its files, which may hold secrets, a keyed digest is kept."""
+        """Record a changed configuration. Its files may contain secrets, so only a keyed digest is recorded."""
         self.audit.note("configuration.reloaded", configuration=self.digest_of(configuration.files))
 
     def digest_of(self, files: Iterable[Path]) -> str:
-        """Tells one state of these files from another."""
+        """A keyed digest of these files."""
         digest = hashlib.sha256()
         for file in sorted(files):
             with suppress(OSError):
@@ -268,33 +268,33 @@ class AuditLog:
         return self._scribe.digest(digest.digest())
 
     async def retain(self, keep: Callable[[], float]) -> None:
-        """Take records away that are older than so many seconds, for as long as the hub runs."""
+        """Prune records older than this many seconds while the hub runs."""
         while True:
             with suppress(OSError):
                 while await self._ledger.prune_log(before=time.time() - keep(), limit=PRUNED_AT_ONCE):
-                    pass  # each waits for the journal's writer, and so lets others go first
+                    pass  # each step waits for the journal's writer, so others can go first
             await asyncio.sleep(PRUNE_SECONDS)
 
     async def stop(self) -> None:
-        """Write that the hub ends; nothing follows."""
+        """Record the hub's end as the last record."""
         self.audit.tell_of_strangers()
-        self.audit.note(STOPPED)  # as the last one, which the next hub looks at
+        self.audit.note(STOPPED)  # the last record, which the next hub checks
         await self.audit.aclose()
 
     async def close(self) -> None:
-        """Let the checkpoint go, once the journal is closed."""
+        """Release the checkpoint once the journal is closed."""
         if self.seat is not None:
             await self.seat.aclose()
         self._seals.close()
 
 
 def states_of(keys: MintedKeys, now: float) -> dict[str, tuple[State, Caller]]:
-    """How it is with each key, and whose it is."""
+    """The state and the caller of each key."""
     return {key.id: (key.state(now), key.caller) for key in keys}
 
 
 async def close_audit(opened: AuditLog | None, journal: ClosableJournal) -> None:
-    """Write that the hub ends, and let the journal go."""
+    """Record the end of the hub and close the journal."""
     if opened is not None:
         await opened.stop()
     await journal.aclose()
@@ -303,12 +303,12 @@ async def close_audit(opened: AuditLog | None, journal: ClosableJournal) -> None
 
 
 async def open_audit(configuration: Configuration, journal: ClosableJournal, by: str = "serve") -> AuditLog | None:
-    """The log that a configuration asks for; None if it wants none, or can do without one that cannot be kept.
+    """Open the configured audit log; None if it is off, or optional and cannot be opened.
 
-    `by` is what runs the hub, as the log names it. With a journal that keeps no log, a seat is taken.
+    `by` names the command that runs the hub. If the journal has no log, a slot is used.
 
     Raises:
-        ConfigError: it wants every call in the log, and there can be none; the journal is closed then.
+        ConfigError: the log is required and cannot be opened; the journal is closed then.
     """
     mode = configuration.hub.audit
     if mode == "off":
@@ -327,10 +327,10 @@ async def open_audit(configuration: Configuration, journal: ClosableJournal, by:
 
 
 async def _on_seat(configuration: Configuration, journal: ClosableJournal, mode: Mode, by: str) -> AuditLog:
-    """A log beside a journal that keeps none; only one that is this process's own notes facts with its documents."""
-    memory = journal if type(journal) is MemoryJournal else None  # what somebody else made of it may write elsewhere
+    """Open a log next to a journal without one. Only a journal in this process can write events with its documents."""
+    memory = journal if type(journal) is MemoryJournal else None  # an extension's journal may write elsewhere
     if mode == "strict" and memory is None:
-        raise OSError("what the hub's tasks are kept in keeps no audit log")
+        raise OSError("the storage of the hub's tasks has no audit log")
     number, seat = acquire_slot(Path(configuration.hub.state))
     try:
         opened = await _opened(configuration, journal, seat, mode, by, number)
@@ -378,13 +378,13 @@ async def _opened(
 async def _left_open(
     configuration: Configuration, journal: ClosableJournal, ledger: AuditJournal, server_status: LogState
 ) -> Mapping[str, EncodedRecord]:
-    """What closes the calls that the hub before left open, if it did not come to its end."""
+    """The records that close the calls of a previous hub that was killed."""
     if _is_clean(server_status):
         return {}
     try:
         return await loose_ends(ledger, journal, server_status, configuration.hub.limits.hard_seconds)
-    except OSError as error:  # no reason to go without a log
-        log.error("calls that the hub before left open in the audit log stay so", reason=str(error))
+    except OSError as error:  # the log works without it
+        log.error("calls that the previous hub left open in the audit log stay open", reason=str(error))
         return {}
 
 
@@ -393,29 +393,29 @@ def _is_clean(server_status: LogState) -> bool:
 
 
 def _tell_of_start(opened: AuditLog, server_status: LogState, vouched: Seal | None, keys: AuditKeys) -> None:
-    """Write what the log looks like before anything is added to it."""
+    """Record the state of the log before anything is added."""
     if (why := _cut(server_status, vouched, keys)) is not None:
         log.error("the audit log is not as it was left", why=why)
         opened.audit.note(CUT, why=why)
-    # The chain can be gone on with by whoever can write to the store, and from here on that would be vouched for.
+    # Anybody with write access to the store can extend the chain; a signature from here on would confirm that.
     unsigned = 0 if vouched is None else max(0, server_status.head.number - vouched.point.number)
     if not _is_clean(server_status):
-        log.warning("the hub before this one did not come to its end: its last records may be missing")
+        log.warning("the previous hub did not shut down cleanly: its last records may be missing")
         opened.audit.note(UNCLEAN, after=server_status.head.number, lost=len(opened.closed), unsigned=unsigned)
     elif unsigned:
-        log.error("the audit log ends in good order, with records that no hub signed", records=unsigned)
+        log.error("the audit log ends with records that no hub signed", records=unsigned)
         opened.audit.note(UNSIGNED, after=server_status.head.number - unsigned, records=unsigned)
 
 
 def _cut(server_status: LogState, vouched: Seal | None, keys: AuditKeys) -> str | None:
-    """What is missing of the log, as far as its end shows that."""
+    """What the end of the log shows to be missing or altered."""
     number = server_status.head.number
     if vouched is None:
         return "there was no checkpoint beside it" if number else None
     if not keys.is_signed(signed_text("checkpoint", vouched.point, vouched.at), vouched.signature):
-        return "its checkpoint was not signed by the hub's key"
+        return "its checkpoint is not signed with the hub's key"
     if vouched.point.number > number:
-        return f"the log ended with record {number}, and its checkpoint vouched for {vouched.point.number}"
+        return f"the log ended with record {number}, but its checkpoint confirms {vouched.point.number}"
     if vouched.point.number == number and vouched.point != server_status.head:
-        return f"record {number} was another one than its checkpoint vouched for"
+        return f"record {number} differs from the one that its checkpoint confirms"
     return None

@@ -1,8 +1,8 @@
-"""Pins of a running hub: what tools looked like is read when it starts, kept as it changes, and told.
+"""Pinned tool definitions of a running hub: loads them at the start, stores changes, and reports them.
 
-The core decides what is withheld (`core.catalog.pins`); the file (`storage.definitions`) is this module's to write, in
-a thread of its own, and to look into for what the operator has approved of meanwhile. Which tools are left out because
-of their schemas is told here, too. Made by `serve`.
+The core decides which tools are withheld (`core.catalog.pins`). This module writes the file (`storage.definitions`)
+in its own thread, and reads the operator's approvals from it. It also reports tools that are left out because of
+their schemas. `serve` creates it.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from isthmus.storage.definitions import FILE, DefinitionChange, DefinitionStore,
 log = structlog.get_logger(__name__)
 
 LOOK_SECONDS = 0.5
-"""How long an approval may be in the file before the hub has seen it."""
+"""How often the file is checked for approvals."""
 
 TOLD_ONE_BY_ONE = 50
-"""Of what comes to be seen at once; of the rest it is told how many they are: a server may have a thousand tools, and
-change all of them every second."""
+"""How many tools are named in one report; the rest is only counted. A server may have a thousand tools and change all
+of them every second."""
 
 UNKEPT_MAX = 20_000
-"""Sightings that wait for the file to take them again."""
+"""How many sightings wait while the file cannot be written."""
 
 Tell = Callable[[str, Mapping[str, object]], None]
-"""Takes an event worth proving later: its kind, and what is to be said of it."""
+"""Records an audit event: its kind and its details."""
 
 
 class DefinitionPins:
-    """The pins of one hub. Where there can be no file, they last as long as the hub does."""
+    """The pins of one hub. Without a file they last as long as the process."""
 
     def __init__(self, configuration: Configuration, *, is_lasting: bool = True) -> None:
-        """What need not be `is_lasting` is kept in the file only where something may have to be approved of.
+        """Unless `is_lasting`, a file is used only if changes need approval.
 
         Raises:
-            ConfigError: changes are to be withheld, and what was seen cannot be kept.
+            ConfigError: changed tools must be withheld, but the file cannot be used.
         """
         self._configuration = configuration
         self._is_lasting = is_lasting
@@ -61,7 +61,7 @@ class DefinitionPins:
         self._worker = ThreadPoolExecutor(1, "definitions")
         self._unwritten: list[Sighting] = []
         self._unkept: list[tuple[Sighting, SeenDefinition]] = []
-        """What the file did not take; the worker's."""
+        """Sightings that could not be written; only the worker thread uses it."""
         self._has_told_unkept = False
         self._withheld = 0
         self._looked_up_to = 0
@@ -71,7 +71,7 @@ class DefinitionPins:
         self.pins = Pins(known, self._mode_of, self._seen, waiting)
 
     def attach(self, hub: Hub, background: BackgroundTasks) -> None:
-        """Review what this hub's servers list; before any of them is added."""
+        """Review what this hub's servers list; call it before the first server is added."""
         self._hub, self._background = hub, background
         hub.review.pins = self.pins
         hub.review.on_left_out = self._left_out
@@ -79,7 +79,7 @@ class DefinitionPins:
             background.spawn("approvals", self._look_for_approvals())
 
     def change(self, configuration: Configuration) -> None:
-        """Go by another configuration."""
+        """Apply another configuration."""
         before = (self._configuration.hub.pin, self._modes)
         self._configuration, self._modes = configuration, _modes_of(configuration)
         if before == (configuration.hub.pin, self._modes):
@@ -89,13 +89,13 @@ class DefinitionPins:
             self._review_again(server)
 
     def _open_late(self) -> None:
-        """Use the file that was not wanted, or not to be had, when the hub started."""
+        """Open the file if it was not needed or not available at the start."""
         if self._file is not None or self._background is None:
             return
         try:
             self._file, known, _ = _opened(self._configuration, is_lasting=self._is_lasting)
         except ConfigError as error:
-            log.error("what tools look like cannot be kept, nor approved", reason=str(error))
+            log.error("tool definitions can be neither stored nor approved", reason=str(error))
             return
         if self._file is not None:
             self.pins.learn(known)
@@ -103,7 +103,7 @@ class DefinitionPins:
             self._background.spawn("approvals", self._look_for_approvals())
 
     async def aclose(self) -> None:
-        """Write what is waiting, and let the file go."""
+        """Write what is waiting and close the file."""
         await asyncio.get_running_loop().run_in_executor(None, self._worker.shutdown)
         if self._file is not None:
             self._write(self._take())
@@ -111,7 +111,7 @@ class DefinitionPins:
 
     def _mode_of(self, server: ServerName) -> Pinning:
         if server == BUILTIN:
-            return "off"  # they change when the operator's own code does
+            return "off"  # they change only with the operator's own code
         return self._modes.get(server) or self._configuration.hub.pin
 
     def _review_again(self, server: ServerName) -> None:
@@ -121,7 +121,7 @@ class DefinitionPins:
     # -- what is seen --------------------------------------------------------------------------------------------------
 
     def _seen(self, sighting: Sighting) -> None:
-        """The core saw something; on the loop."""
+        """The core saw a definition. Runs on the event loop."""
         self._withheld += sighting.is_withheld
         if not self._unwritten:
             asyncio.get_running_loop().call_soon(self._pass_on)
@@ -135,7 +135,7 @@ class DefinitionPins:
         try:
             self._worker.submit(self._write, taken)
         except RuntimeError:
-            self._unwritten += taken  # it is being closed, and writes the rest itself
+            self._unwritten += taken  # it is closing and writes the rest itself
 
     def _say(self, sightings: list[Sighting]) -> None:
         for sighting in sightings[:TOLD_ONE_BY_ONE]:
@@ -143,7 +143,7 @@ class DefinitionPins:
             self.tell(_event_of(sighting), _facts(sighting))
         rest = Counter((_event_of(each), each.server) for each in sightings[TOLD_ONE_BY_ONE:])
         for (event, server), count in rest.items():
-            log.warning("more tools than are named look otherwise", event_kind=event, server=server, tools=count)
+            log.warning("more tools have changed than are named", event_kind=event, server=server, tools=count)
             self.tell(event, {"server": server, "tools": count})
 
     def _left_out(self, server: ServerName, tools: LeftOut) -> None:
@@ -159,7 +159,7 @@ class DefinitionPins:
         return taken
 
     def _write(self, sightings: list[Sighting]) -> None:
-        """In the worker's thread, or at the end. What cannot be written now is tried again."""
+        """Write the waiting sightings, and keep those that fail for the next attempt. Runs in the worker thread."""
         if self._file is None:
             return
         now = time.time()
@@ -181,7 +181,7 @@ class DefinitionPins:
     # -- what was approved ---------------------------------------------------------------------------------------------
 
     async def _look_for_approvals(self) -> None:
-        """What was approved before it was looked for the first time was so while no hub ran."""
+        """Approvals found by the first check were made while no hub ran."""
         loop = asyncio.get_running_loop()
         is_first = True
         while True:
@@ -197,7 +197,7 @@ class DefinitionPins:
             await asyncio.sleep(LOOK_SECONDS)
 
     def _look(self) -> list[DefinitionChange]:
-        """In the worker's thread."""
+        """Runs in the worker thread."""
         assert self._file is not None
         self._write([])
         approved = self._file.approved_after(self._looked_up_to)
@@ -216,7 +216,7 @@ class DefinitionPins:
 
 
 def _nobody(_kind: str, _facts: Mapping[str, object]) -> None:
-    """Where no proof is kept."""
+    """The default without an audit log."""
 
 
 def _modes_of(configuration: Configuration) -> dict[ServerName, Pinning]:
@@ -227,9 +227,9 @@ _Opened = tuple[DefinitionStore | None, Mapping[PinKey, bytes], Sequence[PinKey]
 
 
 def _opened(configuration: Configuration, *, is_lasting: bool) -> _Opened:
-    """The file, what is known by it, and what waits in it; no file where none is wanted, or can be had.
+    """Open the file; return it with its pins and pending changes. No file if it is unused or unavailable.
 
-    Raises: ConfigError if changes are to be withheld, and what was seen cannot be kept.
+    Raises: ConfigError if changed tools must be withheld, but the file cannot be used.
     """
     modes = {configuration.hub.pin, *_modes_of(configuration).values()}
     if modes == {"off"} or not (is_lasting or modes & WITHHOLDING):
@@ -244,8 +244,8 @@ def _opened(configuration: Configuration, *, is_lasting: bool) -> _Opened:
             file.close()
         if modes & WITHHOLDING:
             path = Path(configuration.hub.state) / FILE
-            said = f"must be a folder in which {FILE} can be kept, or changed tools would not be told: {error}"
-            advice = f"mend or move away {path}; then every tool is seen for the first time again"
+            said = f"must be a folder for {FILE}, or changed tools would go unnoticed: {error}"
+            advice = f"repair or move {path}; without it every tool counts as new"
             raise ConfigError(Place(configuration.file, "hub.state").finding(said, advice=advice)) from error
         log.warning("what tools look like is not kept", reason=str(error))
         return None, {}, ()

@@ -1,7 +1,7 @@
-"""Local servers brought to a hub elsewhere: a little hub that keeps them, and connections on which it offers them.
+"""`isthmus dial`: offers local servers to a remote hub over outgoing connections.
 
-It dials out and listens nowhere, so that it works behind NAT. Whatever kind a local server is of, it is kept as any
-hub keeps it: started again when it dies, spoken to in its own era. Called by the command line.
+It dials out and opens no port, so it works behind NAT. A small local hub runs the servers: it restarts them when they
+die and speaks their protocol era. The command line calls this.
 """
 
 from __future__ import annotations
@@ -29,50 +29,50 @@ from isthmus.upstream.settings import TIMEOUT_SECONDS_MAX, ServerSettings
 log = structlog.get_logger(__name__)
 
 GRACE_SECONDS = 10.0
-"""How long calls wait for a server that is being started again, unless they would wait longer in the hub."""
+"""How long calls wait for a restarting server, unless the remote hub lets them wait longer."""
 
 FINISH_SECONDS = 2.0
-"""How long calls may take to end once we were told to end."""
+"""How long running calls may take to finish at shutdown."""
 
 POLL_SECONDS = 0.02
 
 RIVAL_SECONDS = 2.0
-"""A connection that is replaced so soon after another of ours was made, may have been replaced by that one."""
+"""If a connection is replaced this soon after another of our own opened, ours may have replaced it."""
 
 TOGETHER = "isthmus"
-"""What all servers together are called at a relay that has room for one alone."""
+"""The name of all servers together at a relay that accepts only one."""
 
 PROFILE = frozenset({"elicitation", "elicitation.form", "elicitation.url", "sampling"})
-"""What local servers are told that callers can be asked. Not for roots: a caller's folders are on its own machine."""
+"""The client capabilities declared to local servers. No roots: a caller's folders are on its own machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class DialPlan:
-    """What is brought where."""
+    """The servers to offer, and the hub to offer them to."""
 
     address: HubAddress
     configuration: Configuration
-    """The local servers, and nothing else of it is used but its limits and where its audit log is."""
+    """Its servers, limits and audit log are used, and nothing else."""
     offers: tuple[LocalOffer, ...]
     is_compatible: bool = False
-    """One plain socket each, whatever the hub can do."""
+    """Use a separate plain socket for each server even if the hub can share one."""
 
 
 class ServerShown(msgspec.Struct, frozen=True):
-    """How a local server stands."""
+    """The state of a local server."""
 
     server_id: str
     server_status: ServerStatus
     hub_name: str | None
-    """What it is called in the hub, once that is known."""
+    """Its name in the remote hub, once known."""
     running: int
     answered: int
     refusal: HubRefusal | None = None
-    """Why the hub does not have it, though it could be offered."""
+    """Why the remote hub does not have it, although it is running."""
 
 
 class DialStatus(msgspec.Struct, frozen=True):
-    """Everything at one moment."""
+    """A snapshot of all servers and connections."""
 
     hub: str
     lines: tuple[LineShown, ...]
@@ -80,7 +80,7 @@ class DialStatus(msgspec.Struct, frozen=True):
 
 
 class Dialler:
-    """Servers and connections, from the start to the end."""
+    """Runs the local servers and the connections to the remote hub."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Dialler:
     ) -> None:
         """Start the local servers in the background and return at once. Needs a running loop.
 
-        `books` is the audit log, which is closed at the end.
+        `books` is the audit log; it is closed at the end.
         """
         self._books = books
         self._journal = journal or MemoryJournal()
@@ -103,7 +103,7 @@ class Dialler:
         self.share = OfferShare()
         self.egress = Egress()
         self.on_change: Callable[[], None] = lambda: None
-        """Called when there is something else to show."""
+        """Called when the state has changed."""
         self._plan = plan
         self._lines: list[Line] = []
         self._keeping: list[asyncio.Task[None]] = []
@@ -111,7 +111,7 @@ class Dialler:
         self._names: dict[LocalOffer, str] = {}
         self._loop = asyncio.get_running_loop()
         self._first: asyncio.Future[LocalOffer] = self._loop.create_future()
-        """The server that was there first."""
+        """The server that was ready first."""
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self.running.hub.watch(self._look)
         for offer in plan.offers:
@@ -120,17 +120,17 @@ class Dialler:
     # -- what connections ask of it ------------------------------------------------------------------------------------
 
     def is_ready(self, offer: LocalOffer) -> bool:
-        """Whether the server has been up: what it lists is known from then on, and calls wait while it is not."""
+        """Whether the server was ever ready: then its lists are known, and calls wait while it is down."""
         return self._ready[offer].is_set()
 
     def rival_of(self, line: Line) -> Line | None:
-        """See `dial_line.Desk`."""
+        """See `dial_line.LineHandler`."""
         since = max(line.connected_at, self._loop.time() - RIVAL_SECONDS)
         newest = max(self._lines, key=lambda other: other.connected_at)
         return newest if newest is not line and newest.connected_at > since else None
 
     def named(self, offer: LocalOffer, server: str | None) -> None:
-        """The hub said what it calls a server, or that it has it no more."""
+        """The remote hub named a server, or removed it."""
         if server is None:
             self._names.pop(offer, None)
         elif self._names.get(offer) != server:
@@ -139,17 +139,17 @@ class Dialler:
         self.changed()
 
     def waits(self, offer: LocalOffer, seconds: float) -> None:
-        """Calls wait here for a server that is being started again as long as they would in the hub, or longer."""
+        """Let calls wait for a restarting server at least as long as the remote hub does."""
         server_queue = self.running.hub.server_queues[offer.name]
         if server_queue.grace != (grace := max(GRACE_SECONDS, seconds)):
             server_queue.grace = grace
 
     def changed(self) -> None:
-        """There is something else to show."""
+        """The state has changed."""
         self.on_change()
 
     def shown(self) -> DialStatus:
-        """Everything at this moment."""
+        """The current state."""
         lines = tuple(line.shown for line in self._lines)
         return DialStatus(str(self.address), lines, tuple(map(self._server_shown, self._plan.offers)))
 
@@ -163,7 +163,7 @@ class Dialler:
         return ServerShown(offer.server_id, server_status, self._names.get(offer), running, answered, refusal)
 
     def _look(self) -> None:
-        """A server came, went or changed: one that is there for the first time can be offered."""
+        """A server started, stopped or changed; newly ready servers can be offered."""
         server_statuses = self.running.hub.snapshot.server_statuses
         for offer, event in self._ready.items():
             if server_statuses[offer.name].state == "ready":
@@ -180,7 +180,7 @@ class Dialler:
         """Serve until a signal.
 
         Raises:
-            HubRefused: the hub does not want us.
+            HubRefused: the remote hub refused the connection.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self.stop)
@@ -190,14 +190,14 @@ class Dialler:
         finally:
             await self._end()
             log.info("ended", hub=str(self.address))
-            # Not before: a signal that nobody takes would leave the local servers behind.
+            # Last: an unhandled signal would leave the local servers behind.
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._loop.remove_signal_handler(number)
 
     def _begin(self) -> None:
         if not self._first.done():
             servers = [offer.server_id for offer in self._plan.offers]
-            log.info("waiting for a local server; the hub is dialled when one is ready", servers=servers)
+            log.info("waiting for a local server to become ready before connecting to the hub", servers=servers)
         if self._plan.is_compatible:
             self.running.share_links()
             self._one_each(self._plan.offers)
@@ -212,12 +212,12 @@ class Dialler:
             self._spawn(f"connection of {offer.name}", self._alone(offer))
 
     async def _alone(self, offer: LocalOffer) -> None:
-        """Give one server a socket of its own, once it is there."""
+        """Open a separate socket for one server once it is ready."""
         await self._ready[offer].wait()
         await self._keep([offer], may_share=False)
 
     async def _share_one(self) -> None:
-        """Dial once the first server is there: a hub that cannot share a socket is given that one."""
+        """Connect once the first server is ready; a hub that cannot share a socket gets that one."""
         first = await self._first
         others = [offer for offer in self._plan.offers if offer is not first]
         await self._keep([first, *others], may_share=True)
@@ -233,8 +233,8 @@ class Dialler:
             self._come_together()
 
     def _come_together(self) -> None:
-        """The relay has room for one server alone: let all of them be one."""
-        log.info("the relay keeps one connection for an agent: all servers share it", hub=str(self.address))
+        """Offer all servers as one, because the relay accepts only one."""
+        log.info("the relay accepts one connection per agent: all servers share it", hub=str(self.address))
         keeping, self._keeping = self._keeping, []
         self._lines.clear()
         for task in keeping:
@@ -251,7 +251,7 @@ class Dialler:
     # -- ending --------------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """End in good order; `run` returns when that is done."""
+        """Begin an orderly shutdown; `run` returns when it is done."""
         self._finish()
 
     def _finish(self, error: BaseException | None = None) -> None:
@@ -263,14 +263,14 @@ class Dialler:
             self._ended.set_exception(error)
 
     async def _end(self) -> None:
-        """Let calls end, say goodbye to the hub, and then to the local servers."""
+        """Let calls finish, close the connections, then stop the local servers."""
         try:
             for line in self._lines:
                 line.leave()
             self.running.refuse_new_calls()
             await self._calls_ended(FINISH_SECONDS)
-            self.running.cancel_all("the local servers are being taken from the hub")
-            await asyncio.sleep(0)  # answers are written at the end of a turn
+            self.running.cancel_all("shutting down: the local servers leave the hub")
+            await asyncio.sleep(0)  # responses are written at the end of a loop iteration
             sockets = [line.socket for line in self._lines if line.socket is not None]
             await asyncio.gather(*(socket.aclose() for socket in sockets))
         finally:
@@ -284,10 +284,10 @@ class Dialler:
 
 
 async def open_dialler(plan: DialPlan, environment: Mapping[str, str]) -> Dialler:
-    """Servers and connections, with the audit log that the configuration asks for: who is called here should know.
+    """Create a dialler with the configured audit log.
 
     Raises:
-        ConfigError: every call is to be in the log, and there can be none.
+        ConfigError: the audit log is required and cannot be opened.
     """
     journal = MemoryJournal()
     books = await open_audit(plan.configuration, journal, "dial")
@@ -295,7 +295,7 @@ async def open_dialler(plan: DialPlan, environment: Mapping[str, str]) -> Dialle
 
 
 def for_dialling(configuration: Configuration) -> Configuration:
-    """What the little hub is configured with: the hub that is dialled decides how long its calls may take."""
+    """The configuration of the local hub. The remote hub decides how long calls may take."""
     servers = tuple(_patient(server, configuration.hub.limits) for server in configuration.servers)
     return Configuration(None, configuration.hub, servers, audit=configuration.audit)
 

@@ -1,7 +1,7 @@
-"""One connection to a hub, kept up: dialled, used until it is lost, dialled again after a pause that fits the reason.
+"""One connection to a remote hub. When it is lost, it reconnects after a pause that depends on the reason.
 
-`app.dial` has one for all servers, or one for each where the hub does not know how to share a socket. Local servers
-do not notice when a connection goes: only what the hub was waiting for is withdrawn.
+`app.dial` has one for all servers, or one for each if the hub cannot share a socket. Local servers are unaffected by
+a lost connection; only the hub's pending calls are cancelled.
 """
 
 from __future__ import annotations
@@ -25,41 +25,41 @@ from isthmus.transport.websocket import DialledSocket, HandshakeFailed, WebSocke
 from isthmus.upstream.backoff import Backoff
 
 PATH = "/mcp_endpoint/mcp/"
-"""Where servers dial in, at an Isthmus hub and at the original relay; the latter wants the last slash."""
+"""The dial-in path of an Isthmus hub and of the original relay, which needs the last slash."""
 
 DEVICE_PATH = "/mcp_endpoint/call"
 
 OWN_TOKEN = "isr1."  # noqa: S105 - what our tokens begin with, and no token
-"""Such a token is shown in a header instead of the address, which others on the way may write down."""
+"""These tokens are sent in a header, because proxies may log the address."""
 
 _SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 
 
 class BadAddress(ValueError):
-    """The address cannot be dialled; the message says why and quotes no query."""
+    """The address is unusable; the message says why and does not quote the query."""
 
 
 class BadToken(BadAddress):
-    """Only its token is missing, or is none."""
+    """Only the token is missing or invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubAddress:
-    """A hub's address. `str` of it is fit to be shown."""
+    """A hub's address. Its `str` contains no secret."""
 
     origin: HttpOrigin
     path: str
     query: tuple[str, ...] = field(default=(), repr=False)
-    """What else the address asks for, as it was written."""
+    """The other query parameters, as written."""
     token: str = field(default="", repr=False)
     server_id: str | None = None
-    """The one that the address names."""
+    """The server id in the address."""
 
     def __str__(self) -> str:
         return f"{self.origin}{self.path}"
 
     def endpoint(self, server_id: str | None, subprotocols: tuple[str, ...], limit_bytes: int) -> WebSocketAddress:
-        """What to dial, for one server or for several."""
+        """The address to connect to, for one server or several."""
         query = list(self.query)
         headers = {}
         if self.token.startswith(OWN_TOKEN):
@@ -73,10 +73,10 @@ class HubAddress:
 
 
 def read_address(url: str, token: str | None = None) -> HubAddress:
-    """Read what was given; `token` wins over one in the address.
+    """Parse an address; `token` overrides one in the address.
 
     Raises:
-        BadAddress: it is no address of a hub; a `BadToken` if that is all that is wrong.
+        BadAddress: this is not a hub's address; `BadToken` if only the token is wrong.
     """
     scheme, separator, rest = url.strip().partition("://")
     if not separator or scheme.lower() not in _SCHEMES:
@@ -91,7 +91,7 @@ def read_address(url: str, token: str | None = None) -> HubAddress:
     for item in parts.query.split("&") if parts.query else ():
         name, _, value = item.partition("=")
         if name in ("token", "server_id"):
-            found[name] = unquote(value)  # a bare `+` stands for itself: base64 has it, and no token has a blank
+            found[name] = unquote(value)  # a plain `+` means itself: base64 contains it, and tokens have no spaces
         else:
             others.append(item)
     path = _path(parts.path, is_socket=scheme.lower() in SOCKET_SCHEMES)
@@ -118,33 +118,33 @@ def _token(text: str) -> str:
 log = structlog.get_logger(__name__)
 
 PAUSE_SECONDS_MAX = 60.0
-"""No pause before the next attempt is longer, unless another took our place."""
+"""The longest pause between attempts, unless another client replaced this connection."""
 
 REPLACED_SECONDS = 60.0
 REPLACED_SECONDS_MAX = 600.0
-"""Who was replaced stays away at least so long, and twice as long each time: two programs that take each other's place
-would else do so for ever, and each time calls would be lost."""
+"""The pause after being replaced; it doubles each time. Otherwise two clients with the same id would replace each
+other for ever and lose calls each time."""
 
 SETTLED_SECONDS = 2 * REPLACED_SECONDS_MAX
-"""Who had its place this long had no rival that waits for it."""
+"""A connection that lasted this long has no waiting rival."""
 
 HEALTHY_SECONDS = 10.0
-"""A connection that lived this long, or on which a call was answered, was well: its loss starts the pauses anew."""
+"""A connection that lasted this long, or answered a call, was healthy: its loss resets the pauses."""
 
 SOON_SECONDS = 1.0
-"""A hub that said that it restarts is back in a moment; not everybody comes in the same one."""
+"""The pause after a hub announced a restart; it is randomized so that clients do not all return at once."""
 
 TRIAL_SECONDS = 3.0
-"""How long after it was replaced a connection is tried again that may have been by one of our own: long enough that
-who else may have done it is not taken for one."""
+"""The pause before a retry if one of our own connections may have replaced this one: long enough to tell it from
+another client's."""
 
 CONNECT_SECONDS = 10.0
 
 RESTARTING, REFUSED, TRY_LATER = 1012, 1008, 1013
 REPLACED = "新连接替换"
-"""What a hub says to a connection whose place another has taken."""
+"""The hub's reason when another connection replaces this one."""
 
-RIVAL = "another connection has this server id: give one of the two another (--server-id, or its name in the file)"
+RIVAL = "another connection uses this server id: change one of them (--server-id, or the name in the file)"
 
 NOT_ALLOWED, NOT_FOUND = (401, 403), 404
 
@@ -152,7 +152,7 @@ State: TypeAlias = Literal["starting", "connecting", "connected", "pausing"]
 
 
 class HubRefused(Exception):
-    """The hub does not want us, and asking again would not change that; `is_missing` if there is no relay at all."""
+    """The hub refused the connection permanently; `is_missing` if there is no relay at this address."""
 
     def __init__(self, reason: str, *, is_missing: bool = False) -> None:
         super().__init__(reason)
@@ -160,21 +160,21 @@ class HubRefused(Exception):
 
 
 class OnlyOne(Exception):
-    """The relay keeps one connection for an agent, and takes the newest: all servers must share it."""
+    """The relay keeps only the newest connection of an agent, so all servers must share it."""
 
 
 class LineLost(msgspec.Struct, frozen=True):
-    """Why a connection ended, or was never there; with the code and the words of a hub that said goodbye."""
+    """Why a connection ended or failed, with the hub's close code and reason."""
 
     reason: str
     code: int | None = None
     words: str = ""
     seconds: float = 0.0
-    """How long it was there."""
+    """How long the connection lasted."""
 
 
 class HubRefusal(msgspec.Struct, frozen=True):
-    """A server that the hub does not have just now, though it could: why, and when it is offered again."""
+    """A server that the hub does not accept at the moment: why, and when it is offered again."""
 
     reason: str
     again_at: float
@@ -182,41 +182,41 @@ class HubRefusal(msgspec.Struct, frozen=True):
 
 
 class LineShown(msgspec.Struct, frozen=True):
-    """How a connection stands; times are in seconds since the epoch."""
+    """The state of a connection; times are in seconds since the epoch."""
 
     state: State
     since: float
     reason: str | None = None
-    """Why it was lost, or could not be made, last."""
+    """Why it was last lost, or could not be opened."""
     again_at: float | None = None
     is_muxed: bool = False
     is_refused: bool = False
-    """The hub was there, and did not want it."""
+    """The hub was reachable and refused it."""
 
 
 def is_about_token(words: str) -> bool:
-    """Whether a hub that closes a socket as not allowed says so of its token, which no second attempt mends."""
+    """Whether a policy close is about the token; a retry cannot fix that."""
     return "token" in words.lower() or "agentId" in words
 
 
 def verdict_on(lost: LineLost) -> str | None:
-    """Why there is no use in another attempt; None if there is."""
+    """Why a retry is useless; None if it is not."""
     return lost.words if lost.code == REFUSED and is_about_token(lost.words) else None
 
 
 def is_refusal(lost: LineLost) -> bool:
-    """Whether the hub closed it because it does not want it, or has no room; not for what happened on it."""
+    """Whether the hub refused the connection or had no room, rather than closed it for its traffic."""
     is_early = lost.seconds < HEALTHY_SECONDS
     return lost.words == REPLACED or (is_early and lost.code in (REFUSED, TRY_LATER))
 
 
 def in_words(lost: LineLost) -> str:
-    """Why it was lost, for a person; a hub that says so in words of the original's is put into plain ones."""
+    """Why it was lost, for people; texts of the original relay are translated."""
     return RIVAL if lost.words == REPLACED else lost.reason
 
 
 class Pauses:
-    """How long to wait before the next attempt, by what ended those before."""
+    """Computes the pause before the next attempt from how earlier ones ended."""
 
     def __init__(self) -> None:
         self._backoff = Backoff(PAUSE_SECONDS_MAX)
@@ -228,8 +228,8 @@ class Pauses:
             return SOON_SECONDS * chance
         if lost.words == REPLACED:
             return self._after_a_rival(lost.seconds)
-        if lost.code == REFUSED and lost.seconds < HEALTHY_SECONDS:  # later on, it was cut for something else
-            return PAUSE_SECONDS_MAX  # asking often would not help
+        if lost.code == REFUSED and lost.seconds < HEALTHY_SECONDS:  # a later close had another cause
+            return PAUSE_SECONDS_MAX  # frequent retries would not help
         return self._backoff.next(chance)
 
     def _after_a_rival(self, held: float) -> float:
@@ -237,12 +237,12 @@ class Pauses:
         return min(REPLACED_SECONDS * 2.0 ** min(self._replaced - 1, 10), REPLACED_SECONDS_MAX)
 
     def reset(self) -> None:
-        """It was well. That says nothing of a rival, which only waits."""
+        """The connection was healthy. A rival may still be waiting, so its pause is not reset."""
         self._backoff.reset()
 
 
 class LineHandler(Protocol):
-    """What a connection needs of the whole; `app.dial.Dialler` fits."""
+    """What a connection needs from its owner, `app.dial.Dialler`."""
 
     running: RunningHub
     address: HubAddress
@@ -250,28 +250,28 @@ class LineHandler(Protocol):
     egress: Egress
 
     def is_ready(self, offer: LocalOffer) -> bool:
-        """Whether the server has been up, and so can be offered."""
+        """Whether the server was ever ready and so can be offered."""
 
     def rival_of(self, line: Line) -> Line | None:
-        """Another connection of ours that was made a moment ago, and after this one."""
+        """Another of our connections that opened a moment ago, after this one."""
 
     def named(self, offer: LocalOffer, server: str | None) -> None:
-        """What a server is called in the hub; None if the hub has it no more."""
+        """The name of a server in the hub; None if the hub removed it."""
 
     def waits(self, offer: LocalOffer, seconds: float) -> None:
-        """For how long calls wait in the hub while their server is away."""
+        """How long calls wait in the hub while their server is away."""
 
     def changed(self) -> None:
-        """There is something else to show."""
+        """The state has changed."""
 
 
 class Line:
-    """One connection, for as long as `run` is not cancelled."""
+    """One connection, until `run` is cancelled."""
 
     def __init__(
         self, desk: LineHandler, offers: Sequence[LocalOffer], *, may_share: bool, on_single: Callable[[], None]
     ) -> None:
-        """`on_single` hears if the hub wants a socket for each server, and that only the first has this one."""
+        """`on_single` is called if the hub needs a socket per server; this one then belongs to the first."""
         self._desk = desk
         self.offers = tuple(offers)
         self._may_share = may_share
@@ -279,15 +279,15 @@ class Line:
         self._pauses = Pauses()
         self._channels: Channels | None = None
         self._talk: Talk | None = None
-        """What is said on a socket that is one server's."""
+        """The session of a socket that belongs to one server."""
         self._reopening: dict[LocalOffer, tuple[asyncio.TimerHandle, HubRefusal]] = {}
         self._pauses_of: dict[LocalOffer, Pauses] = {offer: Pauses() for offer in offers}
         self._named_at: dict[LocalOffer, float] = {}
         self._was_connected = False
         self.connected_at = 0.0
-        """When it was connected last, on the loop's clock."""
+        """When it last connected, on the loop's clock."""
         self.is_trial = False
-        """It was replaced when another of ours had just been made, and is made anew to see whether that is why."""
+        """It was replaced right after another of ours opened; a retry shows whether that was the cause."""
         self.socket: DialledSocket | None = None
         self.shown = LineShown("starting", time.time())
 
@@ -295,8 +295,8 @@ class Line:
         """Keep the connection up.
 
         Raises:
-            HubRefused: there is no use in another attempt.
-            OnlyOne: there is none either as long as others of ours are connected.
+            HubRefused: a retry is useless.
+            OnlyOne: a retry is useless while others of ours are connected.
         """
         while True:
             lost = await self._once()
@@ -315,7 +315,7 @@ class Line:
     # -- one connection ----------------------------------------------------------------------------------------------
 
     async def _once(self) -> LineLost:
-        """Connect and stay until it is lost; say why it was, or could not be made."""
+        """Connect and serve until the connection is lost; return why it ended or failed."""
         self._show("connecting", reason=self.shown.reason)
         wire = self._wire()
         try:
@@ -346,10 +346,10 @@ class Line:
         )
 
     def _judge(self, status: int | None, reason: str) -> None:
-        """Raises `HubRefused` if an answer in HTTP says that there is no use in asking again."""
+        """Raises `HubRefused` if the HTTP response shows that a retry is useless."""
         if status in NOT_ALLOWED:
             raise HubRefused(f"{reason}: the token is not good there")
-        if status == NOT_FOUND and not self._was_connected:  # else it may only be restarting behind its proxy
+        if status == NOT_FOUND and not self._was_connected:  # otherwise it may be restarting behind its proxy
             raise HubRefused(f"{reason}: there is no relay at this address", is_missing=True)
 
     async def _use(self, socket: DialledSocket, wire: Wire) -> LineLost:
@@ -368,7 +368,7 @@ class Line:
         return LineLost(reason, code, words, asyncio.get_running_loop().time() - self.connected_at)
 
     def _begin_single(self, socket: DialledSocket, wire: Wire) -> Callable[[str], None]:
-        """The hub takes one server a socket: this is the first one's from now on."""
+        """The hub needs one socket per server: this one now belongs to the first server."""
         self._may_share = False
         self._desk.running.share_links()
         others, self.offers = self.offers[1:], self.offers[:1]
@@ -379,7 +379,7 @@ class Line:
         return talk.end
 
     def leave(self) -> None:
-        """We are about to end: take no further calls, and let a hub that knows how hold back those of its callers."""
+        """Shutting down: accept no new calls, and ask a hub that supports it to hold back its callers'."""
         if self._channels is not None:
             self._channels.leave()
         elif self._talk is not None:
@@ -410,7 +410,7 @@ class Line:
             channels.end(why)
 
     def offer_ready(self) -> None:
-        """Give the hub every server that can be offered and that it neither has nor has just refused."""
+        """Offer every ready server that the hub neither has nor has just refused."""
         if self._channels is not None:
             for offer in self.offers:
                 if self._desk.is_ready(offer) and offer not in self._reopening:
@@ -427,7 +427,7 @@ class Line:
         self._desk.waits(offer, seconds)
 
     def closed(self, offer: LocalOffer, code: int, reason: str) -> None:
-        """See `dial_talk.Ear`: offer the server again after a while."""
+        """Offer the server again after a while."""
         loop = asyncio.get_running_loop()
         seconds = loop.time() - self._named_at.pop(offer, loop.time())
         lost = LineLost(reason or f"it closed the channel with code {code}", code, reason, seconds)
@@ -440,7 +440,7 @@ class Line:
         self._desk.named(offer, None)
 
     def refusal(self, offer: LocalOffer) -> HubRefusal | None:
-        """Why the hub does not have a server that could be there; None where it has it, or nothing is known."""
+        """Why the hub does not have a ready server; None if it has it, or the reason is unknown."""
         if offer in self._reopening:
             return self._reopening[offer][1]
         shown = self.shown

@@ -1,7 +1,7 @@
-"""What is said on one connection to a hub: a conversation for each server, plain or on channels of one socket.
+"""The MCP sessions on one connection to a remote hub: one per server, on a plain socket or on channels of a shared one.
 
-To the hub each local server is an MCP server like any other; what answers is a `DuplexSession` with the little hub that
-keeps it. `app.dial_line` opens the socket and decides which of the two it carries.
+The remote hub sees each local server as an ordinary MCP server; a `DuplexSession` of the local hub answers it.
+`app.dial_line` opens the socket and decides whether it is shared.
 """
 
 from __future__ import annotations
@@ -31,66 +31,66 @@ from isthmus.wire.mcp.messages import Implementation, Members
 from isthmus.wire.relay import mux
 
 HUB = "hub"
-"""Who calls here: the hub that was dialled, in the name of whoever calls it."""
+"""The caller of the local hub: the remote hub, for its own callers."""
 
 FACE = "dial"
-"""What the audit log calls this way in."""
+"""The frontend's name in the audit log."""
 
 SMALL_BYTES = 16 * 1024
-"""Requests this short are not counted: there are at most as many as a server may have calls running and queued."""
+"""Shorter requests are not counted; the limits on running and queued calls bound their number."""
 
 ASKED_BYTES_MAX = 16 * 1024 * 1024
-"""What one server may have been asked and not have answered: one that stands still must not fill the memory."""
+"""The maximum size of a server's unanswered requests, so that a hanging server cannot exhaust memory."""
 
 ALL_ASKED_BYTES_MAX = 64 * 1024 * 1024
-"""The same, of all servers together."""
+"""The same for all servers together."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalOffer:
-    """One local server, as it is given to the hub."""
+    """A local server that is offered to the hub."""
 
     name: ServerName
-    """What it is called here."""
+    """Its local name."""
     server_id: str
-    """What it is called under its agent."""
+    """Its id at the agent."""
     beside: tuple[ServerName, ...] = ()
-    """Other servers that are part of it, where a relay has room for one alone: tools are called `server.tool` then."""
+    """The other servers that share it at a relay that accepts only one; tools are then named `server.tool`."""
 
 
 class Socket(Protocol):
-    """What is needed of a socket; `transport.websocket.DialledSocket` fits."""
+    """The part of `transport.websocket.DialledSocket` that is used here."""
 
     def frame(self, message: bytes) -> bytes:
-        """One text message, ready to be written."""
+        """Encode a text message as a frame."""
 
     def write(self, data: bytes) -> int:
         """Send frames."""
 
     def buffered_bytes(self) -> int:
-        """How much the hub has not taken yet."""
+        """The number of unsent bytes."""
 
     def kill(self) -> None:
-        """End it at once."""
+        """Close it at once."""
 
 
 class Wire:
-    """One socket, written once a turn of the loop. It is the socket's `Hearer`; `over` ends with the reason."""
+    """One socket, written once per loop iteration. It receives the socket's events; `over` resolves to the reason."""
 
     def __init__(self, lag_bytes: int, most_bytes: int) -> None:
-        """A hub with over `lag_bytes` unread is told no events, one with over `most_bytes` is given up."""
+        """Above `lag_bytes` unread bytes events are dropped; above `most_bytes` the connection is closed."""
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._lag_bytes = lag_bytes
         self._most_bytes = most_bytes
         self._socket: Socket | None = None
         self._take: Callable[[bytes], None] | None = None
         self._early: list[bytes] = []
-        """What the hub said before anybody knew what it had agreed to."""
+        """Messages that arrived before the subprotocol was known."""
         self._unsent: list[bytes] = []
         self._cork = WriteBatch()
 
     def begin(self, socket: Socket, take: Callable[[bytes], None]) -> None:
-        """The socket is open: `take` hears what comes on it, and what has come already."""
+        """The socket is open: pass messages to `take`, including those already received."""
         self._socket, self._take = socket, take
         early, self._early = self._early, []
         for message in early:
@@ -98,7 +98,7 @@ class Wire:
         self.flush()
 
     def send(self, message: bytes) -> None:
-        """Send one message; after the end it goes nowhere."""
+        """Send a message; ignored after the end."""
         if self.over.done():
             return
         if not self._unsent:
@@ -106,18 +106,18 @@ class Wire:
         self._unsent.append(message)
 
     def is_crowded(self) -> bool:
-        """Whether the hub reads slowly."""
+        """Whether the hub reads too slowly."""
         return self._socket is not None and self._socket.buffered_bytes() > self._lag_bytes
 
     def read(self, text: bytes) -> None:
-        """Take one message of the hub's."""
+        """Receive a message from the hub."""
         if self._take is None:
             self._early.append(text)
         else:
             self._take(text)
 
     def flush(self) -> None:
-        """Write what is there to be sent."""
+        """Write all queued messages."""
         if self._socket is None or self.over.done():
             return
         unsent, self._unsent = self._unsent, []
@@ -127,13 +127,13 @@ class Wire:
                 self.fail("it does not read what it is sent")
 
     def fail(self, reason: str) -> None:
-        """End it from here."""
+        """Close it from this side."""
         if self._socket is not None:
             self._socket.kill()
         self.ended(reason)
 
     def ended(self, reason: str) -> None:
-        """The socket carries nothing more."""
+        """The socket was closed."""
         if not self.over.done():
             self.over.set_result(reason)
 
@@ -144,32 +144,32 @@ _RUN = b'{"executed":"yes","reason":"bad_reply"}'
 
 
 class OfferShare:
-    """How much all servers together have been asked and have not answered, for as long as that matters."""
+    """The total size of unanswered requests of all servers."""
 
     def __init__(self) -> None:
         self._talks: set[Talk] = set()
 
     def join(self, talk: Talk) -> None:
-        """Count this conversation in."""
+        """Include this session in the total."""
         self._talks.add(talk)
 
     def leave(self, talk: Talk) -> None:
-        """It is over."""
+        """Remove a session from the total."""
         self._talks.discard(talk)
 
     def asked_bytes(self) -> int:
-        """How long the arguments are of all calls that have not ended."""
+        """The total size of the arguments of unfinished calls."""
         return sum(talk.asked_bytes() for talk in self._talks)
 
 
 class Talk:
-    """One server's conversation on one connection. Its end withdraws what the hub still waits for."""
+    """One server's session on one connection. Closing it cancels the hub's pending calls."""
 
     def __init__(
         self, running: RunningHub, share: OfferShare, offer: LocalOffer, deliver: Callable[[bytes], None], wire: Wire
     ) -> None:
         self.limit_bytes = running.hub.limits.reply_bytes - mux.HEAD_BYTES_MAX
-        """How long a message to the hub may be; it says so itself where a socket is shared."""
+        """The maximum size of a message to the hub; on a shared socket the hub announces it."""
         self._depth = running.hub.limits.depth
         self._share = share
         self._deliver = deliver
@@ -190,17 +190,17 @@ class Talk:
         share.join(self)
 
     def _whose(self, meta: Members) -> tuple[Caller, str, bool]:
-        """Who calls the hub, in which conversation, and whether that shares links, as the hub marks its calls.
+        """The remote caller, its session and whether it shares links, from the hub's metadata.
 
-        What a server keeps for a conversation outlasts this one: the hub may only have lost its connection.
+        Server state for a session survives this connection, because the hub may reconnect.
         """
         mark = read_mark(meta.get(CONVERSATION_KEY))
         if mark is None:
-            return self._caller, "", False  # which says that any two may be two programs'
+            return self._caller, "", False  # so any two calls may come from different programs
         return msgspec.structs.replace(self._caller, name=f"{HUB} {mark.caller}"), mark.session, mark.shares
 
     def take(self, message: bytes) -> None:
-        """Take one message of the hub's."""
+        """Receive a message from the hub."""
         if self._is_over:
             return
         if self._is_leaving:
@@ -212,22 +212,22 @@ class Talk:
             self._say(answer.body)
 
     def asked_bytes(self) -> int:
-        """How long the arguments are of calls that have not ended."""
+        """The total size of the arguments of unfinished calls."""
         return self._conversation.arguments_bytes()
 
     def leave(self) -> None:
-        """Take no further calls; those that were taken are answered."""
+        """Refuse new calls; accepted ones are still answered."""
         self._is_leaving = True
 
     def _too_late(self, message: bytes) -> JsonRpcReply | None:
-        """Why a call is not taken that was on its way when the hub was told that we are ending."""
+        """Refuse a call that was sent before the hub learned of the shutdown."""
         request = jsonrpc.decode(message, max_depth=self._depth)
         if not isinstance(request, Request) or request.method not in CALLS:
             return None
-        return refuse(request.id, REFUSED, "The client that brings the server to the hub is ending", _GONE)
+        return refuse(request.id, REFUSED, "The client that connects the server to the hub is shutting down", _GONE)
 
     def _too_much(self, message: bytes) -> JsonRpcReply | None:
-        """Why a long request is not taken: its server has enough, or all of them together have."""
+        """Refuse a large request if its server, or all together, have too many unanswered bytes."""
         if len(message) + self.asked_bytes() <= ASKED_BYTES_MAX and (
             len(message) + self._share.asked_bytes() <= ALL_ASKED_BYTES_MAX
         ):
@@ -235,7 +235,7 @@ class Talk:
         request = jsonrpc.decode(message, max_depth=self._depth)
         if not isinstance(request, Request):
             return None
-        return refuse(request.id, REFUSED, "The server has too much to read already", _NOT_RUN)
+        return refuse(request.id, REFUSED, "The server has too many unanswered requests", _NOT_RUN)
 
     def _say(self, message: bytes) -> None:
         if self._is_over:
@@ -246,15 +246,15 @@ class Talk:
             self._deliver(instead)
 
     def _too_long(self, message: bytes) -> bytes | None:
-        """What the hub is told instead of an answer that would end the connection; nothing else is that important."""
+        """Replace a response that is too large for the hub by an error; other large messages are dropped."""
         answer = jsonrpc.decode(message, max_depth=self._depth, max_values=None)
         if not isinstance(answer, Response | ErrorReply):
             return None
-        text = f"The answer has {len(message)} bytes, and the hub takes {self.limit_bytes} at most"
+        text = f"The response has {len(message)} bytes, and the hub accepts at most {self.limit_bytes}"
         return jsonrpc.error(answer.id, SENT_AND_LOST, text, _RUN)
 
     def end(self, why: str) -> None:
-        """Nobody can be answered any more: withdraw what the server works on."""
+        """The connection is gone: cancel all running calls."""
         if not self._is_over:
             self._is_over = True
             self._share.leave(self)
@@ -263,15 +263,15 @@ class Talk:
 
 
 def _caller(offer: LocalOffer) -> Caller:
-    """The hub, which sees what is offered to it and nothing else that is here."""
+    """The remote hub as a caller that sees only the offered servers."""
     return Caller(HUB, HUB, Grants(tuple(f"{name}.*" for name in (offer.name, *offer.beside))))
 
 
 class Channels:
-    """The servers of one connection, each on a channel of its own."""
+    """The servers of one connection, each on its own channel."""
 
     def __init__(self, wire: Wire, talk_on: Callable[[LocalOffer, Callable[[bytes], None]], Talk], ear: Ear) -> None:
-        """`talk_on` begins the conversation of a server; `ear` hears what becomes of channels."""
+        """`talk_on` starts a server's session; `ear` is notified of channel events."""
         self._wire = wire
         self._talk_on = talk_on
         self._ear = ear
@@ -279,17 +279,17 @@ class Channels:
         self._last = 0
 
     def open(self, offer: LocalOffer) -> None:
-        """Give the hub a server, unless it has it."""
+        """Offer a server to the hub unless it has it."""
         if any(known is offer for known, _ in self._open.values()):
             return
-        self._last += 1  # never the number of a channel that was closed: something may still be on its way there
+        self._last += 1  # channel numbers are never reused: messages for a closed one may still arrive
         number = self._last
         talk = self._talk_on(offer, lambda message: self._wire.send(mux.write_message(number, message)))
         self._open[number] = (offer, talk)
         self._wire.send(mux.write_open(mux.OpenChannel(number, offer.server_id, offer.name)))
 
     def take(self, text: bytes) -> None:
-        """Take one frame of the hub's."""
+        """Receive a frame from the hub."""
         frame = mux.read(text)
         match frame:
             case mux.ChannelMessage(channel=number, message=message):
@@ -302,7 +302,7 @@ class Channels:
                     found[1].end("the hub closed its channel")
                     self._ear.closed(found[0], frame.code, frame.reason)
             case mux.BadFrame(reason=reason):
-                self._wire.fail(f"it does not speak {MUX_SUBPROTOCOL} as it should: {reason}")
+                self._wire.fail(f"it violates {MUX_SUBPROTOCOL}: {reason}")
             case mux.OpenChannel() | mux.ChannelLeaving() | mux.IgnoredControl():
                 pass
 
@@ -319,26 +319,26 @@ class Channels:
             self._ear.named(offer, word.server)
 
     def leave(self) -> None:
-        """Have the hub send nothing more, while what it sent is still answered."""
+        """Ask the hub to send no more requests; received ones are still answered."""
         for number, (_, talk) in self._open.items():
             talk.leave()
             self._wire.send(mux.write_leaving(mux.ChannelLeaving(number)))
 
     def end(self, why: str) -> None:
-        """End every conversation: the connection is gone."""
+        """End every session: the connection is gone."""
         channels, self._open = self._open, {}
         for _, talk in channels.values():
             talk.end(why)
 
 
 class Ear(Protocol):
-    """Who hears what becomes of channels."""
+    """Receives channel events."""
 
     def named(self, offer: LocalOffer, server: str) -> None:
-        """What a server is called in the hub."""
+        """The name of a server in the hub."""
 
     def waits(self, offer: LocalOffer, seconds: float) -> None:
-        """For how long calls wait in the hub while their server is away."""
+        """How long calls wait in the hub while their server is away."""
 
     def closed(self, offer: LocalOffer, code: int, reason: str) -> None:
-        """The hub does not want a channel any more."""
+        """The hub closed a channel."""

@@ -1,7 +1,7 @@
-"""What other packages add to a hub that serves: who somebody is, what they may not call, and where things are kept.
+"""Applies extensions of other packages to a serving hub: verifiers of callers, policies and storage.
 
-`config.extensions` finds and loads them; here they are put in their places, each contained: what one raises costs what
-it was asked, is told in the log, and is always taken for a refusal. `serve` calls it.
+`config.extensions` finds and loads them. Each is contained: an exception is logged and counts as a refusal. `serve`
+calls this.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from isthmus.model.names import FeatureName, ServerName
 log = structlog.get_logger(__name__)
 
 JOURNAL = ("write", "read", "page", "all_in", "prune", "weigh", "trim", "commit", "latest", "aclose")
-"""What a journal has to have."""
+"""The methods that a journal needs."""
 
 SOUND_MAX = 4096
-"""Callers of extensions that are remembered as looked at."""
+"""How many checked callers of extensions are cached."""
 
 
 class PolicyExtension(Protocol):
-    """Refuses some of what grants allow; it can allow nothing."""
+    """Can refuse what grants allow; it cannot allow anything else."""
 
     def allows(self, tenant: str, caller: str, server: str, tool: str) -> bool:
-        """Whether this caller may see and call this tool, which its grants allow.
+        """Whether this caller may see and call this tool, which its grants already allow.
 
-        Asked when tables are made and not for every call: it must not wait, and an answer holds until a server lists
-        something else or the configuration changes. `caller` is empty where nobody has a name: in an open hub.
+        It is called when tables are built, not for every call. It must not wait. A decision is valid until a server's
+        list or the configuration changes. `caller` is empty in an open hub.
         """
 
 
 class Contained:
-    """A verifier of an extension: whatever it raises, and whatever else than a caller it returns, is nobody."""
+    """An extension's verifier. Exceptions and invalid return values count as an unknown caller."""
 
     def __init__(self, name: str, verifier: Verifier) -> None:
         self._name = name
@@ -66,13 +66,13 @@ class Contained:
     def _is_known_sound(self, caller: Caller) -> bool:
         try:
             return caller in self._sound
-        except TypeError:  # it has a list where a tuple belongs, and so cannot be remembered
+        except TypeError:  # not hashable: it has a list instead of a tuple
             return False
 
     def _is_sound(self, caller: Caller) -> bool:
-        """Whether it is a caller as the hub itself makes them; remembered, because each of its calls asks."""
+        """Whether this is a well-formed caller; cached, because each of its calls checks it."""
         try:
-            # One text in the place of several patterns would be taken for its letters, one of which may be a star.
+            # A string instead of a tuple of patterns would be read letter by letter, and one letter may be a star.
             is_typed = msgspec.convert(msgspec.to_builtins(caller), Caller) == caller
             Policy(caller.grants)
             for _, held in caller.faces:
@@ -97,17 +97,17 @@ class Contained:
             return False
 
     def _complain(self, what: str) -> None:
-        if what not in self._complained:  # once: who sends nonsense must not fill the log
+        if what not in self._complained:  # once: invalid requests must not fill the log
             self._complained.add(what)
-            # Neither the words of an error nor a traceback: both may hold a credential.
+            # Without the error's text and traceback: both may contain a credential.
             log.error("an extension of isthmus.identity failed", extension=self._name, with_=what)
 
 
 def verifiers_of(configuration: Configuration) -> list[Verifier]:
-    """What extensions know callers by, in the order in which they are named.
+    """The verifiers of extensions, in configured order.
 
     Raises:
-        ConfigError: one cannot be used.
+        ConfigError: an extension cannot be used.
     """
     return [_verifier(each) for each in configuration.extensions.of("identity")]
 
@@ -117,10 +117,10 @@ def _verifier(extension: Extension) -> Verifier:
 
 
 def narrowing_of(configuration: Configuration) -> CustomPolicy | None:
-    """What extensions refuse of what is allowed, in one; None if there are none.
+    """The policies of all extensions combined; None if there are none.
 
     Raises:
-        ConfigError: one cannot be used.
+        ConfigError: an extension cannot be used.
     """
     policies = [(each.name, _policy(each)) for each in configuration.extensions.of("policy")]
     return _Narrowing(policies) if policies else None
@@ -131,7 +131,7 @@ def _policy(extension: Extension) -> PolicyExtension:
 
 
 class _Narrowing:
-    """All must allow it; one that raises does not."""
+    """All policies must allow it; an exception counts as a refusal."""
 
     def __init__(self, policies: Sequence[tuple[str, PolicyExtension]]) -> None:
         self._policies = policies
@@ -149,15 +149,15 @@ class _Narrowing:
         except Exception:
             if name not in self._complained:
                 self._complained.add(name)
-                log.exception("an extension of isthmus.policy failed; it is taken to refuse", extension=name)
+                log.exception("an extension of isthmus.policy failed; the tool is refused", extension=name)
             return False
 
 
 async def opened_by_extension(configuration: Configuration) -> ClosableJournal:
-    """The journal that an extension keeps at the address of `[storage]`.
+    """Open an extension's journal at the address of `[storage]`.
 
     Raises:
-        ConfigError: it cannot be opened.
+        ConfigError: the journal cannot be opened.
     """
     storage = configuration.storage
     extension = next(each for each in configuration.extensions.of("storage") if each.name == storage.scheme)
@@ -166,10 +166,10 @@ async def opened_by_extension(configuration: Configuration) -> ClosableJournal:
     try:
         journal = await opening(storage.url or "")
     except Exception as error:
-        # Not its words, which may hold the address, and so a password.
+        # Without the error's text, which may contain the address with a password.
         said = f"cannot be used: isthmus.storage {extension.name} failed with {type(error).__name__}"
         raise ConfigError(place.finding(said, code=BAD_EXTENSION)) from error
     if lacking := [name for name in JOURNAL if not callable(getattr(journal, name, None))]:
-        said = f"cannot be used: what isthmus.storage {extension.name} opens has no {', '.join(lacking)}"
+        said = f"cannot be used: the journal of isthmus.storage {extension.name} lacks {', '.join(lacking)}"
         raise ConfigError(place.finding(said, code=BAD_EXTENSION))
     return journal

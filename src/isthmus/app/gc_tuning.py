@@ -1,7 +1,7 @@
-"""The cycle collector of a hub, kept from looking again and again at what stays.
+"""Tunes the garbage collector of a hub, so that it does not scan long-lived objects again and again.
 
-A full look at ten thousand servers that have dialled in takes half a second, during which nobody else is served; it
-finds nothing, since what goes is freed without it. `app.serve` begins, `app.relay` tells who comes.
+A full collection with ten thousand dial-in servers blocks the hub for half a second and finds nothing, because
+reference counting frees removed servers. `app.serve` starts it; `app.relay` reports new servers.
 """
 
 from __future__ import annotations
@@ -10,44 +10,44 @@ import gc
 from collections.abc import Callable
 
 COLLECT_AFTER = 20_000
-"""Objects between two looks of the cycle collector, instead of 700: what a call allocates dies with it, so that
-looking more often finds nothing."""
+"""Allocations between two collections, instead of 700. A call's objects die with it, so more frequent collections
+find nothing."""
 
 COLLECT_OLD_AFTER = 2
-"""Looks at the young between two at the older, instead of 10: what lived long and ended as a cycle (servers that
-were removed, sessions) would otherwise pile up to hundreds of megabytes before anybody looks."""
+"""Young collections between two older ones, instead of 10. Otherwise long-lived cycles (removed servers, sessions)
+would grow to hundreds of megabytes before a collection."""
 
 CROWD = 500
-"""Servers from which on a look takes so long that it is put off."""
+"""From this many servers on, full collections take so long that they are postponed."""
 
 FREEZE_AFTER = 250
-"""Servers that come between two times at which all that is there is taken for what stays: some 20,000 objects, as
-many as the collector looks at in any case."""
+"""New servers between two freezes of all existing objects: some 20,000 objects, as many as one collection scans
+anyway."""
 
 THOROUGH_AFTER = 4
-"""How often as many came as there are, until everything is looked at all the same: what was taken for staying and then
-ended as a cycle (sessions, of other ways in) is found by nothing else."""
+"""After this many times the current number of servers have joined, everything is scanned once. Nothing else finds
+frozen objects that became cycles, such as sessions of other frontends."""
 
 
 def spare_the_collector() -> None:
-    """Have it look seldom, and never at what there is now."""
+    """Collect rarely, and never scan the objects that exist now."""
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER, COLLECT_OLD_AFTER, COLLECT_OLD_AFTER)
 
 
 class CrowdCollector:
-    """Puts off the looks that a crowd would make long. `servers` tells how many there are, those that are away too."""
+    """Postpones full collections while there are many servers. `servers` returns their number, including away ones."""
 
     def __init__(self, servers: Callable[[], int]) -> None:
         self._servers = servers
         self._new = 0
-        """Who came since the last look."""
+        """Servers that joined since the last freeze."""
         self._came = 0
-        """Who came since everything was looked at, up to the last look."""
+        """Servers that joined between the last full collection and the last freeze."""
         self._is_crowded = False
 
     def joined(self) -> None:
-        """One more server comes."""
+        """A server joined."""
         self._new += 1
         if self._new < FREEZE_AFTER or (servers := self._servers()) < CROWD:
             return
@@ -60,7 +60,7 @@ class CrowdCollector:
             _look()
 
     def look(self) -> None:
-        """Look at everything once the crowd is gone; to be called now and then."""
+        """Run a full collection once the crowd is gone; call it now and then."""
         if self._is_crowded and self._servers() < CROWD:
             self._is_crowded = False
             self._look_at_all()
@@ -72,6 +72,6 @@ class CrowdCollector:
 
 
 def _look() -> None:
-    """Free the cycles among what was not taken for staying yet, and take the rest for it."""
+    """Collect cycles among objects that are not frozen yet, then freeze the rest."""
     gc.collect()
     gc.freeze()

@@ -1,7 +1,7 @@
-"""The keys that were made by the command line, in the state folder: read by the hub, changed by `isthmus token`.
+"""The file of API keys in the state folder. The hub reads it; `isthmus token` changes it.
 
-Several processes may work on it at once: who changes it holds a lock, and who reads finds one list or the next, never
-half of one. That the folder exists says that there are such keys: a list that is gone from it is a list that was lost.
+Several processes may use it at once: writers hold a lock, and readers see the old or the new list, never half of one.
+If the folder exists, keys were created: a missing list in it is a lost list.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ FILE = "keys.json"
 LOCK = "lock"
 
 FILE_BYTES = 16 * 1024 * 1024
-"""Far more than the keys that may be made; a longer file is not one that this command line wrote."""
+"""Far more than the maximum number of keys needs; the command line never writes a longer file."""
 
 Look: TypeAlias = tuple[int, ...]
-"""What tells a file from its later self without reading it."""
+"""Identifies a version of a file without reading it."""
 
 
 class KeyFile:
@@ -41,22 +41,22 @@ class KeyFile:
         self.path = self.folder / FILE
 
     def exists(self) -> bool:
-        """Whether keys were ever made here.
+        """Whether keys were ever created here.
 
         Raises:
-            OSError: nobody can tell.
+            OSError: the folder cannot be checked.
         """
         try:
-            os.lstat(self.folder)  # a link to a volume that is not there says that there are keys, too
+            os.lstat(self.folder)  # a link to an unmounted volume also means that there are keys
         except (FileNotFoundError, NotADirectoryError):
             return False
         return True
 
     def look(self) -> Look:
-        """What the list looks like from outside; where it changed, this has.
+        """A value that changes whenever the list does.
 
         Raises:
-            OSError: it cannot be looked at; FileNotFoundError: it is gone.
+            OSError: the file cannot be checked; FileNotFoundError: it is gone.
         """
         seen = os.stat(self.path)
         return seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_mode
@@ -65,8 +65,8 @@ class KeyFile:
         """Read the list.
 
         Raises:
-            OSError: it cannot be read; FileNotFoundError: it is gone.
-            StoreDamaged: it is not one, or others can write to it.
+            OSError: the file cannot be read; FileNotFoundError: it is gone.
+            StoreDamaged: the file is no list of keys, or others can write to it.
         """
         owners = (0, os.geteuid(), os.stat(self._state).st_uid)
         for place in (self.folder, self.path):
@@ -83,11 +83,11 @@ class KeyFile:
             raise StoreDamaged("it is longer than any list of keys") from error
 
     def change(self, decide: Callable[[Keys], Keys]) -> None:
-        """Put what is decided in the list's place; there is one from now on. What `decide` raises changes nothing.
+        """Replace the list by the result of `decide`; create it if needed. If `decide` raises, nothing changes.
 
         Raises:
-            OSError: it cannot be read or written.
-            StoreDamaged: the one that is there is none.
+            OSError: the file cannot be read or written.
+            StoreDamaged: the existing list is damaged.
         """
         if not self.exists():
             self._begin()
@@ -95,7 +95,7 @@ class KeyFile:
             self._replace(write_keys(decide(self.read())))
 
     def _begin(self) -> None:
-        """Make an empty list, folder and all in one step: a hub that starts meanwhile sees none or all of it."""
+        """Create the folder with an empty list atomically, for a hub that starts at the same time."""
         self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = self._state / f".{FOLDER}-{secrets.token_hex(8)}"
         draft.mkdir(mode=0o700)
@@ -106,7 +106,7 @@ class KeyFile:
                 os.rename(draft, self.folder)
             except OSError as error:
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                    raise  # otherwise somebody was faster, whose list is as good
+                    raise  # otherwise another process was faster, and its list is as good
         finally:
             with suppress(FileNotFoundError):
                 os.unlink(draft / FILE)
@@ -143,17 +143,17 @@ class KeyFile:
         self._give(path)
 
     def _give(self, path: Path) -> None:
-        """Let what root made belong to whom the state folder belongs, or their hub could not read it."""
+        """Give files that root created to the owner of the state folder, so that its hub can read them."""
         owner = os.stat(self._state)
         if os.geteuid() == 0 and owner.st_uid != 0:
             os.chown(path, owner.st_uid, owner.st_gid)
 
 
 def minted_keys(state: Path) -> Keys | None:
-    """The keys that were made for the hub of a state folder; None if none ever were.
+    """The keys in a state folder; None if none were ever created.
 
     Raises:
-        ConfigError: there were, and the list cannot be used.
+        ConfigError: the list cannot be used.
     """
     file = KeyFile(state)
     try:
@@ -163,21 +163,21 @@ def minted_keys(state: Path) -> Keys | None:
 
 
 def finding_of(file: KeyFile, error: OSError | StoreDamaged) -> Finding:
-    """Tell of a list that cannot be used."""
+    """The error for a list that cannot be used."""
     return Place(None, str(file.path)).finding(
         f"cannot be used: {reason_of(error)}", advice=fix_of(file, error), code=KEY_STORE
     )
 
 
 def fix_of(file: KeyFile, error: OSError | StoreDamaged) -> str:
-    """What to do about that."""
+    """How to fix it."""
     if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
-        return "work as the user that made it, or name another folder as [hub] state"
-    return f"put it back or mend it; if nobody is to have its keys any more, delete {file.folder}"
+        return "run as the user that created it, or set [hub] state to another folder"
+    return f"restore or repair it; to drop all its keys, delete {file.folder}"
 
 
 def reason_of(error: OSError | StoreDamaged) -> str:
-    """Why a list cannot be used, without what is in it."""
+    """Why a list cannot be used, without its content."""
     if isinstance(error, FileNotFoundError):
         return "it is gone"
     return str(error.strerror if isinstance(error, OSError) else error)
@@ -192,10 +192,10 @@ def _sync_folder(folder: Path) -> None:
 
 
 def offer_secret(file: Path, size_bytes: int) -> None:
-    """Put a new one there, unless somebody else just did: two that start at once have the same.
+    """Create the secret unless another process just did, so that both use the same one.
 
     Raises:
-        OSError: it cannot be kept there.
+        OSError: the file cannot be written.
     """
     draft = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

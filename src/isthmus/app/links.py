@@ -1,4 +1,4 @@
-"""Makes a link for each way in which a server can be reached."""
+"""Creates the link that fits a server's transport."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from isthmus.wire.mcp.messages import Implementation
 ME = Implementation("isthmus", __version__, "Isthmus")
 
 HOPS_VARIABLE = "ISTHMUS_HOPS"
-"""Tells a program how many hubs started each other down to it: by mistake, one may be a hub with the same file."""
+"""Tells a child process how many hubs started each other; a hub may start itself by mistake."""
 
 HOPS_DIGITS_MAX = 3
 UNAUTHORIZED = 401
@@ -63,7 +63,7 @@ class Links:
         client_caps: ClientCapabilities | None = None,
         logins: Logins | None = None,
     ) -> None:
-        """`tasks` hears how those stand of which servers tell by themselves.
+        """`tasks` receives the task states that servers report themselves.
 
         `client_caps` are declared to every server for all callers, so that all see the same list.
         Without `logins` servers are shown their headers and nothing else.
@@ -71,7 +71,7 @@ class Links:
         self.limits = limits
         self._profile = client_caps
         self.are_shared = False
-        """Everybody who calls is one program: nobody needs a link of its own to be asked something."""
+        """All calls come from one program, so no caller needs its own link for server requests."""
         self._tasks = tasks
         self._environment = environment
         self._background = background
@@ -83,7 +83,7 @@ class Links:
 
     @property
     def egress(self) -> Egress:
-        """What all of them dial by."""
+        """The egress guard of all links."""
         return self._egress
 
     async def connect(self, settings: ServerSettings, carrier: Carrier, subject: Subject | None = None) -> BaseLink:
@@ -150,7 +150,7 @@ class Links:
     async def _process(self, server: ServerName, reach: StdioSettings) -> StdioLink:
         hops = hops_in(self._environment)
         if hops >= HOPS_MAX:
-            raise ConnectFailed(f"{hops} hubs have started each other, and this one starts nothing more")
+            raise ConnectFailed(f"{hops} hubs have started each other; this one starts no further processes")
         process = StdioLink(server, ME, self.limits)
         env = {**reach.env, HOPS_VARIABLE: str(hops + 1)}
         program = await self._programs.check(server, reach, self._environment)
@@ -177,7 +177,7 @@ class Links:
     def _named(
         self, settings: ServerSettings, reach: TargetHttpSettings, carrier: Carrier, credentials: Credentials
     ) -> BaseLink:
-        """A link to where a caller sent the hub: it goes there and nowhere else."""
+        """A link to an address that a caller named; it connects to that address only."""
         egress = self._egress if reach.is_trusted else self._guarded
         (url, *others), most = reach.urls_for(carrier), settings.max_calls
         if carrier == "rpc":
@@ -253,7 +253,7 @@ class Links:
 
 
 def _shown(settings: ServerSettings) -> StaticCredentials:
-    """What a server is shown at which nobody logs in."""
+    """The credentials of a server without a login."""
     headers = getattr(settings.reach, "headers", {})
     return StaticCredentials({settings.name: headers})
 
@@ -277,12 +277,12 @@ async def _be_ready(login: Login) -> None:
 
 
 def over_http(url: str) -> str:
-    """Where the address of a WebSocket is spoken to by HTTP, of which a login is a matter."""
+    """The HTTP schemes of WebSocket addresses: a login uses HTTP."""
     scheme, _, rest = url.partition(":")
     return f"{_OVER_HTTP.get(scheme.lower(), scheme)}:{rest}"
 
 
 def hops_in(environment: Mapping[str, str]) -> int:
-    """How many hubs started each other before this one."""
+    """The number of hubs that started each other before this one."""
     text = environment.get(HOPS_VARIABLE, "")
     return int(text) if text.isdecimal() and len(text) <= HOPS_DIGITS_MAX else 0

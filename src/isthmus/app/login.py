@@ -1,7 +1,7 @@
-"""Logging in at a server, as `isthmus login` does it: no hub has to run, and one that does takes the login up.
+"""`isthmus login`: logs in at a server. No hub needs to run; a running hub picks up the login.
 
-What the person sees and does is the command line's business, which hands in how to show an address. What is got is
-sealed in the state folder.
+The command line passes a function that shows the address to the person. The login is stored encrypted in the state
+folder.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ from isthmus.upstream.settings import PythonSettings, ServerSettings, StdioSetti
 log = structlog.get_logger(__name__)
 
 OFFLINE = "offline_access"
-"""What many authorization servers give refresh tokens for."""
+"""The scope for which many authorization servers issue refresh tokens."""
 
 
 class LoginFailed(Exception):
-    """There is no login; the message says why, without a secret."""
+    """The login failed; the message says why, without secrets."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoginOptions:
-    """Which login, and how."""
+    """The parameters of a login."""
 
     server: ServerSettings
     subject: Subject | None = None
     scope: str = ""
-    """What is wanted beside what the server asks for by itself."""
+    """Scopes in addition to those that the server requests."""
     is_device: bool = False
     within: float = 300.0
 
     @property
     def slot(self) -> Slot:
-        """Where it is kept."""
+        """Where the login is stored."""
         return Slot.of(self.server.name, self.subject)
 
 
 @dataclass(frozen=True, slots=True)
 class LoginPrompt:
-    """What a person has to visit, and what to enter there."""
+    """The address to visit and the code to enter there."""
 
     address: str
     code: str = ""
@@ -67,10 +67,10 @@ class LoginPrompt:
 async def log_in(
     wanted: LoginOptions, vault: Vault, show: Callable[[LoginPrompt], None], egress: Egress | None = None
 ) -> StoredLogin:
-    """Have a person log in, and keep what comes of it.
+    """Let a person log in, and store the login.
 
     Raises:
-        LoginFailed: nothing did.
+        LoginFailed: there is no login.
     """
     url, settings = _terms(wanted)
     background = BackgroundTasks("login")
@@ -85,33 +85,33 @@ async def log_in(
     except TimeoutError:
         raise LoginFailed(f"nobody logged in within {wanted.within:g} s") from None
     except OSError as error:
-        raise LoginFailed(f"the login cannot be kept: {error.strerror}") from error
+        raise LoginFailed(f"the login cannot be stored: {error.strerror}") from error
     finally:
         await background.aclose()
     return kept
 
 
 def _terms(wanted: LoginOptions) -> tuple[str, OAuthSettings]:
-    """The server's address, and how one logs in there in this name."""
+    """The server's address and the login settings for this name."""
     server = wanted.server
     reach = server.reach
     if isinstance(reach, StdioSettings | PythonSettings | TargetHttpSettings):
-        raise LoginFailed("it is not reached by HTTP, so that there is nowhere to log in")
+        raise LoginFailed("only servers over HTTP have a login")
     if wanted.subject is None:
         settings = server.credentials.oauth or ANYONE
     else:
         own = server.credentials.own.get(wanted.subject)
         if own is None or own.oauth is None:
             place = f"[servers.{server.name}.callers.{written(wanted.subject)}.oauth]"
-            raise LoginFailed(f"this caller does not log in there by itself; add {place}")
+            raise LoginFailed(f"this caller has no login of its own there; add {place}")
         settings = own.oauth
     if settings.grant not in ("authorization_code", "device"):
-        raise LoginFailed(f"nobody logs in for {settings.grant}: the hub gets its tokens by itself")
+        raise LoginFailed(f"{settings.grant} needs no login: the hub requests its tokens itself")
     return over_http(reach.url), settings
 
 
 def _known(vault: Vault, slot: Slot) -> StoredLogin | None:
-    """The login that there is; one that cannot be read is as good as none, since it is about to be replaced."""
+    """The stored login; an unreadable one is ignored, since it is about to be replaced."""
     try:
         content = vault.get(slot)
         return None if content is None else msgspec.json.decode(content, type=StoredLogin)
@@ -121,7 +121,7 @@ def _known(vault: Vault, slot: Slot) -> StoredLogin | None:
 
 
 class _BrowserVisit:
-    """One login, from the server's word to the token."""
+    """One login, from discovery to the token."""
 
     def __init__(
         self, wanted: LoginOptions, fetcher: Fetcher, url: str, settings: OAuthSettings, known: StoredLogin | None
@@ -136,7 +136,7 @@ class _BrowserVisit:
     async def made(self, show: Callable[[LoginPrompt], None]) -> StoredLogin:
         place = await find_place(self._fetcher, self._url, self._settings)
         if self._known is not None and not _is_of(self._known, place):
-            self._known = None  # what one is at one authorization server is nothing at another
+            self._known = None  # a registration is valid at one authorization server only
         if place.is_bound:
             self._prover = Prover(ProofKey.make())
         scope = self._scope(place)
@@ -155,7 +155,7 @@ class _BrowserVisit:
         )
 
     def _scope(self, place: ServerAddress) -> str:
-        """What is asked for: what the operator says, else what the server wants and what was had before."""
+        """The requested scope: the configured one, else the server's and the earlier login's."""
         known = "" if self._known is None else self._known.asked_scope
         if self._wanted.scope:
             scope = joined(self._settings.scope or known or place.scope, self._wanted.scope)
@@ -195,13 +195,13 @@ class _BrowserVisit:
         return client, await self._endpoint(place, client).by_code(code, visit.verifier)
 
     async def _listen(self, callback: Callback) -> OAuthClient | None:
-        """Listen where this client was registered to be come back to; None if that cannot be, or it never was."""
+        """Listen at the registered redirect address; None if there is none or its port is taken."""
         known = None if self._known is None else self._known.client
         if known is not None and known.redirect:
             try:
                 await callback.open(_port_of(known.redirect))
             except OSError:
-                known = None  # somebody else listens there now: register once more, with another port
+                known = None  # the port is taken: register again with another one
             else:
                 return known if callback.address == known.redirect else None
         try:
@@ -213,7 +213,7 @@ class _BrowserVisit:
 
 
 def _is_of(known: StoredLogin, place: ServerAddress) -> bool:
-    """Whether a login is of this authorization server; one that says nothing of itself has no name to go by."""
+    """Whether a login belongs to this authorization server; without metadata there is no issuer to compare."""
     return (known.issuer, known.token_endpoint) == (place.server.issuer, place.server.token_endpoint)
 
 

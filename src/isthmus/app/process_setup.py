@@ -1,8 +1,8 @@
-"""Processes that a killed hub left behind: the next one on the same state folder ends them.
+"""Ends processes that a killed hub left behind, when the next hub starts on the same state folder.
 
-Each run has a family number, by which everything that it starts is marked (`transport.process_tree`). The state folder
-has a file for each number, which its hub holds locked. The system lets go of the lock when the hub ends, however that
-comes about: whoever can lock such a file knows that its hub is gone. Used by the commands that run a hub.
+Each run marks its child processes with a family number (`transport.process_tree`). The state folder has a file for
+each number, which the hub keeps locked. The system releases the lock when the hub ends in any way, so a file that can
+be locked belongs to a dead hub. The commands that run a hub use this.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ log = structlog.get_logger(__name__)
 
 FOLDER = "processes"
 LOCK = "lock"
-"""Held while the folder is looked through, so that a file which is just being made is not taken for a dead hub's."""
+"""Held while the folder is searched, so that a file that is just being created does not count as a dead hub's."""
 
 
 @contextmanager
 def family_in(state: Path) -> Iterator[None]:
-    """End what killed hubs left, and have what is started within be known to the next one."""
+    """End processes of killed hubs, and mark those started in this block for the next hub."""
     held: IO[bytes] | None = None
     try:
         held = _take_over(state / FOLDER)
-    except OSError as error:  # A hub runs without a state folder, too.
-        log.debug("processes will not be known to the next hub", reason=str(error))
+    except OSError as error:  # A hub also runs without a state folder.
+        log.debug("the next hub will not recognize processes of this one", reason=str(error))
     try:
         yield
     finally:
@@ -59,7 +59,7 @@ def _take_over(folder: Path) -> IO[bytes] | None:
 
 
 def _end_left(file: Path) -> None:
-    """End what the hub of this file has left, if it is gone."""
+    """End the processes of this file's hub if that hub is gone."""
     with suppress(OSError, ValueError), file.open("ab") as held:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if ended := end_marked(int(file.name, 16)):
@@ -74,9 +74,9 @@ PR_SET_DUMPABLE = 4
 
 
 def keep_private() -> None:
-    """Leave no memory behind in a file after a crash; on Linux, let no other process of the same user look either.
+    """Disable core dumps; on Linux, also keep other processes of the same user from reading the memory.
 
-    Who has root's rights still can. Where the system knows no such thing, nothing is changed.
+    Root still can. On systems without these controls nothing changes.
     """
     if sys.platform == "win32":
         return

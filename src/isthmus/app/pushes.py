@@ -1,4 +1,4 @@
-"""The outbox of a hub, joined with what writes its letters and what carries them."""
+"""Push notifications of a hub: connects the outbox with the code that writes and sends notifications."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ log = structlog.get_logger(__name__)
 
 
 class Pushes:
-    """What is sent of a hub's tasks; `close` comes before the hub's own end, and `aclose` after it."""
+    """Sends the push notifications of tasks. Call `close` before the hub ends, and `aclose` after it."""
 
     def __init__(self, running: RunningHub, identities: Identities | None = None) -> None:
         """Nothing is sent before `start`; which private addresses may be named is the newest configuration's word.
 
-        With `identities`, who is gone by what they say is sent nothing more.
+        With `identities`, owners that are no longer known get no more notifications.
         """
         self._running = running
         self._courier = PushClient(Egress(), running.background, self._is_listed)
@@ -50,11 +50,11 @@ class Pushes:
         return self._running.configuration.targets.trusts_url(url)
 
     def start(self) -> None:
-        """Send what is due, from before and from now on."""
+        """Start sending, including notifications that an earlier hub left."""
         self._running.background.spawn("outbox", self._outbox.run())
 
     def close(self) -> None:
-        """Begin nothing more; what is due is sent by the next hub that has the same state."""
+        """Send nothing new; the next hub with this state sends what is due."""
         self._outbox.close()
 
     async def aclose(self) -> None:
@@ -63,7 +63,7 @@ class Pushes:
 
 
 class Owners:
-    """Who is known, as owners of tasks: by which keys each came that are good now."""
+    """The known owners of tasks, with their valid keys."""
 
     def __init__(self, identities: Identities) -> None:
         self._identities = identities
@@ -71,18 +71,18 @@ class Owners:
         self._keys: dict[tuple[str, str], set[str]] = {}
 
     def judge(self, owner: TaskOwner, key: str) -> OwnerStatus:
-        """How it stands with an owner, and with the key that it used once; see `core.tasks.outbox.CheckOwner`."""
+        """Whether an owner and the key it used are still valid; see `core.tasks.outbox.CheckOwner`."""
         good = self._good_keys(owner)
         if good is None:
             if self._identities.find(owner.tenant, owner.name) is not None:
-                return "known"  # by what a verifier was shown
+                return "known"  # identified by a verifier
             return "away" if self._identities.may_be_proved(owner.name) else "gone"
-        # A key of the file has another mark in each process: of one that an earlier hub noted, its owner decides.
+        # A key of the file has another id in each process; for an earlier hub's id, the owner alone decides.
         is_foreign = not key or (key.startswith("file:") and not key.startswith(FILE_MARKS))
         return "known" if is_foreign or key in good else "gone"
 
     def _good_keys(self, owner: TaskOwner) -> set[str] | None:
-        """The keys of an owner; None if nobody is known by this name by a key."""
+        """The keys of an owner; None if no key has this name."""
         if self._live is not self._identities.live:
             self._live = self._identities.live
             self._keys = {}
@@ -92,14 +92,14 @@ class Owners:
 
 
 def _sealer(state: Path) -> Sealer:
-    """What seals what pushes are sent with; without a key that lasts, that lasts as long as the hub."""
+    """Encrypts the credentials of push notifications; without a stored key they last as long as the hub."""
     try:
         return StoredSealer(stored_key(state))
     except (OSError, ValueError) as error:
-        log.warning("push notifications will not outlast this hub: what they need cannot be sealed", reason=str(error))
+        log.warning("push notifications will not survive a restart: no encryption key", reason=str(error))
         return ProcessSealer()
 
 
 def _trusts(caller: Caller) -> bool:
-    """Whether a caller may name private addresses that are listed; the person at this machine is here already."""
+    """Whether a caller may name listed private addresses; the local user always may."""
     return caller.can_name_targets or caller is LOCAL

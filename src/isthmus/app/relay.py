@@ -1,4 +1,4 @@
-"""The relay of a running hub, joined from its parts: tokens, servers that dial in, the face. Made by `app.serve`."""
+"""The relay of a running hub: connects its tokens, dial-in servers and frontend. `app.serve` creates it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from isthmus.model.relay import Forgetting, RelayStatus
 log = structlog.get_logger(__name__)
 
 RECHECK_SECONDS = 0.5
-"""How long a token that was revoked or has expired may still keep a socket open."""
+"""How often the tokens of open sockets are checked for revocation and expiry."""
 
 
 class Relay:
-    """What `[relay]` says, at work. Its servers are the hub's to close; its devices are the face's."""
+    """The relay as configured in `[relay]`. The hub closes its servers; the frontend closes its devices."""
 
     def __init__(self, running: RunningHub, auth: Authenticator) -> None:
-        """Raises: ConfigError if the key in the state folder is none."""
+        """Raises: ConfigError if the key in the state folder is invalid."""
         self._running = running
         state = self._state = Path(running.configuration.hub.state)
         self._keys = Keys(state)
@@ -52,17 +52,17 @@ class Relay:
         tokens = RelayTokens(key, settings, time.time, self._revocations.has, known)
         if settings.compatible and (settings.compatible_agents != "known" or known()):
             log.warning(
-                "the relay accepts tokens of the original kind, which can be spliced and never expire",
+                "the relay accepts original tokens, which can be spliced and never expire",
                 compatible_agents=settings.compatible_agents,
                 known=len(known()),
                 fix="set [relay] compatible = false once no device needs them",
             )
             if refused := tokens.spliceable():
-                log.warning("relay tokens are refused: tokens of other agents have all their parts", agents=refused)
+                log.warning("relay tokens are refused: they could be spliced from other agents' tokens", agents=refused)
         return tokens
 
     async def start(self) -> None:
-        """Remember who dialled in before, and look after tokens from now on."""
+        """Restore servers that dialled in before, and start checking tokens."""
         await self._running.dialins.recall()
         self._running.dialins.on_come = self._collector.joined
         self._running.background.spawn("tokens of the relay", self._look_after())
@@ -74,15 +74,15 @@ class Relay:
             self._collector.look()
 
     def recheck(self) -> None:
-        """Cut whose token is good no more."""
+        """Close sockets whose token is no longer valid."""
         self._running.dialins.recheck(self._tokens.is_valid)
         self.face.recheck()
 
     def prepare(self, configuration: Configuration) -> Callable[[], None]:
-        """Read what a new configuration rests on; what is returned takes it, and cannot fail.
+        """Check a new configuration. The returned function applies it and cannot fail.
 
         Raises:
-            ConfigError: the key in the state folder is none.
+            ConfigError: the key in the state folder is invalid.
         """
         return partial(self._change, configuration, self._read_with(configuration))
 
@@ -93,7 +93,7 @@ class Relay:
         self.recheck()
 
     async def wait_idle(self) -> None:
-        """Return once every device has been let go."""
+        """Return once every device is disconnected."""
         await self.face.wait_idle()
 
     def status(self) -> RelayStatus:
@@ -106,5 +106,5 @@ class Relay:
 
 
 def _face_of(configuration: Configuration) -> RelaySettings:
-    """What `[relay]` says of devices, which are held to what their tenants are."""
+    """The device settings of `[relay]`, narrowed by tenants."""
     return replace(configuration.relay.face, tenants=configuration.tenants)

@@ -1,7 +1,7 @@
-"""What the relay's tokens rest on, in the state folder: their key, those that were revoked, agents with original ones.
+"""The relay's files in the state folder: the token key, revoked tokens, and agents with original tokens.
 
-The hub and the command line both work here, at the same time if need be, so that a token can be made or revoked
-whether or not the hub runs. No message quotes what is in these files.
+The hub and the command line may use them at the same time, so tokens can be created and revoked while a hub runs. No
+message quotes their content.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ FOLDER = "relay"
 KEY_FILE = "key"
 REVOKED_FILE = "revoked"
 ISSUED_FILE = "agents"
-"""Agents that the command line made a token of the original kind for, one JSON string a line."""
+"""Agents with an original token from the command line, one JSON string per line."""
 
 NO_KEY = "中继密钥暂不可用"
-"""Closes a socket while there is no key. It says nothing of the token, so that `isthmus dial` asks again later."""
+"""The close reason while there is no key. It does not mention the token, so `isthmus dial` retries later."""
 
 KEY_BYTES = 16
 
 KEY_LENGTH_MIN = 16
-"""A shorter key was not made here, or its file was cut short."""
+"""A shorter key was not created here, or its file is truncated."""
 
 KEY_FILE_BYTES = 4096
 REVOKED_BYTES = 16 * 1024 * 1024
-"""Some million ids; a longer file is not one that this command line wrote."""
+"""Some million ids; the command line never writes a longer file."""
 
 LOOK_SECONDS = 0.25
-"""How long an answer may be behind the file: thousands of sockets are asked about at once."""
+"""How long a check may use cached data: thousands of sockets are checked at once."""
 
 
 TRUST_SECONDS = 30.0
-"""How long what was known of revoked tokens is gone by when the file cannot be read any more, or is gone."""
+"""How long the last known revocations are used if the file is unreadable or gone."""
 
 
 class KeyDamaged(ValueError):
-    """A file that should hold a key and does not."""
+    """The key file does not contain a key."""
 
 
 def relay_key(configured: str | None, state: Path) -> str:
-    """The key that is configured, else the one in the state folder, which is made if there is none.
+    """The configured key, else the one in the state folder, which is created if needed.
 
     Raises:
-        OSError: it can neither be read nor made.
-        KeyDamaged: the file has none in it.
+        OSError: the key can neither be read nor created.
+        KeyDamaged: the file does not contain a key.
     """
     if configured is not None:
         return configured
@@ -72,19 +72,19 @@ def relay_key(configured: str | None, state: Path) -> str:
 
 
 class Keys:
-    """The key of a hub that runs, whichever configuration it is given."""
+    """The current key of a running hub."""
 
     def __init__(self, state: Path) -> None:
         self._state = state
         self._kept: str | None = None
-        """As it was in the file last: one read that fails must not cut everybody who is connected."""
+        """The last key read from the file: a failed read must not disconnect everybody."""
         self._has_complained = False
 
     def key(self, configured: str | None) -> str | None:
-        """The key to go by; None where none could ever be kept, since a hub needs no relay to run.
+        """The key to use; None if none could ever be stored, as a hub also runs without a relay.
 
         Raises:
-            ConfigError: the file has none in it.
+            ConfigError: the file does not contain a key.
         """
         if configured is not None:
             return configured
@@ -100,24 +100,24 @@ class Keys:
     def _complain(self, error: OSError) -> None:
         if not self._has_complained:
             self._has_complained = True
-            nobody = "the relay lets nobody in: its key cannot be kept"
-            told = nobody if self._kept is None else "the relay goes on with the key it had: its file cannot be read"
+            nobody = "the relay refuses everybody: its key cannot be stored"
+            told = nobody if self._kept is None else "the relay keeps its current key: the key file cannot be read"
             log.warning(told, reason=str(error))
 
 
 class NoTokens:
-    """Stands in for `RelayTokens` where there is no key: nobody's token is good, and nobody's is said to be bad."""
+    """Replaces `RelayTokens` without a key: every token is refused, but none is called invalid."""
 
     def read(self, _: str) -> str:
-        """Why nobody is let in."""
+        """The reason for every refusal."""
         return NO_KEY
 
     def is_key(self, _: str) -> bool:
-        """There is none."""
+        """False: there is no key."""
         return False
 
     def is_valid(self, _: Claim) -> bool:
-        """Whatever proved it was given up."""
+        """False: the key that proved it is gone."""
         return False
 
 
@@ -125,9 +125,9 @@ def _read_key(file: Path) -> str:
     try:
         key = read_regular_file(file, KEY_FILE_BYTES).decode("ascii").strip()
     except ValueError as error:
-        raise KeyDamaged(f"{file} must hold a key, not another text: delete it to have one made") from error
+        raise KeyDamaged(f"{file} must contain a key: delete it to create a new one") from error
     if len(key) < KEY_LENGTH_MIN:
-        raise KeyDamaged(f"{file} must hold a key of {KEY_LENGTH_MIN} characters or more: delete it to have one made")
+        raise KeyDamaged(f"{file} must have {KEY_LENGTH_MIN} characters or more: delete it to create a new one")
     return key
 
 
@@ -137,37 +137,37 @@ def _make_folder(state: Path) -> None:
 
 
 def key_file(state: Path) -> Path:
-    """Where the key is that was made because none is configured."""
+    """The path of the generated key."""
     return state / FOLDER / KEY_FILE
 
 
 def revoked_file(state: Path) -> Path:
-    """Where ids of revoked tokens are, one in a line."""
+    """The path of the list of revoked token ids, one per line."""
     return state / FOLDER / REVOKED_FILE
 
 
 def revoke(id: str, state: Path) -> None:
-    """Note that a token is good no more; a hub that runs finds it in the file.
+    """Revoke a token; a running hub reads it from the file.
 
     Raises:
-        OSError: it cannot be written.
-        ValueError: no token has such an id.
+        OSError: the file cannot be written.
+        ValueError: the id is malformed.
     """
     if not is_id(id):
-        raise ValueError("an id must be as `isthmus token relay` printed it, not another text")
+        raise ValueError("an id must be as `isthmus token relay` printed it")
     _append(state, revoked_file(state), id)
 
 
 def issued_file(state: Path) -> Path:
-    """Where agents are that have tokens of the original kind from the command line."""
+    """The path of the list of agents with original tokens."""
     return state / FOLDER / ISSUED_FILE
 
 
 def note_issued(agent: str, state: Path) -> None:
-    """Have a hub of this state folder accept the agent's token of the original kind, a running one too.
+    """Let hubs of this state folder, also running ones, accept the agent's original token.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     _append(state, issued_file(state), msgspec.json.encode(agent).decode())
 
@@ -176,7 +176,7 @@ def _append(state: Path, file: Path, line: str) -> None:
     _make_folder(state)
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
-        # With line ends on both sides: a line that was cut short before must not take this one with it.
+        # Newlines on both sides: an earlier truncated line must not spoil this one.
         os.write(descriptor, f"\n{line}\n".encode())
         os.fsync(descriptor)
     finally:
@@ -184,7 +184,7 @@ def _append(state: Path, file: Path, line: str) -> None:
 
 
 class KnownAgents:
-    """Agents whose tokens of the original kind are accepted: configured ones, and those in the state folder's file."""
+    """Agents whose original tokens are accepted: configured ones and those in the state folder."""
 
     def __init__(self, state: Path, configured: Iterable[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._file = issued_file(state)
@@ -193,13 +193,13 @@ class KnownAgents:
         self._known = self._configured
         self._seen: tuple[int, ...] | None = None
         self._next_look = float("-inf")
-        """After an error the file is left alone for a while."""
+        """When to read the file again after an error."""
 
     def __call__(self) -> frozenset[str]:
-        """All of them, as the file is now. While it cannot be read, those that were known stay."""
+        """The current agents. While the file is unreadable, the last known ones stay."""
         now = self._clock()
         if now >= self._next_look:
-            # Looked at each time: a device may dial right after its token was issued, and this takes microseconds.
+            # Checked each time: a device may connect right after its token was issued, and this takes microseconds.
             try:
                 seen = _look_of(self._file)
                 if seen != self._seen:
@@ -214,31 +214,31 @@ class KnownAgents:
 def _agents_in(file: Path) -> frozenset[str]:
     found: set[str] = set()
     for line in read_regular_file(file, REVOKED_BYTES).splitlines():
-        with suppress(ValueError):  # cut short while it was written
+        with suppress(ValueError):  # truncated while it was written
             found.add(msgspec.json.decode(line, type=str))
     return frozenset(found)
 
 
 class Revocations:
-    """Which tokens are good no more: those that are configured, and those in the state folder's file, as it is now."""
+    """The revoked tokens: configured ones and those in the state folder."""
 
     def __init__(self, state: Path, configured: Iterable[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._file = revoked_file(state)
         self._configured = frozenset(configured)
         self._clock = clock
         self._noted: frozenset[str] | None = None
-        """None until the file was read, or was seen not to be there: till then no token is vouched for."""
+        """None until the file was read or found missing; until then every token is refused."""
         self._seen: tuple[int, ...] | None = None
         self._next_look = float("-inf")
         self._good_at = clock()
         self._has_complained = False
 
     def change(self, configured: Iterable[str]) -> None:
-        """Take what is configured now; what was read in the file stays."""
+        """Apply the configured ids; those of the file stay."""
         self._configured = frozenset(configured)
 
     def has(self, id: str) -> bool:
-        """Whether the token of this id was revoked."""
+        """Whether the token with this id is revoked."""
         now = self._clock()
         if now >= self._next_look:
             self._next_look = now + LOOK_SECONDS
@@ -249,7 +249,7 @@ class Revocations:
         try:
             seen = _look_of(self._file)
             if seen is None and self._seen is not None:
-                raise FileNotFoundError(errno.ENOENT, "it is gone")  # and what was revoked must not come back with it
+                raise FileNotFoundError(errno.ENOENT, "it is gone")  # revoked tokens must not become valid again
             if self._noted is None or seen != self._seen:
                 self._noted = frozenset() if seen is None else _ids_in(self._file)
                 self._seen = seen
@@ -257,7 +257,7 @@ class Revocations:
         except (OSError, ValueError) as error:
             self._complain(error)
             if now - self._good_at > TRUST_SECONDS:
-                self._noted = None  # until then what was known stays
+                self._noted = None  # until then the last known ids are used
 
     def _complain(self, error: OSError | ValueError) -> None:
         if not self._has_complained:
@@ -266,7 +266,7 @@ class Revocations:
 
 
 def _look_of(file: Path) -> tuple[int, ...] | None:
-    """What tells a file from its later self without reading it; None if it is not there."""
+    """Identifies a version of a file without reading it; None if it is missing."""
     try:
         seen = os.stat(file)
     except FileNotFoundError:

@@ -1,9 +1,8 @@
-"""Takes a changed configuration into a running hub: files are watched, read anew, and what differs is done.
+"""Applies configuration changes to a running hub: watches the files, reads them again and applies the differences.
 
-The file that a hub was started with is the one it follows. A file that cannot be used, or is gone, changes nothing,
-and a broken entry costs only itself. What differs is decided in
-`app.config_diff`, when to look in `app.reload`; servers are changed by `RunningHub.apply`, and whoever makes a
-`Reloader` says what else a new configuration means to it (who may call, how to log).
+The hub follows the file that it was started with. An unusable or missing file changes nothing, and a broken entry is
+skipped. `app.config_diff` computes the differences, `RunningHub.apply` changes servers, and the creator of a
+`Reloader` passes a function that applies the rest (callers, logging).
 """
 
 from __future__ import annotations
@@ -28,34 +27,34 @@ from isthmus.config.load import load
 from isthmus.config.settings import Configuration
 
 LOOK_SECONDS = 2.0
-"""How often the files are looked at when nobody tells of a change."""
+"""How often the files are checked without a file system event."""
 
 STEP_SECONDS = 0.1
-"""How long the system's news are gathered; it is also how often the watching thread wakes."""
+"""How long file system events are collected; also how often the watching thread wakes up."""
 
 QUIET_SECONDS = 0.2
-"""How long files must look the same to count as written: many programs write in several steps."""
+"""How long files must stay unchanged before they are read: many programs write in several steps."""
 
 RESTLESS_SECONDS = 5.0
-"""After this long, files that never look the same twice are taken as they are."""
+"""After this time, files are read even if they keep changing."""
 
 Files: TypeAlias = Callable[[], Iterable[Path]]
-"""Which files matter at the moment."""
+"""Returns the files to watch."""
 
 Look: TypeAlias = tuple[int, ...] | None
-"""What tells a file from its later self without reading it; None if it is not there."""
+"""Identifies a version of a file without reading it; None if it is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What files look like, in their order, and the folders to watch with their inodes."""
+    """The versions of the files in order, and the folders to watch with their inodes."""
 
     looks: tuple[Look, ...]
     folders: dict[Path, int]
 
 
 async def survey(files: Files) -> Survey:
-    """Look at files. In a thread: a network folder may take its time."""
+    """Check the files in a thread, because a network folder may be slow."""
     return await asyncio.to_thread(_survey, tuple(files()))
 
 
@@ -73,7 +72,7 @@ def _look(file: Path) -> Look:
 
 
 def _folder(file: Path) -> Path:
-    """The folder that a file is in; where it is missing, the nearest one above, because its coming is news too."""
+    """The folder of a file; if it is missing, its nearest existing parent, so that its creation is noticed."""
     return next((above for above in file.parents if above.is_dir()), Path(file.anchor))
 
 
@@ -85,12 +84,12 @@ def _inode(folder: Path) -> int:
 def _resolved(file: Path) -> Path:
     try:
         return file.resolve()
-    except (OSError, RuntimeError):  # a link that leads to itself
+    except (OSError, RuntimeError):  # a symbolic link to itself
         return file
 
 
 async def quiet(files: Files, hurry: asyncio.Event) -> None:
-    """Wait until nobody seems to be writing the files any more, or somebody is in a hurry."""
+    """Wait until the files stop changing, or a reload is requested."""
     clock = asyncio.get_running_loop().time
     patience = clock() + RESTLESS_SECONDS
     before: Survey | None = None
@@ -102,9 +101,9 @@ async def quiet(files: Files, hurry: asyncio.Event) -> None:
 
 
 class Watch:
-    """Watches files, and calls `on_change` when one of them changed. Which ones it watches may change as well.
+    """Watches files and calls `on_change` when one of them changes. The set of files may change, too.
 
-    The first call comes as soon as it watches: whether they changed since they were read, it cannot know.
+    The first call comes at once, because the files may have changed since they were read.
     """
 
     def __init__(self, files: Files, on_change: Callable[[], None]) -> None:
@@ -120,13 +119,13 @@ class Watch:
             try:
                 seen = await self._follow(seen)
             except OSError as error:
-                # No watches left, say. A folder that has just gone ends here too; the next look finds another.
+                # For example, no watches are left, or a folder was just deleted; the next check finds another.
                 self._complain(error)
                 await asyncio.sleep(LOOK_SECONDS)
                 seen = await self._compare(seen)
 
     async def _follow(self, seen: Survey) -> Survey:
-        """Follow the system's news of some folders until others are the ones to watch."""
+        """Receive file system events of these folders until the set of folders changes."""
         folders = seen.folders
         news = awatch(
             *folders,
@@ -155,7 +154,7 @@ class Watch:
     def _complain(self, error: OSError) -> None:
         if not self._has_complained:
             self._has_complained = True
-            log.warning("files cannot be watched and are looked at instead", reason=str(error), every=LOOK_SECONDS)
+            log.warning("files cannot be watched; they are polled instead", reason=str(error), every=LOOK_SECONDS)
 
 
 log = structlog.get_logger(__name__)
@@ -163,7 +162,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a configuration comes from: all that `load` needs to find it again."""
+    """The source of a configuration: everything that `load` needs to find it again."""
 
     path: Path | None
     environment: Mapping[str, str]
@@ -173,26 +172,26 @@ class Source:
     port: int | None = None
 
     def load(self, *, file: Path | None = None) -> Configuration:
-        """Read it; `file` is read instead of looking for one.
+        """Load the configuration, from `file` if given.
 
         Raises:
-            ConfigError: it cannot be used.
+            ConfigError: the configuration cannot be used.
         """
         return load(file or self.path, self.environment, self.cwd, self.home, host=self.host, port=self.port)
 
     def ahead_of(self, file: Path) -> Path | None:
-        """Return the file that a hub started now would read instead, because its place comes first."""
+        """Return a file that takes precedence and that a hub started now would read instead."""
         searched = search_paths(self.path, self.environment, self.cwd, self.home)
         earlier = searched[: searched.index(file)] if file in searched else ()
         return next((place for place in earlier if os.path.isfile(place)), None)
 
     def files(self, configuration: Configuration) -> tuple[Path, ...]:
-        """Every file whose coming, going or change may change the configuration."""
+        """Every file whose creation, deletion or change may change the configuration."""
         return (*search_paths(self.path, self.environment, self.cwd, self.home), *configuration.files)
 
 
 class Reloader:
-    """Keeps a running hub in step with its files. Its tasks belong to the hub's crew."""
+    """Keeps a running hub up to date with its files. Its tasks belong to the hub's background tasks."""
 
     def __init__(
         self,
@@ -201,9 +200,9 @@ class Reloader:
         on_change: Callable[[Configuration], None] = lambda _: None,
         on_reloaded: Callable[[Configuration], None] | None = None,
     ) -> None:
-        """`on_change` takes a configuration before any server does; raising ValueError or ConfigError refuses it.
+        """`on_change` receives a configuration before any server changes; ValueError or ConfigError refuses it.
 
-        `on_reloaded` hears of each that was taken and differs from the one before.
+        `on_reloaded` is called after each applied change.
         """
         self._running = running
         self._source = source
@@ -213,21 +212,21 @@ class Reloader:
         self._urgent = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._ahead: Path | None = None
-        """The file that comes before the one that is followed, if there is one; told of already."""
+        """A file with precedence over the followed one that was already reported."""
 
     def start(self) -> None:
-        """Watch the files from now on."""
+        """Start watching the files."""
         watch = Watch(self._files, self._asked.set)
         self._tasks.append(self._running.background.spawn("watch of the configuration", watch.run()))
         self._tasks.append(self._running.background.spawn("reload", self._reload_when_asked()))
 
     def stop(self) -> None:
-        """Take no more changes: a hub that goes away starts nothing."""
+        """Stop applying changes: a hub that shuts down starts nothing."""
         for task in self._tasks:
             task.cancel()
 
     def ask(self) -> None:
-        """Read the configuration now, whether or not a file changed, and say so in any case."""
+        """Read the configuration now, even if no file changed, and log the result in any case."""
         self._urgent.set()
         self._asked.set()
 
@@ -237,17 +236,17 @@ class Reloader:
     async def _reload_when_asked(self) -> None:
         while True:
             await self._asked.wait()
-            await quiet(self._files, self._urgent)  # whoever asks has finished writing
+            await quiet(self._files, self._urgent)  # a requested reload means that the files are complete
             was_urgent = self._urgent.is_set()
             self._asked.clear()
             self._urgent.clear()
             try:
                 await self.reload(reports_always=was_urgent)
-            except Exception:  # a defect met in one version of a file must not keep the next one from being read
+            except Exception:  # a defect that one version of a file triggers must not prevent the next reload
                 log.exception("configuration not reloaded: a defect in the hub")
 
     async def reload(self, *, reports_always: bool = False) -> ConfigDiff | None:
-        """Read the files, do what differs and log it; None if they were refused."""
+        """Read the files, apply and log the differences; None if they were refused."""
         try:
             read, ahead = await asyncio.to_thread(self._read)
             self._tell_ahead(ahead)
@@ -270,9 +269,9 @@ class Reloader:
         return difference
 
     def _read(self) -> tuple[Configuration, Path | None]:
-        """Read the file that the hub runs with, whatever another start would find, which is returned as well.
+        """Read the hub's own file; also return the file that a new start would prefer.
 
-        One that somebody else puts into the working folder must not say who may call.
+        A file that somebody else puts into the working folder must not decide who may call.
         """
         file = self._running.configuration.file
         if file is not None:
@@ -282,15 +281,15 @@ class Reloader:
     def _tell_ahead(self, file: Path | None) -> None:
         if file is not None and file != self._ahead:
             followed = str(self._running.configuration.file)
-            told = "another file comes first and is not followed: it needs a restart"
+            told = "another file takes precedence but is not used until a restart"
             log.warning(told, file=str(file), followed=followed)
         self._ahead = file
 
 
 def _check_is_there(file: Path) -> None:
-    """Raises: ConfigError if it is not; that a hub runs without a file is not said by taking it away."""
+    """Raises: ConfigError if the file is gone; deleting it does not mean running without one."""
     if not os.path.isfile(file):
-        advice = "restart the hub if it is to run without it"
+        advice = "restart the hub to run without it"
         raise ConfigError(Place(None, str(file)).finding("is gone", advice=advice, code=MISSING_FILE))
 
 
@@ -301,11 +300,11 @@ def _tell_new(warnings: Iterable[Finding], told: Container[Finding]) -> None:
 
 
 def _refuse(findings: list[str]) -> None:
-    log.error("configuration refused, the one before stays", findings="; ".join(findings))
+    log.error("configuration refused; the previous one stays in use", findings="; ".join(findings))
 
 
 def _in_words(difference: ConfigDiff, callers: int, waiting: tuple[str, ...]) -> dict[str, object]:
-    """Return what differs, without what does not."""
+    """Return only the differences."""
     told: dict[str, object] = {
         "added": [server.name for server in difference.added],
         "changed": [server.name for server in difference.changed],

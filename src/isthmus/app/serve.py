@@ -101,7 +101,7 @@ class Access:
 
         Raises:
             ConfigError: the hub would be open to a network unasked.
-            ValueError: a host or an origin is none.
+            ValueError: a host or an origin is invalid.
         """
         self.identities.verifiers += verifiers
         self.identities.knows_more = self.identities.knows_more or bool(verifiers)
@@ -128,7 +128,7 @@ class Access:
 
         Raises:
             ConfigError: the hub would be open to a network, or no longer want keys.
-            ValueError: a host or an origin is none, or the log cannot be written.
+            ValueError: a host or an origin is invalid, or the log cannot be written.
         """
         take = self.identities.prepare(configuration)
         guard = _guard(configuration.hub)

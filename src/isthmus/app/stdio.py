@@ -1,8 +1,8 @@
-"""The hub on this process's own standard streams: one caller, whose leaving ends it.
+"""The hub on this process's standard streams, for one caller. The hub ends when the caller leaves.
 
-`faces.mcp.stdio` holds the conversation; here are the streams, the signals and the end. Standard input may be
-a pipe, a socket, a file or a terminal, so a thread reads it; the loop never waits for whoever reads standard
-output. Called by the command line.
+`frontends.mcp.stdio` speaks the protocol; this module has the streams, the signals and the shutdown. Standard input
+may be a pipe, a socket, a file or a terminal, so a thread reads it. The loop never waits for the reader of standard
+output. The command line calls this.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from isthmus.storage.server_lists import ServerListFiles
 log = structlog.get_logger(__name__)
 
 NAME = "stdio"
-"""What the audit log calls this hub, and this way in."""
+"""The name of this hub and its frontend in the audit log."""
 
 CHUNK_BYTES = 64 * 1024
 CHUNKS_AHEAD = 2
-"""Chunks that may be on their way from the reading thread to the loop: one is worked on, one is read."""
+"""Chunks in flight from the reading thread to the loop: one in use, one being read."""
 
 WITHDRAWAL_SECONDS = 0.1
-"""How long servers may act on a withdrawal before their links are closed; many end at once when that happens."""
+"""How long servers may react to a cancellation before their links are closed."""
 
 CLOSE_SECONDS = 2.0
-"""How long the last answers may take to be written once everything else has ended."""
+"""How long the last responses may take to be written at the end."""
 
 
 async def run_stdio(
@@ -55,19 +55,19 @@ async def run_stdio(
     stdin: int = 0,
     stdout: int = 1,
 ) -> None:
-    """Serve until the caller closes `stdin` and has its answers, or a signal says to end.
+    """Serve until the caller closes `stdin` and has its responses, or until a signal.
 
-    Nothing but the protocol is written to `stdout`; both descriptors stay open. With a `source`, its files are
-    watched, and what changes in them is done. Tasks last as long as the hub; what was called is in the audit log.
+    Only the protocol is written to `stdout`; both descriptors stay open. With a `source`, its files are watched and
+    changes are applied. Tasks last as long as the hub; calls are in the audit log.
 
     Raises:
-        ConfigError: every call is to be in the audit log, and there can be none.
+        ConfigError: the audit log is required and cannot be opened.
     """
     pins = DefinitionPins(configuration, is_lasting=False)
     journal = MemoryJournal()
     books = await open_audit(configuration, journal, NAME)
     audit = None if books is None else books.audit
-    # A hub whose only server is a running one shows what that shows.
+    # A hub whose only server is a running hub lists the same as that hub.
     lists = ServerListFiles(Path(configuration.hub.state)) if surface is None else None
     running = RunningHub(configuration, environment, journal, pins=pins, lists=lists, audit=audit)
     try:
@@ -82,13 +82,13 @@ async def run_stdio(
         if lists is not None:
             await lists.aclose()
         await close_audit(books, journal)
-        # Not before: a signal that nobody takes would end the hub at once, and leave its servers behind.
+        # Last: an unhandled signal would kill the hub and leave its servers behind.
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().remove_signal_handler(number)
 
 
 class _Conversation:
-    """The one caller, from the first byte to the end."""
+    """The session of the only caller."""
 
     def __init__(self, running: RunningHub, surface: Surface, stdin: int, stdout: int) -> None:
         self._running = running
@@ -120,15 +120,15 @@ class _Conversation:
             self._stopped.set_result(why)
 
     async def _serve(self) -> None:
-        """Take requests until the caller closes its end, then let what runs be answered."""
+        """Accept requests until the caller closes its end, then let running calls finish."""
         await self._inlet.ended.wait()
         try:
             await asyncio.wait_for(self._face.finish(), self._limits.drain_seconds)
         except TimeoutError:
-            log.warning("calls still run after the caller has left", seconds=self._limits.drain_seconds)
+            log.warning("calls are still running after the caller has left", seconds=self._limits.drain_seconds)
 
     async def _end(self) -> None:
-        """Withdraw what still runs, so that it is answered too, and write the last answers."""
+        """Cancel running calls, so that they are answered, too, and write the last responses."""
         why = self._stopped.result() if self._stopped.done() else "the caller has left"
         self._inlet.stop()
         self._running.hub.refuse_new_calls()
@@ -138,7 +138,7 @@ class _Conversation:
         try:
             await asyncio.wait_for(self._last_words(), CLOSE_SECONDS)
         except TimeoutError:
-            log.warning("the caller did not take its last answers", unsent=self._outlet.unsent_bytes)
+            log.warning("the caller did not read its last responses", unsent=self._outlet.unsent_bytes)
 
     async def _last_words(self) -> None:
         await self._face.finish()
@@ -146,7 +146,7 @@ class _Conversation:
 
 
 class Inlet:
-    """Bytes from a descriptor of any kind, read by a thread that waits while the caller takes no answers."""
+    """Reads any kind of descriptor in a thread, which pauses while the caller reads no responses."""
 
     def __init__(self, descriptor: int, feed: Callable[[bytes], None], outlet: Outlet) -> None:
         self.ended = asyncio.Event()
@@ -160,11 +160,11 @@ class Inlet:
         outlet.on_room = self._resume
 
     def start(self) -> None:
-        """Begin to read. A thread that is stuck in a read does not keep the process from ending."""
+        """Start reading. A thread that is blocked in a read does not keep the process alive."""
         threading.Thread(target=self._read, name="standard input", daemon=True).start()
 
     def stop(self) -> None:
-        """Take nothing more."""
+        """Stop reading."""
         self._is_stopped = True
 
     # In the thread.
@@ -175,7 +175,7 @@ class Inlet:
                 self._loop.call_soon_threadsafe(self._take, chunk)
             self._loop.call_soon_threadsafe(self.ended.set)
         except RuntimeError:
-            return  # the loop has closed, and nobody listens any more
+            return  # the loop is closed
 
     def _next(self) -> bytes:
         self._permits.acquire()
@@ -183,10 +183,10 @@ class Inlet:
             try:
                 return os.read(self._descriptor, CHUNK_BYTES)
             except BlockingIOError:
-                # Whoever started us made it so, or it is one socket with standard output.
+                # The parent made it non-blocking, or it is the same socket as standard output.
                 select.select([self._descriptor], [], [])
             except OSError:
-                return b""  # a terminal that hung up, or no standard input at all
+                return b""  # the terminal hung up, or there is no standard input
 
     # In the loop.
 
@@ -206,14 +206,14 @@ class Inlet:
 
 
 class Outlet:
-    """Bytes to a descriptor without the loop ever waiting for its reader.
+    """Writes to a descriptor without blocking the loop.
 
-    Pipes and sockets are written as they take it. Files and terminals are written at once: the former never
-    wait, and a terminal's flags are shared with the shell, which must not find it changed. A reader that
-    leaves over `lag_bytes` unread for `lag_seconds`, or far more at all, is given up.
+    Pipes and sockets are written as they become writable. Files and terminals are written at once: files never block,
+    and a terminal's flags are shared with the shell and must not change. The hub gives up on a reader that leaves
+    over `lag_bytes` unread for `lag_seconds`, or far more at any time.
 
-    asyncio's own pipe transport is not used: on a socket that is standard input as well, it takes incoming
-    data for the end of the connection.
+    asyncio's pipe transport does not work here: on a socket that is also standard input, it treats incoming data as
+    the end of the connection.
     """
 
     def __init__(self, descriptor: int, limits: Limits, on_lost: Callable[[str], None]) -> None:
@@ -237,11 +237,11 @@ class Outlet:
 
     @property
     def is_full(self) -> bool:
-        """Whether the reader is so far behind that nothing more should be asked for."""
+        """Whether the reader is so far behind that the hub should stop reading requests."""
         return self.unsent_bytes > self._full_bytes
 
     def write(self, data: bytes) -> None:
-        """Send `data`, now or when the reader takes it."""
+        """Send `data`, now or when the descriptor is writable."""
         if self._is_lost:
             return
         self._unsent.append(memoryview(data))
@@ -252,13 +252,13 @@ class Outlet:
             self._give_up("the caller does not read its answers")
 
     async def flushed(self) -> None:
-        """Return once everything has been taken, or never will be."""
+        """Return once everything is written, or cannot be."""
         if self._unsent:
             self._empty = self._loop.create_future()
             await self._empty
 
     def close(self) -> None:
-        """Drop what was not taken and give the descriptor back as it was."""
+        """Drop unwritten data and restore the descriptor."""
         self._forget()
         if self._can_wait:
             os.set_blocking(self._descriptor, True)
@@ -270,7 +270,7 @@ class Outlet:
         except BlockingIOError:
             self._wait()
         except OSError as error:
-            self._give_up(f"the caller cannot be written to ({error.strerror})")
+            self._give_up(f"cannot write to the caller ({error.strerror})")
         else:
             self._done()
 
@@ -293,14 +293,14 @@ class Outlet:
         self._lag = self._loop.call_later(self._lag_seconds, self._judge, self._sent_bytes)
 
     def _judge(self, sent_bytes: int) -> None:
-        """Give a reader up that is far behind and has taken nothing since the last look."""
+        """Give up on a reader that is far behind and has read nothing since the last check."""
         if self.is_full and self._sent_bytes == sent_bytes:
             self._give_up("the caller does not read its answers")
         else:
             self._watch()
 
     def _done(self) -> None:
-        """Everything was taken."""
+        """Everything is written."""
         if self._is_waiting:
             self._stop_waiting()
             self.on_room()

@@ -1,6 +1,6 @@
-"""Tokens at the hub: those of issuers, and those that it gives out for its own keys; joined with who else is known.
+"""Tokens of issuers and access tokens of the hub: fetches issuers' keys, and verifies and issues tokens.
 
-`serve` makes one `TokenService`, and tells it when the configuration changes.
+`serve` creates one `TokenService` and passes it changed configurations.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from isthmus.model.callers import Caller, Unprovable
 from isthmus.transport.egress import Egress, parse_url
 
 FRESH_SECONDS = 300.0
-"""How often keys are fetched that nobody misses; an issuer that gives one up wants it believed no longer."""
+"""How often keys are fetched again, so that keys that an issuer withdrew become invalid."""
 
 PAUSE_SECONDS = 10.0
-"""How long after one attempt the next may come, whatever tokens name: anybody can send one with a made-up key."""
+"""The minimum time between two attempts: anybody can send a token with an invented key id."""
 
 
 class KeysNotFound(Exception):
-    """An issuer's keys cannot be had now; the message says why, for operators and for who shows a token."""
+    """An issuer's keys are unavailable; the message says why, for operators and senders of tokens."""
 
 
 class _Metadata(msgspec.Struct, frozen=True):
@@ -56,7 +56,7 @@ class _Metadata(msgspec.Struct, frozen=True):
 
 
 class IssuerKeys:
-    """Fetches the keys of a hub's issuers for as long as it runs."""
+    """Fetches the keys of a hub's issuers while it runs."""
 
     def __init__(
         self, egress: Egress, background: BackgroundTasks, *, fresh: float = FRESH_SECONDS, pause: float = PAUSE_SECONDS
@@ -68,7 +68,7 @@ class IssuerKeys:
         self._tasks: dict[Issuer, asyncio.Task[None]] = {}
 
     def follow(self, issuers: Sequence[Issuer]) -> None:
-        """Fetch the keys of these from now on, and of nobody else."""
+        """Fetch the keys of exactly these issuers from now on."""
         for gone in [issuer for issuer in self._tasks if issuer not in issuers]:
             self._tasks.pop(gone).cancel()
         for issuer in issuers:
@@ -87,7 +87,7 @@ class IssuerKeys:
             wanted.clear()
 
     async def _refresh(self, issuer: Issuer) -> bool:
-        """Fetch the keys once; return whether that succeeded. What goes wrong is told once, and when it is over."""
+        """Fetch the keys once; return whether that succeeded. A failure is logged once, and so is its end."""
         name = issuer.settings.name
         try:
             keys = await fetch_keys(issuer.settings, self._egress, self._background)
@@ -96,7 +96,7 @@ class IssuerKeys:
                 log.warning("the keys of an issuer cannot be fetched", issuer=name, reason=str(error))
             issuer.trouble = str(error)
             return False
-        except Exception:  # a defect met once must not have the keys grow old for good
+        except Exception:  # one defect must not stop all later fetches
             log.exception("the keys of an issuer could not be fetched: a defect in the hub", issuer=name)
             return False
         if issuer.trouble:
@@ -106,10 +106,10 @@ class IssuerKeys:
 
 
 async def fetch_keys(settings: IssuerSettings, egress: Egress, background: BackgroundTasks) -> KeySet:
-    """The keys that an issuer publishes now.
+    """Fetch the keys that an issuer publishes.
 
     Raises:
-        KeysNotFound: they cannot be had.
+        KeysNotFound: the keys are unavailable.
     """
     try:
         named = {parse_url(url)[0] for url in (settings.issuer, settings.jwks) if url is not None}
@@ -130,7 +130,7 @@ async def fetch_keys(settings: IssuerSettings, egress: Egress, background: Backg
 
 
 async def _find_keys(issuer: str, fetcher: Fetcher) -> str:
-    """Where an issuer says its keys are. Raises: KeysNotFound, UrlRefused, FetchFailed."""
+    """Find the address of an issuer's keys. Raises: KeysNotFound, UrlRefused, FetchFailed."""
     for place in _metadata_places(issuer):
         answer = await fetcher.get("its metadata", place)
         if answer.status == 200:
@@ -139,7 +139,7 @@ async def _find_keys(issuer: str, fetcher: Fetcher) -> str:
 
 
 def _metadata_places(issuer: str) -> tuple[str, ...]:
-    """OpenID Connect puts the path of an issuer before the well-known one, RFC 8414 behind it."""
+    """The metadata addresses: OpenID Connect puts the issuer's path before the well-known one, RFC 8414 after it."""
     parts = urlsplit(issuer)
     origin, path = f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/")
     return (
@@ -154,7 +154,7 @@ def _read_place(document: bytes, issuer: str) -> str:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise KeysNotFound("its metadata cannot be read") from error
     if said.issuer != issuer:
-        # Who may write one place at a host could otherwise speak for all of it.
+        # Otherwise write access to one path of a host would be enough to impersonate all its issuers.
         raise KeysNotFound("its metadata is of another issuer than the one that is configured")
     if not said.jwks_uri:
         raise KeysNotFound("its metadata does not say where its keys are")
@@ -166,7 +166,7 @@ log = structlog.get_logger(__name__)
 assert LIFETIME_SECONDS == access_tokens.LIFETIME_SECONDS, "what is said of a token is true of it"
 
 _PROVED = "isthmus.proved"
-"""Where a request says that its proof was accepted, by its own list of headers."""
+"""The scope key that marks a request's proof as accepted; its value is the request's own list of headers."""
 
 FOLDER = "oauth"
 SECRET_FILE = "secret"  # noqa: S105 - its name
@@ -175,19 +175,19 @@ FILE_BYTES = 4096
 
 
 class TokenService:
-    """What the hub knows of tokens, and says of them."""
+    """Verifies and issues tokens for a hub."""
 
     def __init__(self, configuration: Configuration, identities: Identities) -> None:
-        """`identities` asks here about credentials that are no keys, from now on."""
+        """Registers itself at `identities` as a verifier."""
         self._configuration = configuration
         self.identities = identities
         state = Path(configuration.hub.state)
         self._proofs = Proofs(time.time, partial(secret_in, state))
         self._issuers = Issuers(())
         self._refused: tuple[Fields, Unproven] | None = None
-        """The last request whose bound token was refused, and why: who sent it is told so at once."""
+        """The last request whose bound token was refused, and why; its response contains the reason."""
         self.on_proved: OnProved = self._issuers.on_proved
-        """Hears of tokens of issuers that are good, for servers that are called in their owners' names."""
+        """Called with verified issuers' tokens, for servers that are called in their owners' names."""
         self._own = AccessTokens(partial(secret_in, state), identities.by_digest, time.time)
         self._keys: IssuerKeys | None = None
         self._port = configuration.hub.port
@@ -195,7 +195,7 @@ class TokenService:
         self.change(configuration)
 
     def open(self, auth: Authenticator, background: BackgroundTasks, egress: Egress) -> OauthHttp:
-        """Begin to fetch keys, have the gate say where tokens are to be had, and return the face that gives them."""
+        """Start fetching keys, let the authenticator announce the token endpoint, and return its frontend."""
         self._keys = IssuerKeys(egress, background)
         self._keys.follow(tuple(self._issuers))
         auth.refuse = Challenges(self.address, self._explain, self._proof_algorithms).refuse
@@ -203,12 +203,12 @@ class TokenService:
         return OauthHttp(auth, self, self.address, self._trusted, PROOF_ALGORITHMS)
 
     def listen_at(self, port: int) -> None:
-        """The hub's own address is known now."""
+        """Set the hub's own address."""
         self._port = port
         self._addresses = _addresses(self._configuration, port)
 
     def change(self, configuration: Configuration) -> None:
-        """Go by another configuration; what did not change in it goes on as it was."""
+        """Apply another configuration; unchanged issuers are kept."""
         before = {issuer.settings.name: issuer for issuer in self._issuers}
         are_tenants_same = configuration.tenants == self._configuration.tenants
         self._configuration = configuration
@@ -236,7 +236,7 @@ class TokenService:
         self.on_proved(caller, credential, until)
 
     def address(self, fields: Fields) -> str | None:
-        """Where the hub is spoken to by who sent this; None while nobody needs a token."""
+        """The hub's address as this request's sender sees it; None if no token is needed."""
         return self._addresses.base(fields) if self.identities.wants_proof else None
 
     # -- as a verifier: the issuers, whichever they are now ----------------------------------------------------------
@@ -252,7 +252,7 @@ class TokenService:
     # -- tokens that are bound to a key (RFC 9449) -------------------------------------------------------------------
 
     def prove(self, fields: Fields, request: Request) -> Caller | Unprovable | None:
-        """See `faces.http.gate.Prove`."""
+        """See `frontends.http.auth.Prove`."""
         shown = bound_of(fields)
         if shown is None:
             return None
@@ -260,7 +260,7 @@ class TokenService:
         path = request["raw_path"].decode("latin-1")
         bases = request.get(BASES) or (self._addresses.base(fields),)
         asked = ProvenRequest(proof, request["method"], [base + path for base in bases])
-        # One request may be looked at more than once. Whoever copies its scope copies the headers, too.
+        # One request may be checked more than once. A copied scope contains the same headers.
         is_proved = request.get(_PROVED) is request["headers"]
         found = self._issuers.bound_caller_of(token, asked, is_proved=is_proved)
         if isinstance(found, Caller):
@@ -275,13 +275,13 @@ class TokenService:
     # -- as who gives tokens -----------------------------------------------------------------------------------------
 
     def token_for(self, name: str | None, key: str) -> str | None:
-        """See `faces.oauth.http.Giver`."""
+        """See `frontends.oauth.http.TokenIssuer`."""
         digest = digest_of(key)
         caller = self.identities.by_digest(digest) if len(key) >= KEY_LENGTH_MIN else None
         return self._own.make(digest) if isinstance(caller, Caller) and name in (None, caller.name) else None
 
     def gives_tokens(self) -> bool:
-        """See `faces.oauth.http.Giver`."""
+        """See `frontends.oauth.http.TokenIssuer`."""
         return bool(self.identities.callers())
 
     def _explain(self, fields: Mapping[bytes, bytes]) -> RejectedCredential | None:
@@ -291,7 +291,7 @@ class TokenService:
             return _shown(why if whose is fields else UNASKED, is_bound=True)
         credential = credential_of(fields)
         if credential is None:
-            # Two that contradict each other, or one of another scheme, are as good as none.
+            # Contradicting credentials, or another scheme, count as none.
             return None
         unproven = self._issuers.refusal_of(credential)
         if unproven is None:
@@ -305,8 +305,8 @@ class TokenService:
         )
 
 
-UNASKED = Unproven("tokens that are bound to a key are not taken here")
-"""Why a bound token lets nobody in where no proof is looked at."""
+UNASKED = Unproven("tokens that are bound to a key are not accepted here")
+"""Why a bound token is refused where proofs are not supported."""
 
 
 def _shown(unproven: Unproven, *, is_bound: bool = False) -> RejectedCredential:
@@ -322,9 +322,9 @@ def _shown(unproven: Unproven, *, is_bound: bool = False) -> RejectedCredential:
 
 
 def _bound(tenants: Tenants, caller: Caller, *, is_claimed: bool) -> Caller | None:
-    """A caller that may do no more than its tenant.
+    """Narrow a caller to its tenant's permissions.
 
-    Where tenants are configured, a token cannot be of another one, which nothing would be held to.
+    If tenants are configured, a token for an unknown tenant is refused, because nothing would limit it.
     """
     if is_claimed and tenants.known and caller.tenant not in tenants.known:
         return None
@@ -340,9 +340,9 @@ def _addresses(configuration: Configuration, port: int) -> OwnAddresses:
 
 
 def secret_in(state: Path) -> bytes:
-    """The secret in the state folder, which is made if there is none.
+    """The secret in the state folder, created if needed.
 
-    Where it cannot be kept, it lasts as long as the process does: so do its tokens, and who has one asks for another.
+    If it cannot be stored, it lasts as long as the process, and so do its tokens; callers request new ones then.
     """
     file = state / FOLDER / SECRET_FILE
     try:
@@ -354,15 +354,15 @@ def secret_in(state: Path) -> bytes:
         return _read(file)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        told = "access tokens will not outlast this process: their secret cannot be kept"
+        told = "access tokens will not survive a restart: their secret cannot be stored"
         log.warning(told, file=str(file), reason=reason)
         return secrets.token_bytes(SECRET_BYTES)
 
 
 def _read(file: Path) -> bytes:
     if os.stat(file).st_mode & 0o077:
-        raise ValueError("others may read it: delete it to have one made")
+        raise ValueError("other users can read it: delete it to create a new one")
     secret = bytes.fromhex(read_regular_file(file, FILE_BYTES).decode("ascii").strip())
     if len(secret) != SECRET_BYTES:
-        raise ValueError("it is not a secret that was made here: delete it to have one made")
+        raise ValueError("it is not a valid secret: delete it to create a new one")
     return secret

@@ -138,7 +138,7 @@ async def test_a_journal_of_somebody_elses_that_keeps_no_log_has_one_beside_it_b
     log = await open_audit(configured(tmp_path), foreign)
     assert log is not None
     await close_audit(log, foreign)
-    with pytest.raises(ConfigError, match="keeps no audit log"):
+    with pytest.raises(ConfigError, match="has no audit log"):
         await open_audit(configured(tmp_path, "strict"), foreign)
 
 

@@ -160,7 +160,7 @@ async def test_a_server_that_stands_still_costs_only_its_own_calls(monkeypatch: 
         fitting = ASKED_BYTES_MAX // (1024 * 1024) - 1
         waiting = [await guest.send("tools/call", long, channel=stuck) for _ in range(fitting)]
         refused = await guest.ask("tools/call", long, channel=stuck)
-        assert said_in(refused) == "The server has too much to read already"
+        assert said_in(refused) == "The server has too many unanswered requests"
         assert refused["error"]["data"] == {"executed": "no", "reason": "overloaded"}
         assert not any(each.done() for each in waiting)
         assert await guest.call("echo", channel=well, text="here") == "here"
@@ -174,7 +174,7 @@ async def test_an_answer_that_is_too_long_for_the_hub_is_told_and_costs_nobody_t
         call = {"name": "echo", "arguments": {"text": "x" * 3000}}
         error = (await guest.ask("tools/call", call, id="mine", channel=numbers["one-id"]))["error"]
         assert (error["code"], error["data"]["executed"]) == (-32012, "yes")
-        assert "the hub takes 2000 at most" in error["message"]
+        assert "the hub accepts at most 2000" in error["message"]
         assert len(said_in(await guest.ask("tools/call", call, channel=numbers["two-id"]))) == 3000
         assert await guest.call("echo", channel=numbers["one-id"], text="short") == "short"
 
@@ -412,7 +412,7 @@ async def test_a_server_whose_place_another_has_is_shown_so(*, shares: bool) -> 
         await until(lambda: dialler.shown().servers[0].refusal is not None)
         (shown,) = dialler.shown().servers
         assert shown.refusal is not None
-        assert shown.refusal.reason.startswith("another connection has this server id")
+        assert shown.refusal.reason.startswith("another connection uses this server id")
         assert 30 < shown.refusal.again_at - time.time() <= 60
         assert shown.hub_name is None
 

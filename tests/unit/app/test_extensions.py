@@ -185,7 +185,7 @@ async def test_a_journal_that_cannot_be_opened_is_told_without_its_address(tmp_p
 async def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
     storage = StorageSettings("guests:half", is_foreign=True)
     configuration = configured(tmp_path, Extension("storage", "guests"), storage=storage)
-    with pytest.raises(ConfigError, match="opens has no write, read, page"):
+    with pytest.raises(ConfigError, match="lacks write, read, page"):
         await asyncio.wait_for(open_journal(configuration), 5)
 
 

@@ -91,7 +91,7 @@ def test_all_that_start_at_once_have_one_key(tmp_path: Path) -> None:
 def test_a_damaged_file_is_told_of_without_its_content(tmp_path: Path, content: bytes) -> None:
     relay_key(None, tmp_path)
     (tmp_path / "relay" / "key").write_bytes(content)
-    with pytest.raises(KeyDamaged, match="delete it to have one made") as told:
+    with pytest.raises(KeyDamaged, match="delete it to create a new one") as told:
         relay_key(None, tmp_path)
     assert "short\n" not in str(told.value)
 
@@ -107,7 +107,7 @@ def test_a_hub_that_can_keep_no_key_runs_on_without_one(tmp_path: Path) -> None:
     keys = Keys(tmp_path / "state")
     with capture_logs() as logs:
         assert [keys.key(None), keys.key("configured"), keys.key(None)] == [None, "configured", None]
-    assert [entry["event"] for entry in logs] == ["the relay lets nobody in: its key cannot be kept"]
+    assert [entry["event"] for entry in logs] == ["the relay refuses everybody: its key cannot be stored"]
     (tmp_path / "state").unlink()
     assert keys.key(None) == relay_key(None, tmp_path / "state")
 
@@ -119,7 +119,7 @@ def test_the_key_that_was_read_stays_while_its_file_cannot_be(tmp_path: Path) ->
     file.mkdir()
     with capture_logs() as logs:
         assert [keys.key(None), keys.key(None)] == [key, key]
-    assert [entry["event"] for entry in logs] == ["the relay goes on with the key it had: its file cannot be read"]
+    assert [entry["event"] for entry in logs] == ["the relay keeps its current key: the key file cannot be read"]
     file.rmdir()
     assert keys.key(None) not in (None, key)
 

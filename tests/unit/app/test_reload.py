@@ -91,7 +91,7 @@ async def test_a_file_that_cannot_be_used_is_refused_and_the_old_one_stays(desk:
         assert await desk.reloader.reload() is None
     assert desk.running.configuration is before
     assert desk.servers == {"a"}
-    assert logs[0]["event"] == "configuration refused, the one before stays"
+    assert logs[0]["event"] == "configuration refused; the previous one stays in use"
     assert "mcp.json: line 1" in logs[0]["findings"]
 
 
@@ -190,7 +190,7 @@ async def test_the_file_that_a_hub_runs_with_is_followed_though_another_comes_fi
     with structlog.testing.capture_logs() as logs:
         (desk.folder / "isthmus.toml").write_text('[servers.c]\ncommand = "true"\ndisabled = true\n')
         await desk.until(lambda: any(line["log_level"] == "warning" for line in logs))
-    assert logs[0]["event"] == "another file comes first and is not followed: it needs a restart"
+    assert logs[0]["event"] == "another file takes precedence but is not used until a restart"
     assert (logs[0]["file"], logs[0]["followed"]) == (str(desk.folder / "isthmus.toml"), str(desk.file))
     desk.write({"b": OFF})
     await desk.until(lambda: desk.servers == {"b"})
@@ -219,8 +219,8 @@ async def test_a_file_that_is_gone_is_refused_and_followed_when_it_is_back(desk:
     with structlog.testing.capture_logs() as logs:
         desk.file.unlink()
         await desk.until(lambda: bool(logs))
-    assert logs[0]["event"] == "configuration refused, the one before stays"
-    assert "mcp.json is gone (restart the hub if it is to run without it)" in logs[0]["findings"]
+    assert logs[0]["event"] == "configuration refused; the previous one stays in use"
+    assert "mcp.json is gone (restart the hub to run without it)" in logs[0]["findings"]
     assert desk.servers == {"a"}
     desk.write({"b": OFF})
     await desk.until(lambda: desk.servers == {"b"})

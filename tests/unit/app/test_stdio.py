@@ -268,7 +268,7 @@ async def test_a_reader_that_has_gone_is_noticed(pipes: Pipes) -> None:
     outlet = Outlet(pipes.stdout, Limits(), lost.append)
     os.close(pipes.from_hub)
     outlet.write(b"anyone?")
-    assert lost == ["the caller cannot be written to (Broken pipe)"]
+    assert lost == ["cannot write to the caller (Broken pipe)"]
     outlet.close()
 
 

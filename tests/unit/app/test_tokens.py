@@ -184,7 +184,7 @@ def test_a_secret_that_is_damaged_is_not_used(tmp_path: Path, content: str) -> N
     with capture_logs() as said:
         assert len(secret_in(tmp_path)) == 32
     [line] = said
-    assert line["event"] == "access tokens will not outlast this process: their secret cannot be kept"
+    assert line["event"] == "access tokens will not survive a restart: their secret cannot be stored"
     assert content not in line["reason"] or not content
 
 
@@ -193,7 +193,7 @@ def test_a_secret_that_others_can_read_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "oauth" / "secret").chmod(0o640)
     with capture_logs() as said:
         assert secret_in(tmp_path) != secret
-    assert "others may read it" in said[0]["reason"]
+    assert "other users can read it" in said[0]["reason"]
 
 
 def test_where_nothing_can_be_kept_tokens_are_good_all_the_same(tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def test_a_configuration_that_stands_in_the_way(folder: Path, capsys: pytest.Cap
     (folder / "state" / "relay").mkdir(parents=True, exist_ok=True)
     (folder / "state" / "relay" / "key").write_text("cut")
     damaged = Said(capsys, "token", "relay", "a")
-    assert (damaged.code, "delete it to have one made" in damaged.err) == (Exit.CONFIGURATION, True)
+    assert (damaged.code, "delete it to create a new one" in damaged.err) == (Exit.CONFIGURATION, True)
     configure(folder, relay="", hub="port = 0")
     assert "the configuration has port 0" in Said(capsys, "token", "relay", "a").err
     (folder / "isthmus.toml").write_text('[hub]\nstate = "isthmus.toml"')
