@@ -94,7 +94,7 @@ async def test_what_a_key_follows_ends_with_the_key(tmp_path: Path) -> None:
         stream = call(channel, "SubscribeToTask", {"id": task}, made)
         await stream.read()
         token(tmp_path, "revoke", "guest")
-        with pytest.raises(grpc.aio.AioRpcError, match="Who this caller is, or what it may do, was changed"):
+        with pytest.raises(grpc.aio.AioRpcError, match="identity or permissions have changed"):
             await stream.read()
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await call(channel, "GetTask", {"id": task}, made)

@@ -65,7 +65,7 @@ async def test_wrong_keys_are_braked_at_every_door_and_right_ones_at_none(tmp_pa
         assert (await ask(hub, first, None)).status == 401  # who shows none does not guess
         assert (await ask(hub, Door("GET", "/mcp_endpoint/health"), None)).status == 200
         assert (await ask(hub, first, WRONG, address="127.0.0.2")).status == 401  # nor is it somewhere else
-    said = [line for line in hub.said if "faster than they are answered" in line]
+    said = [line for line in hub.said if "too many wrong keys" in line]
     assert len(said) == 1
     assert "127.0.0.1" in said[0]
     assert WRONG not in "".join(hub.said)

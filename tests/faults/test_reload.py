@@ -295,7 +295,7 @@ async def test_sessions_and_streams_of_who_may_do_other_things_end(tmp_path: Pat
             async with asyncio.timeout(RELOAD_SECONDS):
                 await changes.aread()
                 await sse.aread()
-                assert b"was changed" in await told.aread()
+                assert b"permissions have changed" in await told.aread()
         assert (await planner.send(planner.request_bytes("tools/list", {}, id="1"))).status == 404
         assert (await other.send(other.request_bytes("tools/list", {}, id="1"))).status == 200
 
@@ -329,7 +329,7 @@ async def test_a_hub_that_wants_keys_is_not_opened_by_a_file_that_comes_first(tm
     async with started(project, env={"HOME": str(home)}) as hub, Raw(hub.url) as nobody:
         assert (await nobody.post({})).status_code == 401
         (project / "mcp.json").write_text("{}")
-        await until_said(hub, "another file comes first", "project/mcp.json")
+        await until_said(hub, "another file takes precedence", "project/mcp.json")
         assert (await nobody.post({})).status_code == 401
 
 

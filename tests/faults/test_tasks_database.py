@@ -112,7 +112,7 @@ async def test_when_the_database_is_killed_under_load_no_task_is_lost_and_the_hu
         for task, nonce in load.acknowledged.items():
             await ends(load, task, nonce)
         assert not {nonce: count for nonce, count in ledger.ran().items() if count > 1}
-    assert any("the journal's database is back" in line for line in hub.said)
+    assert any("reconnected to the journal's database" in line for line in hub.said)
 
 
 async def more(load: Load) -> None:

@@ -168,10 +168,10 @@ def test_a_hub_that_has_a_mark_itself_gives_others_to_its_children() -> None:
     with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE) as outer:
         process_tree.settle_mark(outer.pid, most)
         script = (
-            "import subprocess; from isthmus.transport import descendants\n"
-            "with descendants.marking() as mark, subprocess.Popen(['/bin/cat'], stdin=subprocess.PIPE) as child:\n"
-            "    descendants.settle_mark(child.pid, mark)\n"
-            f"    assert 0 < mark <= {most} and descendants.marked(mark) == [child.pid], mark\n"
+            "import subprocess; from isthmus.transport import process_tree\n"
+            "with process_tree.marking() as mark, subprocess.Popen(['/bin/cat'], stdin=subprocess.PIPE) as child:\n"
+            "    process_tree.settle_mark(child.pid, mark)\n"
+            f"    assert 0 < mark <= {most} and process_tree.marked(mark) == [child.pid], mark\n"
         )
         limited = f"import resource; resource.setrlimit({RLIMIT_LOCKS}, ({most}, {most}))\n{script}"
         ran = subprocess.run([sys.executable, "-c", limited], check=False, capture_output=True, env=environment())
@@ -183,9 +183,9 @@ def test_a_hub_that_has_a_mark_itself_gives_others_to_its_children() -> None:
 def test_a_hub_that_may_give_no_mark_but_its_own_gives_none_and_starts_servers_all_the_same(most: int) -> None:
     script = (
         f"import resource; resource.setrlimit({RLIMIT_LOCKS}, ({most}, {most}))\n"
-        "from isthmus.transport import descendants\n"
-        "descendants.claim_process()\n"
-        "with descendants.marking() as mark:\n    assert descendants.marked(mark) == [], mark\n"
+        "from isthmus.transport import process_tree\n"
+        "process_tree.claim_process()\n"
+        "with process_tree.marking() as mark:\n    assert process_tree.marked(mark) == [], mark\n"
     )
     ran = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, env=environment())
     assert (ran.returncode, ran.stderr) == (0, b"")

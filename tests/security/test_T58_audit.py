@@ -428,7 +428,7 @@ async def test_where_the_log_cannot_be_written_batched_goes_on_and_writes_later(
             return any(each.get("name") == "bank.pay" for each in records(await rows_of(state)))
 
         async def is_said() -> bool:
-            return any("the audit log cannot be written" in line for line in hub.said)
+            return any("cannot write the audit log" in line for line in hub.said)
 
         await until(is_written)
         with a_full_disk(hub.pid, state):
