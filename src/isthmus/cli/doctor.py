@@ -104,7 +104,7 @@ _CAUSES: Sequence[tuple[str, FindingCode]] = (
     ("killed by signal", DIED),
     ("closed its output", DIED),
     ("closed its input", DIED),
-    ("wants a login", WANTS_LOGIN),
+    ("requires a login", WANTS_LOGIN),
     ("wants the scope", WANTS_LOGIN),
     ("answered HTTP 401", NOT_LET_IN),
     ("answered HTTP 403", NOT_LET_IN),

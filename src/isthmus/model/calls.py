@@ -149,8 +149,8 @@ class Call(msgspec.Struct, frozen=True):
     kind: Kind = "tool"
     log_level: LogLevel | None = None
     """The lowest level of log messages that the caller wants during the call; None for none."""
-    client_caps: ClientCapabilities = NO_CAPABILITIES
-    """What the caller can be asked during the call."""
+    client_caps: ClientCapabilities = msgspec.field(default=NO_CAPABILITIES, name="profile")
+    """What the caller can be asked during the call. Stored as `profile`: task records hold calls."""
     session: str = ""
     """The caller's session, if it has one: a question about one session must not reach another of the same caller."""
     comes_back: bool = False

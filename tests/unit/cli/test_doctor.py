@@ -44,6 +44,7 @@ from isthmus.upstream.settings import (
 )
 from tests.hubs import PATIENT, serving, stdio, write_config
 from tests.peers.launch import command
+from tests.security.authority import Authority, Protected, entry_of
 
 RAW = command("raw_server")
 DEAD = {"command": "/no/such/program", "args": ["--token", "s3cret-of-mine"]}
@@ -92,6 +93,13 @@ async def test_a_server_that_has_not_answered_yet_is_to_be_given_longer(
     out = capsys.readouterr().out
     assert "✗ ISD-109 slow: it has not answered yet\n    fix: wait longer" in out
     assert out.endswith("1 of 2 servers failed: slow\n")
+
+
+async def test_a_server_that_needs_a_login_is_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async with Authority() as authority, Protected(authority) as server:
+        assert await examine(config(tmp_path, {"s": entry_of(server)}), wait=20, is_json=False) == Exit.CALL_FAILED
+    out = capsys.readouterr().out
+    assert "✗ ISD-116 s: it requires a login" in out
 
 
 async def test_findings_in_the_configuration_end_with_3(

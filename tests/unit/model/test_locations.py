@@ -45,7 +45,7 @@ REASONS = {
     "it speaks version 1.10.1.2.3": "it speaks version 1.10.1.2.3",
     "it answered HTTP 404 with application/json": "it answered HTTP 404 with application/json",
     "exited with code 3": "exited with code 3",
-    "it wants a login: see https://login.example/a/b": "it wants a login: see https://login.example/a/b",
+    "it requires a login: see https://login.example/a/b": "it requires a login: see https://login.example/a/b",
     "": "",
 }
 

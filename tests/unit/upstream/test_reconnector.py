@@ -481,11 +481,11 @@ async def test_a_token_that_can_be_renewed_is_no_reason_to_wait_for_a_login(kept
 
 async def test_a_link_whose_token_was_refused_is_given_up_and_the_server_asked_for(kept: Kept) -> None:
     link = await kept.ready()
-    link.login_hint = lambda: "it wants a login: run isthmus login files"
+    link.login_hint = lambda: "it requires a login: run isthmus login files"
     link.ping_fault = NotConnected(NAME, "it answered HTTP 401", status=401)
     kept.supervisor.renew(NAME, None)
     await kept.until(lambda: kept.server_status.state == "login")
-    assert kept.server_status.reason == "it wants a login: run isthmus login files (it answered HTTP 401)"
+    assert kept.server_status.reason == "it requires a login: run isthmus login files (it answered HTTP 401)"
 
 
 async def test_who_answers_in_no_way_is_told_of_with_all_answers(kept: Kept) -> None:

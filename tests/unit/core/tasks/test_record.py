@@ -26,7 +26,7 @@ from isthmus.core.tasks.record import (
     state_after,
     stored_outcome,
 )
-from isthmus.model.calls import Outcome, Result
+from isthmus.model.calls import Call, Outcome, Result
 from isthmus.model.faults import (
     BadArguments,
     Bug,
@@ -230,3 +230,14 @@ def test_whatever_else_happens_is_an_end(outcome: Outcome) -> None:
 )
 def test_other_questions_are_no_login(asked: StoredQuestion) -> None:
     assert not is_login(asked)
+
+
+def test_a_stored_call_keeps_what_its_caller_can_be_asked_under_the_name_of_earlier_versions() -> None:
+    call = msgspec.json.decode(
+        b'{"id":"c","caller":{"name":"a","tenant":"t","grants":{"allow":[],"deny":[]}},"surface":{"server":null},'
+        b'"name":"s.t","arguments":{},"profile":["elicitation"]}',
+        type=Call,
+        strict=False,
+    )
+    assert call.client_caps == {"elicitation"}
+    assert msgspec.json.decode(msgspec.json.encode(call))["profile"] == ["elicitation"]
