@@ -153,7 +153,7 @@ class Access:
         """Log which callers were added, changed or removed."""
         before, self._known = self._known, self.identities.callers()
         gone, come = before - self._known, self._known - before
-        for told, callers in (("a key is good no more", gone), ("a key is good from now on", come)):
+        for told, callers in (("a key is no longer valid", gone), ("a key is now valid", come)):
             for caller in sorted(callers, key=lambda each: (each.tenant, each.name, each.key)):
                 log.info(told, caller=caller.name, tenant=caller.tenant, key=caller.key)
 

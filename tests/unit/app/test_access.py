@@ -163,7 +163,7 @@ async def test_it_is_logged_whose_keys_come_and_go(
         access.change(closed)
         access.change(closed)
     assert [(line["event"], line["caller"]) for line in logs] == [
-        ("a key is good no more", "local"),
-        ("a key is good from now on", "planner"),
+        ("a key is no longer valid", "local"),
+        ("a key is now valid", "planner"),
     ]
     assert KEY not in str(logs)

@@ -368,7 +368,7 @@ class DialInRegistry:
         seat.agent.changed()
 
     def recheck(self, is_valid: Callable[[Claim], bool]) -> None:
-        """Cut sockets whose token is good no more."""
+        """Close sockets whose token is no longer valid."""
         words = "token已失效"  # as devices are told
         is_good = _checked_once(is_valid)
         for host in [host for host in self._hosts if not is_good(host.claim)]:
