@@ -24,8 +24,7 @@ from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
 from isthmus.core.watch.server_tasks import ServerTasks
 from isthmus.model.names import ServerName
-from isthmus.transport.egress import DialFailed, Egress, HttpOrigin
-from isthmus.transport.tls import tls_settings
+from isthmus.transport.egress import DialFailed, Egress, HttpOrigin, tls_settings
 from isthmus.upstream.settings import HttpSettings, ServerSettings
 from tests.faults.scripted import Scripted
 from tests.hubs import PATIENT, Raw, serving, write_config

@@ -18,8 +18,7 @@ pytestmark = pytest.mark.xdist_group("source")  # which is read once
 
 WAYS_OUT = {
     "transport/egress.py": "the guard itself",
-    "transport/dns.py": "asks the system for what callers name; dials nobody",
-    "transport/cut.py": "closes a connection that is there",
+    "transport/flow_control.py": "closes a connection that is there",
     "frontends/http/listener.py": "listens",
     "credentials/authorization_code.py": "listens on loopback for the local user's browser during a login",
     "storage/postgres.py": "the database that the operator names under [storage]; its driver dials by itself",

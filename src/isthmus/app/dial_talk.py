@@ -22,7 +22,7 @@ from isthmus.model.calls import Surface
 from isthmus.model.faults import REFUSED, SENT_AND_LOST
 from isthmus.model.names import ServerName
 from isthmus.model.relay import MUX_SUBPROTOCOL
-from isthmus.transport.write_batching import WriteBatch
+from isthmus.transport.flow_control import WriteBatch
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Request, Response
 from isthmus.wire.mcp.calls import CALLS

@@ -28,8 +28,8 @@ from isthmus.core.access.policy import check_tag
 from isthmus.core.catalog.rules import CACHE_SECONDS, EVERY, NO_TOOL_RULES, ToolRules
 from isthmus.core.settings import Limits
 from isthmus.model.names import ServerName, legal_server_name, server_name_with_digits
+from isthmus.transport.egress import tls_settings
 from isthmus.transport.process_limits import ProcessLimits
-from isthmus.transport.tls import tls_settings
 from isthmus.upstream.settings import (
     PIN_ARGV,
     PIN_PROGRAM,

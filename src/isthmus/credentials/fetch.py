@@ -143,22 +143,22 @@ class _DocumentReader:
         self._body = bytearray()
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
-        """See `transport.http_connection.ResponseSink`."""
+        """See `transport.http.ResponseSink`."""
         self._status, self._headers = status, headers
 
     def on_body(self, chunk: bytes) -> None:
-        """See `transport.http_connection.ResponseSink`."""
+        """See `transport.http.ResponseSink`."""
         self._body += chunk
         if len(self._body) > DOCUMENT_BYTES_MAX:
             self._fail(f"a response of over {DOCUMENT_BYTES_MAX} bytes")
 
     def on_end(self) -> None:
-        """See `transport.http_connection.ResponseSink`."""
+        """See `transport.http.ResponseSink`."""
         if not self.done.done():
             self.done.set_result(Fetched(self._status, self._headers, bytes(self._body)))
 
     def on_lost(self, lost: ConnectionLost) -> None:
-        """See `transport.http_connection.ResponseSink`."""
+        """See `transport.http.ResponseSink`."""
         self._fail(lost.reason)
 
     def _fail(self, why: str) -> None:

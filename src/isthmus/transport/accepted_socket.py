@@ -17,8 +17,7 @@ from websockets.protocol import OPEN, SERVER
 from websockets.protocol import Protocol as Framing
 from websockets.streams import StreamReader
 
-from isthmus.transport.agent_bandwidth import AgentBandwidth, AgentShare
-from isthmus.transport.read_quota import ReadQuota, SharedReadQuota
+from isthmus.transport.flow_control import AgentBandwidth, AgentShare, ReadQuota, SharedReadQuota, WriteBatch
 from isthmus.transport.socket_channel import (
     CLOSE_SECONDS,
     PING,
@@ -29,7 +28,6 @@ from isthmus.transport.socket_channel import (
     in_words,
     lost,
 )
-from isthmus.transport.write_batching import WriteBatch
 
 log = structlog.get_logger(__name__)
 
@@ -413,7 +411,7 @@ class AcceptedSocket(SocketChannel):
         self._share.hold(self, held_bytes)
 
     def give_up(self) -> None:
-        """See `transport.agent_bandwidth.Holder`."""
+        """See `transport.flow_control.Holder`."""
         if not self._is_over:
             log.info("a WebSocket was cut", client=self.client, reason=NO_ROOM)
             self._break_off(CloseCode.TRY_AGAIN_LATER, NO_ROOM)

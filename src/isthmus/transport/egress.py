@@ -1,11 +1,15 @@
 """The one egress guard: every outgoing connection of the hub is dialled here.
 
-A name is resolved once, the *resolved* addresses are checked against our own deny table, and the checked
-address itself is dialled, so no second answer of a name server can lead elsewhere. Addresses that the
-operator configured are exempt from the table and still pinned. The environment's proxies are ignored.
+A name is resolved once, the *resolved* addresses are checked against our own deny table, and the checked address itself
+is dialled, so no second answer of a name server can lead elsewhere. Addresses that the operator configured are exempt
+from the table and still pinned. The environment's proxies are ignored.
 
-It does not know what a connection carries, keeps none, and retries nothing. `transport.http` and its siblings
-call it.
+Names that callers chose are looked up in threads of their own (`Lookups`). A name server may take half a minute for a
+name, and nothing frees the thread that waits for it. In the loop's few threads, some such names would delay the lookups
+of every configured server. Slow names of one domain do not delay those of other domains either.
+
+The guard does not know what a connection carries, keeps none, and retries nothing. The HTTP client and WebSockets call
+it; `config` checks certificates with `tls_settings`.
 """
 
 from __future__ import annotations
@@ -16,13 +20,12 @@ import ipaddress
 import re
 import socket
 import ssl
+import threading
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import quote, urlsplit
-
-from isthmus.transport.dns import Found, Lookups, TooManyNames, look_up
-from isthmus.transport.tls import tls_settings
 
 P = TypeVar("P", bound=asyncio.Protocol)
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -68,15 +71,16 @@ DENIED: Final[Sequence[tuple[IpNetwork, str]]] = [
         ("ff00::/8", "multicast"),
     )
 ]
-"""Where a caller's address may not lead. Ours, because `ipaddress.is_global` lets a dozen of these through
-and differs between patch releases of Python."""
+"""Networks that callers' addresses may not lead to. Our own table: `ipaddress.is_global` allows a dozen of these and
+differs between patch releases of Python."""
 
 PUBLIC_IPV6: Final = ipaddress.IPv6Network("2000::/3")
-"""All global unicast IPv6 there is; whatever lies outside is refused even if no line above names it."""
+"""All global unicast IPv6; other addresses are refused even if no line above names them."""
 
 DENIED_ENDINGS: Final = ("localhost", "local", "internal")
-"""Names that mean a private network wherever they are used; refused before a name server hears of them."""
+"""Names of private networks; refused before a name server is asked."""
 
+_CERTIFICATE: Final = re.compile(r"-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\s]+-----END CERTIFICATE-----", re.ASCII)
 _HOST_NAME: Final = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_.])?", re.ASCII)
 _NOT_IN_URLS: Final = re.compile(r"[\x00-\x20\x7f\\]")
 _TARGET_SAFE: Final = "/%:@!$&'()*+,;=~?-._"
@@ -102,7 +106,7 @@ class DialFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HttpOrigin:
-    """Whom one connects to: scheme, host (lower case, ASCII, no brackets) and port. Made by `parse_url`."""
+    """The peer of a connection: scheme, host (lower case, ASCII, no brackets) and port. Made by `parse_url`."""
 
     scheme: str
     host: str
@@ -123,12 +127,13 @@ class HttpOrigin:
 
 
 def parse_url(url: str, schemes: tuple[str, str] = HTTP_SCHEMES) -> tuple[HttpOrigin, str]:
-    """Split `url` into whom to dial and the request target (path and query, ASCII; a fragment is dropped).
+    """Split `url` into its origin and the request target (path and query, ASCII; a fragment is dropped).
 
     Raises:
         ValueError: not an absolute URL of these schemes, or one that two parsers could read differently.
     """
-    shown = _presentable(url)
+    # An invalid URL is logged; a password or a token in it is not.
+    shown = repr(re.sub(r"\?.*", "?…", re.sub(r"//[^/]*@", "//…@", url), flags=re.DOTALL))
     if _NOT_IN_URLS.search(url):
         # urlsplit would silently remove some of these, so what was checked would not be what was written.
         raise ValueError(f"{shown} contains a space, a backslash or a control character")
@@ -147,11 +152,6 @@ def parse_url(url: str, schemes: tuple[str, str] = HTTP_SCHEMES) -> tuple[HttpOr
     origin = HttpOrigin(parts.scheme, parse_host(parts.hostname or "", shown), port or PORTS[parts.scheme])
     query = f"?{parts.query}" if parts.query else ""
     return origin, quote((parts.path or "/") + query, safe=_TARGET_SAFE)
-
-
-def _presentable(url: str) -> str:
-    # What was wrong with a URL ends up in logs; a password or a token in it must not.
-    return repr(re.sub(r"\?.*", "?…", re.sub(r"//[^/]*@", "//…@", url), flags=re.DOTALL))
 
 
 def _parse_name(host: str, shown: str) -> str:
@@ -219,31 +219,191 @@ async def resolve(origin: HttpOrigin) -> list[DialAddress]:
 Resolver = Callable[[HttpOrigin], Awaitable[Sequence[DialAddress]]]
 
 
+# -- looking up names that callers chose ---------------------------------------------------------------------------
+
+PLACES = 16
+"""Names that are looked up at once: more could be used to attack a name server."""
+
+PLACES_PER_DOMAIN = 2
+"""How many of them may belong to one domain: its owner may delay each by half a minute."""
+
+WAITING_MAX = 1000
+"""Lookups that may wait for a place, a quarter of them for names of one domain; further ones fail."""
+
+AddressInfo: TypeAlias = Sequence[tuple[Any, ...]]
+"""What `socket.getaddrinfo` returns."""
+
+Look: TypeAlias = Callable[[str, int], AddressInfo]
+OnFound: TypeAlias = Callable[["AddressInfo | Exception"], None]
+
+
+def look_up(host: str, port: int) -> AddressInfo:
+    """Ask the system, however long that takes."""
+    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+
+
+class TooManyNames(OSError):
+    """Too many names are being looked up; try again later."""
+
+    def __init__(self) -> None:
+        super().__init__("too many host names are being looked up; try again later")
+
+
+class _DomainPlaces:
+    """The places of one domain, and how many lookups use or await one."""
+
+    __slots__ = ("places", "users", "waiting")
+
+    def __init__(self) -> None:
+        self.places = asyncio.Semaphore(PLACES_PER_DOMAIN)
+        self.users = 0
+        self.waiting = 0
+
+
+class Lookups:
+    """Looks names up in threads, a few at a time; within a domain in order of arrival."""
+
+    def __init__(self, look: Look = look_up) -> None:
+        self._look = look
+        self._places = asyncio.Semaphore(PLACES)
+        self._shares: dict[str, _DomainPlaces] = {}
+        self._waiting = 0
+
+    async def find(self, host: str, port: int) -> AddressInfo:
+        """The addresses of a host.
+
+        Raises:
+            TooManyNames: too many lookups wait, or the system gives no thread.
+            OSError: there are none.
+        """
+        domain = domain_of(host)
+        share = self._shares.get(domain) or _DomainPlaces()
+        if self._waiting >= WAITING_MAX or share.waiting >= max(1, WAITING_MAX // 4):
+            raise TooManyNames
+        self._shares[domain] = share
+        share.users += 1
+        try:
+            await self._wait(share)
+        except BaseException:
+            self._leave(domain, share)
+            raise
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[AddressInfo] = loop.create_future()
+        on_found = functools.partial(self._found, found, domain, share)
+        # Not an executor: at its end a process waits for the threads of one, and these may take long.
+        thread = threading.Thread(
+            target=self._look_in_thread, args=(loop, on_found, host, port), name="look-up", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._free(domain, share)
+            raise TooManyNames from error
+        return await found
+
+    async def _wait(self, share: _DomainPlaces) -> None:
+        """Wait for one of the domain's places, then for one of all places."""
+        self._waiting += 1
+        share.waiting += 1
+        try:
+            await share.places.acquire()
+            try:
+                await self._places.acquire()
+            except BaseException:
+                share.places.release()
+                raise
+        finally:
+            self._waiting -= 1
+            share.waiting -= 1
+
+    def _look_in_thread(self, loop: asyncio.AbstractEventLoop, on_found: OnFound, host: str, port: int) -> None:
+        outcome: AddressInfo | Exception
+        try:
+            outcome = self._look(host, port)
+        except (OSError, ValueError) as error:  # no address, or an invalid name
+            outcome = error
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(on_found, outcome)
+
+    def _found(
+        self,
+        found: asyncio.Future[AddressInfo],
+        domain: str,
+        share: _DomainPlaces,
+        outcome: AddressInfo | Exception,
+    ) -> None:
+        """Back in the loop. The place is free only now, even if the caller has long given up."""
+        self._free(domain, share)
+        if found.done():
+            return
+        if isinstance(outcome, Exception):
+            found.set_exception(outcome)
+        else:
+            found.set_result(outcome)
+
+    def _free(self, domain: str, share: _DomainPlaces) -> None:
+        self._places.release()
+        share.places.release()
+        self._leave(domain, share)
+
+    def _leave(self, domain: str, share: _DomainPlaces) -> None:
+        share.users -= 1
+        if not share.users:
+            del self._shares[domain]
+
+
+def domain_of(host: str) -> str:
+    """The domain of a host, roughly: `co.uk` has many owners."""
+    return ".".join(host.rstrip(".").lower().split(".")[-2:])
+
+
 class _NamedResolver:
-    """Asks the system for what callers name, where that keeps nobody else waiting."""
+    """Resolves the names that callers chose, without delaying others."""
 
     def __init__(self) -> None:
         self._lookups = Lookups()
 
     async def __call__(self, origin: HttpOrigin) -> list[DialAddress]:
-        """As `resolve`; an address in digits waits for no place."""
-        look = self._look_at_once if _is_numeric(origin.host) else self._lookups.find
-        return [DialAddress(family, sockaddr) for family, _, _, _, sockaddr in await look(origin.host, origin.port)]
+        """As `resolve`; a numeric address needs no thread."""
+        try:
+            ipaddress.ip_address(origin.host)
+        except ValueError:
+            found = await self._lookups.find(origin.host, origin.port)
+        else:
+            found = look_up(origin.host, origin.port)
+        return [DialAddress(family, sockaddr) for family, _, _, _, sockaddr in found]
 
-    async def _look_at_once(self, host: str, port: int) -> Found:
-        return look_up(host, port)
+
+# -- the guard -----------------------------------------------------------------------------------------------------
 
 
-def _is_numeric(host: str) -> bool:
+def tls_settings(authority: str = "") -> ssl.SSLContext:
+    """TLS settings for connections to servers, with the system's roots or one `authority` (PEM) alone.
+
+    Certificates are always verified, and TLS 1.2 is the oldest version, whatever the system allows. Unlike Python's
+    default, no session keys are written to the file that the environment names.
+
+    Raises:
+        ValueError: `authority` contains no certificate.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    if not authority:
+        context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+        return context
     try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
+        # Text between certificates is ignored: it may be in any encoding.
+        context.load_verify_locations(cadata="\n".join(_CERTIFICATE.findall(authority)))
+    except (ssl.SSLError, ValueError):
+        raise ValueError("it holds no certificate in PEM form") from None
+    # The certificate of the server itself is accepted in place of an authority's.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context
 
 
 class Egress:
-    """The guard. One per hub; stateless but for the TLS settings, which all connections share, and for lookups."""
+    """The guard. One per hub; its only state are the TLS settings, which all connections share, and lookups."""
 
     def __init__(self, tls: ssl.SSLContext | None = None, *, resolver: Resolver | None = None) -> None:
         """`tls` replaces the default settings (system roots, names verified), as for a private authority.
@@ -278,12 +438,25 @@ class Egress:
         addresses = await self._resolve(resolver, origin, within)
         if not is_configured:
             addresses = permitted(origin, addresses)
-        return await self._connect_any(origin, addresses, protocol_factory, deadline)
+        reasons: list[str] = []
+        for index, address in enumerate(addresses):
+            # An address that swallows packets must leave time for the ones after it.
+            left = deadline - asyncio.get_running_loop().time()
+            share = left / (len(addresses) - index)
+            try:
+                async with asyncio.timeout(share):
+                    return await self._connect(origin, address, protocol_factory)
+            except TimeoutError:
+                # `except OSError` below would catch it too, without the time in its message.
+                reasons.append(f"no answer from {address} within {max(share, 0):.1f} s")
+            except OSError as error:
+                reasons.append(_in_words(error, address))
+        raise DialFailed(origin, "; ".join(reasons) or f"no address for host {origin.host}")
 
     async def refusal(self, origin: HttpOrigin, *, within: float) -> str | None:
-        """Why a caller's `origin` may not be dialled, as far as can be told now; None if nothing speaks against it.
+        """Why a caller's `origin` may not be dialled, as far as is known now; None if there is no objection.
 
-        A name without an address may have one later. Whatever is told here, `dial` looks for itself.
+        A name without an address may have one later. `dial` checks again.
         """
         if (reason := _refusal_of_name(origin.host)) is not None:
             return reason
@@ -306,24 +479,6 @@ class Egress:
         except (OSError, UnicodeError) as error:
             raise DialFailed(origin, f"no address for host {origin.host}") from error
 
-    async def _connect_any(
-        self, origin: HttpOrigin, addresses: Sequence[DialAddress], factory: Callable[[], P], deadline: float
-    ) -> tuple[asyncio.Transport, P]:
-        reasons: list[str] = []
-        for index, address in enumerate(addresses):
-            # An address that swallows packets must leave time for the ones after it.
-            left = deadline - asyncio.get_running_loop().time()
-            share = left / (len(addresses) - index)
-            try:
-                async with asyncio.timeout(share):
-                    return await self._connect(origin, address, factory)
-            except TimeoutError:
-                # `except OSError` below would take it too, without saying how long was waited.
-                reasons.append(f"no answer from {address} within {max(share, 0):.1f} s")
-            except OSError as error:
-                reasons.append(_in_words(error, address))
-        raise DialFailed(origin, "; ".join(reasons) or f"no address for host {origin.host}")
-
     async def _connect(
         self, origin: HttpOrigin, address: DialAddress, factory: Callable[[], P]
     ) -> tuple[asyncio.Transport, P]:
@@ -343,12 +498,12 @@ class Egress:
 
     @functools.cached_property
     def _tls(self) -> ssl.SSLContext:
-        # Reading the system's roots takes 28 ms, so it happens once, and only if somebody needs it.
+        # Reading the system's roots takes 28 ms, so it happens once, and only if needed.
         return self._given_tls if self._given_tls is not None else tls_settings()
 
 
 class Guarded(Egress):
-    """A guard's other face, for what dials addresses that callers named: none of them may be private."""
+    """A guard for addresses that callers named: none of them may be private."""
 
     def __init__(self, egress: Egress) -> None:
         self._egress = egress
@@ -356,7 +511,7 @@ class Guarded(Egress):
     async def dial(
         self, origin: HttpOrigin, protocol_factory: Callable[[], P], *, is_configured: bool, within: float
     ) -> tuple[asyncio.Transport, P]:
-        """Connect as `Egress.dial` does, whatever whoever dials takes the address for."""
+        """Connect as `Egress.dial` does, but never as a configured address."""
         return await self._egress.dial(origin, protocol_factory, is_configured=False, within=within)
 
     async def refusal(self, origin: HttpOrigin, *, within: float) -> str | None:

@@ -1,29 +1,31 @@
 """A small keep-alive HTTP/1.1 client for one origin: requests in, callbacks out, no task per request.
 
-A request is one write on an idle connection, or an entry in a queue until a connection is dialled or freed.
-Its reply is handed to a `ResponseSink` as it arrives. The client never sends a request twice, follows no redirect,
-keeps no cookie and decodes no content; what it promises is to know whether a lost request may have left.
+A request is one write on an idle connection, or an entry in a queue until a connection is dialled or freed. Its reply
+is handed to a `ResponseSink` as it arrives. The client never sends a request twice, follows no redirect, keeps no
+cookie and decodes no content; it knows whether a lost request may have left.
 
-It does not know what it carries, and does not bound its queue, sizes or time: the sender does, and calls
-`Ticket.abort`. The upstream kinds call it.
+Queue, sizes and time have no bounds here: the sender bounds them and calls `Ticket.abort`. Links to HTTP servers, the
+push client and the credentials use it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+import select
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Final, cast
+from typing import Final, Protocol, cast
+
+import httptools
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports import RequestSigner
 from isthmus.transport.egress import DialFailed, Egress, EgressRefused, HttpOrigin
-from isthmus.transport.http_connection import ClientConnection, ConnectionLost, ResponseSink, Ticket
-from isthmus.transport.write_batching import WriteBatch
-
-__all__ = ["ConnectionLost", "HttpClient", "ResponseSink", "Ticket", "client_for", "header_lines", "request_head"]
+from isthmus.transport.flow_control import ReadQuota, WriteBatch, cut
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _FIELD_VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
@@ -51,18 +53,351 @@ def header_lines(headers: Mapping[str, str]) -> bytes:
     Raises:
         ValueError: a name or value is not one, or belongs to the framing, which is the client's.
     """
-    return b"".join(_header_line(name, value) for name, value in headers.items())
+    for name, value in headers.items():
+        if not _TOKEN.fullmatch(name):
+            raise ValueError(f"{name!r} is not a header name")
+        if name.lower() in ("content-length", "transfer-encoding", "connection"):
+            raise ValueError(f"the header {name!r} is written by the client itself")
+        if not _FIELD_VALUE.fullmatch(value):
+            # The value may be a secret, so the message has only the name.
+            raise ValueError(f"the value of header {name!r} contains a character that headers cannot carry")
+    return "".join([f"{name}: {value}\r\n" for name, value in headers.items()]).encode("latin-1")
 
 
-def _header_line(name: str, value: str) -> bytes:
-    if not _TOKEN.fullmatch(name):
-        raise ValueError(f"{name!r} is not a header name")
-    if name.lower() in ("content-length", "transfer-encoding", "connection"):
-        raise ValueError(f"the header {name!r} is written by the client itself")
-    if not _FIELD_VALUE.fullmatch(value):
-        # The value may be a secret, so only the name is told.
-        raise ValueError(f"the value of header {name!r} contains a character that headers cannot carry")
-    return f"{name}: {value}\r\n".encode("latin-1")
+HEAD_LIMIT_BYTES: Final = 64 * 1024
+"""How much a server may send without getting on with its reply: head, trailers, chunk extensions, 1xx."""
+
+PEEK_AFTER_SECONDS: Final = 1.0
+"""A connection that was idle this long is checked for an end of stream before it is used. For shorter times the event
+loop has just looked, and the check costs a system call."""
+
+_KEEP_ALIVE_TIMEOUT: Final = re.compile(r"timeout\s*=\s*(\d{1,9})", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLost:
+    """Why a request has no complete reply; `may_have_left` is False only if its last byte provably stayed."""
+
+    reason: str
+    may_have_left: bool
+
+
+class ResponseSink(Protocol):
+    """Receives one reply. It ends with either `on_end` or `on_lost`, once; nothing comes after."""
+
+    def on_head(self, status: int, headers: Mapping[str, str]) -> None:
+        """The final status, never 1xx; header names in lower case, repeated ones joined by a comma."""
+
+    def on_body(self, chunk: bytes) -> None:
+        """The next bytes of the body, without the framing of chunks."""
+
+    def on_end(self) -> None:
+        """The reply is complete."""
+
+    def on_lost(self, lost: ConnectionLost) -> None:
+        """There will be no complete reply."""
+
+
+class ConnectionPool(Protocol):
+    """The owner of a connection and a ticket: an `HttpClient`."""
+
+    idle_seconds: float
+    cork: WriteBatch
+
+    def forget(self, ticket: Ticket) -> None:
+        """A waiting request was aborted."""
+
+    def freed(self, connection: ClientConnection) -> None:
+        """A connection may carry the next request."""
+
+    def removed(self, connection: ClientConnection) -> None:
+        """A connection is gone; may be called more than once."""
+
+
+class Ticket:
+    """One request of a client; its sender holds it."""
+
+    __slots__ = ("_connection", "_data", "_may_have_left", "_pool", "_sink")
+
+    def __init__(self, pool: ConnectionPool, data: bytes, sink: ResponseSink) -> None:
+        self._pool = pool
+        self._data = data
+        self._sink: ResponseSink | None = sink
+        self._connection: ClientConnection | None = None
+        self._may_have_left = False
+
+    @property
+    def may_have_left(self) -> bool:
+        """False while the last byte is provably still here; after the end or an abort, what was true then."""
+        if self._connection is None:
+            return self._may_have_left
+        return self._connection.may_have_left
+
+    @property
+    def has_boarded(self) -> bool:
+        """Whether it was assigned to a connection; otherwise it waits for one."""
+        return not self._data
+
+    def abort(self) -> None:
+        """Abort the request: no more bytes are written, no more callbacks are made. May be called at any time."""
+        if self._sink is None:
+            return
+        self._sink = None
+        if self._connection is None:
+            self._pool.forget(self)
+        else:
+            self._connection.drop()
+
+    # For its connection and its client.
+
+    def board(self, connection: ClientConnection) -> tuple[bytes, ResponseSink | None]:
+        """Assign it to a connection; returns the bytes to write and the sink."""
+        data, self._data = self._data, b""
+        self._connection = connection
+        return data, self._sink
+
+    def leave(self, *, may_have_left: bool) -> None:
+        """Release the connection and keep its final `may_have_left`."""
+        self._may_have_left = may_have_left
+        self._connection = None
+
+    def end(self) -> None:
+        """Tell the sink that its reply is complete."""
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            sink.on_end()
+
+    def lose(self, reason: str) -> None:
+        """Tell the sink that there is no complete reply."""
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            sink.on_lost(ConnectionLost(reason, self._may_have_left))
+
+
+class ClientConnection(asyncio.Protocol):
+    """One connection: carries one request at a time and turns what comes back into its sink's callbacks.
+
+    `_ticket` is its current request, `_sink` the receiver of the reply until that is complete. Callbacks of the parser
+    look only at `_sink`, so that one of them may end the request while the parser goes on with its bytes.
+    """
+
+    def __init__(self, pool: ConnectionPool, *, is_secure: bool) -> None:
+        self._pool = pool
+        self._transport: asyncio.Transport
+        self._portions: ReadQuota
+        self._parser = httptools.HttpResponseParser(self)
+        self._is_secure = is_secure
+        self._ticket: Ticket | None = None
+        self._sink: ResponseSink | None = None
+        self._unsent = b""
+        self._headers: dict[str, str] = {}
+        self._header_bytes = 0
+        self._idle_bytes = 0
+        self._has_head = False
+        self._has_progressed = False
+        self._is_complete = False
+        self._is_stillborn = False
+        self._can_stay = False
+        self.idle_since = 0.0
+        self.idle_limit = pool.idle_seconds
+
+    def carry(self, ticket: Ticket) -> None:
+        """Write the request at the end of this turn of the loop; the connection must be free and fit."""
+        self._has_head = self._is_complete = self._is_stillborn = False
+        self._header_bytes = self._idle_bytes = 0
+        self._ticket = ticket
+        self._unsent, self._sink = ticket.board(self)
+        self._pool.cork.add(self)
+
+    def flush(self) -> None:
+        """Write the request, unless it was aborted meanwhile."""
+        data, self._unsent = self._unsent, b""
+        if not data:
+            return
+        self._transport.write(data)
+        # Both loops try the system call inside write(); if it fails there, not one byte has left.
+        self._is_stillborn = self._transport.is_closing() and not self._is_secure
+
+    @property
+    def may_have_left(self) -> bool:
+        """Whether the last byte of the request it carries may have left this process."""
+        if self._unsent or self._is_stillborn:
+            return False
+        # TLS keeps a buffer of its own, which cannot be asked; a server that answers has seen enough to act.
+        if self._is_secure or self._has_head:
+            return True
+        return self._transport.get_write_buffer_size() == 0
+
+    @property
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def is_fit(self, now: float) -> bool:
+        """Whether it can take a request, after the time that it was idle."""
+        idle = now - self.idle_since
+        if self._transport.is_closing() or idle > self.idle_limit:
+            return False
+        return idle < PEEK_AFTER_SECONDS or not _is_readable(self._transport)
+
+    def close(self) -> None:
+        """Close it when it carries nothing."""
+        self._transport.close()
+        self._pool.removed(self)
+
+    def drop(self) -> None:
+        """Close it at once: nothing more of its request is written, and its reply is dropped."""
+        ticket, self._ticket, self._sink = self._ticket, None, None
+        if ticket is not None:
+            ticket.leave(may_have_left=self.may_have_left)
+        self._unsent = b""
+        self._portions.stop()
+        cut(self._transport)
+        self._pool.removed(self)
+
+    def lose(self, reason: str) -> None:
+        """Drop it and tell the sink why."""
+        ticket = self._ticket
+        self.drop()
+        if ticket is not None:
+            ticket.lose(reason)
+
+    # -- callbacks of the event loop -------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # A cast, because uvloop's transports are not asyncio's by class.
+        self._transport = cast("asyncio.Transport", transport)
+        self._portions = ReadQuota(self._read, pause=self._transport.pause_reading, resume=self._read_on)
+
+    def _read_on(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        self._portions.feed(data)
+
+    def _read(self, data: bytes) -> None:
+        if self._ticket is None or self._unsent:
+            # Nothing was asked, so this would become the answer to the next question.
+            self.lose("the server spoke before it was asked")
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError:
+            # A sink raised. The loop reports it and closes this connection; `connection_lost` does the rest.
+            raise
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if self._is_complete:
+                self._can_stay = False
+            elif isinstance(error, httptools.HttpParserUpgrade):
+                self.lose("the server switched protocols, which was not asked for")
+            else:
+                self.lose(f"the reply is not valid HTTP: {error}")
+        if self._is_complete:
+            self._complete()
+        elif self._ticket is not None:
+            # Counts what is neither head nor body yet, which the parser collects without a limit of its own.
+            self._idle_bytes = 0 if self._has_progressed else self._idle_bytes + len(data)
+            self._has_progressed = False
+            if self._idle_bytes > HEAD_LIMIT_BYTES:
+                self.lose(f"the server sent more than {HEAD_LIMIT_BYTES} bytes without getting on with its reply")
+
+    def eof_received(self) -> None:
+        self._portions.finish()
+        if self._ticket is None:
+            self.close()
+        elif self._has_head and "content-length" not in self._headers and "transfer-encoding" not in self._headers:
+            # The end of the stream is the end of such a reply.
+            self._can_stay = False
+            self._complete()
+        else:
+            self.lose(f"the server closed the connection {self._stage()}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._portions.finish()
+        reason = "was closed" if exc is None else f"broke ({exc})"
+        self.lose(f"the connection to the server {reason} {self._stage()}")
+
+    # -- callbacks of the parser -----------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self._headers = {}
+        if self._is_complete:
+            # A second reply to one request: the stream is out of step, so it ends here.
+            self._can_stay = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._has_head:
+            return  # a trailer, or a second reply
+        self._header_bytes += len(name) + len(value)
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        known = self._headers.get(key)
+        self._headers[key] = text if known is None else f"{known}, {text}"
+
+    def on_headers_complete(self) -> None:
+        sink, status = self._sink, self._parser.get_status_code()
+        if sink is None or status < 200:
+            return
+        if (fault := self._fault_in_head(status)) is not None:
+            self.lose(fault)
+            return
+        if "keep-alive" in self._headers:
+            found = _KEEP_ALIVE_TIMEOUT.search(self._headers["keep-alive"])
+            if found is not None:
+                # A second earlier than the server, because its clock started before ours.
+                self.idle_limit = min(self._pool.idle_seconds, int(found[1]) - 1.0)
+        self._has_head = self._has_progressed = True
+        sink.on_head(status, self._headers)
+
+    def on_body(self, chunk: bytes) -> None:
+        if self._sink is not None:
+            self._has_progressed = True
+            self._sink.on_body(chunk)
+
+    def on_message_complete(self) -> None:
+        if self._sink is None or not self._has_head:
+            return
+        self._sink = None
+        self._is_complete = True
+        self._can_stay = self._parser.should_keep_alive()
+
+    def _fault_in_head(self, status: int) -> str | None:
+        headers = self._headers
+        if self._header_bytes > HEAD_LIMIT_BYTES:
+            return f"the reply has more than {HEAD_LIMIT_BYTES} bytes of headers"
+        if (encoding := headers.get("content-encoding", "identity").lower()) != "identity":
+            return f"the reply is encoded as {encoding[:40]}, which was not asked for"
+        if (encoding := headers.get("transfer-encoding", "chunked").lower()) != "chunked":
+            return f"the reply is transferred as {encoding[:40]}, which was not asked for"
+        if status < 400 and self._transport.get_write_buffer_size() > 0:
+            # An early refusal (413, 401) is a server's right; an early success answers something else.
+            return f"the server answered {status} before it had the whole request"
+        return None
+
+    def _complete(self) -> None:
+        ticket, self._ticket, self._sink = self._ticket, None, None
+        if ticket is None:
+            return
+        ticket.leave(may_have_left=True)
+        if self._transport.get_write_buffer_size() > 0:
+            self.drop()
+        elif self._can_stay and not self._transport.is_closing():
+            self._pool.freed(self)
+        else:
+            self.close()
+        ticket.end()
+
+    def _stage(self) -> str:
+        return "in the middle of its reply" if self._has_head else "without answering"
+
+
+def _is_readable(transport: asyncio.Transport) -> bool:
+    """Whether bytes or an end of stream wait on an idle connection; either makes it unfit."""
+    fileno: int = transport.get_extra_info("socket").fileno()
+    if sys.platform == "win32":
+        return bool(select.select([fileno], [], [], 0)[0])
+    poll = select.poll()
+    poll.register(fileno, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 class HttpClient:
@@ -107,57 +442,44 @@ class HttpClient:
         """
         rest = (b"\r\n",) if body is None else (b"content-length: %d\r\n\r\n" % len(body), body)
         ticket = Ticket(self, b"".join((head, *rest)), sink)
-        connection = self._take_idle()
-        if connection is not None:
-            connection.carry(ticket)
+        while self._idle:  # the newest first, so that the others can reach their idle limit
+            connection = self._idle.pop()
+            if connection.is_fit(self._loop.time()):
+                connection.carry(ticket)
+                return ticket
+            connection.close()
+        if self._is_closed:
+            self._loop.call_soon(ticket.lose, "the client is closed")
         else:
-            self._queue(ticket)
+            self._waiting[ticket] = None
+            self._dial_enough()
         return ticket
 
     async def aclose(self) -> None:
-        """Close every connection; whoever still waits hears that its request is lost."""
+        """Close every connection; pending requests end as lost."""
         self._is_closed = True
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
-        self._lose_all("the client was closed")
+        waiting, self._waiting = self._waiting, {}
+        for connection in list(self._open):
+            connection.lose("the client was closed")
+        for ticket in waiting:
+            ticket.lose("the client was closed")
         dials = list(self._dials)
         for dial in dials:
             dial.cancel()
         if dials:
             await asyncio.wait(dials, timeout=self._connect_seconds)
 
-    def _lose_all(self, reason: str) -> None:
-        waiting, self._waiting = self._waiting, {}
-        for connection in list(self._open):
-            connection.lose(reason)
-        for ticket in waiting:
-            ticket.lose(reason)
-
-    def _take_idle(self) -> ClientConnection | None:
-        # The newest first: the others may then grow old and go.
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.is_fit(self._loop.time()):
-                return connection
-            connection.close()
-        return None
-
-    def _queue(self, ticket: Ticket) -> None:
-        if self._is_closed:
-            self._loop.call_soon(ticket.lose, "the client is closed")
-            return
-        self._waiting[ticket] = None
-        self._dial_enough()
-
     def _next_waiting(self) -> Ticket:
         ticket = next(iter(self._waiting))
         del self._waiting[ticket]
         return ticket
 
-    # What its connections and tickets tell it.
+    # -- callbacks of connections and tickets ------------------------------------------------------------------------
 
     def forget(self, ticket: Ticket) -> None:
-        """Let a request that still waits go."""
+        """Drop a waiting request."""
         self._waiting.pop(ticket, None)
 
     def freed(self, connection: ClientConnection) -> None:
@@ -172,18 +494,22 @@ class HttpClient:
             self._sweep_later()
 
     def removed(self, connection: ClientConnection) -> None:
-        """Hear that a connection is gone, possibly not for the first time; its place may be needed."""
+        """A connection is gone, and its place may be needed. May be called more than once."""
         self._open.discard(connection)
         with suppress(ValueError):
             self._idle.remove(connection)
         self._dial_enough()
 
-    # Connections come and go.
+    # -- dialling and closing ----------------------------------------------------------------------------------------
 
     def _dial_enough(self) -> None:
         while len(self._waiting) > len(self._dials) and len(self._open) + len(self._dials) < self._limit:
-            name = f"dial {self.origin}"
-            self._dials.add(self._background.spawn(name, self._dial(), on_crash=self._dial_crashed))
+            dial = self._background.spawn(
+                f"dial {self.origin}",
+                self._dial(),
+                on_crash=lambda error: self._dial_failed(f"dialling {self.origin} failed unexpectedly: {error!r}"),
+            )
+            self._dials.add(dial)
 
     async def _dial(self) -> None:
         connection, reason = None, "the server closed the connection at once"
@@ -206,11 +532,8 @@ class HttpClient:
             self._open.add(connection)
             self.freed(connection)
 
-    def _dial_crashed(self, error: BaseException) -> None:
-        self._dial_failed(f"dialling {self.origin} failed unexpectedly: {error!r}")
-
     def _dial_failed(self, reason: str) -> None:
-        # A dial answers for the oldest request, unless the dials still under way suffice for all that wait.
+        # A failed dial fails the oldest request, unless the pending dials suffice for all that wait.
         if len(self._waiting) > len(self._dials):
             ticket = self._next_waiting()
             self._dial_enough()
@@ -232,7 +555,7 @@ class HttpClient:
 # -- requests that are signed one by one ---------------------------------------------------------------------------
 
 REFUSAL_BYTES_MAX: Final = 64 * 1024
-"""How much of a refusal's body is read to keep the connection; of a longer one the connection is closed."""
+"""How much of a refusal's body is read to keep the connection; a longer one closes it."""
 
 
 def client_for(

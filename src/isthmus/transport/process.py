@@ -23,9 +23,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from isthmus.transport.flow_control import ReadQuota
 from isthmus.transport.process_limits import ProcessLimits, Unbounded, bound
 from isthmus.transport.process_tree import end_family, marking, reap, settle_mark
-from isthmus.transport.read_quota import ReadQuota
 
 STDERR_BYTES: Final = 64 * 1024
 """How much of the end of stderr is kept: a long traceback and what led to it."""

@@ -116,22 +116,22 @@ class _PushResponse:
         self._bytes = 0
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
-        """See `transport.http_connection.ResponseSink`."""
+        """See `transport.http.ResponseSink`."""
         self.status = status
         self._retry_after = read_retry_after(headers.get("retry-after", ""), time.time())
 
     def on_body(self, chunk: bytes) -> None:
-        """See `transport.http_connection.ResponseSink`; more than enough is as good as the end."""
+        """See `transport.http.ResponseSink`; more than enough is as good as the end."""
         self._bytes += len(chunk)
         if self._bytes > ANSWER_BYTES_MAX:
             self._end("")
 
     def on_end(self) -> None:
-        """See `transport.http_connection.ResponseSink`."""
+        """See `transport.http.ResponseSink`."""
         self._end("")
 
     def on_lost(self, lost: ConnectionLost) -> None:
-        """See `transport.http_connection.ResponseSink`; who gave a status has got what was sent."""
+        """See `transport.http.ResponseSink`; who gave a status has got what was sent."""
         self._end(lost.reason)
 
     def _end(self, reason: str) -> None:

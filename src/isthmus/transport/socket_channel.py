@@ -15,8 +15,7 @@ from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import Event
 from websockets.protocol import Protocol as Framing
 
-from isthmus.transport.cut import cut
-from isthmus.transport.read_quota import ReadQuota
+from isthmus.transport.flow_control import ReadQuota, cut
 
 PING_SECONDS: Final = 20.0
 """The interval of pings, and the time for a pong."""

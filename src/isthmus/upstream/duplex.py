@@ -20,7 +20,7 @@ from isthmus.core.settings import Limits
 from isthmus.model.calls import NOT_ASKED, LogMessage, OnReply, Question
 from isthmus.model.faults import BadReply, Fault, ServerError
 from isthmus.model.names import ServerName
-from isthmus.transport.write_batching import WriteBatch
+from isthmus.transport.flow_control import WriteBatch
 from isthmus.upstream.link import BaseLink
 from isthmus.upstream.waiters import CallWaiter, Waiter, log_alone, lost, waiter_for
 from isthmus.wire import jsonrpc

@@ -20,10 +20,9 @@ from websockets.frames import Frame, Opcode
 
 from isthmus.transport import accepted_socket as module
 from isthmus.transport.accepted_socket import LAG_FACTOR, LAGGING, LATE_FACTOR, NO_ROOM, SLOW, fitting, text_frame
-from isthmus.transport.agent_bandwidth import AT_ONCE, AgentBandwidth
+from isthmus.transport.flow_control import AT_ONCE, AgentBandwidth, WriteBatch
 from isthmus.transport.socket_channel import CLOSE_SECONDS
 from isthmus.transport.websocket import AcceptedSocket, Hearer
-from isthmus.transport.write_batching import WriteBatch
 
 PATIENCE_SECONDS = 30.0
 LIMIT_BYTES = 100_000

@@ -10,7 +10,7 @@ import pytest
 import trustme
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.transport import http_connection
+from isthmus.transport import http as module
 from isthmus.transport.egress import Egress, HttpOrigin
 from isthmus.transport.http import HttpClient, Ticket, header_lines, request_head
 from tests.unit.transport.doubles import OK, PATIENCE_SECONDS, Peer, Recorder, Server
@@ -284,7 +284,7 @@ async def test_a_connection_that_the_server_closed_is_not_used(client: HttpClien
 async def test_after_a_while_a_connection_is_asked_before_it_is_written_to(
     background: BackgroundTasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_connection, "PEEK_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(module, "PEEK_AFTER_SECONDS", 0.0)
     loop = asyncio.get_running_loop()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
@@ -427,7 +427,7 @@ async def test_a_target_that_may_not_be_dialled_is_lost_unsent(server: Server, b
 
 
 async def test_a_dial_that_crashes_loses_its_request(server: Server, background: BackgroundTasks) -> None:
-    async def broken(origin: HttpOrigin) -> list[http_connection.ClientConnection]:
+    async def broken(origin: HttpOrigin) -> list[module.ClientConnection]:
         raise ZeroDivisionError
 
     client = HttpClient(server.origin, Egress(resolver=broken), background, is_configured=True)  # type: ignore[arg-type]

@@ -24,8 +24,7 @@ from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError, Unk
 from isthmus.model.features import TOPICS, Feature, Topic
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress, parse_url
-from isthmus.transport.http import client_for, header_lines, request_head
-from isthmus.transport.http_connection import ConnectionLost, Ticket
+from isthmus.transport.http import ConnectionLost, Ticket, client_for, header_lines, request_head
 from isthmus.upstream.http_shared import EVENT_STREAM, OK, CallerHeaders, OneWayPosts, media_type, same_origin_target
 from isthmus.upstream.link import BaseLink, ConnectFailed, WrongCarrier
 from isthmus.upstream.listing import Listing, leave_out

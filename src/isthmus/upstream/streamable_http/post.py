@@ -15,7 +15,7 @@ from isthmus.core.pauses import in_turn
 from isthmus.core.settings import Limits
 from isthmus.model.faults import BadReply, Fault
 from isthmus.model.names import ServerName
-from isthmus.transport.http_connection import ConnectionLost, Ticket
+from isthmus.transport.http import ConnectionLost, Ticket
 from isthmus.upstream.http_shared import ADVICE, EVENT_STREAM, OK, UNAUTHORIZED, advice_for, login_url, media_type
 from isthmus.upstream.waiters import LATER_BYTES, CallWaiter, Waiter, lost, turned_away
 from isthmus.wire import jsonrpc
