@@ -71,9 +71,9 @@ class HubProcess:
         self.process.send_signal(signal.SIGTERM)
 
 
-def isthmus(*words: str) -> list[str]:
+def isthmus(*words: str, module: str = "isthmus") -> list[str]:
     """The words that run the command line of this checkout."""
-    return [sys.executable, "-m", "isthmus", *words]
+    return [sys.executable, "-m", module, *words]
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -111,10 +111,12 @@ async def serving(
 
 
 @asynccontextmanager
-async def started(folder: Path, *options: str, env: Mapping[str, str] | None = None) -> AsyncIterator[HubProcess]:
+async def started(
+    folder: Path, *options: str, env: Mapping[str, str] | None = None, module: str = "isthmus"
+) -> AsyncIterator[HubProcess]:
     """Run a hub in a folder; without further options it looks for its file in the usual places."""
     process = await asyncio.create_subprocess_exec(
-        *isthmus("serve", *options, "--port", "0"),
+        *isthmus("serve", *options, "--port", "0", module=module),
         stdin=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
         env=environment(env),

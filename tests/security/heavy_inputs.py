@@ -11,10 +11,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from google.protobuf import json_format
 
 from isthmus.wire.a2a.protobuf import CLASSES, METHODS, SERVICE
 from tests.face.wire import until
-from tests.hubs import CHECKOUT, META, MODERN, PATIENT, TRUSTED, HubProcess, serving, stdio
+from tests.hubs import CHECKOUT, META, MODERN, PATIENT, TRUSTED, HubProcess, started, stdio, write_config
 from tests.peers.launch import listening_peer
 from tests.relay.peers import Wire, agent_call_url, agent_url, wired
 from tests.relay.tokens import KEY
@@ -104,6 +104,8 @@ class Field:
     dialled: Dialled
     channel: Any
     stack: AsyncExitStack
+    peer: int
+    """The process of the servers over the network."""
     numbers: Iterator[int] = field(default_factory=lambda: iter(range(1000, 10**9)))
     stream: EventStream | None = None
     session: str = ""
@@ -128,10 +130,15 @@ class Field:
         assert answer.status_code != 500, answer.text[:500]
         return answer.content
 
+    async def loop_figures(self) -> dict[str, Any]:
+        """What the hub knows of its event loop."""
+        answer = await self.innocent.get(f"{self.origin}/v1/hub")
+        figures: dict[str, Any] = json.loads(answer.content)["event_loop"]
+        return figures
+
     async def busy(self) -> dict[str, int]:
         """How often the loop's thread was busy for longer than so many seconds."""
-        answer = await self.innocent.get(f"{self.origin}/v1/hub")
-        figures: dict[str, int] = json.loads(answer.content)["event_loop"]["busy_over"]
+        figures: dict[str, int] = (await self.loop_figures())["busy_over"]
         return figures
 
     async def echo(self) -> None:
@@ -211,8 +218,10 @@ class EventStream:
 
 
 @asynccontextmanager
-async def open_field(folder: Path) -> AsyncIterator[Field]:
-    """Start everything."""
+async def open_field(
+    folder: Path, module: str = "isthmus", env: Mapping[str, str] | None = None
+) -> AsyncIterator[Field]:
+    """Start everything; `module` is the program of the hub."""
     async with AsyncExitStack() as stack:
         peer = await stack.enter_async_context(listening_peer([sys.executable, PROGRAM, "net"]))
         assert peer.process.stdout is not None
@@ -232,19 +241,13 @@ async def open_field(folder: Path) -> AsyncIterator[Field]:
             "checked": checked.entry,
         }
         limits = {**PATIENT, "lag_bytes": 64 << 20}
-        hub = await stack.enter_async_context(
-            serving(
-                folder,
-                servers,
-                limits=limits,
-                relay={"key": KEY, "enabled": True},
-                a2a={"grpc_port": 0},
-            )
-        )
-        yield await _furnished(hub, stack)
+        tables = {"limits": limits, "relay": {"key": KEY, "enabled": True}, "a2a": {"grpc_port": 0}}
+        config = write_config(folder, servers, **tables)
+        hub = await stack.enter_async_context(started(folder, "--config", str(config), env=env, module=module))
+        yield await _furnished(hub, stack, peer.process.pid)
 
 
-async def _furnished(hub: HubProcess, stack: AsyncExitStack) -> Field:
+async def _furnished(hub: HubProcess, stack: AsyncExitStack, peer: int) -> Field:
     http, innocent = [
         await stack.enter_async_context(
             httpx2.AsyncClient(timeout=SECONDS, verify=TRUSTED, limits=httpx2.Limits(max_connections=200))
@@ -263,7 +266,7 @@ async def _furnished(hub: HubProcess, stack: AsyncExitStack) -> Field:
     channel = await stack.enter_async_context(
         grpc.aio.insecure_channel(address, options=[("grpc.max_receive_message_length", 64 << 20)])
     )
-    made = Field(hub, http, innocent, device, dialled, channel, stack)
+    made = Field(hub, http, innocent, device, dialled, channel, stack, peer)
     await device.ask_text(1, _rpc(1, "initialize", json.dumps(_HELLO)))
     made.stream = EventStream(made)
     reading = asyncio.create_task(made.stream.read())
@@ -384,12 +387,22 @@ async def by_agentvault(field: Field, tool: str, arguments: str) -> int:
     return len(await field.post("/a2a", _rpc(1, "tasks/send", f'{{"message":{message}}}')))
 
 
-async def by_grpc(field: Field, tool: str, arguments: str) -> int:
-    """A2A 1.0 over gRPC."""
+_PLACE = b"m000000000"
+
+
+@lru_cache(maxsize=16)
+def _grpc_request(tool: str, arguments: str) -> bytes:
+    """A message of gRPC. To write one takes the driver far longer than the hub to read it."""
     part = {"data": json.loads(_errand(tool, arguments))}
-    message = {"messageId": f"m{next(field.numbers)}", "role": "ROLE_USER", "parts": [part]}
+    message = {"messageId": _PLACE.decode(), "role": "ROLE_USER", "parts": [part]}
     given, _ = (CLASSES[name] for name in METHODS["SendMessage"])
     sent: bytes = json_format.ParseDict({"message": message}, given()).SerializeToString()
+    return sent
+
+
+async def by_grpc(field: Field, tool: str, arguments: str) -> int:
+    """A2A 1.0 over gRPC."""
+    sent = _grpc_request(tool, arguments).replace(_PLACE, b"m%09d" % next(field.numbers), 1)
     made = field.channel.unary_unary(f"/{SERVICE}/SendMessage")
     try:
         return len(await made(sent, metadata=(("a2a-version", "1.0"),), timeout=SECONDS))

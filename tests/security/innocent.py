@@ -2,6 +2,9 @@
 
 It calls `builtin.echo` again and again, at its own pace, on one connection. For each line on its standard input it
 writes a line with the seconds that each call took since the line before.
+
+`python innocent.py control` is a process that answers such calls at once and does nothing else. It writes its port.
+Another innocent caller that calls it shows how long calls take because the machine is busy.
 """
 
 from __future__ import annotations
@@ -37,6 +40,16 @@ def ask(connection: socket.socket) -> float:
     return took
 
 
+def control() -> None:
+    """Answer calls on one connection."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    print(listener.getsockname()[1], flush=True)
+    connection, _ = listener.accept()
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    while connection.recv(65536):
+        connection.sendall(b'HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\n"hi"')
+
+
 def main() -> None:
     """Call until the input ends."""
     connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
@@ -52,4 +65,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    control() if sys.argv[1] == "control" else main()
