@@ -1,4 +1,4 @@
-"""A2A 1.0 in protobuf, for gRPC: converts requests to the JSON of `v1_0`, and results from it. The A2A frontend calls it.
+"""A2A 1.0 in protobuf, for gRPC: converts requests to the JSON of `v1_0` and its results back. Called by the frontend.
 
 The schema is `a2a.txtpb`, a file descriptor in protobuf's text format: generated code works with one version of the
 protobuf runtime only, and a compiled descriptor set cannot be reviewed. The classes are in their own descriptor pool,
