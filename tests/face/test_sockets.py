@@ -18,7 +18,8 @@ from isthmus.frontends.http.auth import Denied
 from isthmus.frontends.http.listener import HttpListener, HttpListenerSettings
 from isthmus.frontends.http.request_cycle import Message, Receive, Send
 from isthmus.frontends.http.websocket_upgrade import WebSocketOffer
-from isthmus.transport.websocket import AcceptedSocket, Hearer
+from isthmus.transport.accepted_socket import AcceptedSocket
+from isthmus.transport.websocket import Hearer
 
 PATIENCE_SECONDS = 30.0
 LIMIT_BYTES = 1 << 20

@@ -1,7 +1,6 @@
 """A WebSocket that a client opened. The listener creates it from a connection and hands it to its new owner.
 
-There may be ten thousand of them, most of them idle: no task, one timer, few bytes each. Import it from
-`transport.websocket`.
+There may be ten thousand of them, most of them idle: no task, one timer, few bytes each.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from websockets.protocol import Protocol as Framing
 from websockets.streams import StreamReader
 
 from isthmus.transport.flow_control import AgentBandwidth, AgentShare, ReadQuota, SharedReadQuota, WriteBatch
-from isthmus.transport.socket_channel import (
+from isthmus.transport.websocket import (
     CLOSE_SECONDS,
     PING,
     PING_SECONDS,
@@ -117,8 +116,8 @@ class _Framing(Framing):
         return super().parse()
 
 
-class _Nobody:
-    """Receives what has no owner."""
+class _NoHearer:
+    """Drops what a socket without an owner receives."""
 
     def read(self, text: bytes) -> None:
         pass
@@ -130,7 +129,7 @@ class _Nobody:
         pass
 
 
-_NOBODY: Final = _Nobody()
+_NO_HEARER: Final = _NoHearer()
 
 
 class AcceptedSocket(SocketChannel):
@@ -210,13 +209,13 @@ class AcceptedSocket(SocketChannel):
             self._hearer = take(self)
         except Exception:  # an error of this socket's owner must not reach the listener and its other clients
             log.exception("an accepted WebSocket was not taken", client=self.client)
-            self._hearer = _NOBODY
+            self._hearer = _NO_HEARER
             self.close(CloseCode.INTERNAL_ERROR, FAILED)
         self._read_on()
         if first:
             self.data_received(first)
 
-    # -- what its owner asks of it -----------------------------------------------------------------------------------
+    # -- for its owner -----------------------------------------------------------------------------------------------
 
     def frame(self, message: bytes) -> bytes:
         """One text message, ready to be written."""
@@ -280,7 +279,7 @@ class AcceptedSocket(SocketChannel):
         self.close(code, reason)
         await self._wait_for_end()
 
-    # -- what the event loop tells it --------------------------------------------------------------------------------
+    # -- callbacks of the event loop ---------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -288,11 +287,13 @@ class AcceptedSocket(SocketChannel):
 
     def _make_portions(self) -> ReadQuota:
         pause = self._transport.pause_reading
-        return SharedReadQuota(self._take_portion, self._share, pause=pause, resume=self._read_on)
+        return SharedReadQuota(self._read, self._share, pause=pause, resume=self._read_on)
 
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
-            self._throw_away(len(data))
+            self._late_bytes += len(data)
+            if self._late_bytes > LATE_FACTOR * self._limit_bytes and not self._transport.is_closing():
+                self._transport.pause_reading()
         else:
             self._portions.portion_bytes = min(self._portions.portion_bytes, SMALL_PORTION_BYTES)
             self._portions.feed(data)
@@ -347,27 +348,35 @@ class AcceptedSocket(SocketChannel):
 
         The parser is a generator that refers to its protocol.
         """
-        self._hearer = _NOBODY
+        self._hearer = _NO_HEARER
         self.on_binary = self.on_closed = None
         self._portions.let_go()
         self._drop_unfinished()
 
-    # -- what it makes of that ---------------------------------------------------------------------------------------
-
-    def _take_portion(self, data: bytes) -> None:
-        if self._is_over:
-            self._look_for_goodbye(data)
-        else:
-            self._read(data)
+    # -- messages ----------------------------------------------------------------------------------------------------
 
     def _read(self, data: bytes) -> None:
+        is_ending = self._is_over
+        if is_ending:  # only a close frame is looked for
+            self._late_bytes += len(data)
+            if self._late_bytes > GOODBYE_BYTES:
+                self._turn_deaf()
+            else:
+                self._framing.receive_data(data)
+                self._framing.events_received()
+                self._see_off()
+            return
         self._is_silent = False
         self._give_sign()
         self._framing.receive_data(data)
         events = self._framing.events_received()
         for event in events:
             self._take(event)
-        self._size_next_portion(len(events))
+        portions = self._portions
+        if len(events) > FEW_FRAMES:
+            portions.portion_bytes = min(portions.portion_bytes, SMALL_PORTION_BYTES)
+        elif portions.portion_bytes < LARGE_PORTION_BYTES:
+            portions.portion_bytes *= 2
         if self._is_over:
             self._see_off()
             return
@@ -376,13 +385,6 @@ class AcceptedSocket(SocketChannel):
             self._end(in_words(error, self._limit_bytes))
         elif self._framing.reader.buffer or self._parts is not None or self._held_bytes:
             self._hold(self._unfinished_bytes())
-
-    def _size_next_portion(self, frames: int) -> None:
-        portions = self._portions
-        if frames > FEW_FRAMES:
-            portions.portion_bytes = min(portions.portion_bytes, SMALL_PORTION_BYTES)
-        elif portions.portion_bytes < LARGE_PORTION_BYTES:
-            portions.portion_bytes *= 2
 
     def _hear(self, message: bytes, kind: Opcode) -> None:
         self._unfinished_since = 0.0
@@ -396,7 +398,7 @@ class AcceptedSocket(SocketChannel):
     def _ping(self) -> None:
         self.write(PING_FRAME)
 
-    # -- what is not whole yet ---------------------------------------------------------------------------------------
+    # -- incomplete messages -----------------------------------------------------------------------------------------
 
     def _unfinished_bytes(self) -> int:
         return len(self._framing.reader.buffer) + (0 if self._parts is None else len(self._parts))
@@ -491,15 +493,6 @@ class AcceptedSocket(SocketChannel):
         self._see_off()
         self._timer = self._loop.call_later(CLOSE_SECONDS, self._transport.abort)
 
-    def _look_for_goodbye(self, data: bytes) -> None:
-        self._late_bytes += len(data)
-        if self._late_bytes > GOODBYE_BYTES:
-            self._turn_deaf()
-            return
-        self._framing.receive_data(data)
-        self._framing.events_received()
-        self._see_off()
-
     def _turn_deaf(self) -> None:
         """Discard everything that still arrives until the peer has left."""
         self._is_deaf = True
@@ -511,11 +504,6 @@ class AcceptedSocket(SocketChannel):
             self._transport.resume_reading()
         if self._last_reason is not None:
             self._loop.call_soon(self._depart)  # deferred messages are dropped
-
-    def _throw_away(self, late_bytes: int) -> None:
-        self._late_bytes += late_bytes
-        if self._late_bytes > LATE_FACTOR * self._limit_bytes and not self._transport.is_closing():
-            self._transport.pause_reading()
 
     def _see_off(self) -> None:
         """Close the connection once the peer has closed its side."""

@@ -1,42 +1,321 @@
-"""A WebSocket that the hub dials; `transport.accepted_socket` has the ones that clients open.
+"""WebSockets: what both sides share (`SocketChannel`), and the one that the hub dials (`DialledSocket`).
 
-It does not know what it carries and never dials again. `upstream.websocket` uses it.
+Whole messages in, frames out, and a count of the bytes that left. The protocol comes from `websockets`, without its
+I/O; limits and timers are here. A socket does not know what it carries and never dials again. `upstream.websocket` and
+`app.dial_line` dial; `transport.accepted_socket` has the sockets that clients open.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar, Final, Protocol, cast
 
 from websockets.client import ClientProtocol
-from websockets.exceptions import InvalidStatus
-from websockets.frames import CloseCode
+from websockets.exceptions import InvalidStatus, PayloadTooBig
+from websockets.frames import CloseCode, Frame, Opcode
 from websockets.http11 import Response
 from websockets.protocol import OPEN, Event
+from websockets.protocol import Protocol as Framing
 from websockets.typing import Subprotocol
 from websockets.uri import WebSocketURI
 
-from isthmus.transport.accepted_socket import AcceptedSocket
 from isthmus.transport.egress import Egress, HttpOrigin
+from isthmus.transport.flow_control import ReadQuota, cut
 from isthmus.transport.http import header_lines
-from isthmus.transport.socket_channel import PING_SECONDS, SILENT, Hearer, SocketChannel
 
-__all__ = [
-    "PING_SECONDS",
-    "AcceptedSocket",
-    "DialledSocket",
-    "HandshakeFailed",
-    "Hearer",
-    "SocketChannel",
-    "WebSocketAddress",
-]
+PING_SECONDS: Final = 20.0
+"""The interval of pings, and the time for a pong."""
+
+CLOSE_SECONDS: Final = 2.0
+"""How long the peer may take to answer a close frame."""
+
+DRAINED_BYTES: Final = 32 * 1024
+"""A peer with more than this unread has fallen behind; `flush` reports when it has caught up. It must be smaller than
+every sender's own threshold, or a sender could wait forever."""
+
+PONGS_BYTES: Final = 64 * 1024
+"""Pongs that may wait for a peer to read them."""
+
+REASON_LENGTH: Final = 200
+
+PING: Final = b"isthmus"
+
+SILENT: Final = logging.getLogger(f"{__name__}.protocol")
+"""The library would log headers, which may be secret."""
+SILENT.setLevel(logging.CRITICAL + 1)
+
+
+class Hearer(Protocol):
+    """The owner of a WebSocket. `ended` is the last call."""
+
+    def read(self, text: bytes) -> None:
+        """A whole message."""
+
+    def flush(self) -> None:
+        """The peer had fallen behind and reads again."""
+
+    def ended(self, reason: str) -> None:
+        """The connection has ended; the reason in words."""
+
+
+class SocketChannel(asyncio.Protocol):
+    """What both sides of a WebSocket share, from its opening to its end. It sends nothing twice."""
+
+    __slots__ = (
+        "_accepted",
+        "_closed",
+        "_framing",
+        "_hearer",
+        "_is_gone",
+        "_is_over",
+        "_is_secure",
+        "_is_silent",
+        "_left",
+        "_limit_bytes",
+        "_loop",
+        "_parts",
+        "_ping_seconds",
+        "_pong_bytes",
+        "_portions",
+        "_timer",
+        "_transport",
+        "_written",
+        "chosen",
+    )
+
+    is_masking: ClassVar[bool]
+    """Whether what it sends is masked: a client's frames are, a server's are not."""
+
+    def __init__(self, framing: Framing, *, limit_bytes: int, ping_seconds: float) -> None:
+        """Messages in have at most `limit_bytes`."""
+        self.chosen: str | None = None
+        """The subprotocol that was agreed on."""
+        self._framing = framing
+        self._limit_bytes = limit_bytes
+        self._ping_seconds = ping_seconds
+        self._is_secure = False
+        self._hearer: Hearer
+        self._transport: asyncio.Transport
+        self._portions: ReadQuota
+        self._parts: bytearray | None = None
+        self._written = self._accepted = 0
+        self._left: int | None = None
+        self._pong_bytes = 0
+        self._is_silent = False
+        self._is_over = self._is_gone = False
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed: asyncio.Future[None] | None = None
+
+    # -- for its owner -----------------------------------------------------------------------------------------------
+
+    def frame(self, message: bytes) -> bytes:
+        """One text message, ready to be written."""
+        return Frame(Opcode.TEXT, message).serialize(mask=self.is_masking)
+
+    def write(self, data: bytes) -> int:
+        """Send frames; return the offset of their end in all that was ever written, for `has_left`."""
+        self._written += len(data)
+        if not self._is_over and not self._transport.is_closing():
+            self._transport.write(data)
+            # Both loops try the system call inside write(); if it fails there, not one byte has left.
+            if self._is_secure or not self._transport.is_closing():
+                self._accepted = self._written
+        return self._written
+
+    def has_left(self, offset: int) -> bool:
+        """Whether the byte before `offset` may have reached the peer; final once `ended` was called."""
+        return offset <= (self._left_bytes() if self._left is None else self._left)
+
+    def _left_bytes(self) -> int:
+        # TLS has a buffer of its own, whose size is unknown.
+        return self._accepted - (0 if self._is_secure else self._transport.get_write_buffer_size())
+
+    def buffered_bytes(self) -> int:
+        """How much has not been handed to the system yet."""
+        return self._transport.get_write_buffer_size()
+
+    @property
+    def goodbye(self) -> tuple[int, str] | None:
+        """The code and reason of the peer's close frame; None without one."""
+        said = self._framing.close_rcvd
+        return None if said is None else (int(said.code), said.reason)
+
+    def kill(self) -> None:
+        """End it at once: nothing more is written, and `ended` is not called."""
+        self._retire()
+        cut(self._transport)
+
+    async def _wait_for_end(self) -> None:
+        """Wait briefly for the peer's close frame, then disconnect."""
+        try:
+            if not self._is_gone:
+                self._closed = self._closed or self._loop.create_future()
+                await asyncio.wait({self._closed}, timeout=CLOSE_SECONDS)
+        finally:
+            # Also when cancelled: closing always ends the channel.
+            self.kill()
+
+    # -- callbacks of the event loop ---------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # A cast, because uvloop's transports are not asyncio's by class.
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=DRAINED_BYTES)
+        self._portions = self._make_portions()
+
+    def _make_portions(self) -> ReadQuota:
+        return ReadQuota(self._read, pause=self._transport.pause_reading, resume=self._read_on)
+
+    def _read_on(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        self._portions.feed(data)
+
+    def resume_writing(self) -> None:
+        if not self._is_over:
+            self._hearer.flush()
+
+    def eof_received(self) -> bool | None:
+        self._portions.finish()
+        self._end("it closed the connection")
+        return None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._portions.finish()
+        self._end(lost(exc))
+        self._settle()
+
+    def _settle(self) -> None:
+        self._is_gone = True
+        self._stop_clock()
+        if self._closed is not None and not self._closed.done():
+            self._closed.set_result(None)
+
+    # -- messages, pings, ending -------------------------------------------------------------------------------------
+
+    def _read(self, data: bytes) -> None:
+        self._is_silent = False
+        self._framing.receive_data(data)
+        for event in self._framing.events_received():
+            self._take(event)
+        self._answer()
+        if (error := self._framing.handshake_exc or self._framing.parser_exc) is not None:
+            self._end(in_words(error, self._limit_bytes))
+
+    def _take(self, event: Event) -> None:
+        if not isinstance(event, Frame) or self._is_over:
+            return
+        match event.opcode:
+            case Opcode.TEXT | Opcode.BINARY if event.fin:
+                self._hear(bytes(event.data), event.opcode)
+            case Opcode.TEXT | Opcode.BINARY | Opcode.CONT:
+                # A fragment. The first byte of the buffer is the opcode, so an idle channel stores nothing.
+                if self._parts is None:
+                    self._parts = bytearray((event.opcode,))
+                self._parts += event.data
+                if event.fin:
+                    parts, self._parts = self._parts, None
+                    self._hear(bytes(memoryview(parts)[1:]), Opcode(parts[0]))
+            case Opcode.CLOSE:
+                self._end(farewell(self._framing))
+            case _:
+                pass  # a ping, which was answered, or a pong
+
+    def _hear(self, message: bytes, kind: Opcode) -> None:
+        """Handle a whole message of this kind."""
+        self._hearer.read(message)
+
+    def _answer(self) -> None:
+        """Write the protocol's own frames: the handshake, pongs, close frames."""
+        data = b"".join(self._framing.data_to_send())
+        if not data or self._is_over:
+            return
+        self._pong_bytes = len(data) + (self._pong_bytes if self.buffered_bytes() else 0)
+        if self._pong_bytes > PONGS_BYTES:
+            self._end("it pings without end and does not read the answers")
+        else:
+            self.write(data)
+
+    def _begin_pinging(self) -> None:
+        self._timer = self._loop.call_later(self._ping_seconds, self._tick)
+
+    def _tick(self) -> None:
+        if self._is_silent:
+            self._end(f"it did not answer a ping within {self._ping_seconds:g} s")
+            return
+        self._is_silent = True
+        self._ping()
+        if not self._is_over:
+            self._begin_pinging()
+
+    def _ping(self) -> None:
+        self._framing.send_ping(PING)
+        self._answer()
+
+    def _end(self, reason: str) -> None:
+        """End it: bytes that have not left must not leave later."""
+        if self._is_over:
+            return
+        self._retire()
+        if self._transport.get_write_buffer_size():
+            cut(self._transport)
+        else:
+            self._say_goodbye()
+        self._tell(reason)
+
+    def _tell(self, reason: str) -> None:
+        self._hearer.ended(reason)
+
+    def _say_goodbye(self) -> None:
+        if data := b"".join(self._framing.data_to_send()):
+            self._transport.write(data)
+        self._transport.close()
+        self._timer = self._loop.call_later(CLOSE_SECONDS, self._transport.abort)
+
+    def _retire(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._left = self._left_bytes()
+        self._portions.stop()
+        self._stop_clock()
+
+    def _stop_clock(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def lost(exc: Exception | None) -> str:
+    """How a connection was lost."""
+    return "the connection to it was closed" if exc is None else f"the connection to it broke ({exc})"
+
+
+def in_words(error: Exception, limit_bytes: int) -> str:
+    """What is wrong with the peer's data."""
+    if isinstance(error, PayloadTooBig):
+        return f"it sent a message of over {limit_bytes} bytes"
+    return f"it does not speak WebSocket as it should: {str(error)[:REASON_LENGTH]}"
+
+
+def farewell(framing: Framing) -> str:
+    """How the peer closed the connection."""
+    said = framing.close_rcvd
+    if said is None or said.code == CloseCode.NO_STATUS_RCVD:
+        return "it closed the WebSocket"
+    words = f": {said.reason[:REASON_LENGTH]!r}" if said.reason else ""
+    return f"it closed the WebSocket with code {int(said.code)}{words}"
 
 
 class HandshakeFailed(Exception):
-    """Whoever is there did not open a WebSocket; nothing was sent on it.
+    """The peer did not open a WebSocket; no message was sent.
 
-    `status` and `headers` are the answer's, if it was one; header names in lower case.
+    `status` and `headers` are those of its HTTP response, if there was one; header names in lower case.
     """
 
     def __init__(self, reason: str, status: int | None = None, headers: Mapping[str, str] | None = None) -> None:
@@ -47,12 +326,12 @@ class HandshakeFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class WebSocketAddress:
-    """Where a WebSocket is opened and how: `headers` may be secret, messages in have at most `limit_bytes`."""
+    """Where and how a WebSocket is opened. `headers` may be secret; incoming messages have at most `limit_bytes`."""
 
     origin: HttpOrigin
     target: str
     subprotocols: tuple[str, ...]
-    """Those that are offered, the best first."""
+    """Offered to the server, the best first."""
     limit_bytes: int
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     ping_seconds: float = PING_SECONDS
@@ -86,12 +365,12 @@ class DialledSocket(SocketChannel):
     ) -> DialledSocket:
         """Dial and shake hands, `within` seconds each; a server that does not choose a subprotocol is accepted.
 
-        What the server says at once is heard before this returns.
+        Messages that the server sends at once are received before this returns.
 
         Raises:
             EgressRefused: it may not be dialled.
             DialFailed: it cannot be reached.
-            HandshakeFailed: it is no WebSocket.
+            HandshakeFailed: it did not open a WebSocket.
             ValueError: a header cannot be sent.
         """
         header_lines(endpoint.headers)
@@ -99,21 +378,18 @@ class DialledSocket(SocketChannel):
             endpoint.origin, lambda: cls(endpoint, hearer), is_configured=is_configured, within=within
         )
         try:
-            await channel._shake_hands(within)
+            async with asyncio.timeout(within):
+                await channel._opened
+        except TimeoutError:
+            channel.kill()
+            raise HandshakeFailed(f"no answer to the WebSocket handshake within {within:g} s") from None
         except BaseException:
             channel.kill()
             raise
         return channel
 
-    async def _shake_hands(self, within: float) -> None:
-        try:
-            async with asyncio.timeout(within):
-                await self._opened
-        except TimeoutError:
-            raise HandshakeFailed(f"no answer to the WebSocket handshake within {within:g} s") from None
-
     async def aclose(self) -> None:
-        """Say goodbye and wait a moment for the server's."""
+        """Send a close frame and wait briefly for the server's."""
         if self._is_over or self._client.state is not OPEN:
             self.kill()
             return
@@ -132,13 +408,9 @@ class DialledSocket(SocketChannel):
         self._answer()
 
     def _take(self, event: Event) -> None:
-        if isinstance(event, Response):
-            self._open()
-        else:
+        if not isinstance(event, Response):
             super()._take(event)
-
-    def _open(self) -> None:
-        if self._client.handshake_exc is None and not self._opened.done():
+        elif self._client.handshake_exc is None and not self._opened.done():
             self.chosen = self._client.subprotocol
             self._opened.set_result(None)
             self._begin_pinging()
@@ -146,15 +418,11 @@ class DialledSocket(SocketChannel):
     def _tell(self, reason: str) -> None:
         if self._opened.done():
             super()._tell(reason)
-        else:
-            self._fail_to_open(reason)
-
-    def _fail_to_open(self, reason: str) -> None:
+            return
+        failed = HandshakeFailed(reason)
         error = self._client.handshake_exc
         if isinstance(error, InvalidStatus):
             status = error.response.status_code
             headers = {name.lower(): value for name, value in error.response.headers.raw_items()}
             failed = HandshakeFailed(f"it answered HTTP {status} instead of opening a WebSocket", status, headers)
-        else:
-            failed = HandshakeFailed(reason)
         self._opened.set_exception(failed)

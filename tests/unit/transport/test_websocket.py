@@ -18,7 +18,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.frames import Frame, Opcode
 from websockets.typing import Subprotocol
 
-from isthmus.transport import socket_channel as module
+from isthmus.transport import websocket as module
 from isthmus.transport.egress import SOCKET_SCHEMES, DialFailed, Egress, EgressRefused, HttpOrigin, parse_url
 from isthmus.transport.websocket import DialledSocket, HandshakeFailed, WebSocketAddress
 from tests.unit.transport.doubles import Peer, Server

@@ -26,8 +26,8 @@ from isthmus.frontends.http.auth import Denied
 from isthmus.frontends.http.request_cycle import App, Message, RequestCycle, SyncHandler, call_contained, render_error
 from isthmus.frontends.http.settings import AddressCounts, HttpListenerSettings
 from isthmus.frontends.http.websocket_upgrade import AcceptedUpgrade, OnUpgrade, shake_hands
+from isthmus.transport.accepted_socket import AcceptedSocket
 from isthmus.transport.flow_control import AgentBandwidth, WriteBatch
-from isthmus.transport.websocket import AcceptedSocket
 
 HEADS_MAX = 4
 """Request heads that one connection caches, the first ones; a client has one for each tool that it names."""

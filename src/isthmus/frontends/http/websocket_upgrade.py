@@ -15,8 +15,8 @@ from websockets.typing import Subprotocol
 
 from isthmus.frontends.http.auth import Denied
 from isthmus.frontends.http.request_cycle import Message
-from isthmus.transport.socket_channel import SILENT
-from isthmus.transport.websocket import PING_SECONDS, AcceptedSocket, Hearer
+from isthmus.transport.accepted_socket import AcceptedSocket
+from isthmus.transport.websocket import PING_SECONDS, SILENT, Hearer
 
 VERSION: Final = "13"
 """The only version of the protocol."""

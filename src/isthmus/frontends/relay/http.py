@@ -36,7 +36,8 @@ from isthmus.model.relay import (
     RelayDevice,
     Role,
 )
-from isthmus.transport.websocket import AcceptedSocket, Hearer
+from isthmus.transport.accepted_socket import AcceptedSocket
+from isthmus.transport.websocket import Hearer
 from isthmus.wire.mcp.messages import Implementation
 
 log = structlog.get_logger(__name__)

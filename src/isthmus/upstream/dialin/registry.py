@@ -22,7 +22,8 @@ from isthmus.core.ports import Journal
 from isthmus.model.faults import Fault
 from isthmus.model.names import ServerName
 from isthmus.model.relay import Claim, DialledServer, Forgetting
-from isthmus.transport.websocket import AcceptedSocket, Hearer
+from isthmus.transport.accepted_socket import AcceptedSocket
+from isthmus.transport.websocket import Hearer
 from isthmus.upstream.dialin.agents import AgentServer, DialInAgent, NameClaim, NameRules, own_id
 from isthmus.upstream.dialin.link import FAILED, NORMAL, REFUSED, DialInChannel, DialInLink, NamedChannel
 from isthmus.upstream.dialin.mux import MuxHost

@@ -18,7 +18,8 @@ from isthmus.frontends.http.auth import Denied
 from isthmus.frontends.http.listener import HttpListener
 from isthmus.frontends.http.request_cycle import Message
 from isthmus.frontends.http.websocket_upgrade import WebSocketOffer
-from isthmus.transport.websocket import AcceptedSocket, Hearer
+from isthmus.transport.accepted_socket import AcceptedSocket
+from isthmus.transport.websocket import Hearer
 from tests.unit.frontends.http.visiting import PATIENCE_SECONDS, Echo, Held, inside, opened, request, visiting
 
 FIELDS = {

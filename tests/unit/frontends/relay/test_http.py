@@ -36,7 +36,8 @@ from isthmus.frontends.relay.settings import RelaySettings
 from isthmus.model.callers import Caller
 from isthmus.model.names import ServerName
 from isthmus.model.relay import AgentRules, Claim, DialledServer, RelayDevice
-from isthmus.transport.websocket import AcceptedSocket, Hearer
+from isthmus.transport.accepted_socket import AcceptedSocket
+from isthmus.transport.websocket import Hearer
 from tests.hubs import TRUSTED
 from tests.unit.frontends.http.visiting import opened
 from tests.unit.frontends.relay.doubles import KITCHEN, ME, SECONDS, Room, answer, until

@@ -20,7 +20,8 @@ from isthmus.model.faults import Lost, NotConnected, UnknownTool
 from isthmus.model.names import ServerName
 from isthmus.model.relay import AgentRules, Claim
 from isthmus.storage.memory import MemoryJournal
-from isthmus.transport.websocket import AcceptedSocket, Hearer
+from isthmus.transport.accepted_socket import AcceptedSocket
+from isthmus.transport.websocket import Hearer
 from isthmus.upstream.dialin import registry as module
 from isthmus.upstream.dialin.agents import NameRules
 from isthmus.upstream.dialin.link import DialInLink
