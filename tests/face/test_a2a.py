@@ -131,7 +131,7 @@ async def next_report(stream: Any) -> Any:
 
 
 HASTY = """
-from isthmus.upstream.python.link import Context
+from isthmus.upstream.python.context import Context
 
 async def run(context: Context) -> str:
     context.progress(1, 1, "already")

@@ -26,7 +26,7 @@ import itertools
 import time
 from pathlib import Path
 
-from isthmus.upstream.python.link import Context
+from isthmus.upstream.python.context import Context
 
 _times = itertools.count(1)
 

@@ -40,8 +40,7 @@ from isthmus.upstream.dialin.registry import DialInRegistry
 from isthmus.upstream.link import ConnectFailed
 from isthmus.upstream.list_cache import ListCache, ListStore
 from isthmus.upstream.python.builtin import HubFunctions, builtin_tools
-from isthmus.upstream.python.link import PythonLink
-from isthmus.upstream.python.modules import begin_to_import
+from isthmus.upstream.python.link import PythonLink, begin_to_import
 from isthmus.upstream.python.runner import redirect_prints
 from isthmus.upstream.settings import PythonSettings
 from isthmus.upstream.supervisor import Supervisor

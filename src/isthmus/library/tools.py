@@ -12,7 +12,7 @@ import msgspec
 
 from isthmus.library.contracts import ToolRequest, ToolResult, ToolStreamChunk, UniversalTool
 from isthmus.model.calls import LogMessage
-from isthmus.upstream.python.model_types import encoded
+from isthmus.upstream.python.signatures import encode_hook
 
 if TYPE_CHECKING:
     from isthmus.library.catalog import ToolEntry
@@ -76,7 +76,7 @@ def partial_output(content: Any) -> PartialOutput:
     """Make an event of part of a tool's output."""
     members = {"level": "info", "data": content}
     return PartialOutput(
-        "info", {key: msgspec.Raw(msgspec.json.encode(value, enc_hook=encoded)) for key, value in members.items()}
+        "info", {key: msgspec.Raw(msgspec.json.encode(value, enc_hook=encode_hook)) for key, value in members.items()}
     )
 
 

@@ -19,7 +19,7 @@ from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.settings import Limits
 from isthmus.upstream.link import ConnectFailed
 from isthmus.upstream.python.builtin import HubFunctions
-from isthmus.upstream.python.modules import begin_to_import
+from isthmus.upstream.python.link import begin_to_import
 from isthmus.upstream.python.registry import REGISTRY
 from tests.unit.core.doubles import Notes
 

@@ -1,7 +1,7 @@
-"""Tools of this process: the hub's built-in ones, functions marked with `@tool`, and functions of one hub.
+"""Tools of this process: the hub's built-in ones, functions marked with `@tool`, and functions added to one hub.
 
-Each server of them is a queue with a `LocalLink`; `builtin` always exists. When `upstream.python.registry` changes, the
-hub publishes again. Created by `app.hub`.
+Each server of such functions is a queue with a `LocalLink`; the server `builtin` always exists. When
+`upstream.python.registry` changes, the hub publishes its tools again. Created by `app.hub`.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from isthmus.upstream.python.runner import Runner
 from isthmus.upstream.python.signatures import Runnable
 
 LINES_MAX = 100
-"""Lines that one reading of the chat log may ask for."""
+"""Most lines that one call of `chat_log` may request."""
 
 UNNAMED_TENANTS = (DEFAULT_TENANT, "local")
-"""Whose callers are filed under their names alone: who has no other tenant, and whoever is at this machine."""
+"""Tenants whose callers own their chat log under their name alone: the default one, and callers on this machine."""
 
 
 class LocalTool(msgspec.Struct, frozen=True):
-    """A function and how it is described to callers. It returns the structured content of its result."""
+    """A built-in tool: a function that returns the structured content of its result, and its definition."""
 
     name: str
     description: str
     input_schema: dict[str, Any]
     run: Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]] | dict[str, Any]]
-    """Called with whose call it is, as a text, and the arguments, which were checked against the schema."""
+    """Called with the owner (the caller, as text) and the validated arguments."""
     annotations: dict[str, Any] = {}
 
 
 class LocalLink:
-    """Runs the tools of this process; nothing can be lost on the way.
+    """The link to tools of this process.
 
     `functions` is replaced as a whole; built-in tools take precedence over functions.
     """
@@ -61,61 +61,67 @@ class LocalLink:
         self.functions: Mapping[str, Runnable] = {}
         self._server = server
         self._own = {tool.name: tool for tool in tools}
-        self._described = tuple(_describe(server, tool) for tool in tools)
+        self._definitions: list[Tool] = []
+        for tool in tools:
+            members = {
+                "name": tool.name,
+                "description": tool.description,
+                "inputSchema": tool.input_schema,
+                "annotations": tool.annotations,
+            }
+            definition = {key: msgspec.Raw(msgspec.json.encode(value)) for key, value in members.items()}
+            self._definitions.append(Tool.of(server, FeatureName(tool.name), definition))
         self._background = background
         self._runner = runner
 
     @property
     def tools(self) -> tuple[Tool, ...]:
-        """What can be called, the hub's own first."""
+        """All tools, the built-in ones first."""
         shown = [function for name, function in self.functions.items() if name not in self._own]
-        return (*self._described, *(Tool.of(self._server, FeatureName(f.name), f.definition()) for f in shown))
+        return (*self._definitions, *(Tool.of(self._server, FeatureName(f.name), f.definition()) for f in shown))
 
     def names(self) -> Set[str]:
-        """The names of all that."""
+        """The names of all tools."""
         return self._own.keys() | self.functions.keys()
 
     def abilities(self) -> frozenset[Ability]:
-        """Tools, and logging if a function can."""
+        """Tools, and logging if a function has a context."""
         does_log = any(function.takes_context for function in self.functions.values())
         return frozenset(("tools", "logging") if does_log else ("tools",))
 
     def send(self, inflight: InFlight) -> None:
-        """Run it: a tool of the hub's own at once, or as a member of the crew if it has to wait for something."""
+        """Run the tool: a built-in one at once or, if it waits, as a background task; a function by the runner."""
         name = inflight.name
-        own = self._own.get(name)
-        if own is not None:
-            self._run_own(own, inflight)
+        tool = self._own.get(name)
+        if tool is not None:
+            answer = tool.run(_owner(inflight.call.caller), msgspec.json.decode(inflight.call.arguments))
+            if isinstance(answer, dict):
+                inflight.finish(_result(answer))
+            else:
+                inflight.carriage = self._background.spawn(f"tool {name}", _finish(inflight, answer))
         elif (function := self.functions.get(name)) is not None:
             self._runner.start(inflight, function)
         else:
             inflight.finish(NotConnected(self._server, f"it has no function {name} any more"))
 
-    def _run_own(self, tool: LocalTool, inflight: InFlight) -> None:
-        answer = tool.run(_owner(inflight.call.caller), msgspec.json.decode(inflight.call.arguments))
-        if isinstance(answer, dict):
-            inflight.finish(_result(answer))
-        else:
-            inflight.carriage = self._background.spawn(f"tool {tool.name}", _finish(inflight, answer))
-
     def may_have_run(self, inflight: InFlight) -> bool:
-        """A tool of the hub's own began as soon as it was sent."""
+        """Always True for built-in tools: they start when they are sent."""
         return self._runner.may_have_run(inflight)
 
     def withdraw(self, inflight: InFlight, reason: str) -> None:
-        """Cancel what still waits, or has not begun."""
+        """Cancel the call's task, or remove it from the runner's queue."""
         if isinstance(inflight.carriage, asyncio.Task):
             inflight.carriage.cancel()
         else:
             self._runner.withdraw(inflight)
 
     def close(self) -> None:
-        """Give every call of a function up; threads end when their functions do."""
+        """End all calls of functions; threads end when their functions return."""
         self._runner.close("closed by the hub")
 
 
 def _owner(caller: Caller) -> str:
-    """Whose a line is: two tenants may have a caller of the same name each. No name holds a line break."""
+    """The owner of a chat log. Two tenants may have a caller of the same name; no name contains a line break."""
     return caller.name if caller.tenant in UNNAMED_TENANTS else f"{caller.tenant}\n{caller.name}"
 
 
@@ -123,7 +129,7 @@ async def _finish(inflight: InFlight, answer: Awaitable[dict[str, Any]]) -> None
     try:
         inflight.finish(_result(await answer))
     except Exception:
-        inflight.finish(Bug(inflight.target.exposed))  # the crew logs the rest
+        inflight.finish(Bug(inflight.target.exposed))  # `BackgroundTasks` logs the exception
         raise
 
 
@@ -133,30 +139,28 @@ def _result(content: dict[str, Any]) -> Result:
     return Result(msgspec.Raw(msgspec.json.encode(payload)))
 
 
-def _describe(server: ServerName, tool: LocalTool) -> Tool:
-    definition = {
-        "name": tool.name,
-        "description": tool.description,
-        "inputSchema": tool.input_schema,
-        "annotations": tool.annotations,
-    }
-    raw = {key: msgspec.Raw(msgspec.json.encode(value)) for key, value in definition.items()}
-    return Tool.of(server, FeatureName(tool.name), raw)
-
-
 # -- the built-in tools --------------------------------------------------------------------------------------------
 
 
 def builtin_tools(journal: Journal, now: Callable[[], float]) -> list[LocalTool]:
-    """The tools that every hub has; `now` tells the time in seconds since the epoch."""
+    """The tools that every hub has; `now` returns seconds since the epoch."""
     log = ChatLog(journal, now)
     return [
-        LocalTool("echo", "Return the text it is given.", _ECHO, _echo, {"readOnlyHint": True}),
+        LocalTool(
+            "echo",
+            "Return the text it is given.",
+            _ECHO,
+            lambda _owner, arguments: {"text": arguments["text"]},
+            {"readOnlyHint": True},
+        ),
         LocalTool(
             "timestamp",
             "Tell the current time, in UTC.",
             {"type": "object", "properties": {}},
-            lambda _caller, _arguments: _timestamp(now()),
+            lambda _owner, _arguments: {
+                "iso": datetime.fromtimestamp(seconds := now(), UTC).isoformat(),
+                "unix": seconds,
+            },
             {"readOnlyHint": True},
         ),
         LocalTool(
@@ -185,34 +189,26 @@ _CHAT_LOG: dict[str, Any] = {
 }
 
 
-def _echo(_caller: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    return {"text": arguments["text"]}
-
-
-def _timestamp(seconds: float) -> dict[str, Any]:
-    return {"iso": datetime.fromtimestamp(seconds, UTC).isoformat(), "unix": seconds}
-
-
 class ChatLog:
-    """Each caller's own lines, in the journal."""
+    """Lines of conversation per caller, in the journal."""
 
     def __init__(self, journal: Journal, now: Callable[[], float]) -> None:
         self._journal = journal
         self._now = now
 
-    async def run(self, caller: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Keep the message, if there is one, and return the latest lines, oldest first."""
+    async def run(self, owner: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Store the message, if there is one, and return the latest lines, oldest first."""
         if "message" in arguments:
             line = {"role": arguments.get("role", "user"), "message": arguments["message"]}
             content = msgspec.Raw(msgspec.json.encode(line))
-            await self._journal.commit([JournalEntry("chat", caller, self._now(), content)])
-        entries = await self._journal.latest("chat", caller, int(arguments.get("limit", 20)))
+            await self._journal.commit([JournalEntry("chat", owner, self._now(), content)])
+        entries = await self._journal.latest("chat", owner, int(arguments.get("limit", 20)))
         lines = [{**msgspec.json.decode(entry.content), "at": entry.at} for entry in entries]
         return {"lines": lines}
 
 
 OPERATORS = ToolRules(is_trusted=True)
-"""Functions of this process are the operator's own, and so is what they say of themselves."""
+"""Functions of this process belong to the operator, so their annotations are trusted."""
 
 
 class HubFunctions:
@@ -227,7 +223,7 @@ class HubFunctions:
         is_settled: bool = True,
         registry: FunctionRegistry = REGISTRY,
     ) -> None:
-        """`tools` are the hub's own. Unless it `is_settled`, who lists them waits a moment for `settle`."""
+        """`tools` are the built-in ones. Unless `is_settled`, a first list waits a moment for `settle`."""
         self._hub = hub
         self._background = background
         self._registry = registry
@@ -236,22 +232,22 @@ class HubFunctions:
         self._is_settled = is_settled
         self._notes: tuple[str, ...] = ()
         self.version = registry.version
-        """What is shown of the registry."""
+        """The version of the registry that is published."""
         self._given: dict[ServerName, dict[str, Runnable]] = {BUILTIN: {}}
         self._links: dict[ServerName, LocalLink] = {}
         self._left: list[LocalLink] = []
-        """Links of removed servers that may still work."""
+        """Links of removed servers whose calls may still run."""
         self._open(BUILTIN, tools)
         self._unwatch = registry.watch(self._registry_changed)
 
     # -- functions of this hub alone -------------------------------------------------------------------------------
 
     def add(self, function: Runnable, server: str = BUILTIN) -> None:
-        """Show a function among the tools of a server, which is made for it unless it is `builtin`.
+        """Publish a function as a tool of a server, which is created if it does not exist.
 
         Raises:
-            NameTaken: the server has such a tool, or is no server of functions.
-            ValueError: the server's name cannot be one.
+            NameTaken: the server has a tool of this name, or is a server of the configuration.
+            ValueError: the server's name is invalid.
         """
         name = parse_server_name(server)
         if name not in self._links and name in self._hub.server_queues:
@@ -260,35 +256,38 @@ class HubFunctions:
             raise NameTaken(f"there is a tool {name}.{function.name} already: remove it, or give this one another name")
         self._given.setdefault(name, {})[function.name] = function
         if name in self._links:
-            self._show(name)
+            self._publish(name)
         else:
             self._open(name, [])
 
     def remove(self, name: str, server: str = BUILTIN) -> bool:
-        """Take a function of this hub alone away; False if there is none. What it works on may finish."""
-        given = self._given.get(ServerName(server), {})
+        """Remove a function that `add` added; False if there is none. Its running calls may finish."""
+        server_name = ServerName(server)
+        given = self._given.get(server_name, {})
         if given.pop(name, None) is None:
             return False
         if given or server == BUILTIN:
-            self._show(ServerName(server))
+            self._publish(server_name)
         else:
-            self._close(ServerName(server))
+            self._left.append(self._links.pop(server_name))
+            del self._given[server_name]
+            self._hub.close_server_queue(server_name)
         return True
 
-    # -- showing ---------------------------------------------------------------------------------------------------
+    # -- publishing ------------------------------------------------------------------------------------------------
 
     def settle(self, notes: tuple[str, ...]) -> None:
-        """Nothing more is waited for; `notes` are for the operator."""
+        """All modules with built-in functions are loaded or have failed; `notes` are for the operator."""
         self._is_settled = True
         self._notes = notes
-        self._show(BUILTIN)
+        self._publish(BUILTIN)
 
     def _registry_changed(self) -> None:
         if threading.get_ident() == self._thread:
-            self._show(BUILTIN)
+            self._publish(BUILTIN)
             return
-        with suppress(RuntimeError):  # the loop is closed, and nobody lists anything
-            self._loop.call_soon_threadsafe(self._show, BUILTIN)
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._publish, BUILTIN)
 
     def _open(self, server: ServerName, tools: list[LocalTool]) -> None:
         server_queue = ServerQueue(server, self._hub.limits)
@@ -296,22 +295,22 @@ class HubFunctions:
         link = self._links[server] = LocalLink(server, tools, self._background, runner)
         link.functions = self._functions_of(server)
         server_queue.attach(link)
-        self._hub.open_server_queue(server_queue, self._standing(server))
+        self._hub.open_server_queue(server_queue, self._status(server))
 
-    def _show(self, server: ServerName) -> None:
+    def _publish(self, server: ServerName) -> None:
         link = self._links.get(server)
         if link is not None:
             link.functions = self._functions_of(server)
-            self._hub.publish(self._standing(server))
+            self._hub.publish(self._status(server))
 
     def _functions_of(self, server: ServerName) -> Mapping[str, Runnable]:
         given = self._given[server]
         if server != BUILTIN:
             return dict(given)
-        self.version = self._registry.version  # read first: what is added meanwhile counts as not shown
+        self.version = self._registry.version  # first: functions that are added meanwhile count as unpublished
         return {**self._registry.functions(), **given}
 
-    def _standing(self, server: ServerName) -> ServerStatus:
+    def _status(self, server: ServerName) -> ServerStatus:
         link = self._links[server]
         return ServerStatus(
             server,
@@ -323,15 +322,10 @@ class HubFunctions:
             rules=OPERATORS,
         )
 
-    # -- the end ---------------------------------------------------------------------------------------------------
-
-    def _close(self, server: ServerName) -> None:
-        self._left.append(self._links.pop(server))
-        del self._given[server]
-        self._hub.close_server_queue(server)
+    # -- closing ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Give every call up, and let the threads go."""
+        """End all calls; threads end when their functions return."""
         self._unwatch()
         links, self._links, self._left = (*self._links.values(), *self._left), {}, []
         for link in links:

@@ -1,7 +1,7 @@
-"""What a function may know of its call, and report or ask while it runs.
+"""`Context`: a running function reads its call here, reports progress and logs, and asks its caller questions.
 
-`Context` is for authors of functions: a parameter annotated with it is filled by the hub. A question is sent as MCP's
-`elicitation/create`, whatever the caller's protocol. `upstream.python.runner` makes one per call.
+The hub fills parameters annotated with it. A question is an MCP `elicitation/create`, whatever the caller's protocol.
+`upstream.python.runner` makes one context per call.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from isthmus.core.calls.inflight import InFlight, OpenQuestion
+from isthmus.core.calls.inflight import InFlight
 from isthmus.core.catalog.schema import ArgumentCheck, UnusableSchema, compile_check
 from isthmus.model.calls import GIVEN_UP, LOG_LEVELS, Declined, Event, LogLevel, LogMessage, Progress, Question, Reply
 from isthmus.upstream.waiters import ask_caller
@@ -24,14 +24,14 @@ from isthmus.wire.mcp.input_requests import CAPABILITY_NEEDED
 ELICIT = "elicitation/create"
 
 FORM_BYTES_MAX = 64 * 1024
-"""How long the schema of a question may be: somebody has to fill in a form made of it."""
+"""The longest schema of a question: a person has to fill in a form made of it."""
 
-NOTHING_ASKED: Mapping[str, Any] = {"type": "object", "properties": {}}
+EMPTY_FORM: Mapping[str, Any] = {"type": "object", "properties": {}}
 """A form without fields: the answer is yes or no."""
 
 
 class NoAnswerError(RuntimeError):
-    """A question that has no answer: nobody can be asked, the call is over, or what came back does not fit."""
+    """A question has no answer: the caller cannot be asked, the call has ended, or the answer is invalid."""
 
 
 class QuestionSender:
@@ -44,7 +44,7 @@ class QuestionSender:
         self._loop = loop
 
     def can_ask(self) -> bool:
-        """Whether the caller said that it can be asked."""
+        """Whether the caller declared the capability for elicitation."""
         return CAPABILITY_NEEDED[ELICIT] in self._inflight.call.client_caps
 
     def is_over(self) -> bool:
@@ -63,27 +63,27 @@ class QuestionSender:
             return answer
         try:
             self._loop.call_soon_threadsafe(self._put, question, answer)
-        except RuntimeError:  # the loop is closed, and with it everybody who could answer
+        except RuntimeError:  # the loop is closed
             answer.set_result(GIVEN_UP)
         return answer
 
     def _put(self, question: Question, answer: Future[Reply]) -> None:
-        asked = ask_caller(self._inflight, question, lambda reply: _give(answer, reply))
+        def reply_received(reply: Reply) -> None:
+            if answer.set_running_or_notify_cancel():
+                answer.set_result(reply)
+
+        def retract_if_cancelled(answer: Future[Reply]) -> None:
+            if asked is not None and answer.cancelled():
+                with suppress(RuntimeError):  # the loop is closed
+                    self._loop.call_soon_threadsafe(asked.retract)
+
+        asked = ask_caller(self._inflight, question, reply_received)
         if asked is not None:
-            answer.add_done_callback(lambda done: self._retract(asked) if done.cancelled() else None)
-
-    def _retract(self, asked: OpenQuestion) -> None:
-        with suppress(RuntimeError):  # the loop is closed, and nobody is asked any more
-            self._loop.call_soon_threadsafe(asked.retract)
-
-
-def _give(answer: Future[Reply], reply: Reply) -> None:
-    if answer.set_running_or_notify_cancel():
-        answer.set_result(reply)
+            answer.add_done_callback(retract_if_cancelled)
 
 
 class Context:
-    """What a function may know of its call, and report or ask while it runs. Safe in any thread."""
+    """The call that a function runs for: who calls, progress, logs and questions. Safe in any thread."""
 
     __slots__ = ("_asker", "_emit", "caller", "session")
 
@@ -91,75 +91,76 @@ class Context:
         self, caller: str, emit: Callable[[Event], None], session: str = "", asker: QuestionSender | None = None
     ) -> None:
         self.caller = caller
-        """Who calls, by the name in the configuration."""
+        """The caller's name in the configuration."""
         self.session = session
-        """Which of the caller's conversations the call belongs to; empty if it has none."""
+        """The caller's conversation; empty if it has none."""
         self._emit = emit
         self._asker = asker
 
     def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
-        """Tell the caller how far the work is, if it wants to know.
+        """Send progress to the caller, if it asked for progress.
 
         Raises:
-            ValueError: `progress` or `total` is no number.
+            ValueError: `progress` or `total` is not a number.
         """
         for name, number in (("progress", progress), ("total", total)):
             if not (_is_number(number) or (number is None and name == "total")):
                 raise ValueError(f"{name} must be a number, not {number!r}")
-        told = {"progress": progress, "total": total, "message": message}
-        self._emit(Progress({key: _raw(value) for key, value in told.items() if value is not None}))
+        members = {"progress": progress, "total": total, "message": message}
+        self._emit(Progress({key: _raw(value) for key, value in members.items() if value is not None}))
 
     def log(self, level: LogLevel, text: str) -> None:
-        """Tell the caller something, if it listens to that level.
+        """Send a log line to the caller, if it wants that level.
 
         Raises:
-            ValueError: there is no such level.
+            ValueError: the level does not exist.
         """
         if level not in LOG_LEVELS:
             raise ValueError(f"the level of a line must be one of {', '.join(LOG_LEVELS)}, not {level!r}")
         self._emit(LogMessage(level, {"level": _raw(level), "data": _raw(text)}))
 
     def tell(self, event: Event) -> None:
-        """Tell the caller something of another kind."""
+        """Send another event to the caller."""
         self._emit(event)
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody waits for the result any more: the call was cancelled, took too long, or its hub has closed.
+        """Whether the call has ended: it was cancelled, timed out, or the hub has closed.
 
-        An `async def` is cancelled with its call; a `def` runs in a thread, which nothing can stop: one that takes
-        long looks here from time to time, and returns.
+        An `async def` is cancelled with its call. A `def` runs in a thread, which cannot be stopped: a long one should
+        check this from time to time and return.
         """
         return self._asker is not None and self._asker.is_over()
 
     @property
     def can_ask(self) -> bool:
-        """Whether the caller said that it can be asked something; not every program has a person behind it."""
+        """Whether the caller can answer questions; not every program has a person behind it."""
         return self._asker is not None and self._asker.can_ask()
 
     def ask(self, message: str, schema: Mapping[str, Any] | None = None) -> Awaitable[dict[str, Any] | None]:
-        """Ask whoever is behind the caller, in an `async def`: `answer = await context.ask("Which one?", {...})`.
+        """Ask the person behind the caller, in an `async def`: `answer = await context.ask("Which one?", {...})`.
 
-        `schema` is the JSON Schema of an object whose members are text, numbers, yes or no, or one of several; without
-        one, an empty object is a yes. The time in which somebody thinks is not counted against the call.
+        `schema` is the JSON Schema of an object whose members are strings, numbers, booleans or enums; without a
+        schema, an empty object means yes. The time until the answer does not count against the call's timeout.
 
         Returns:
-            What was answered, which fits the schema; None if the person refused.
+            The answer, which fits the schema; None if the person declined.
 
         Raises:
-            NoAnswerError: nobody can be asked, the call is over, or the answer does not fit.
-            ValueError: the schema is none.
+            NoAnswerError: the caller cannot be asked, the call has ended, or the answer is invalid.
+            ValueError: the schema is invalid.
         """
         if _running_loop() is None:
             raise RuntimeError("context.ask is to be awaited, in an `async def`; in a `def` use context.ask_blocking")
-        return self._ask(message, schema)
 
-    async def _ask(self, message: str, schema: Mapping[str, Any] | None) -> dict[str, Any] | None:
-        check = _check_of(schema)
-        return _read_answer(await asyncio.wrap_future(self._begin(message, schema)), check)
+        async def wait() -> dict[str, Any] | None:
+            check = _check_of(schema)
+            return _read_answer(await asyncio.wrap_future(self._begin(message, schema)), check)
+
+        return wait()
 
     def ask_blocking(self, message: str, schema: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
-        """The same in a plain `def`, whose thread waits for the answer; see `ask`."""
+        """`ask` for a plain `def`: its thread waits for the answer."""
         if self._asker is not None and self._asker.is_loop_here():
             raise RuntimeError(
                 "context.ask_blocking would keep the hub from hearing the answer: use `await context.ask(...)` in an "
@@ -171,7 +172,7 @@ class Context:
     def _begin(self, message: str, schema: Mapping[str, Any] | None) -> Future[Reply]:
         if self._asker is None:
             raise NoAnswerError("nobody can be asked here")
-        form = NOTHING_ASKED if schema is None else schema
+        form = EMPTY_FORM if schema is None else schema
         return self._asker.begin(Question(ELICIT, _raw({"message": message, "requestedSchema": form})))
 
 
@@ -180,12 +181,12 @@ def _is_number(value: object) -> bool:
         return False
     try:
         return math.isfinite(value)
-    except OverflowError:  # an integer beyond what any other program can hold
+    except OverflowError:  # an integer larger than any float
         return False
 
 
 def _check_of(schema: Mapping[str, Any] | None) -> ArgumentCheck | None:
-    """What checks an answer; raises ValueError if the schema is none."""
+    """The check for an answer; raises ValueError if the schema is invalid."""
     if schema is None:
         return None
     if schema.get("type") != "object":
@@ -206,7 +207,7 @@ _CONTENT = msgspec.json.Decoder(dict[str, Any])
 
 
 def _read_answer(reply: Reply, check: ArgumentCheck | None) -> dict[str, Any] | None:
-    """What a caller answered, who may answer anything."""
+    """Read and check a caller's answer, which may be anything."""
     if isinstance(reply, Declined):
         raise NoAnswerError(reply.message)
     try:

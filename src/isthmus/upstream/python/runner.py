@@ -30,28 +30,27 @@ from isthmus.model.calls import Event, Outcome, Progress, Result
 from isthmus.model.faults import BadArguments, BadReply
 from isthmus.model.names import ServerName
 from isthmus.upstream.python.context import Context, QuestionSender
-from isthmus.upstream.python.model_types import encoded
-from isthmus.upstream.python.signatures import BadArgument, Runnable
+from isthmus.upstream.python.signatures import BadArgument, Runnable, encode_hook
 from isthmus.upstream.waiters import lost
 from isthmus.wire.mcp.calls import failed_tool_result, json_tool_result, tool_result
 
 Job: TypeAlias = Callable[[], Callable[[], None]]
-"""Runs in a thread and returns what is to be done with its result on the loop; it does not raise."""
+"""Runs in a thread and returns the callback that delivers its result on the loop; it does not raise."""
 
 PRINTS_TO_STDERR: contextvars.ContextVar[bool] = contextvars.ContextVar("aside", default=False)
-"""Whether what is printed here goes to standard error: standard output may be a protocol's, or a command's result."""
+"""Whether `print` writes to standard error here: standard output may carry a protocol or a command's result."""
 
 
 def enter_thread_context() -> None:
-    """In a thread, and in the context of somebody else: say of what is there that which is not so here."""
+    """Correct the context variables that a worker thread copied from its caller."""
     PRINTS_TO_STDERR.set(True)
     if (sniffio := sys.modules.get("sniffio")) is not None:
-        # The caller may be of Trio, which is no reason not to run asyncio here.
+        # The caller may run on Trio, but this thread may run asyncio.
         sniffio.current_async_library_cvar.set(None)
 
 
 class WorkerThreads:
-    """The threads of one server."""
+    """The worker threads of one server, started when they are needed."""
 
     def __init__(self, name: str, size: int) -> None:
         self._name = name
@@ -63,22 +62,22 @@ class WorkerThreads:
         self._begun: SimpleQueue[Job | None] = SimpleQueue()
 
     def run(self, job: Job) -> None:
-        """Begin the job, or let it wait for a thread."""
+        """Start the job, or queue it until a thread is free."""
         if self._busy < self._size:
             self._begin(job)
         else:
             self._waiting[job] = None
 
     def is_waiting(self, job: Job) -> bool:
-        """Whether it has not begun."""
+        """Whether the job has not started."""
         return job in self._waiting
 
     def take_back(self, job: Job) -> None:
-        """Never begin it, if it has not begun."""
+        """Remove the job from the queue, if it has not started."""
         self._waiting.pop(job, None)
 
     def close(self) -> None:
-        """Let every thread end, each when it is done with what it does; whatever waits never begins."""
+        """Drop the queue, and let each thread end after its current job."""
         self._waiting.clear()
         for _ in range(self._threads):
             self._begun.put(None)
@@ -95,7 +94,7 @@ class WorkerThreads:
         PRINTS_TO_STDERR.set(True)
         while (job := self._begun.get()) is not None:
             conclude = job()
-            with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._done, conclude)
 
     def _done(self, conclude: Callable[[], None]) -> None:
@@ -108,7 +107,7 @@ class WorkerThreads:
 
 
 class _Stdout:
-    """Standard output, which is standard error for those who run aside."""
+    """Standard output, except where `PRINTS_TO_STDERR` is set."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -118,7 +117,7 @@ class _Stdout:
 
 
 def redirect_prints() -> None:
-    """From now on, whatever runs aside prints to standard error; everybody else does not notice."""
+    """From now on, `print` writes to standard error wherever `PRINTS_TO_STDERR` is set."""
     if not isinstance(sys.stdout, _Stdout):
         sys.stdout = cast("TextIO", _Stdout(sys.stdout))
 
@@ -126,20 +125,20 @@ def redirect_prints() -> None:
 log = structlog.get_logger(__name__)
 
 EVENTS_MAX = 256
-"""Events that may wait on their way from a thread to the loop; the oldest of more are dropped."""
+"""Most events queued between a thread and the loop; the oldest are dropped."""
 
-WORDS_LENGTH_MAX = 2_000
-"""An exception's text may quote anything; a caller needs its beginning."""
+TEXT_LENGTH_MAX = 2_000
+"""Characters of an exception's text that a caller gets; the text may quote whole documents."""
 
-_encode = msgspec.json.Encoder(enc_hook=encoded).encode
+_encode = msgspec.json.Encoder(enc_hook=encode_hook).encode
 
 
 SERVING: ContextVar[ref[InFlight] | None] = ContextVar("serving", default=None)
-"""The call that a function runs for, where that function is; calls that it makes are made within that one."""
+"""In a running function: the call that it runs for. Calls that the function makes are nested in that one."""
 
 
 class Runner:
-    """Runs the functions of one server, and knows which calls it works on."""
+    """Runs the functions of one server."""
 
     def __init__(self, server: ServerName, limits: Limits, background: BackgroundTasks, max_calls: int) -> None:
         self.server = server
@@ -147,67 +146,67 @@ class Runner:
         self.loop = asyncio.get_running_loop()
         self._background = background
         self._workers = WorkerThreads(str(server), max_calls)
-        self._works: set[FunctionRun] = set()
+        self._runs: set[FunctionRun] = set()
 
     def start(self, inflight: InFlight, function: Runnable) -> None:
-        """Run a function for a call, which it ends."""
+        """Run a function for a call, and end the call with its result."""
         try:
             arguments = function.read(inflight.call.arguments)
         except BadArgument as bad:
             inflight.finish(BadArguments(inflight.call.name, str(bad)))
             return
-        work = FunctionRun(self, inflight, function, arguments)
+        run = FunctionRun(self, inflight, function, arguments)
         if function.is_inline:
-            inflight.finish(inflight.context.run(work.run_here))
+            inflight.finish(inflight.context.run(run.run_here))
             return
-        inflight.carriage = work
-        self._works.add(work)
+        inflight.carriage = run
+        self._runs.add(run)
         if function.is_async:
-            self._spawn(work)
+            self._spawn(run)
         else:
-            self._workers.run(work.run_in_thread)
+            self._workers.run(run.run_in_thread)
 
-    def _spawn(self, work: FunctionRun, rest: Awaitable[Any] | None = None) -> None:
-        spawn, name = self._background.spawn, f"function {work.function.name}"
-        work.task = work.inflight.context.run(spawn, name, work.run_on_loop(rest))
+    def _spawn(self, run: FunctionRun, rest: Awaitable[Any] | None = None) -> None:
+        spawn, name = self._background.spawn, f"function {run.function.name}"
+        run.task = run.inflight.context.run(spawn, name, run.run_on_loop(rest))
 
-    def go_on(self, work: FunctionRun, rest: Awaitable[Any]) -> None:
-        """Await what a plain function returned, unless nobody waits for it any more."""
-        if work in self._works:
-            self._spawn(work, rest)
+    def go_on(self, run: FunctionRun, rest: Awaitable[Any]) -> None:
+        """Await the awaitable that a plain function returned, unless its call has ended."""
+        if run in self._runs:
+            self._spawn(run, rest)
         elif inspect.iscoroutine(rest):
             rest.close()
 
-    def ended(self, work: FunctionRun, outcome: Outcome) -> None:
-        """A function is done; its call may have ended before."""
-        self._works.discard(work)
-        work.inflight.carriage = None
-        work.inflight.finish(outcome)
+    def ended(self, run: FunctionRun, outcome: Outcome) -> None:
+        """A function has returned; its call may have ended before."""
+        self._runs.discard(run)
+        run.inflight.carriage = None
+        run.inflight.finish(outcome)
 
     def may_have_run(self, inflight: InFlight) -> bool:
-        """What has not begun is taken back by `withdraw`, before the loop gets to beginning it."""
-        work = inflight.carriage
-        return not isinstance(work, FunctionRun) or self._has_begun(work)
+        """Whether the function has started; otherwise `withdraw` prevents it."""
+        run = inflight.carriage
+        return not isinstance(run, FunctionRun) or self._has_begun(run)
 
-    def _has_begun(self, work: FunctionRun) -> bool:
-        return work.has_begun if work.function.is_async else not self._workers.is_waiting(work.run_in_thread)
+    def _has_begun(self, run: FunctionRun) -> bool:
+        return run.has_begun if run.function.is_async else not self._workers.is_waiting(run.run_in_thread)
 
     def withdraw(self, inflight: InFlight) -> None:
-        """Cancel what runs on the loop, take back what has not begun; a thread goes on."""
-        work = inflight.carriage
-        if isinstance(work, FunctionRun):
-            self._works.discard(work)
-            self._workers.take_back(work.run_in_thread)
-            if work.task is not None:
-                work.task.cancel()
+        """Cancel the function's task, or remove it from the queue; a running thread continues."""
+        run = inflight.carriage
+        if isinstance(run, FunctionRun):
+            self._runs.discard(run)
+            self._workers.take_back(run.run_in_thread)
+            if run.task is not None:
+                run.task.cancel()
 
     def close(self, why: str) -> None:
-        """Give every call up; threads end when their functions do."""
-        works, self._works = self._works, set()
-        for work in works:
-            has_begun = self._has_begun(work)
-            self.withdraw(work.inflight)
-            self.ended(work, lost(self.server, why, may_have_left=has_begun))
+        """End all calls; threads end when their functions return."""
+        runs, self._runs = self._runs, set()
+        for run in runs:
+            has_begun = self._has_begun(run)
+            self.withdraw(run.inflight)
+            self.ended(run, lost(self.server, why, may_have_left=has_begun))
         self._workers.close()
 
 
@@ -225,14 +224,14 @@ class FunctionRun:
         self.task: asyncio.Task[None] | None = None
 
     def run_here(self) -> Outcome:
-        """Call a function that neither waits nor computes for long."""
+        """Call an inline function on the loop."""
         try:
             return self._outcome_of(self.function.call(self._arguments, self._context(self._emit)))
         except BaseException as error:  # noqa: BLE001 - also `SystemExit`, which would end the loop
             return self._failed(error)
 
     async def run_on_loop(self, rest: Awaitable[Any] | None = None) -> None:
-        """Await the function, or the rest of it; whatever it raises ends only its call, but for our cancellation."""
+        """Await the function, or `rest`. An exception ends only its call, except our own cancellation."""
         self.has_begun = True
         PRINTS_TO_STDERR.set(True)
         SERVING.set(ref(self.inflight))
@@ -247,10 +246,10 @@ class FunctionRun:
         self._runner.ended(self, outcome)
 
     def run_in_thread(self) -> Callable[[], None]:
-        """Call the function in its caller's context, and return what is to be done on the loop."""
-        return self.inflight.context.run(self._run_aside)
+        """Call the function in its caller's context, and return the callback for the loop."""
+        return self.inflight.context.run(self._run_in_context)
 
-    def _run_aside(self) -> Callable[[], None]:
+    def _run_in_context(self) -> Callable[[], None]:
         enter_thread_context()
         SERVING.set(ref(self.inflight))
         try:
@@ -280,22 +279,22 @@ class FunctionRun:
 
     def _failed(self, error: BaseException) -> Outcome:
         log.warning("a function failed", server=self._runner.server, function=self.function.name, exc_info=error)
-        return failed_tool_result(f"{type(error).__name__}: {_words_of(error)}".removesuffix(": ")[:WORDS_LENGTH_MAX])
+        return failed_tool_result(f"{type(error).__name__}: {_text_of(error)}".removesuffix(": ")[:TEXT_LENGTH_MAX])
 
 
-def _words_of(error: BaseException) -> str:
+def _text_of(error: BaseException) -> str:
     if isinstance(error, BaseExceptionGroup):
-        # Of what failed in a task group its own text says how many failures there are, and not which.
-        parts = (f"{type(part).__name__}: {_words_of(part)}".removesuffix(": ") for part in error.exceptions)
+        # The text of a group says only how many exceptions it has.
+        parts = (f"{type(part).__name__}: {_text_of(part)}".removesuffix(": ") for part in error.exceptions)
         return f"{error.message}: {'; '.join(parts)}"
     try:
         return str(error)
-    except Exception:  # noqa: BLE001 - an exception's own text is code as well
+    except Exception:  # noqa: BLE001 - `__str__` of an exception may fail too
         return ""
 
 
 class EventOutbox:
-    """Takes events from a thread to the loop, in order: however many there are, one wake-up at a time."""
+    """Sends events from a thread to the loop in order; many events share one wake-up."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, emit: Callable[[Event], None]) -> None:
         self._loop = loop
@@ -304,11 +303,11 @@ class EventOutbox:
         self._is_woken = False
 
     def put(self, event: Event) -> None:
-        """Take one; the oldest that still waits makes room for it."""
+        """Queue an event; a full queue drops its oldest."""
         self._events.append(event)
         if not self._is_woken:
             self._is_woken = True
-            with suppress(RuntimeError):  # the loop is closed, and nobody listens any more
+            with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._empty)
 
     def _empty(self) -> None:

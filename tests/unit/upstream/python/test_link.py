@@ -31,7 +31,7 @@ from tests.unit.core.doubles import SERVER, Listener, Stage, call, tool
 SHOP = '''
     import asyncio, sys, threading
     from dataclasses import dataclass
-    from isthmus.upstream.python.link import Context
+    from isthmus.upstream.python.context import Context
 
     begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
     entered = threading.Semaphore(0)
@@ -239,7 +239,7 @@ async def test_an_exception_is_a_result_that_says_so(scene: Scene, name: str, wo
 
 async def test_an_endless_explanation_is_cut(scene: Scene) -> None:
     listener = await scene.run("fail", {"words": "x" * 10_000})
-    assert len(shown(listener)["content"][0]["text"]) == module.WORDS_LENGTH_MAX
+    assert len(shown(listener)["content"][0]["text"]) == module.TEXT_LENGTH_MAX
 
 
 async def test_a_result_over_the_limit_is_refused(scene: Scene) -> None:

@@ -419,6 +419,16 @@ def test_the_google_way() -> None:
     assert doc.text == "Send a letter.\n\nIt takes a while.\n\nReturns:\n    Its number."
 
 
+def test_a_type_in_brackets_may_contain_brackets() -> None:
+    doc = read_docstring("Do it.\n\nArgs:\n    a: One.\n    b (tuple[int, (str)]): Two.\n")
+    assert doc.parameters == {"a": "One.", "b": "Two."}
+
+
+def test_text_beside_the_parameters_stays_in_the_description() -> None:
+    doc = read_docstring("Do it.\n\nNote: slow.\n\nArgs:\n    a: One.\n\nWarning:\n    It costs money.\n")
+    assert doc.text == "Do it.\n\nNote: slow.\n\nWarning:\n    It costs money."
+
+
 def test_the_numpy_way() -> None:
     doc = read_docstring(NUMPY)
     assert doc.parameters == {"to": "Whom it goes to, by name.", "amount": "How many.", "more": "How many."}

@@ -13,7 +13,7 @@ import pytest
 
 from isthmus.library import tool
 from isthmus.upstream.link import ConnectFailed
-from isthmus.upstream.python.modules import Loaded, begin_to_import, begin_to_load, load
+from isthmus.upstream.python.link import Loaded, begin_to_import, begin_to_load, load
 from isthmus.upstream.python.registry import REGISTRY
 from isthmus.upstream.settings import PythonSettings
 
