@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from isthmus.transport.egress import DialFailed, Egress, EgressRefused, parse_url, refusal_of
-from isthmus.upstream.targets.addresses import read_address
+from isthmus.upstream.targets.settings import read_address
 from tests.security.rebinding import Names
 from tests.security.sink import Sink, dialled
 from tests.security.vectors import SIXES, SPELLINGS, URLS

@@ -13,7 +13,7 @@ import pytest
 
 from isthmus.transport.egress import HTTP_SCHEMES, PORTS, SOCKET_SCHEMES, parse_url
 from isthmus.upstream.settings import AgentSettings, HttpSettings, JsonRpcSettings, WebSocketSettings
-from isthmus.upstream.targets.addresses import read_address
+from isthmus.upstream.targets.settings import read_address
 from tests.faults.scripted import Scripted
 from tests.hubs import PATIENT, Raw, serving
 from tests.security.sink import Sink, recorded, watched_environment

@@ -51,8 +51,8 @@ OPERATORS = listed("""
 CALLERS = {
     "core.ports.TargetSpec.url": "mcp_target_url",
     "upstream.settings.TargetHttpSettings.url": "mcp_target_url",
-    "upstream.targets.addresses.TargetAddress.origin": "mcp_target_url",
-    "upstream.targets.addresses.TargetPattern.address": "mcp_target_url",
+    "upstream.targets.settings.TargetAddress.origin": "mcp_target_url",
+    "upstream.targets.settings.TargetPattern.address": "mcp_target_url",
     "upstream.targets.named_servers.NamedServer.address": "mcp_target_url",
     "core.tasks.record.PushRecipient.url": "push",
     "core.tasks.record.PushRecipient.host": "push",

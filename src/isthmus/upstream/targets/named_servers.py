@@ -13,7 +13,7 @@ import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TypeAlias
 
 import msgspec
@@ -30,30 +30,30 @@ from isthmus.transport.egress import Egress
 from isthmus.upstream.reconnector import Reconnector
 from isthmus.upstream.settings import Carrier, ServerSettings, TargetHttpSettings
 from isthmus.upstream.supervisor import Supervisor
-from isthmus.upstream.targets.addresses import TargetAddress, read_address
-from isthmus.upstream.targets.settings import TargetSettings
+from isthmus.upstream.targets.settings import TargetAddress, TargetSettings, read_address
 
 log = structlog.get_logger(__name__)
 
-WAYS_MAX = 1000
-"""Those who may be on their way at once to servers that are not there yet; half of them for one caller."""
+OPENING_MAX = 1000
+"""Calls that may wait for servers that are not connected yet; half of them from one caller."""
 
 KNOWN_MAX = 1000
-"""Addresses of which it is remembered how they are spoken to; the one that was used longest ago is forgotten."""
+"""Addresses with a remembered transport; the one used longest ago is forgotten first."""
 
 USUAL: tuple[tuple[Carrier, str], ...] = (("http", "/mcp"), ("sse", "/sse"), ("rpc", "/messages/"), ("rpc", "/"))
-"""Where a server is looked for whose path is not said, and how it is spoken to there."""
+"""Transports and paths that are tried for an address without a path."""
 
 HEADERS_LENGTH_MAX = 16 * 1024
-"""Of all that a caller has sent with each request to one server."""
+"""Characters of all headers that a caller has sent to one server."""
 
 NAME_LENGTH = 100
-"""How much of a header's name is told back."""
+"""How much of a header's name an error message quotes."""
 
 Ways: TypeAlias = tuple[tuple[Carrier, str], ...]
+"""Transports and URLs to try, in order."""
 
-Key: TypeAlias = tuple[str, str, bytes]
-"""Whose a server is (tenant and name), and the digest of where it is and of the headers that go there."""
+TargetKey: TypeAlias = tuple[str, str, bytes]
+"""The caller (tenant and name), and a digest of the address and the headers that are sent there."""
 
 OnOpened: TypeAlias = Callable[[OpenTarget | Fault], None]
 
@@ -69,7 +69,7 @@ class NamedServer(msgspec.Struct, frozen=True):
     reach: TargetHttpSettings
 
     def __repr__(self) -> str:
-        return f"Aim({self.address.origin})"  # headers are secrets
+        return f"NamedServer({self.address.origin})"  # headers are secrets
 
     def open(self, then: OnOpened) -> Callable[[], None]:
         """See `core.ports.UnopenedTarget`."""
@@ -77,14 +77,14 @@ class NamedServer(msgspec.Struct, frozen=True):
 
 
 class _KeptServer:
-    """One server in use, or kept for the next time."""
+    """One server in use, or kept for the next call."""
 
     def __init__(self, aim: NamedServer, reconnector: Reconnector, now: float) -> None:
         self.aim = aim
         self.reconnector = reconnector
         self.used_at = now
         self.waiting = 0
-        """Those who wait for it to be reached."""
+        """Calls that wait until it is connected."""
         self.timer: asyncio.TimerHandle | None = None
 
     @property
@@ -98,12 +98,12 @@ class _KeptServer:
 
     @property
     def is_lost(self) -> bool:
-        """It was reached or not, and is not there now."""
+        """The first attempt has ended, and it is not connected now."""
         return self.reconnector.tried.done() and self.reconnector.server_status.state != "ready"
 
 
 class NamedServers:
-    """The servers that callers named. `settings` may be replaced at any time, by `change`."""
+    """The servers that callers named. `change` replaces `settings` at any time."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class NamedServers:
         settings: TargetSettings,
         configured: ConfiguredServers,
     ) -> None:
-        """`supervisor` keeps the servers of the `annex`, where nothing else is; `configured` are those of the `hub`."""
+        """`supervisor` has the servers of the `annex`, a hub for them alone; `configured` are those of the `hub`."""
         self.annex = annex
         self.settings = settings
         self._hub = hub
@@ -123,18 +123,18 @@ class NamedServers:
         self._background = background
         self._egress = egress
         self._configured = configured
-        self._guests: OrderedDict[Key, _KeptServer] = OrderedDict()
-        """Those that were used longest ago first."""
-        self._known: OrderedDict[Key, Carrier] = OrderedDict()
+        self._guests: OrderedDict[TargetKey, _KeptServer] = OrderedDict()
+        """The one used longest ago first."""
+        self._known: OrderedDict[TargetKey, Carrier] = OrderedDict()
         self._ways: dict[asyncio.Task[None], OnOpened] = {}
-        """Those who are on their way to a server, and who waits for them."""
+        """Tasks that connect to a server for a call, and their callbacks."""
         self._bound: Counter[tuple[str, str]] = Counter()
-        """How many of each caller's are bound for a server that is not there yet."""
+        """How many of them wait for a server that is not connected yet, by caller."""
         self._salt = secrets.token_bytes(16)
         self._numbers = itertools.count(1)
         self._loop = asyncio.get_running_loop()
 
-    # -- who may name what -------------------------------------------------------------------------------------------
+    # -- finding and checking ----------------------------------------------------------------------------------------
 
     def find(self, caller: Caller, named: TargetSpec) -> ServerName | NamedServer | Fault:
         """See `core.ports.TargetResolver`. Nothing is resolved or dialled."""
@@ -142,21 +142,26 @@ class NamedServers:
             address = read_address(named.url, named.path)
         except ValueError as error:
             return TargetRefused(f"mcp_target_url and mcp_request_path make no usable address: {error}")
-        configured = self._configured_at(address)
-        server = self._seen_by(caller, configured, address.query)
-        if server is not None:
-            refusal = TargetRefused(f"Server {server} is configured here and gets no headers of its callers")
-            return refusal if named.headers else server
+        # Servers that are configured at this address, or where one would be looked for, with their queries.
+        places = {address.place, *(read_address(url).place for _, url in ways_to(address))}
+        known = [
+            (server.name, _configured_address(getattr(server.reach, "url", None))) for server in self._configured()
+        ]
+        configured = [(name, own.query) for name, own in known if own is not None and own.place in places]
+        if configured:
+            seen = self._hub.snapshot.view(caller.grants, EVERYTHING).servers
+            for name, query in configured:
+                if name in seen and address.query in ("", query):
+                    refusal = TargetRefused(f"Server {name} is configured here and gets no headers of its callers")
+                    return refusal if named.headers else name
         if not (caller.can_name_targets or (caller.is_anyone and self.settings.open)):
             return TargetRefused(_unless_allowed(caller))
-        # What is configured is called as grants say, and not past them by its address.
-        ways = () if configured else self._allowed(address)
+        ways: Ways = ()
+        if not configured:  # the address of a configured server is no way around permissions
+            ways = tuple(way for way in ways_to(address) if self.settings.allows(read_address(way[1])))
         if not ways:
             return TargetRefused(f"{address.origin} may not be named; [targets] allow would have to list it")
         return self._with_headers(caller, address, ways, named.headers)
-
-    def _allowed(self, address: TargetAddress) -> Ways:
-        return tuple(way for way in ways_to(address) if self.settings.allows(read_address(way[1])))
 
     def _with_headers(
         self, caller: Caller, address: TargetAddress, ways: Ways, headers: Mapping[str, str]
@@ -177,52 +182,39 @@ class NamedServers:
                 self, caller, address, TargetHttpSettings(ways[0][1], given, ways=ways, is_trusted=is_trusted)
             )
         except ValueError as error:
-            return TargetRefused(f"mcp_{error}")  # it begins with the word `headers`, and quotes none of them
+            return TargetRefused(f"mcp_{error}")  # it begins with the word `headers` and quotes no value
 
-    def _configured_at(self, address: TargetAddress) -> list[tuple[ServerName, str]]:
-        """The servers that are configured at an address, or where one would be looked for; and their queries."""
-        places = {address.place, *(read_address(url).place for _, url in ways_to(address))}
-        known = [(server.name, _address_of(server)) for server in self._configured()]
-        return [(name, each.query) for name, each in known if each is not None and each.place in places]
-
-    def _seen_by(self, caller: Caller, configured: list[tuple[ServerName, str]], query: str) -> ServerName | None:
-        if not configured:
-            return None
-        seen = self._hub.snapshot.view(caller.grants, EVERYTHING).servers
-        return next((name for name, own in configured if name in seen and query in ("", own)), None)
-
-    # -- reaching one ------------------------------------------------------------------------------------------------
+    # -- opening -----------------------------------------------------------------------------------------------------
 
     def open(self, aim: NamedServer, then: OnOpened) -> Callable[[], None]:
         """See `core.ports.UnopenedTarget`."""
-        whose = None if self._is_there(aim) else (aim.caller.tenant, aim.caller.name)
-        if whose is not None and (others := self._in_the_way(whose)):
-            return self._loop.call_soon(then, TooManyTargets(others)).cancel
-        way = self._background.spawn(
-            f"way to {aim.address.origin}", self._open(aim, then), on_crash=partial(_blame, then)
-        )
-        self._ways[way] = then
-        if whose is not None:
-            self._bound[whose] += 1
-        way.add_done_callback(lambda _: self._arrived(way, whose))
-        return lambda: self._turn_back(way)
-
-    def _is_there(self, aim: NamedServer) -> bool:
         guest = self._guests.get(self._key(aim))
-        return guest is not None and guest.reconnector.server_status.state == "ready"
+        is_ready = guest is not None and guest.reconnector.server_status.state == "ready"
+        owner = None if is_ready else (aim.caller.tenant, aim.caller.name)
+        if owner is not None:
+            own, total = self._bound[owner], self._bound.total()
+            if total >= OPENING_MAX or own >= max(1, OPENING_MAX // 2):
+                others = total if total >= OPENING_MAX else own
+                return self._loop.call_soon(then, TooManyTargets(others)).cancel
 
-    def _in_the_way(self, whose: tuple[str, str]) -> int:
-        """How many are on their way, if so many are that another one cannot be."""
-        own, total = self._bound[whose], self._bound.total()
-        return total if total >= WAYS_MAX else own if own >= max(1, WAYS_MAX // 2) else 0
+        def crashed(error: BaseException) -> None:
+            incident = secrets.token_hex(6)
+            log.error("defect while a server was reached that a caller named", incident=incident, exc_info=error)
+            then(Bug(incident))
 
-    def _arrived(self, way: asyncio.Task[None], whose: tuple[str, str] | None) -> None:
-        self._ways.pop(way, None)
-        if whose is None:
-            return
-        self._bound[whose] -= 1
-        if not self._bound[whose]:
-            del self._bound[whose]
+        def ended(way: asyncio.Task[None]) -> None:
+            self._ways.pop(way, None)
+            if owner is not None:
+                self._bound[owner] -= 1
+                if not self._bound[owner]:
+                    del self._bound[owner]
+
+        way = self._background.spawn(f"way to {aim.address.origin}", self._open(aim, then), on_crash=crashed)
+        self._ways[way] = then
+        if owner is not None:
+            self._bound[owner] += 1
+        way.add_done_callback(ended)
+        return lambda: self._turn_back(way)
 
     def _turn_back(self, way: asyncio.Task[None]) -> None:
         self._ways.pop(way, None)
@@ -236,18 +228,18 @@ class NamedServers:
         then(opened)
 
     def running(self) -> int:
-        """Calls on such servers, and those who are on their way to one."""
+        """How many calls such servers have, including those that wait for a connection."""
         return self.annex.running() + len(self._ways)
 
     def cancel_all(self, why: str) -> None:
-        """Withdraw every call, those included whose servers are only being reached."""
+        """Cancel every call, including those that wait for a connection."""
         for way, then in list(self._ways.items()):
             self._turn_back(way)
             then(Cancelled(why, executed="no"))
         self.annex.cancel_all(why)
 
     async def _reach(self, aim: NamedServer) -> OpenTarget:
-        """Reach a server, or use the link there is.
+        """Connect to a server, or use its open link.
 
         Raises:
             Fault: its address may not be dialled, too many are in use, or it cannot be reached.
@@ -260,7 +252,11 @@ class NamedServers:
             self._forget(key)
             guest = None
         if guest is None:
-            await self._check(aim)
+            if not aim.reach.is_trusted:
+                why = await self._egress.refusal(aim.address.origin, within=self._hub.limits.connect_seconds)
+                if why is not None:
+                    said = f"{aim.address.origin.host} may not be dialled: {why}"
+                    raise TargetRefused(f"{said}; [targets] allow would have to list this host literally")
             guest = self._guests.get(key) or self._admit(key, aim)
         self._guests.move_to_end(key)
         guest.waiting += 1
@@ -268,80 +264,64 @@ class NamedServers:
             await asyncio.wait({guest.reconnector.tried}, timeout=self._hub.limits.call_seconds)
         finally:
             guest.waiting -= 1
-            self._used(key, guest)
+            guest.used_at = self._loop.time()
+            if guest.timer is None and self._guests.get(key) is guest:
+                guest.timer = self._loop.call_later(self.settings.idle, self._close_if_idle, key, guest)
         return self._opened(key, guest)
 
-    async def _check(self, aim: NamedServer) -> None:
-        """Raises: TargetRefused if the address leads where it must not."""
-        if aim.reach.is_trusted:
-            return
-        why = await self._egress.refusal(aim.address.origin, within=self._hub.limits.connect_seconds)
-        if why is not None:
-            said = f"{aim.address.origin.host} may not be dialled: {why}"
-            raise TargetRefused(f"{said}; [targets] allow would have to list this host literally")
+    def _admit(self, key: TargetKey, aim: NamedServer) -> _KeptServer:
+        """Start a server, in place of the one used longest ago if there is no room.
 
-    def _admit(self, key: Key, aim: NamedServer) -> _KeptServer:
-        self._make_room(aim.caller)
-        settings = self._settings_for(key, aim)
+        A caller has at most half of all servers, so that there is room for others. Raises `TooManyTargets` if all are
+        in use.
+        """
+        own = [other for other in self._guests if other[:2] == key[:2]]
+        self._make_room(own, max(1, self.settings.max // 2))
+        self._make_room(list(self._guests), self.settings.max)
+        limits, known, sent = self._hub.limits, self._known.get(key), frozenset(aim.reach.headers.values())
+        settings = ServerSettings(
+            # No configured server can have such a name; callers see the host in it.
+            ServerName(f"{aim.address.origin.authority}#{next(self._numbers)}"),
+            replace(aim.reach, ways=tuple(sorted(aim.reach.ways, key=lambda way: way[0] != known))),
+            timeout=limits.call_seconds,
+            max_calls=limits.max_calls,
+            max_queued=limits.max_queued,
+            # Header values, and their parts behind a word such as `Bearer`.
+            secrets=sent | {word for value in sent for word in value.split()[1:]},
+        )
         self._supervisor.add(settings, is_awaited=False)
         guest = self._guests[key] = _KeptServer(aim, self._supervisor.reconnectors[settings.name], self._loop.time())
         log.info("a caller named a server", server=settings.name, caller=aim.caller.name)
         return guest
 
-    def _settings_for(self, key: Key, aim: NamedServer) -> ServerSettings:
-        # No configured server can have such a name: a caller that reads it sees whom it called.
-        name = ServerName(f"{aim.address.origin.authority}#{next(self._numbers)}")
-        known = self._known.get(key)
-        limits = self._hub.limits
-        return ServerSettings(
-            name,
-            replace(aim.reach, ways=tuple(sorted(aim.reach.ways, key=lambda way: way[0] != known))),
-            timeout=limits.call_seconds,
-            max_calls=limits.max_calls,
-            max_queued=limits.max_queued,
-            secrets=_secrets_in(aim.reach.headers),
-        )
-
-    def _opened(self, key: Key, guest: _KeptServer) -> OpenTarget:
+    def _opened(self, key: TargetKey, guest: _KeptServer) -> OpenTarget:
         reconnector, server_status = guest.reconnector, guest.reconnector.server_status
         is_kept = self._guests.get(key) is guest
         if server_status.state != "ready" or not is_kept:
             if is_kept and not guest.is_busy:
-                self._forget(key)  # nobody keeps knocking at a door because a caller named it once
+                self._forget(key)  # an address that a caller named once is not dialled again and again
             is_late = is_kept and not reconnector.tried.done()
             raise (
                 NotConnected(guest.name, "it did not answer in time")
                 if is_late
                 else reconnector.server_queue.not_connected()
             )
-        self._remember(key, server_status.carrier)
-        is_plain = server_status.carrier == "rpc"
-        return OpenTarget(self.annex, guest.name, is_plain=is_plain, initialize_result=reconnector.initialize_result)
-
-    def _remember(self, key: Key, carrier: str | None) -> None:
+        carrier = server_status.carrier
         self._known[key] = "sse" if carrier == "sse" else "rpc" if carrier == "rpc" else "http"
         self._known.move_to_end(key)
         if len(self._known) > KNOWN_MAX:
             self._known.popitem(last=False)
+        is_plain = carrier == "rpc"
+        return OpenTarget(self.annex, guest.name, is_plain=is_plain, initialize_result=reconnector.initialize_result)
 
-    def _key(self, aim: NamedServer) -> Key:
+    def _key(self, aim: NamedServer) -> TargetKey:
         whole = msgspec.json.encode([aim.reach.ways, sorted(aim.reach.headers.items())])
         digest = hashlib.blake2b(whole, key=self._salt, digest_size=16).digest()
         return aim.caller.tenant, aim.caller.name, digest
 
-    # -- letting them go ---------------------------------------------------------------------------------------------
+    # -- closing -----------------------------------------------------------------------------------------------------
 
-    def _make_room(self, caller: Caller) -> None:
-        """Let go what was used longest ago; nobody has more than half of all, so that there is room for others.
-
-        Raises:
-            TooManyTargets: all are in use.
-        """
-        own = [key for key in self._guests if key[:2] == (caller.tenant, caller.name)]
-        self._thin_out(own, max(1, self.settings.max // 2))
-        self._thin_out(list(self._guests), self.settings.max)
-
-    def _thin_out(self, keys: Sequence[Key], most: int) -> None:
+    def _make_room(self, keys: Sequence[TargetKey], most: int) -> None:
         if len(keys) < most:
             return
         idle = next((key for key in keys if not self._guests[key].is_busy), None)
@@ -349,23 +329,18 @@ class NamedServers:
             raise TooManyTargets(len(keys))
         self._forget(idle)
 
-    def _used(self, key: Key, guest: _KeptServer) -> None:
-        guest.used_at = self._loop.time()
-        if guest.timer is None and self._guests.get(key) is guest:
-            guest.timer = self._loop.call_later(self.settings.idle, self._look, key, guest)
-
-    def _look(self, key: Key, guest: _KeptServer) -> None:
-        """Let a server go that nobody used for a while, or look again later."""
+    def _close_if_idle(self, key: TargetKey, guest: _KeptServer) -> None:
+        """Close a server that was unused for `idle` seconds, or check again later."""
         guest.timer = None
         if guest.is_busy:
             guest.used_at = self._loop.time()
         left = guest.used_at + self.settings.idle - self._loop.time()
         if left > 0:
-            guest.timer = self._loop.call_later(left, self._look, key, guest)
+            guest.timer = self._loop.call_later(left, self._close_if_idle, key, guest)
         else:
             self._forget(key)
 
-    def _forget(self, key: Key) -> None:
+    def _forget(self, key: TargetKey) -> None:
         guest = self._guests.pop(key)
         if guest.timer is not None:
             guest.timer.cancel()
@@ -373,18 +348,16 @@ class NamedServers:
         self._supervisor.remove(guest.name)
 
     def change(self, settings: TargetSettings, callers: Container[Caller]) -> None:
-        """Go by these from now on, and let go what they do not allow any more; calls on it may finish."""
+        """Apply new settings, and close servers that they no longer allow; running calls may finish."""
         self.settings = settings
         for key, guest in list(self._guests.items()):
-            if not self._is_allowed(guest.aim, callers):
+            aim = guest.aim
+            found = self.find(aim.caller, TargetSpec(aim.address.url, None, aim.reach.headers))
+            if aim.caller not in callers or not isinstance(found, NamedServer) or found.reach != aim.reach:
                 self._forget(key)
 
-    def _is_allowed(self, aim: NamedServer, callers: Container[Caller]) -> bool:
-        found = self.find(aim.caller, TargetSpec(aim.address.url, None, aim.reach.headers))
-        return aim.caller in callers and isinstance(found, NamedServer) and found.reach == aim.reach
-
     async def aclose(self) -> None:
-        """Let all of them go, in good order."""
+        """Close all servers in good order."""
         for guest in self._guests.values():
             if guest.timer is not None:
                 guest.timer.cancel()
@@ -392,46 +365,29 @@ class NamedServers:
 
 
 def ways_to(address: TargetAddress) -> Ways:
-    """What may be spoken at an address, and where, in the order in which it is tried."""
+    """The transports and URLs to try for an address, in order."""
     if not address.path:
         return tuple((carrier, f"{address.origin}{path}{address.query}") for carrier, path in USUAL)
     url, path = address.url, address.path.rstrip("/")
     if path.endswith("/sse"):
         return ("sse", url), ("http", url), ("rpc", url)
     if path.endswith("/messages"):
-        # What servers of HTTP+SSE call the endpoint of a session, which their stream names.
+        # HTTP+SSE servers often name a session's endpoint so; its stream is beside it.
         return ("http", url), ("sse", f"{address.origin}{path.removesuffix('/messages')}/sse"), ("rpc", url)
     return ("http", url), ("sse", url), ("rpc", url)
 
 
-def _blame(then: OnOpened, error: BaseException) -> None:
-    incident = secrets.token_hex(6)
-    log.error("defect while a server was reached that a caller named", incident=incident, exc_info=error)
-    then(Bug(incident))
-
-
-def _address_of(server: ServerSettings) -> TargetAddress | None:
-    url = getattr(server.reach, "url", None)
-    return None if url is None else _read(url)
-
-
 @lru_cache(maxsize=4096)
-def _read(url: str) -> TargetAddress | None:
-    """The address of a configured server, which is read for every one that is named."""
+def _configured_address(url: str | None) -> TargetAddress | None:
+    """The address of a configured server; None if callers cannot name it. Cached: each `find` reads all of them."""
     try:
-        return read_address(url)
+        return None if url is None else read_address(url)
     except ValueError:
-        return None  # nobody can name it by its address, then
-
-
-def _secrets_in(headers: Mapping[str, str]) -> frozenset[str]:
-    """What must not be seen of headers: what they say, and the part of that behind a word such as `Bearer`."""
-    whole = frozenset(headers.values())
-    return whole | {word for value in whole for word in value.split()[1:]}
+        return None
 
 
 def _unless_allowed(caller: Caller) -> str:
-    """What would have to be configured for a caller to name addresses."""
+    """Why a caller may not name addresses, and which setting would allow it."""
     if caller.is_anyone:
         return (
             "Only configured servers may be named here, where nobody needs a key; [targets] open = true would let every"

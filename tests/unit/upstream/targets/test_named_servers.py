@@ -24,9 +24,8 @@ from isthmus.transport.egress import DialAddress, Egress, HttpOrigin
 from isthmus.upstream.link import WrongCarrier
 from isthmus.upstream.settings import HttpSettings, JsonRpcSettings, ServerSettings, StdioSettings, TargetHttpSettings
 from isthmus.upstream.targets import named_servers as module
-from isthmus.upstream.targets.addresses import read_address
 from isthmus.upstream.targets.named_servers import NamedServer, NamedServers, ways_to
-from isthmus.upstream.targets.settings import TargetSettings
+from isthmus.upstream.targets.settings import TargetSettings, read_address
 from tests.unit.upstream.scripted import SECONDS, Kept, Scripted
 
 PUBLIC, PRIVATE = "93.184.216.34", "10.0.0.1"
@@ -349,7 +348,7 @@ async def test_what_a_server_says_of_its_headers_is_not_repeated(scene: Scene) -
 
 
 async def test_there_are_only_so_many_on_their_way_at_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "WAYS_MAX", 1)
+    monkeypatch.setattr(module, "OPENING_MAX", 1)
     held = hold(scene)
     going = scene.going()
     assert isinstance(await scene.fault(), TooManyTargets)
@@ -358,7 +357,7 @@ async def test_there_are_only_so_many_on_their_way_at_once(scene: Scene, monkeyp
 
 
 async def test_nobody_takes_all_the_ways_there_are(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "WAYS_MAX", 4)
+    monkeypatch.setattr(module, "OPENING_MAX", 4)
     held = hold(scene)
     going = [scene.going(), scene.going(B)]
     assert isinstance(await scene.fault(C), TooManyTargets)
@@ -370,7 +369,7 @@ async def test_nobody_takes_all_the_ways_there_are(scene: Scene, monkeypatch: py
 
 
 async def test_who_goes_where_somebody_is_known_takes_no_way(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "WAYS_MAX", 2)
+    monkeypatch.setattr(module, "OPENING_MAX", 2)
     known = await scene.open()
     await scene.kept.until(lambda: scene.targets.running() == 0)
     held = hold(scene)
