@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from isthmus.config.client_files import HostContext
 from isthmus.config.codes import CODES
-from isthmus.config.dialects.clients import CLIENTS, DIALECTS, OWN, SHARED_ROOTS, Dialect
+from isthmus.config.dialects import CLIENTS, DIALECTS, OWN, SHARED_ROOTS, Dialect
 from isthmus.config.files import Document
 from isthmus.config.findings import ConfigError, Finding
 from isthmus.config.importing import ImportPlan, load_servers

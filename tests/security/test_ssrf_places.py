@@ -102,7 +102,7 @@ UNTOUCHED = listed("""
     frontends.a2a.task_view._Resource.uri identity.issuers.Bound.issuer identity.issuers.Unproven.is_issuer_away
     identity.dpop_proofs.ProvenRequest.urls identity.settings.IssuerSettings.token_url
     library.function_schemas.ToolDef.origin
-    config.dialects.clients.Dialect.bare_url upstream.settings.DialInServerSettings.url
+    config.dialects.Dialect.bare_url upstream.settings.DialInServerSettings.url
     wire.a2a.cards.AgentCard.documentation_url wire.a2a.cards.AgentCard.icon_url wire.a2a.cards.AgentExtension.uri
     wire.a2a.cards.OAuth.authorization_url
     wire.a2a.cards.OAuth.metadata_url wire.a2a.cards.OAuth.token_url wire.a2a.cards.OpenId.url

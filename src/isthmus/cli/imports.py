@@ -20,7 +20,7 @@ from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.options import with_json
 from isthmus.cli.output import aligned, counted, harmless, print_error, print_json, print_output, show_table
 from isthmus.config.client_files import ClientFiles, HostContext, read_client_files
-from isthmus.config.dialects.clients import DIALECTS
+from isthmus.config.dialects import DIALECTS
 from isthmus.config.extensions import Extension, read_extensions
 from isthmus.config.files import find_file, read_document
 from isthmus.config.findings import ConfigError, Finding, Place, closest_match

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import cast
 
 from isthmus.config import codes, values
-from isthmus.config.dialects.clients import CLIENTS, Dialect
-from isthmus.config.dialects.places import places_of
+from isthmus.config.dialects import CLIENTS, Dialect, places_of
 from isthmus.config.extensions import Extension, Importer
 from isthmus.config.files import FILE_BYTES_MAX, Document, read_document, read_regular_file, resolve_path
 from isthmus.config.findings import ConfigError, Finding, Place, closest_match
@@ -79,8 +78,14 @@ def read_client_files(
     found = ClientFiles()
     for position, name in enumerate(names):
         here = place.at(position) if place.path else Place(None)
-        if _is_path(name):
-            _take_file(found, resolve_path(name, folder, around.home), here, dialect)
+        if "/" in name or "\\" in name or Path(name).suffix.lower() in PARSERS or name.startswith((".", "~")):
+            file = resolve_path(name, folder, around.home)
+            found.sought.append(file)
+            if file.is_file():
+                _take(found, file, dialect)
+            else:
+                missing = here.finding("must name a file that is there", value=repr(str(file)), code=codes.MISSING_FILE)
+                found.findings.append(missing)
         elif importers is not None and name in importers:
             _take_by(importers[name], found, here, around)
         else:
@@ -88,28 +93,16 @@ def read_client_files(
     return found
 
 
-def _is_path(name: str) -> bool:
-    return "/" in name or "\\" in name or Path(name).suffix.lower() in PARSERS or name.startswith((".", "~"))
-
-
-def _take_file(found: ClientFiles, file: Path, place: Place, dialect: Dialect | None) -> None:
-    found.sought.append(file)
-    if file.is_file():
-        _take(found, file, dialect)
-    else:
-        told = place.finding("must name a file that is there", value=repr(str(file)), code=codes.MISSING_FILE)
-        found.findings.append(told)
-
-
 def _take_client(found: ClientFiles, name: str, place: Place, around: HostContext) -> None:
     chosen = list(CLIENTS.values()) if name == ALL else [CLIENTS[name]] if name in CLIENTS else []
     if not chosen:
         meant = closest_match(name, CLIENTS)
         advice = f"did you mean {meant}?" if meant else f"known are {', '.join(CLIENTS)}"
-        told = place.finding(
-            "must be a client or a path", value=values.quoted(name), advice=advice, code=codes.UNKNOWN_CLIENT
+        found.findings.append(
+            place.finding(
+                "must be a client or a path", value=values.quoted(name), advice=advice, code=codes.UNKNOWN_CLIENT
+            )
         )
-        found.findings.append(told)
         return
     files = {
         file: client for client in chosen for file in places_of(client, around.home, around.cwd, around.environment)
@@ -135,8 +128,8 @@ def _take_by(extension: Extension, found: ClientFiles, place: Place, around: Hos
                 name: dict(fields) for name, fields in importer.servers(read_regular_file(file, FILE_BYTES_MAX)).items()
             }
         except Exception as error:  # noqa: BLE001 - it is not ours, and costs only its own servers
-            said = f"cannot be read as a file of {title}: {type(error).__name__}"
-            found.findings.append(Place(file).finding(said, code=codes.SYNTAX))
+            message = f"cannot be read as a file of {title}: {type(error).__name__}"
+            found.findings.append(Place(file).finding(message, code=codes.SYNTAX))
             found.unread.append(file)
         else:
             dialect = Dialect(extension.name, title, roots=(("mcpServers",),))
@@ -156,13 +149,13 @@ def _places(extension: Extension, importer: Importer, around: HostContext) -> li
     try:
         named: list[object] = list(importer.places(around.home, around.cwd, around.environment))
     except Exception as error:  # it is not ours, and a file may be watched, and read again, while the hub runs
-        said = f"cannot be used: its places() raised {type(error).__name__}"
-        raise ConfigError(extension.place.finding(said, code=codes.BAD_EXTENSION)) from error
+        message = f"cannot be used: its places() raised {type(error).__name__}"
+        raise ConfigError(extension.place.finding(message, code=codes.BAD_EXTENSION)) from error
     files = [file for file in named if isinstance(file, Path)]
     if len(files) < len(named):
         kinds = sorted({type(file).__name__ for file in named if not isinstance(file, Path)})
-        said = f"cannot be used: its places() must return paths, not {', '.join(kinds)}"
-        raise ConfigError(extension.place.finding(said, code=codes.BAD_EXTENSION))
+        message = f"cannot be used: its places() must return paths, not {', '.join(kinds)}"
+        raise ConfigError(extension.place.finding(message, code=codes.BAD_EXTENSION))
     return files
 
 

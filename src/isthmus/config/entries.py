@@ -15,8 +15,19 @@ from typing import cast
 from urllib.parse import urlsplit
 
 from isthmus.config import codes, values
-from isthmus.config.dialects.clients import COMMON_STEPS, OWN, RENAMED_KEYS, STANDARD, Dialect, DraftEntry, Root
-from isthmus.config.dialects.syntax import WorkspaceContext, input_variable, inputs_used, with_hub_variables
+from isthmus.config.dialects import (
+    COMMON_STEPS,
+    OWN,
+    RENAMED_KEYS,
+    STANDARD,
+    Dialect,
+    DraftEntry,
+    Root,
+    WorkspaceContext,
+    input_variable,
+    inputs_used,
+    with_hub_variables,
+)
 from isthmus.config.files import Document, resolve_path, resolve_program
 from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.model.names import server_name_with_digits
@@ -70,7 +81,13 @@ def entry_of(
     if not isinstance(fields, dict):
         finding = place.finding("must be a table", value=values.quoted(fields))
         return Entry(name, place, dialect, findings=(finding,), is_table=False)
-    if _depth(fields) > DEPTH_MAX:
+    level, depth = list[object]([fields]), 0
+    while level and depth <= DEPTH_MAX:
+        inner: list[object] = []
+        for outer in level:
+            inner += outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ()
+        level, depth = inner, depth + 1
+    if depth > DEPTH_MAX:
         finding = place.finding(f"must nest at most {DEPTH_MAX} levels deep, not deeper")
         return Entry(name, place, dialect, findings=(finding,), is_table=False)
     draft = DraftEntry(place, {str(key): value for key, value in fields.items() if value is not None})
@@ -90,7 +107,12 @@ def entry_of(
         if not dialect.is_own:
             draft.findings += _command_inputs(read, draft.place, around)
             read = {key: _translated(value, dialect, around) for key, value in read.items()}
-        read = _with_absolute_paths(read, around)
+        # Paths become absolute, so that the entry means the same in a file of another folder.
+        for key, value in read.items():
+            kind = SERVER_KEYS[key].path
+            if kind and isinstance(value, str) and value and "${" not in value:
+                resolve = resolve_program if kind == "program" else resolve_path
+                read[key] = str(resolve(value, around.folder, around.home))
     return Entry(name, place, dialect, read, extra, draft.written_at, tuple(draft.findings))
 
 
@@ -110,17 +132,6 @@ def _extra(draft: DraftEntry, known: Set[str], nulls: Iterable[str]) -> dict[str
     return {str(key): values.plain(value) for key, value in extra.items()}
 
 
-def _depth(value: object) -> int:
-    """Return how deep tables and lists nest, counting no further than the limit."""
-    level, depth = [value], 0
-    while level and depth <= DEPTH_MAX:
-        inner: list[object] = []
-        for outer in level:
-            inner += outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ()
-        level, depth = inner, depth + 1
-    return depth
-
-
 def _translated(value: object, dialect: Dialect, around: WorkspaceContext) -> object:
     match value:
         case str():
@@ -131,17 +142,6 @@ def _translated(value: object, dialect: Dialect, around: WorkspaceContext) -> ob
             return {key: _translated(item, dialect, around) for key, item in value.items()}
         case _:
             return value
-
-
-def _with_absolute_paths(fields: Mapping[str, object], around: WorkspaceContext) -> dict[str, object]:
-    """Make paths absolute, so that the entry means the same in a file of another folder."""
-    made = dict(fields)
-    for key, value in fields.items():
-        kind = SERVER_KEYS[key].path
-        if kind and isinstance(value, str) and value and "${" not in value:
-            resolve = resolve_program if kind == "program" else resolve_path
-            made[key] = str(resolve(value, around.folder, around.home))
-    return made
 
 
 def _command_inputs(value: object, place: Place, around: WorkspaceContext) -> list[Finding]:
@@ -200,8 +200,11 @@ def _roots(document: Document) -> Iterator[tuple[Root, object]]:
     found = [(root, table) for root in document.dialect.roots if (table := _below(document.table, root)) is not None]
     both = [(root, table) for root, table in found if root in OWN.roots]
     chosen = both or found[:1]
-    if not chosen and not document.dialect.is_own and _has_only_entries(document.table):
-        chosen = [((), document.table)]
+    if not chosen and not document.dialect.is_own and document.table:
+        # A file may hold nothing but entries.
+        ways = {"command", "url", "serverUrl", "httpUrl"}
+        if all(isinstance(entry, dict) and entry.keys() & ways for entry in document.table.values()):
+            chosen = [((), document.table)]
     for root, table in chosen:
         if not isinstance(table, dict | list):
             raise ConfigError(Place(document.file).at(*root).finding("must be a table", value=values.quoted(table)))
@@ -218,11 +221,6 @@ def _below(table: object, root: Root) -> object:
     return None if is_entry else table
 
 
-def _has_only_entries(table: Mapping[str, object]) -> bool:
-    ways = {"command", "url", "serverUrl", "httpUrl"}
-    return bool(table) and all(isinstance(entry, dict) and entry.keys() & ways for entry in table.values())
-
-
 def _named(table: object) -> Iterator[tuple[str, str | int, object]]:
     """Yield name, step in the path and content of each entry of a table, or of a list whose entries have a `name`."""
     if isinstance(table, dict):
@@ -231,13 +229,11 @@ def _named(table: object) -> Iterator[tuple[str, str | int, object]]:
     for position, fields in enumerate(cast("list[object]", table)):
         name = fields.get("name") if isinstance(fields, dict) else None
         rest = {key: value for key, value in fields.items() if key != "name"} if isinstance(fields, dict) else fields
-        yield name if isinstance(name, str) and name else _name_by_content(rest), position, rest
-
-
-def _name_by_content(fields: object) -> str:
-    """Return a name for an entry without one; it stays the same when entries move or a secret changes."""
-    known = {key: fields.get(key) for key in ("command", "args", "url")} if isinstance(fields, dict) else fields
-    return server_name_with_digits(json.dumps(known, default=str), stem="server")
+        if not isinstance(name, str) or not name:
+            # This name stays the same when entries move or a secret changes.
+            known = {key: rest.get(key) for key in ("command", "args", "url")} if isinstance(rest, dict) else rest
+            name = server_name_with_digits(json.dumps(known, default=str), stem="server")
+        yield name, position, rest
 
 
 def _project_entries(document: Document, cwd: Path, around: WorkspaceContext) -> tuple[list[Entry], list[Finding]]:
@@ -303,19 +299,20 @@ def mapped_servers(environment: Mapping[str, str]) -> tuple[list[Entry], list[Fi
         # The text is not quoted: an address may contain a secret.
         message = "must be a JSON object of names and addresses, not another text"
         return [], [place.finding(message, code=codes.SERVER_MAP)]
-    return [_mapped_entry(name, url, place.at(name)) for name, url in table.items()], []
-
-
-def _mapped_entry(name: str, url: object, place: Place) -> Entry:
-    if not isinstance(url, str):
-        finding = place.finding("must be an address, not another value", code=codes.SERVER_MAP)
-        return Entry(name, place, STANDARD, findings=(finding,), is_table=False)
-    try:
-        path = urlsplit(url).path.rstrip("/")
-    except ValueError:
-        path = RPC_PATH  # the settings reject the address, with a reason
-    key = "url" if path.endswith(_MCP_ENDINGS) else "rpc"
-    if key == "rpc" and not path.endswith(RPC_PATH):
-        query = min((at for at in map(url.find, "?#") if at >= 0), default=len(url))
-        url = url[:query].rstrip("/") + RPC_PATH + url[query:]
-    return Entry(name, place, STANDARD, {key: url}, written_at={key: ()})
+    entries: list[Entry] = []
+    for name, url in table.items():
+        here = place.at(name)
+        if not isinstance(url, str):
+            finding = here.finding("must be an address, not another value", code=codes.SERVER_MAP)
+            entries.append(Entry(name, here, STANDARD, findings=(finding,), is_table=False))
+            continue
+        try:
+            path = urlsplit(url).path.rstrip("/")
+        except ValueError:
+            path = RPC_PATH  # the settings reject the address, with a reason
+        key, address = "url" if path.endswith(_MCP_ENDINGS) else "rpc", url
+        if key == "rpc" and not path.endswith(RPC_PATH):
+            query = min((at for at in map(url.find, "?#") if at >= 0), default=len(url))
+            address = url[:query].rstrip("/") + RPC_PATH + url[query:]
+        entries.append(Entry(name, here, STANDARD, {key: address}, written_at={key: ()}))
+    return entries, []

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias, cast, get_args
@@ -76,42 +75,46 @@ class Extension:
         if len(found) == 1:
             return next(iter(found.values()))
         if found:
-            # Which of them would be loaded is decided by the order of a path: one could come in for the other.
-            said = f"must be one entry point of {PREFIX}{self.group}, and is {' and '.join(sorted(found))}"
-            raise self._refused(said, advice="uninstall the package of one of them")
+            # The order of `sys.path` would choose one of them, and one could replace the other unnoticed.
+            message = f"must be one entry point of {PREFIX}{self.group}, and is {' and '.join(sorted(found))}"
+            raise self._refused(message, advice="uninstall the package of one of them")
         known = sorted({point.name for point in points})
         advice = f"installed are {', '.join(known)}" if known else "install its package where the hub is"
         raise self._refused(f"must be an entry point of {PREFIX}{self.group} that is installed", advice=advice)
 
     def make(self, *needed: str) -> object:
-        """Load it once, with its settings, and return the object that it makes.
-
-        That is done once: the same is returned from then on.
+        """Load it with its settings and return the object that it makes; later calls return the same object.
 
         Raises:
-            ConfigError: it cannot be had; the entry point is named.
+            ConfigError: it fails, or its object lacks a `needed` method.
         """
-        if not self._made:
-            self._made.append(self._make(needed or ("__call__",)))
-        return self._made[0]
-
-    def _make(self, needed: Iterable[str]) -> object:
+        if self._made:
+            return self._made[0]
         point = self.check()
         try:
             made = point.load()(self.settings)
-        except Exception as error:  # another's code may fail in any way, and the operator is to hear which it was
-            # Of its words only those are passed on that are for whoever writes settings, or tell what is missing.
-            words = f": {error}" if isinstance(error, ValueError | ImportError) else ""
-            said = f"cannot be used: the entry point {point.value} raised {type(error).__name__}{words}"
-            raise ConfigError(self.place.finding(said, code=BAD_EXTENSION)) from error
-        lacking = [name for name in needed if not callable(getattr(made, name, None))]
-        if lacking:
-            said = f"cannot be used: what the entry point {point.value} makes has no {', '.join(lacking)}"
-            raise ConfigError(self.place.finding(said, code=BAD_EXTENSION))
+        except Exception as error:  # code of another package may fail in any way
+            # Other messages may contain a secret; these two explain bad settings and missing packages.
+            reason = f": {error}" if isinstance(error, ValueError | ImportError) else ""
+            message = f"cannot be used: the entry point {point.value} raised {type(error).__name__}{reason}"
+            raise ConfigError(self.place.finding(message, code=BAD_EXTENSION)) from error
+        missing = [name for name in needed or ("__call__",) if not callable(getattr(made, name, None))]
+        if missing:
+            message = f"cannot be used: what the entry point {point.value} makes has no {', '.join(missing)}"
+            raise ConfigError(self.place.finding(message, code=BAD_EXTENSION))
+        self._made.append(made)
         return made
 
-    def _refused(self, said: str, *, advice: str) -> ConfigError:
-        return ConfigError(self.place.finding(said, value=repr(self.name), advice=advice, code=BAD_EXTENSION))
+    def secret(self, name: str) -> str:
+        """Return a secret by its name, for the group `secrets`.
+
+        Raises:
+            ConfigError: the extension cannot be used. Its own errors pass through.
+        """
+        return cast("SecretSource", self.make())(name)
+
+    def _refused(self, message: str, *, advice: str) -> ConfigError:
+        return ConfigError(self.place.finding(message, value=repr(self.name), advice=advice, code=BAD_EXTENSION))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +129,7 @@ class Extensions:
 
     def sources(self) -> dict[str, SecretSource]:
         """Return additional sources of secrets by their prefix; each is loaded when it is first used."""
-        return {each.name: partial(_secret, each) for each in self.of("secrets")}
-
-
-def _secret(extension: Extension, name: str) -> str:
-    """Raises: ConfigError if the extension cannot be used, and any error of the extension."""
-    return cast("SecretSource", extension.make())(name)
+        return {each.name: each.secret for each in self.of("secrets")}
 
 
 def read_extensions(document: Document | None, variables: Variables) -> tuple[Extensions, tuple[Finding, ...]]:
@@ -144,11 +142,18 @@ def read_extensions(document: Document | None, variables: Variables) -> tuple[Ex
         return Extensions(), ()
     place = Place(document.file, EXTENSIONS)
     if not document.dialect.is_own:
-        _check_belongs_to_other(document.table[EXTENSIONS], place)
+        # In another client's file `extensions` may hold servers, but not extensions of the hub.
+        other = document.table[EXTENSIONS]
+        if isinstance(other, dict) and any(isinstance(other.get(group), list) for group in GROUPS):
+            message = "must be in a file that was written for the hub, such as isthmus.toml"
+            raise ConfigError(place.finding(message, code=BAD_EXTENSION))
         return Extensions(), ()
     table = document.section(EXTENSIONS)
     try:
-        _check_keys(table)
+        for key in table:
+            if key not in (*GROUPS, SETTINGS):
+                # It may be a mistyped `policy`, without which everybody could do more.
+                raise ValueError(f"must have only {', '.join((*GROUPS, SETTINGS))}, not {values.quoted(key)}")
         named = [(group, name) for group in GROUPS for name in _names(group, table.get(group, []))]
         settings = _settings(table.get(SETTINGS, {}), {name for _, name in named}, variables)
     except ValueError as error:
@@ -157,23 +162,9 @@ def read_extensions(document: Document | None, variables: Variables) -> tuple[Ex
     for extension in found:
         extension.check()
         if extension.group == "policy":
-            # Whatever makes a hub of the file must have it: what it refuses is to be refused everywhere.
+            # Loaded at once: every program that uses the file must apply the policy.
             extension.make("allows")
     return Extensions(found), ()
-
-
-def _check_belongs_to_other(table: object, place: Place) -> None:
-    """Reject hub extensions in another client's file, where `extensions` may also hold servers."""
-    if isinstance(table, dict) and any(isinstance(table.get(group), list) for group in GROUPS):
-        said = "must be in a file that was written for the hub, such as isthmus.toml"
-        raise ConfigError(place.finding(said, code=BAD_EXTENSION))
-
-
-def _check_keys(table: Mapping[str, object]) -> None:
-    for key in table:
-        if key not in (*GROUPS, SETTINGS):
-            # It may be a mistyped `policy`, without which everybody could do more.
-            raise ValueError(f"must have only {', '.join((*GROUPS, SETTINGS))}, not {values.quoted(key)}")
 
 
 def _names(group: Group, given: object) -> tuple[str, ...]:
@@ -187,23 +178,23 @@ def _names(group: Group, given: object) -> tuple[str, ...]:
     return names
 
 
-def _settings(given: object, everybody: set[str], variables: Variables) -> dict[str, Settings]:
+def _settings(given: object, named: set[str], variables: Variables) -> dict[str, Settings]:
     read: dict[str, Settings] = {}
     for name, table in values.table(SETTINGS, given).items():
         key = f"{SETTINGS}.{name}"
-        if name not in everybody:
+        if name not in named:
             raise ValueError(f"{key} must be of an extension that is named, not of another")
-        told = values.table(key, table)
-        read[name] = {each: _lent(f"{key}.{each}", value, variables) for each, value in told.items()}
+        members = values.table(key, table)
+        read[name] = {each: _expanded(f"{key}.{each}", value, variables) for each, value in members.items()}
     return read
 
 
-def _lent(key: str, value: object, variables: Variables) -> object:
+def _expanded(key: str, value: object, variables: Variables) -> object:
     """Replace variables in a text; lists and tables stay as written."""
     if not isinstance(value, str):
         return values.plain(value)
-    borrowed = UsedVariables()
-    lent = variables.secret(key, value, borrowed)
-    if borrowed.unresolved:
-        raise ValueError(f"{key} must have only variables that are set, not {borrowed.unresolved[0]}")
-    return lent
+    used = UsedVariables()
+    text = variables.secret(key, value, used)
+    if used.unresolved:
+        raise ValueError(f"{key} must have only variables that are set, not {used.unresolved[0]}")
+    return text

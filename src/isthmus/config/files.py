@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from isthmus.config import codes, values
-from isthmus.config.dialects.clients import Dialect
-from isthmus.config.dialects.places import dialect_of
+from isthmus.config.dialects import Dialect, dialect_of
 from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.config.formats import PARSERS, parse
 

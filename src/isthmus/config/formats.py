@@ -25,7 +25,7 @@ NODES_MAX = 100_000
 DEPTH_MAX = 200
 """How deep a YAML file may nest."""
 
-TOLD_TWICE_MAX = 20
+REPEATED_MAX = 20
 """How many duplicate keys are reported."""
 
 _TOML_POSITION = re.compile(r"\s*\(at line (\d+), column (\d+)\)$")
@@ -100,18 +100,17 @@ def _float(text: str) -> float | str:
     return values.keep_written(text, float(text))
 
 
-def _told_twice(file: Path, trails: Iterable[_Trail]) -> tuple[Finding, ...]:
-    said = "is written twice in one object; the last one counts"
-    return tuple(_place(file, trail).finding(said, code=REPEATED_KEY) for trail in islice(trails, TOLD_TWICE_MAX))
-
-
-def _place(file: Path, trail: _Trail) -> Place:
-    # Written out only where it is told: a long key above many values would be copied for each of them.
-    steps: list[str | int] = []
-    while trail is not None:
-        trail, step = trail
-        steps.append(step)
-    return Place(file).at(*reversed(steps))
+def _repeated_keys(file: Path, trails: Iterable[_Trail]) -> tuple[Finding, ...]:
+    findings: list[Finding] = []
+    for repeated in islice(trails, REPEATED_MAX):
+        # Paths are built only here: a long key above many values would be copied for each of them.
+        trail, steps = repeated, list[str | int]()
+        while trail is not None:
+            trail, step = trail
+            steps.append(step)
+        message = "is written twice in one object; the last one counts"
+        findings.append(Place(file).at(*reversed(steps)).finding(message, code=REPEATED_KEY))
+    return tuple(findings)
 
 
 # -- JSON ----------------------------------------------------------------------------------------------------
@@ -119,15 +118,23 @@ def _place(file: Path, trail: _Trail) -> Place:
 
 def _json(file: Path, text: str) -> Parsed:
     repeated = list[_Repeated]()
+
+    def table_of(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        """Make a table and note duplicate keys, of which JSON silently keeps the last."""
+        table: dict[str, object] = {}
+        for key, value in pairs:
+            if key in table:
+                repeated.append((table, key))
+            table[key] = value
+        return table
+
     try:
-        value = json.loads(
-            strict_json(text), parse_float=_float, object_pairs_hook=lambda pairs: _table(pairs, repeated)
-        )
+        value = json.loads(strict_json(text), parse_float=_float, object_pairs_hook=table_of)
     except json.JSONDecodeError as error:
         raise _syntax(file, "JSON", error.lineno, error.colno, error.msg) from error
     except (ValueError, RecursionError) as error:
         raise _unreadable(file, "JSON", error) from error
-    return _as_table(file, "JSON", value), _told_twice(file, _trails_to(repeated, value))
+    return _as_table(file, "JSON", value), _repeated_keys(file, _trails_to(repeated, value))
 
 
 def strict_json(text: str) -> str:
@@ -136,18 +143,8 @@ def strict_json(text: str) -> str:
 
 
 def _blank(found: re.Match[str]) -> str:
-    # The same length, so that whatever is wrong elsewhere is named by its true line and column.
+    # The same length, so that errors elsewhere have their true line and column.
     return found[1] if found[1] is not None else _NOT_LINE_END.sub(" ", found[0])
-
-
-def _table(pairs: list[tuple[str, object]], repeated: list[_Repeated]) -> dict[str, object]:
-    """Make a table and note duplicate keys, of which JSON silently keeps the last."""
-    table: dict[str, object] = {}
-    for key, value in pairs:
-        if key in table:
-            repeated.append((table, key))
-        table[key] = value
-    return table
 
 
 def _trails_to(repeated: list[_Repeated], root: object) -> Iterator[_Trail]:
@@ -175,7 +172,14 @@ def _yaml(file: Path, text: str) -> Parsed:
     loader = made_by(text)
     repeated = list[_Trail]()
     try:
-        _check_depth(yaml.parse(text, Loader=made_by))
+        # Deep nesting is rejected before it is built: the fast loader recurses in C, where that crashes the process.
+        depth = 0
+        for event in yaml.parse(text, Loader=made_by):
+            kind = type(event).__name__
+            depth += kind in ("MappingStartEvent", "SequenceStartEvent")
+            depth -= kind in ("MappingEndEvent", "SequenceEndEvent")
+            if depth > DEPTH_MAX:
+                raise ValueError(f"it nests more than {DEPTH_MAX} levels deep")
         node = loader.get_single_node()
         if node is None:
             return {}, ()
@@ -190,7 +194,7 @@ def _yaml(file: Path, text: str) -> Parsed:
         raise _unreadable(file, "YAML", error) from error
     finally:
         loader.dispose()
-    return _as_table(file, "YAML", value), _told_twice(file, repeated)
+    return _as_table(file, "YAML", value), _repeated_keys(file, repeated)
 
 
 @cache
@@ -198,36 +202,23 @@ def _loader_by(base: Any) -> Any:
     """Return a loader with the rules of `_YAML_WORDS` that keeps the characters of numbers and booleans."""
     words = [(_YAML_TAG + tag, form) for tag, form in _YAML_WORDS.items()]
     made: Any = type("Loader", (base,), {"yaml_implicit_resolvers": {None: words}})
-    for tag, read in (("int", _yaml_int), ("float", _yaml_float), ("bool", _yaml_bool)):
-        made.add_constructor(_YAML_TAG + tag, lambda loader, node, read=read: read(loader.construct_scalar(node)))
+    readers: dict[str, Callable[[str], float]] = {
+        "int": lambda text: int(text, {"0o": 8, "0x": 16}.get(text[:2], 10)),
+        # Python writes `inf` and `nan` without a dot.
+        "float": lambda text: float(re.sub(r"\.(?=[a-z])", "", text.lower())),
+        "bool": lambda text: text.lower() == "true",
+    }
+
+    def constructor(read: Callable[[str], float]) -> Callable[[Any, Any], object]:
+        def construct(loader: Any, node: Any) -> object:
+            text = loader.construct_scalar(node)
+            return values.keep_written(text, read(text))
+
+        return construct
+
+    for tag, read in readers.items():
+        made.add_constructor(_YAML_TAG + tag, constructor(read))
     return made
-
-
-def _yaml_int(text: str) -> object:
-    base = {"0o": 8, "0x": 16}.get(text[:2], 10)
-    return values.keep_written(text, int(text, base))
-
-
-def _yaml_float(text: str) -> object:
-    # Python has no dot in front of its words for these.
-    word = text.lower().lstrip("+-").removeprefix(".")
-    number = float(("-" if text.startswith("-") else "") + word) if word in ("inf", "nan") else float(text)
-    return values.keep_written(text, number)
-
-
-def _yaml_bool(text: str) -> object:
-    return values.keep_written(text, text.lower() == "true")
-
-
-def _check_depth(events: Iterable[Any]) -> None:
-    """Reject deep nesting before it is built: the fast loader recurses in C, where that crashes the process."""
-    depth = 0
-    for event in events:
-        name = type(event).__name__
-        depth += name in ("MappingStartEvent", "SequenceStartEvent")
-        depth -= name in ("MappingEndEvent", "SequenceEndEvent")
-        if depth > DEPTH_MAX:
-            raise ValueError(f"it nests more than {DEPTH_MAX} levels deep")
 
 
 def _check_nodes(root: Any, repeated: list[_Trail]) -> None:
@@ -243,7 +234,7 @@ def _check_nodes(root: Any, repeated: list[_Trail]) -> None:
                 raise ValueError("its aliases refer to themselves or stand for too much")
         elif id(node) not in sizes:
             repeated += [(trail, key) for key in _name_keys(node)]
-            sizes[id(node)] = NODES_MAX  # until it is known: whatever contains itself is too much
+            sizes[id(node)] = NODES_MAX  # until it is known: a node that contains itself is too large
             stack.append((node, trail, True))
             stack.extend((child, (trail, step), False) for step, child in _children(node))
 
@@ -251,12 +242,9 @@ def _check_nodes(root: Any, repeated: list[_Trail]) -> None:
 def _children(node: Any) -> list[tuple[str | int, Any]]:
     """Return the children of a node, keys included, each with its step."""
     if node.id == "mapping":
-        return [(_step_of(key), part) for key, value in node.value for part in (key, value)]
+        steps = [str(key.value) if key.id == "scalar" else "" for key, _ in node.value]
+        return [(step, part) for step, pair in zip(steps, node.value, strict=True) for part in pair]
     return list(enumerate(node.value)) if node.id == "sequence" else []
-
-
-def _step_of(key: Any) -> str:
-    return str(key.value) if key.id == "scalar" else ""
 
 
 def _name_keys(node: Any) -> list[str]:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from isthmus.config.client_files import HostContext
 from isthmus.config.codes import UNRESOLVED_VARIABLE
-from isthmus.config.dialects.clients import OWN
+from isthmus.config.dialects import OWN
 from isthmus.config.entries import EXTRA, EXTRA_JSON, TRANSPORT_KEYS, Entry, entries_of, entry_of
 from isthmus.config.files import Document
 from isthmus.config.findings import ConfigError, Finding, Place

@@ -23,8 +23,7 @@ from isthmus.config.callers import (
     read_tenants,
 )
 from isthmus.config.client_files import IMPORT, ClientFiles, HostContext, named_imports, read_client_files
-from isthmus.config.credentials import CREDENTIALS, read_credentials
-from isthmus.config.dialects.clients import Dialect
+from isthmus.config.dialects import Dialect
 from isthmus.config.entries import entries_of, has_place_for_servers, mapped_servers
 from isthmus.config.extensions import EXTENSIONS, Extensions, read_extensions
 from isthmus.config.files import Document, find_file, read_document
@@ -35,11 +34,13 @@ from isthmus.config.settings import Configuration, HubSettings
 from isthmus.config.tables import (
     A2A,
     AUDIT,
+    CREDENTIALS,
     HUB_TABLES,
     TARGETS,
     TASKS,
     TIMEOUT_VARIABLE,
     call_seconds,
+    read_credentials,
     read_hub,
     read_relay,
     read_settings,

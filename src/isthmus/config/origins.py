@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.config.callers import CALLERS
-from isthmus.config.credentials import CREDENTIALS
 from isthmus.config.files import FILE_BYTES_MAX, Document, read_regular_file
 from isthmus.config.findings import Place
 from isthmus.config.formats import strict_json
 from isthmus.config.servers import LoadedServers
 from isthmus.config.settings import Origin
-from isthmus.config.tables import AGENTS, HUB_TABLES, LOG, RELAY
+from isthmus.config.tables import AGENTS, CREDENTIALS, HUB_TABLES, LOG, RELAY
 
 Keys = tuple[str, ...]
 

@@ -41,17 +41,12 @@ def secrets_of(fields: dict[str, object]) -> set[str]:
         pair for arguments in (defaults.values() if isinstance(defaults, dict) else ()) for pair in _pairs(arguments)
     ]
     secrets = {value for name, value in named if value and _SECRET_NAME.search(name)}
-    secrets |= {secret for text in _texts(fields) for secret in _within(text)}
+    texts = [text for key in ("env", "headers") for _, text in _pairs(fields.get(key))] + _words(fields.get("args"))
+    secrets |= {secret for text in texts for secret in _within(text)}
     # In `Bearer abc`, the token alone is a secret too.
     secrets |= {value.split()[-1] for value in secrets if value.strip()}
     # An unresolved placeholder is not a secret: the operator must see its name.
     return {value for value in secrets if _PLACEHOLDER.fullmatch(value) is None}
-
-
-def _texts(fields: dict[str, object]) -> Iterator[str]:
-    for key in ("env", "headers"):
-        yield from (text for _, text in _pairs(fields.get(key)))
-    yield from _words(fields.get("args"))
 
 
 def with_parts(secrets: Set[str]) -> set[str]:
@@ -115,17 +110,16 @@ def _options(args: object) -> Iterator[tuple[str, str]]:
 def any_secret(value: object) -> bool:
     """Whether a value contains something under the name of a secret, at any depth."""
     if isinstance(value, dict):
-        return any(_is_secret(name, inner) or any_secret(inner) for name, inner in value.items())
+        # A short number is probably a count, such as of tokens.
+        named = [
+            name
+            for name, inner in value.items()
+            if len(_word(inner)) >= (1 if isinstance(inner, str) else SECRET_LENGTH_MIN)
+        ]
+        return any(_SECRET_NAME.search(str(name)) for name in named) or any(map(any_secret, value.values()))
     if isinstance(value, list):
         return any(any_secret(inner) for inner in value)
     return isinstance(value, str) and any(True for _ in _within(value))
-
-
-def _is_secret(name: object, value: object) -> bool:
-    text = _word(value)
-    # A short number is probably a count, such as of tokens.
-    is_worth_it = bool(text) if isinstance(value, str) else len(text) >= SECRET_LENGTH_MIN
-    return is_worth_it and bool(_SECRET_NAME.search(str(name)))
 
 
 def without(secrets: Set[str], finding: Finding) -> Finding:

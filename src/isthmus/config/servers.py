@@ -14,12 +14,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast, get_args, get_type_hints
 from urllib.parse import urlsplit
 
 from isthmus.config import codes, redaction, values
-from isthmus.config.credentials import credentials_of, is_secret_at
-from isthmus.config.dialects.syntax import INPUT_PREFIX
+from isthmus.config.dialects import INPUT_PREFIX
 from isthmus.config.entries import TRANSPORT_KEYS, Entry
 from isthmus.config.files import read_regular_file, resolve_path, resolve_program
 from isthmus.config.findings import CodedError, Finding, Place
@@ -27,6 +26,8 @@ from isthmus.config.variables import UsedVariables, Variables, read_env
 from isthmus.core.access.policy import check_tag
 from isthmus.core.catalog.rules import CACHE_SECONDS, EVERY, NO_TOOL_RULES, ToolRules
 from isthmus.core.settings import Limits
+from isthmus.credentials.client_assertion import check_private_key
+from isthmus.model.credentials import OAuthSettings, OwnCredentials, ServerCredentials, subject_of
 from isthmus.model.names import ServerName, legal_server_name, server_name_with_digits
 from isthmus.transport.egress import tls_settings
 from isthmus.transport.process_limits import ProcessLimits
@@ -48,6 +49,7 @@ from isthmus.upstream.settings import (
     StdioSettings,
     Way,
     WebSocketSettings,
+    check_headers,
     keys_beside,
     keys_of,
 )
@@ -60,6 +62,9 @@ CA_BYTES_MAX = 1024 * 1024
 
 UNSAID_SECONDS_MAX = 600.0
 """A longer timeout, in a format that does not define its unit, is read as milliseconds."""
+
+SECRET_KEYS = frozenset({"client_secret", "private_key", "identity_token", "idp_client_secret"})
+"""Keys of `oauth` that may be `env:NAME`, `file:PATH` or `keyring:NAME`."""
 
 CACHE_KEYS = ("tools", "ttl")
 
@@ -94,6 +99,9 @@ _WORDS_BESIDE: Mapping[Way, tuple[Word, ...]] = {
 _TOOL_KEYS = ("description", "input_schema", "inputSchema")
 _RULE_KEYS = frozenset({"include_tools", "exclude_tools", "defaults", "cache", "trusted", "tags"})
 _LIMIT_COUNTS = ("files", "processes", "cpu_seconds")
+_OAUTH_TYPES = get_type_hints(OAuthSettings)
+_CALLER_KEYS = ("headers", "oauth")
+_CREDENTIAL_MODES = ("any", "caller")
 _SIZE = re.compile(r"(\d{1,12}) ?([KMGT]i)?B?")
 _SIZE_UNITS = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
 
@@ -236,17 +244,13 @@ class _EntryReader:
                 **arguments,
             )
         except ValueError as error:
-            self.findings.append(self._broken(error))
+            found = self._entry.place.mistake(error)
+            # The finding names the path that the file itself has.
+            key, dot, below = str(error).partition(" must ")[0].partition(".")
+            if (written_at := self._entry.written_at.get(key)) is not None:
+                found = replace(found, path=f"{self._entry.place.at(*written_at).path}{dot}{below}")
+            self.findings.append(found)
             return None
-
-    def _broken(self, error: ValueError) -> Finding:
-        """Return the finding for an error, at the path that the file itself has."""
-        found = self._entry.place.mistake(error)
-        key, dot, below = str(error).partition(" must ")[0].partition(".")
-        written_at = self._entry.written_at.get(key)
-        if written_at is None:
-            return found
-        return replace(found, path=f"{self._entry.place.at(*written_at).path}{dot}{below}")
 
     # -- variables
 
@@ -307,7 +311,12 @@ class _EntryReader:
             case "limits":
                 return process_limits(value)
             case "sha256":
-                return self._digests(value)
+                digests = values.table_of_words("sha256", {PIN_PROGRAM: value} if isinstance(value, str) else value)
+                folder, home = self._context.folder, self._context.home
+                return {
+                    what if what in (PIN_PROGRAM, PIN_ARGV) else str(resolve_path(what, folder, home)): digest.lower()
+                    for what, digest in digests.items()
+                }
             case "tools":
                 return self._declared_tools(value)
             case _ if key.path:
@@ -361,15 +370,6 @@ class _EntryReader:
             raise ValueError(f"ca must be a file of certificates in PEM form, not {named!r}") from error
         return text
 
-    def _digests(self, given: object) -> dict[str, str]:
-        """Return digests by what they are of; a single text is the program's."""
-        digests = values.table_of_words("sha256", {PIN_PROGRAM: given} if isinstance(given, str) else given)
-        folder, home = self._context.folder, self._context.home
-        return {
-            what if what in (PIN_PROGRAM, PIN_ARGV) else str(resolve_path(what, folder, home)): digest.lower()
-            for what, digest in digests.items()
-        }
-
     def _declared_tools(self, given: object) -> tuple[DeclaredTool, ...]:
         tools: list[DeclaredTool] = []
         for name, value in values.table("tools", given).items():
@@ -405,11 +405,17 @@ class _EntryReader:
     def _reach(self) -> Reach:
         way = self._way()
         word = self._transport_word(way)
-        is_rpc = way == "rpc" or word == "rpc"
-        self._report_idle_keys(way, word)
-        if is_rpc:
-            return self._json_rpc(way)
-        match way:
+        is_rpc_url = way == "url" and word == "rpc"
+        effective = keys_beside("rpc") | {"url"} if is_rpc_url else keys_beside(way)
+        for key in sorted(self.fields.keys() - effective):
+            # In a file that other programs read too, the key may have an effect there.
+            if self._entry.dialect.is_own or not SERVER_KEYS[key].is_common_word:
+                beside = 'type = "rpc"' if is_rpc_url else way
+                finding = self._entry.at(key).finding(f"has no effect beside {beside}", code=codes.IDLE_KEY)
+                self.findings.append(finding)
+        match "rpc" if is_rpc_url else way:
+            case "rpc":
+                return self._json_rpc("url" if is_rpc_url else "rpc")
             case "command":
                 arguments = self._arguments(StdioSettings)
                 if named := values.text("env_file", self.fields.get("env_file", "")):
@@ -425,7 +431,14 @@ class _EntryReader:
             case "python":
                 return PythonSettings(**self._arguments(PythonSettings))
             case _:
-                return self._dialled(word)
+                url = values.text("url", self.fields["url"])
+                self._check_scheme(url, word)
+                if word != "ws" and not _is_web_socket(url):
+                    return HttpSettings(**self._arguments(HttpSettings), carrier=self._carrier(word, url))
+                if "user_headers" in self.fields:
+                    message = "has no effect beside a WebSocket, which has headers only when it is opened"
+                    self.findings.append(self._entry.at("user_headers").finding(message, code=codes.IDLE_KEY))
+                return WebSocketSettings(**self._arguments(WebSocketSettings))
 
     def _way(self) -> Way:
         # Some programs write an empty text for a missing value.
@@ -462,36 +475,15 @@ class _EntryReader:
                 raise CodedError(codes.TRANSPORT_WORD, message)
         return found
 
-    def _report_idle_keys(self, way: Way, word: Word | None) -> None:
-        is_rpc_url = way == "url" and word == "rpc"
-        effective = keys_beside("rpc") | {"url"} if is_rpc_url else keys_beside(way)
-        for key in sorted(self.fields.keys() - effective):
-            # In a file that other programs read too, the key may have an effect there.
-            if self._entry.dialect.is_own or not SERVER_KEYS[key].is_common_word:
-                beside = 'type = "rpc"' if is_rpc_url else way
-                finding = self._entry.at(key).finding(f"has no effect beside {beside}", code=codes.IDLE_KEY)
-                self.findings.append(finding)
-
-    def _json_rpc(self, way: Way) -> JsonRpcSettings:
-        key = "url" if way == "url" else "rpc"
+    def _json_rpc(self, key: Literal["url", "rpc"]) -> JsonRpcSettings:
         url = values.text(key, self.fields[key])
-        if way == "url":
+        if key == "url":
             self._check_scheme(url, "rpc")
         try:
             return JsonRpcSettings(**{**self._arguments(JsonRpcSettings), "url": url})
         except ValueError as error:
             text = str(error)
             raise ValueError(f"{key}{text.removeprefix('rpc')}" if text.startswith("rpc ") else text) from error
-
-    def _dialled(self, word: Word | None) -> HttpSettings | WebSocketSettings:
-        url = values.text("url", self.fields["url"])
-        self._check_scheme(url, word)
-        if word == "ws" or _is_web_socket(url):
-            if "user_headers" in self.fields:
-                message = "has no effect beside a WebSocket, which has headers only when it is opened"
-                self.findings.append(self._entry.at("user_headers").finding(message, code=codes.IDLE_KEY))
-            return WebSocketSettings(**self._arguments(WebSocketSettings))
-        return HttpSettings(**self._arguments(HttpSettings), carrier=self._carrier(word, url))
 
     def _check_scheme(self, url: str, word: Word | None) -> None:
         """Reject a transport that contradicts the address."""
@@ -522,7 +514,7 @@ class _EntryReader:
             case None if dialect.bare_url == "path":
                 return "sse" if is_sse else "http"
             case None:
-                return cast(Carrier, dialect.bare_url)
+                return cast("Carrier", dialect.bare_url)
             case _:
                 return "auto"
 
@@ -598,3 +590,72 @@ def _json_table(key: str, value: object) -> dict[str, Any]:
     except (TypeError, ValueError):
         raise ValueError(f"{key} must have only values that JSON has, not dates or infinite numbers") from None
     return made
+
+
+# -- credentials ------------------------------------------------------------------------------------------------
+
+
+def credentials_of(fields: Mapping[str, object]) -> ServerCredentials:
+    """Return the credentials of one entry, whose variables are already replaced.
+
+    A broken value makes the whole entry broken: a server that is called with fewer credentials than configured would
+    look as if it worked.
+
+    Raises:
+        ValueError: in the words "<key> must …".
+    """
+    if not fields.keys() & {"oauth", "callers", "credentials"}:
+        return ServerCredentials()
+    mode = fields.get("credentials", "any")
+    if mode not in _CREDENTIAL_MODES:
+        raise ValueError(f"credentials must be one of {', '.join(_CREDENTIAL_MODES)}, not {values.quoted(mode)}")
+    own = {}
+    for name, entry in values.table("callers", fields.get("callers", {})).items():
+        subject = subject_of(name)
+        if not subject.tenant.strip() or not subject.name.strip():
+            raise ValueError(f"callers must be named NAME or TENANT/NAME, not {values.quoted(name)}")
+        place = f"callers.{name}"
+        table = values.table(place, entry)
+        for key in table:
+            if key not in _CALLER_KEYS:
+                raise ValueError(f"{place} must have only {' and '.join(_CALLER_KEYS)}, not {values.quoted(key)}")
+        headers = values.table_of_words(f"{place}.headers", table.get("headers", {}))
+        try:
+            check_headers(headers)
+        except ValueError as error:
+            raise ValueError(f"{place}.{error}") from error
+        oauth = _oauth(f"{place}.oauth", table["oauth"]) if "oauth" in table else None
+        own[subject] = OwnCredentials(headers, oauth)
+    return ServerCredentials(
+        oauth=_oauth("oauth", fields["oauth"]) if "oauth" in fields else None,
+        own=own,
+        are_demanded=mode == "caller",
+    )
+
+
+def is_secret_at(key: str, below: tuple[str | int, ...]) -> bool:
+    """Whether a text of an entry may refer to a secret, such as `env:NAME`."""
+    if key == "oauth":
+        return below[-1:] != () and below[-1] in SECRET_KEYS
+    return key == "callers" and (below[1:2] == ("headers",) or (below[1:2] == ("oauth",) and below[-1] in SECRET_KEYS))
+
+
+def _oauth(place: str, entry: object) -> OAuthSettings:
+    read: dict[str, Any] = {}
+    for key, value in values.table(place, entry).items():
+        path = f"{place}.{key}"
+        if key not in _OAUTH_TYPES:
+            raise ValueError(f"{place} must have only {', '.join(sorted(_OAUTH_TYPES))}, not {values.quoted(key)}")
+        if key == "scope" and isinstance(value, list):
+            read[key] = " ".join(values.texts(path, value))
+        elif key in SECRET_KEYS and not isinstance(value, str):
+            raise ValueError(f"{path} must be a text, not another value")
+        else:
+            read[key] = values.typed(path, _OAUTH_TYPES[key], value)
+    try:
+        settings = OAuthSettings(**read)
+        if settings.private_key:
+            check_private_key(settings.private_key)
+    except ValueError as error:
+        raise ValueError(f"{place}.{error}") from error
+    return settings

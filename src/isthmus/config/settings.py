@@ -79,8 +79,8 @@ class HubSettings:
             raise ValueError(f"host must be an address or a host name, not {self.host!r}")
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port must be 0 to 65535, not {self.port}")
-        if self.public_url is not None:
-            _check_public_url(self.public_url)
+        if self.public_url is not None and not _is_public_url(self.public_url):
+            raise ValueError(f"public_url must be an http or https address without a query, not {self.public_url!r}")
         _check_one_of("names", self.names, get_args(NameStyle))
         _check_one_of("pin", self.pin, PINNINGS)
         _check_one_of("open_programs", self.open_programs, get_args(OpenPrograms))
@@ -196,12 +196,7 @@ def _check_each(key: str, values: tuple[str, ...], form: re.Pattern[str], what: 
             raise ValueError(f"{key}.{position} must be {what}, not {value!r}")
 
 
-def _check_public_url(url: str) -> None:
-    if not _is_address(url):
-        raise ValueError(f"public_url must be an http or https address without a query, not {url!r}")
-
-
-def _is_address(url: str) -> bool:
+def _is_public_url(url: str) -> bool:
     try:
         parts = urlsplit(url)
         _ = parts.port  # reading it checks it

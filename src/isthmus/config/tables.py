@@ -21,6 +21,7 @@ from isthmus.config.findings import CodedError, ConfigError, Finding, Place, clo
 from isthmus.config.settings import HubSettings, RelayParts
 from isthmus.config.variables import UsedVariables, Variables
 from isthmus.core.settings import CALL_SECONDS, Limits
+from isthmus.credentials.vault import VaultSettings
 from isthmus.frontends.a2a.settings import A2aSettings
 from isthmus.frontends.mcp.settings import TaskSettings
 from isthmus.frontends.relay.settings import RelaySettings
@@ -37,6 +38,7 @@ T = TypeVar("T")
 
 A2A = "a2a"
 AUDIT = "audit"
+CREDENTIALS = "credentials"
 HUB = "hub"
 LIMITS = "limits"
 LOG = "log"
@@ -262,7 +264,10 @@ def read_table(
             if key not in known:
                 continue
             if root == AUDIT and isinstance(value, str):
-                read[key] = _duration(key, value)
+                found = _DURATION.fullmatch(value.strip().lower())
+                if found is None:
+                    raise ValueError(f"{key} must be a time like 36h, 90d or 52w, not {values.quoted(value)}")
+                read[key] = int(found[1]) * _DURATION_UNITS[found[2]]
             elif known[key] is dict:
                 read[key] = values.table(key, value)
             else:
@@ -311,13 +316,6 @@ def resolve_secret(key: str, text: str, variables: Variables) -> str:
     return secret
 
 
-def _duration(key: str, value: str) -> float:
-    found = _DURATION.fullmatch(value.strip().lower())
-    if found is None:
-        raise ValueError(f"{key} must be a time like 36h, 90d or 52w, not {values.quoted(value)}")
-    return int(found[1]) * _DURATION_UNITS[found[2]]
-
-
 # -- [hub], [log], [limits] ----------------------------------------------------------------------------------
 
 
@@ -338,14 +336,23 @@ def read_hub(
     if document is not None and document.dialect.has_hub:
         folder = document.file.parent
         hub, hub_findings = read_table(document, HUB)
-        accepted(document, HUB, lambda: _use_present_names(hub))
+        for earlier, name in _EARLIER_NAMES.items():
+            if earlier in hub and name in hub:
+                error = ValueError(f"{earlier} must be left out where {name} is given, not be beside it")
+                raise ConfigError(Place(document.file, HUB).mistake(error))
+            if earlier in hub:
+                hub[name] = hub.pop(earlier)
         # In other clients' files `log` may mean something else.
         log, log_findings = read_table(document, LOG) if document.dialect.is_own else ({}, ())
         read, limit_findings = read_table(document, LIMITS)
         limits = accepted(document, LIMITS, lambda: _limits(read, call_seconds))
         accepted(document, HUB, lambda: HubSettings(**hub))
-        accepted(document, LOG, lambda: _check_log(log))
-        hub.update({f"log_{key}": value for key, value in log.items()})
+        named_log = {f"log_{key}": value for key, value in log.items()}
+        try:
+            HubSettings(**named_log)
+        except ValueError as error:
+            raise ConfigError(Place(document.file, LOG).mistake(ValueError(str(error).removeprefix("log_")))) from error
+        hub.update(named_log)
         findings = (*hub_findings, *log_findings, *limit_findings)
     paths = {"state": str(resolve_path(hub.get("state", HubSettings().state), folder, home))}
     if hub.get("log_file"):
@@ -357,14 +364,6 @@ def read_hub(
         raise ConfigError(Place(None).mistake(ValueError(f"--{error}"))) from error
 
 
-def _use_present_names(hub: dict[str, Any]) -> None:
-    for earlier, name in _EARLIER_NAMES.items():
-        if earlier in hub:
-            if name in hub:
-                raise ValueError(f"{earlier} must be left out where {name} is given, not be beside it")
-            hub[name] = hub.pop(earlier)
-
-
 def _limits(read: Mapping[str, Any], call_seconds: float | None) -> Limits:
     if "call_seconds" in read:
         return Limits(**read)
@@ -372,13 +371,6 @@ def _limits(read: Mapping[str, Any], call_seconds: float | None) -> Limits:
     return replace(
         limits, call_seconds=min(CALL_SECONDS if call_seconds is None else call_seconds, limits.hard_seconds)
     )
-
-
-def _check_log(log: Mapping[str, Any]) -> None:
-    try:
-        HubSettings(**{f"log_{key}": value for key, value in log.items()})
-    except ValueError as error:
-        raise ValueError(str(error).removeprefix("log_")) from error
 
 
 def call_seconds(environment: Mapping[str, str]) -> tuple[float | None, list[Finding]]:
@@ -420,6 +412,29 @@ def read_storage(
     return accepted(document, STORAGE, settings), findings
 
 
+# -- [credentials] -------------------------------------------------------------------------------------------
+
+
+def read_credentials(document: Document | None, variables: Variables) -> tuple[VaultSettings, tuple[Finding, ...]]:
+    """Return the keys that encrypt stored logins, with findings.
+
+    Raises:
+        ConfigError: a value is not acceptable.
+    """
+    if document is None or not document.dialect.has_hub:
+        return VaultSettings(), ()
+    read, findings = read_table(document, CREDENTIALS, {"key": str, "old_keys": tuple[str, ...]})
+
+    def vault() -> VaultSettings:
+        old_keys = enumerate(read.get("old_keys", ()))
+        return VaultSettings(
+            resolve_secret("key", read.get("key", ""), variables),
+            tuple(resolve_secret(f"old_keys.{position}", text, variables) for position, text in old_keys),
+        )
+
+    return accepted(document, CREDENTIALS, vault), findings
+
+
 # -- [relay] -------------------------------------------------------------------------------------------------
 
 
@@ -435,7 +450,20 @@ def read_relay(document: Document | None, variables: Variables) -> tuple[RelayPa
     if document is None or not document.dialect.has_hub:
         return RelayParts(), ()
     read, findings = read_table(document, RELAY)
-    read[AGENTS], agent_findings = _agents(read.get(AGENTS, {}), Place(document.file, RELAY).at(AGENTS))
+    place = Place(document.file, RELAY).at(AGENTS)
+    agents: dict[str, AgentRules] = {}
+    agent_findings: list[Finding] = []
+    for key, entry in read.get(AGENTS, {}).items():
+        try:
+            agents[key] = _agent_rules(key, entry)
+        except ValueError as error:
+            # A mistyped `deny` counts as one; a value that is no table may have meant anything.
+            may_deny = not isinstance(entry, dict) or any(closest_match(word, _AGENT_KEYS) == "deny" for word in entry)
+            if may_deny:
+                agents[key] = _DENY_ALL
+            advice = "until then its devices see nothing" if may_deny else "this entry is skipped"
+            agent_findings.append(place.at(key).mistake(error, advice=advice, code=codes.BAD_AGENT))
+    read[AGENTS] = agents
 
     def relay_key() -> str | None:
         if "key" not in read:
@@ -454,22 +482,6 @@ def read_relay(document: Document | None, variables: Variables) -> tuple[RelayPa
     read["key"] = accepted(document, RELAY, relay_key)
     parts = accepted(document, RELAY, lambda: RelayParts(of(TokenSettings), of(DialInSettings), of(RelaySettings)))
     return parts, (*findings, *agent_findings)
-
-
-def _agents(entries: Mapping[str, object], place: Place) -> tuple[dict[str, AgentRules], list[Finding]]:
-    agents: dict[str, AgentRules] = {}
-    findings: list[Finding] = []
-    for key, entry in entries.items():
-        try:
-            agents[key] = _agent_rules(key, entry)
-        except ValueError as error:
-            # A mistyped `deny` counts as one; a value that is no table may have meant anything.
-            may_deny = not isinstance(entry, dict) or any(closest_match(word, _AGENT_KEYS) == "deny" for word in entry)
-            if may_deny:
-                agents[key] = _DENY_ALL
-            advice = "until then its devices see nothing" if may_deny else "this entry is skipped"
-            findings.append(place.at(key).mistake(error, advice=advice, code=codes.BAD_AGENT))
-    return agents, findings
 
 
 def _agent_rules(key: str, entry: object) -> AgentRules:

@@ -1,7 +1,7 @@
 """Replace variables: `${VAR}`, `${file:PATH}`, `env:NAME`, `file:PATH`, `keyring:NAME`, and read `.env` files.
 
 The environment is passed in; the process's own is never read here. A variable may hold a secret, so every value is
-remembered for redaction. Other clients' forms are translated before (`dialects.syntax`). Called by `config.servers`,
+remembered for redaction. Other clients' forms are translated before (`config.dialects`). Called by `config.servers`,
 `config.callers` and `config.tables`.
 """
 
@@ -79,27 +79,25 @@ class Variables:
         A default replaces a variable that is unset or empty. A placeholder that cannot be resolved stays: an empty text
         would start servers with half a command. Replaced text is not expanded again.
         """
-        return _PLACEHOLDER.sub(lambda found: self._value_of(found, used), text)
 
-    def _value_of(self, found: re.Match[str], used: UsedVariables) -> str:
-        if found[1].startswith(_FILE):
-            return self._contents_of(found, used)
-        reference = _REFERENCE.fullmatch(found[1])
-        name, default = reference.groups() if reference else (None, None)
-        value = self._values.get(name) if name else None
-        if value or (value is not None and default is None):
-            return _remembered(value, name, used)
-        if default is not None:
-            return default
-        used.unresolved.append(found[0])
-        return found[0]
-
-    def _contents_of(self, found: re.Match[str], used: UsedVariables) -> str:
-        try:
-            return self._from_file("", found[1].removeprefix(_FILE), used)
-        except ValueError:
+        def value_of(found: re.Match[str]) -> str:
+            if found[1].startswith(_FILE):
+                try:
+                    return self._from_file("", found[1].removeprefix(_FILE), used)
+                except ValueError:
+                    used.unresolved.append(found[0])
+                    return found[0]
+            reference = _REFERENCE.fullmatch(found[1])
+            name, default = reference.groups() if reference else (None, None)
+            value = self._values.get(name) if name else None
+            if value or (value is not None and default is None):
+                return _remembered(value, name, used)
+            if default is not None:
+                return default
             used.unresolved.append(found[0])
             return found[0]
+
+        return _PLACEHOLDER.sub(value_of, text)
 
     def secret(self, key: str, text: str, used: UsedVariables) -> str:
         """Return a secret that may be literal, `env:NAME`, `file:PATH`, `keyring:NAME` or hold `${VAR}`.
@@ -110,7 +108,9 @@ class Variables:
         kind, colon, rest = text.partition(":")
         match kind if colon else "":
             case "env":
-                return self._from_environment(key, rest, used)
+                if (value := self._values.get(rest)) is None:
+                    raise CodedError(UNRESOLVED_VARIABLE, f"{key} must name a variable that is set, not env:{rest}")
+                return _remembered(value.strip(), None, used)
             case "file":
                 return self._from_file(key, rest, used)
             case "keyring":
@@ -132,12 +132,6 @@ class Variables:
         if not isinstance(found, str) or not found:
             raise CodedError(UNREADABLE_SECRET, f"{key} must name a secret that {kind} has, not {kind}:{name}")
         return _remembered(found, None, used)
-
-    def _from_environment(self, key: str, name: str, used: UsedVariables) -> str:
-        value = self._values.get(name)
-        if value is None:
-            raise CodedError(UNRESOLVED_VARIABLE, f"{key} must name a variable that is set, not env:{name}")
-        return _remembered(value.strip(), None, used)
 
     def _from_file(self, key: str, path: str, used: UsedVariables) -> str:
         try:
@@ -197,25 +191,19 @@ def read_env(file: Path, named_at: Place | None = None) -> tuple[dict[str, str],
     try:
         text = read_regular_file(file, ENV_FILE_BYTES).decode("utf-8-sig")
     except (OSError, ValueError) as error:
-        return {}, (_left_out(file, named_at, _why(error)),)
+        if isinstance(error, OSError):
+            why = f"cannot be read ({error.strerror})"
+        else:
+            why = "is longer than 1 MiB" if isinstance(error, FileTooLong) else "cannot be read as text"
+        if named_at is None:
+            return {}, (Place(file).finding(f"{why} and is skipped", code=ENV_FILE),)
+        advice = f"create that file, as lines of NAME=value, or correct {named_at.path.rpartition('.')[2]}"
+        message = f"names {file}, which {why}; the server starts without its variables"
+        return {}, (named_at.finding(message, advice=advice, code=ENV_FILE),)
     values, bad_lines = parse_env(text)
     # The line is not quoted: it may be a secret without its name.
     message = "is not NAME=value and is skipped"
     return values, tuple(Place(file, f"line {line}").finding(message, code=ENV_FILE) for line in bad_lines)
-
-
-def _why(error: OSError | ValueError) -> str:
-    if isinstance(error, OSError):
-        return f"cannot be read ({error.strerror})"
-    return "is longer than 1 MiB" if isinstance(error, FileTooLong) else "cannot be read as text"
-
-
-def _left_out(file: Path, named_at: Place | None, why: str) -> Finding:
-    if named_at is None:
-        return Place(file).finding(f"{why} and is skipped", code=ENV_FILE)
-    advice = f"create that file, as lines of NAME=value, or correct {named_at.path.rpartition('.')[2]}"
-    message = f"names {file}, which {why}; the server starts without its variables"
-    return named_at.finding(message, advice=advice, code=ENV_FILE)
 
 
 def parse_env(text: str) -> tuple[dict[str, str], tuple[int, ...]]:

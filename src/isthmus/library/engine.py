@@ -19,7 +19,7 @@ import structlog
 
 from isthmus.app.hub import RunningHub
 from isthmus.config.client_files import HostContext
-from isthmus.config.dialects.clients import STANDARD
+from isthmus.config.dialects import STANDARD
 from isthmus.config.files import Document, home_folder, resolve_path
 from isthmus.config.findings import ConfigError
 from isthmus.config.importing import load_servers

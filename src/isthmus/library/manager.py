@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from isthmus.config import values
 from isthmus.config.client_files import HostContext
-from isthmus.config.dialects.clients import STANDARD
+from isthmus.config.dialects import STANDARD
 from isthmus.config.files import Document, home_folder, read_document, resolve_path
 from isthmus.config.findings import ConfigError
 from isthmus.config.importing import load_servers

@@ -17,7 +17,7 @@ import pytest
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.imports import ImportOptions, import_servers, transport_of
 from isthmus.cli.main import main
-from isthmus.config.dialects.clients import CLIENTS
+from isthmus.config.dialects import CLIENTS
 from isthmus.upstream.settings import (
     AgentSettings,
     HttpSettings,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from isthmus.config.callers import read_callers, read_issuers, read_tenants
 from isthmus.config.codes import UNKNOWN_SERVER
-from isthmus.config.dialects.clients import CODEX, OWN
+from isthmus.config.dialects import CODEX, OWN
 from isthmus.config.files import Document
 from isthmus.config.findings import ConfigError
 from isthmus.config.load import load

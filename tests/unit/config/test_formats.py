@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from isthmus.config import values
-from isthmus.config.formats import TOLD_TWICE_MAX, parse
+from isthmus.config.formats import REPEATED_MAX, parse
 
 GOOSE = """
 extensions:
@@ -106,4 +106,4 @@ def test_a_key_written_twice_is_named_by_its_whole_path(name: str, text: str, pa
 def test_of_very_many_keys_written_twice_only_some_are_told() -> None:
     text = '{"' + "k" * 10_000 + '": {' + ",".join(f'"{n}": 1, "{n}": 2' for n in range(1000)) + "}}"
     _, findings = parse(Path("a.json"), text)
-    assert len(findings) == TOLD_TWICE_MAX
+    assert len(findings) == REPEATED_MAX

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from isthmus.config import codes, values
 from isthmus.config.client_files import HostContext
-from isthmus.config.dialects.clients import CLINE, CURSOR, OWN, Dialect
+from isthmus.config.dialects import CLINE, CURSOR, OWN, Dialect
 from isthmus.config.entries import Entry, entry_of
 from isthmus.config.files import Document
 from isthmus.config.findings import Place

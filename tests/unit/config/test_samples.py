@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.config.dialects.clients import CLIENTS
+from isthmus.config.dialects import CLIENTS
 from isthmus.config.files import read_document
 from isthmus.config.load import load
 from isthmus.config.settings import Configuration

@@ -11,7 +11,7 @@ import trustme
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from isthmus.config.dialects.clients import CODEX, OWN, STANDARD
+from isthmus.config.dialects import CODEX, OWN, STANDARD
 from isthmus.config.entries import entries_of, entry_of
 from isthmus.config.files import Document
 from isthmus.config.findings import ConfigError, Place

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.config.codes import BAD_AGENT, WEAK_KEY
-from isthmus.config.dialects.clients import CODEX, OWN, STANDARD
+from isthmus.config.dialects import CODEX, OWN, STANDARD
 from isthmus.config.files import Document
 from isthmus.config.findings import ConfigError, Finding
 from isthmus.config.load import load

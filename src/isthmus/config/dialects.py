@@ -1,15 +1,22 @@
-"""The clients whose files the hub reads: how each writes servers, and the steps that translate an entry into our keys.
+"""The clients whose files the hub reads: how each writes servers and variables, and where its files are.
 
-A `Dialect` describes one client's file; `config.entries` applies it. A step changes a `DraftEntry` and never fails: a
-value of an unexpected shape stays, and the checks of every entry report it. Nothing here opens a file or reads a
-variable; `places` knows where the files are. A client without any habits still has its row, so that the command line
-knows its name.
+A `Dialect` describes one client's file; `config.entries` applies its steps, which translate an entry into our keys. A
+step changes a `DraftEntry` and never fails: a value of an unexpected shape stays, and the checks of every entry report
+it. `with_hub_variables` rewrites a client's variables as `config.variables` reads them: `$VAR`, `%VAR%` and `{env:VAR}`
+become `${VAR}`, editor variables such as `${workspaceFolder}` become their value, and `${input:id}`, which an editor
+asks its user for, becomes a variable that can be set. `dialect_of` recognizes a file for `config.files`, and
+`places_of` finds a client's files for `config.client_files`. Nothing here opens a file or looks up a variable. A client
+without any habits still has its row, so that the command line knows its name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from isthmus.config import values
@@ -315,3 +322,189 @@ CLIENTS: dict[str, Dialect] = {
 
 DIALECTS: dict[str, Dialect] = {OWN.name: OWN, STANDARD.name: STANDARD, **CLIENTS}
 """The values of `--dialect`."""
+
+
+# -- variables of clients ---------------------------------------------------------------------------------------
+
+INPUT_PREFIX = "ISTHMUS_INPUT_"
+"""Prefix of the variable that holds an input's value."""
+
+_EDITOR = re.compile(r"\$\{(userHome|workspaceFolder|workspaceRoot|workspaceFolderBasename|cwd|pathSeparator|/)\}")
+_INPUT = re.compile(r"\$\{input:([^{}]*)\}")
+_NO_NAME = re.compile(r"[^A-Z0-9]+")
+_VARIABLE_FORMS = {
+    "dollar": re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)"),
+    "percent": re.compile(r"%([A-Za-z_][A-Za-z0-9_]*)%"),
+    "curly": re.compile(r"(?<!\$)\{env:([A-Za-z_][A-Za-z0-9_]*)\}"),
+}
+_CURLY_FILE = re.compile(r"(?<!\$)\{file:([^{}]+)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkspaceContext:
+    """The workspace of a client, and the inputs that it would ask its user for."""
+
+    folder: Path
+    """The folder that is open in the client."""
+    home: Path
+    inputs: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """By id, as the file declares them."""
+
+
+def with_hub_variables(text: str, dialect: Dialect, around: WorkspaceContext) -> str:
+    """Return `text` with its variables written as `${VAR}`."""
+    for form in dialect.syntax:
+        text = _VARIABLE_FORMS[form].sub(r"${\1}", text)
+    if "curly" in dialect.syntax:
+        text = _CURLY_FILE.sub(r"${file:\1}", text)
+    editor = {
+        "userHome": str(around.home),
+        "workspaceFolderBasename": around.folder.name,
+        "pathSeparator": os.sep,
+        "/": os.sep,
+    }
+
+    def placeholder(found: re.Match[str]) -> str:
+        default = around.inputs.get(found[1], {}).get("default")
+        # A placeholder cannot contain a brace.
+        fallback = f":-{default}" if isinstance(default, str) and not set(default) & set("{}") else ""
+        return f"${{{input_variable(found[1])}{fallback}}}"
+
+    text = _EDITOR.sub(lambda found: editor.get(found[1], str(around.folder)), text)
+    return _INPUT.sub(placeholder, text)
+
+
+def input_variable(id: str) -> str:
+    """Return the name of the variable that holds an input's value."""
+    return INPUT_PREFIX + _NO_NAME.sub("_", id.upper()).strip("_")
+
+
+def inputs_used(text: str) -> list[str]:
+    """Return the ids of the inputs in a text."""
+    return _INPUT.findall(text)
+
+
+# -- where the files are ----------------------------------------------------------------------------------------
+
+_CLINE = "saoudrizwan.claude-dev/settings/cline_mcp_settings.json"
+_ROO = "rooveterinaryinc.roo-cline/settings/mcp_settings.json"
+
+_IN_PROJECT: Mapping[str, tuple[str, ...]] = {
+    "claude-code": (".mcp.json",),
+    "cursor": (".cursor/mcp.json",),
+    "vscode": (".vscode/mcp.json",),
+    "roo": (".roo/mcp.json",),
+    "gemini": (".gemini/settings.json",),
+    "codex": (".codex/config.toml",),
+    "zed": (".zed/settings.json",),
+    "kiro": (".kiro/settings/mcp.json",),
+    "copilot": (".github/mcp.json",),
+    "opencode": ("opencode.json", "opencode.jsonc", ".opencode/opencode.json"),
+    "fastmcp": ("fastmcp.json",),
+}
+"""By client: its files below a project's folder."""
+
+_IN_HOME: Mapping[str, tuple[str, ...]] = {
+    "claude-code": (".claude.json",),
+    "cursor": (".cursor/mcp.json",),
+    "windsurf": (".codeium/windsurf/mcp_config.json", ".codeium/mcp_config.json"),
+    "cline": (".cline/data/settings/cline_mcp_settings.json", ".cline/mcp_settings.json"),
+    "gemini": (".gemini/settings.json",),
+    "codex": (".codex/config.toml",),
+    "goose": (".config/goose/config.yaml",),
+    "zed": (".config/zed/settings.json",),
+    "kiro": (".kiro/settings/mcp.json", ".aws/amazonq/mcp.json"),
+    "copilot": (".copilot/mcp-config.json",),
+    "opencode": (".config/opencode/opencode.json", ".config/opencode/opencode.jsonc"),
+    "mcpproxy": (".mcpproxy/mcp_config.json",),
+}
+"""By client: its files below the home folder, on every system."""
+
+_IN_SETTINGS: Mapping[str, tuple[str, ...]] = {
+    "claude-desktop": ("Claude/claude_desktop_config.json",),
+    "vscode": ("Code/User/mcp.json", "Code - Insiders/User/mcp.json", "VSCodium/User/mcp.json"),
+    "cline": tuple(f"{editor}/User/globalStorage/{_CLINE}" for editor in ("Code", "Cursor", "Windsurf", "VSCodium")),
+    "roo": tuple(f"{editor}/User/globalStorage/{_ROO}" for editor in ("Code", "Cursor", "Windsurf", "VSCodium")),
+    "goose": ("Block/goose/config/config.yaml",),
+    "zed": ("Zed/settings.json",),
+}
+"""By client: its files below the system's folder for settings."""
+
+_BY_NAME: Mapping[str, Dialect] = {
+    "claude_desktop_config.json": CLAUDE_DESKTOP,
+    ".mcp.json": CLAUDE_CODE,
+    ".claude.json": CLAUDE_CODE,
+    "managed-mcp.json": CLAUDE_CODE,
+    "cline_mcp_settings.json": CLINE,
+    "mcp-config.json": COPILOT,
+    "fastmcp.json": FASTMCP,
+    "opencode.json": OPENCODE,
+    "opencode.jsonc": OPENCODE,
+}
+_BY_FOLDER: Mapping[str, Dialect] = {
+    ".cursor": CURSOR,
+    ".vscode": VSCODE,
+    "windsurf": WINDSURF,
+    ".codeium": WINDSURF,
+    ".cline": CLINE,
+    "saoudrizwan.claude-dev": CLINE,
+    ".roo": ROO,
+    "rooveterinaryinc.roo-cline": ROO,
+    ".gemini": GEMINI,
+    "gemini-cli": GEMINI,
+    ".codex": CODEX,
+    "goose": GOOSE,
+    "zed": ZED,
+    "Zed": ZED,
+    ".zed": ZED,
+    ".kiro": KIRO,
+    "amazonq": KIRO,
+    ".copilot": COPILOT,
+    ".github": COPILOT,
+    ".opencode": OPENCODE,
+    "opencode": OPENCODE,
+    ".mcpproxy": MCPPROXY,
+    "User": VSCODE,
+}
+_BY_ROOT: Mapping[tuple[str, str], Dialect] = {
+    ("mcp_servers", ".toml"): CODEX,
+    ("extensions", ".yaml"): GOOSE,
+    ("context_servers", ".json"): ZED,
+}
+"""Keys that only one client uses in a file of that format."""
+
+_FOLDERS_UP = 3
+"""How many parent folders are considered."""
+
+
+def dialect_of(file: Path, table: Mapping[str, object]) -> Dialect:
+    """Return the dialect of a file by its name, its folders and its outermost keys."""
+    if file.stem == OWN.name:
+        return OWN
+    if file.name in _BY_NAME:
+        return _BY_NAME[file.name]
+    folders = [folder.name for folder in file.parents][:_FOLDERS_UP]
+    signs = [_BY_FOLDER[folder] for folder in folders if folder in _BY_FOLDER]
+    signs += [dialect for (root, suffix), dialect in _BY_ROOT.items() if root in table and file.suffix == suffix]
+    # A folder may have any name, so it counts only if the content agrees.
+    found = next((dialect for dialect in signs if any(root[0] in table for root in dialect.roots)), None)
+    is_ours = file.suffix.lower() == ".toml" and bool(table.keys() & {"hub", "servers", "callers", "limits"})
+    if found is not None and not is_ours:
+        return found
+    return STANDARD if file.suffix.lower() in (".json", ".jsonc") else OWN
+
+
+def places_of(client: Dialect, home: Path, cwd: Path, environment: Mapping[str, str]) -> list[Path]:
+    """Return where a client's files may be, those of the project first."""
+    name = client.name
+    if sys.platform == "darwin":
+        settings = home / "Library" / "Application Support"
+    elif sys.platform == "win32":
+        settings = Path(environment.get("APPDATA") or home / "AppData" / "Roaming")
+    else:
+        settings = Path(environment.get("XDG_CONFIG_HOME") or home / ".config")
+    return [
+        *(cwd / path for path in _IN_PROJECT.get(name, ())),
+        *(home / path for path in _IN_HOME.get(name, ())),
+        *(settings / path for path in _IN_SETTINGS.get(name, ())),
+    ]

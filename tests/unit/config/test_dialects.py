@@ -1,25 +1,39 @@
-"""How each client writes servers."""
+"""How each client writes servers and variables, and where its files are."""
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from isthmus.config.codes import CODE_NOT_RUN
-from isthmus.config.dialects.clients import (
+from isthmus.config.dialects import (
+    CLAUDE_DESKTOP,
+    CLIENTS,
     CODEX,
     COPILOT,
+    CURSOR,
     DIALECTS,
     FASTMCP,
     GEMINI,
     GOOSE,
     MCPPROXY,
     OPENCODE,
+    OWN,
     STANDARD,
+    VSCODE,
     ZED,
     Dialect,
+    WorkspaceContext,
+    dialect_of,
+    inputs_used,
+    places_of,
+    with_hub_variables,
 )
 from isthmus.config.entries import Entry, entry_of
 from isthmus.config.findings import Place
@@ -111,3 +125,102 @@ def test_a_program_that_prints_headers_is_told_of_and_never_run(key: str) -> Non
     assert told.code is CODE_NOT_RUN
     assert str(told) == f"mcp.json: mcpServers.a.{key} is a program that prints headers; the hub does not run it"
     assert made.extra == {key: "touch /tmp/ran"}
+
+
+# -- variables of clients ---------------------------------------------------------------------------------------
+
+
+AROUND = WorkspaceContext(
+    Path("/srv/shop"),
+    Path("/home/me"),
+    {"team": {"id": "team", "default": "blue"}, "odd": {"default": "{x}"}, "none": {}},
+)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "text", "ours"),
+    [
+        (CURSOR, "${userHome}/bin", "/home/me/bin"),
+        (CURSOR, "${workspaceFolder}|${workspaceRoot}|${cwd}", "/srv/shop|/srv/shop|/srv/shop"),
+        (CURSOR, "${workspaceFolderBasename}", "shop"),
+        (CURSOR, "a${pathSeparator}b${/}c", f"a{os.sep}b{os.sep}c"),
+        (CURSOR, "${env:TOKEN} ${VAR:-x} ${file:/a}", "${env:TOKEN} ${VAR:-x} ${file:/a}"),
+        (CURSOR, "$HOME %PATH% {env:X}", "$HOME %PATH% {env:X}"),
+        (GEMINI, "$TOKEN ${TOKEN} %TOKEN% $5 100%", "${TOKEN} ${TOKEN} ${TOKEN} $5 100%"),
+        (OPENCODE, "{env:TOKEN} {file:~/x} ${env:A}", "${TOKEN} ${file:~/x} ${env:A}"),
+        (VSCODE, "${input:api-key}", "${ISTHMUS_INPUT_API_KEY}"),
+        (VSCODE, "${input:team}", "${ISTHMUS_INPUT_TEAM:-blue}"),
+        (VSCODE, "${input:odd}${input:none}", "${ISTHMUS_INPUT_ODD}${ISTHMUS_INPUT_NONE}"),
+    ],
+)
+def test_every_way_to_write_a_variable_is_put_into_ours(dialect: Dialect, text: str, ours: str) -> None:
+    assert with_hub_variables(text, dialect, AROUND) == ours
+
+
+def test_the_inputs_of_a_text_are_named() -> None:
+    assert inputs_used("${input:a} ${input:b-c} ${env:input}") == ["a", "b-c"]
+
+
+@given(st.text(alphabet="${}%:/-AB input"), st.sampled_from(list(DIALECTS.values())))
+def test_no_text_is_too_odd(text: str, dialect: Dialect) -> None:
+    with_hub_variables(text, dialect, AROUND)
+
+
+# -- where the files are ----------------------------------------------------------------------------------------
+
+
+HOME, CWD = Path("/home/me"), Path("/srv/shop")
+
+
+@pytest.mark.parametrize(
+    ("path", "table", "dialect"),
+    [
+        ("isthmus.toml", {}, OWN),
+        ("isthmus.yaml", {"extensions": {}}, OWN),
+        (".cursor/isthmus.json", {}, OWN),
+        ("hub.toml", {"servers": {}}, OWN),
+        ("hub.yaml", {"servers": {}}, OWN),
+        ("hub.toml", {"mcp_servers": {}}, CODEX),
+        ("hub.toml", {"mcp_servers": {}, "hub": {}}, OWN),
+        (".codex/hub.toml", {"servers": {}}, OWN),
+        ("any.yaml", {"extensions": {}}, GOOSE),
+        ("any.json", {"context_servers": {}}, ZED),
+        ("any.json", {"mcp_servers": []}, STANDARD),
+        ("mcp.json", {"mcpServers": {}}, STANDARD),
+        ("goose/mcp.json", {"mcpServers": {}}, STANDARD),
+        (".github/mcp.json", {"mcpServers": {}}, COPILOT),
+        (".vscode/mcp.json", {"servers": {}}, VSCODE),
+        (".vscode/mcp.json", {"a": {"command": "x"}}, STANDARD),
+    ],
+)
+def test_a_file_tells_whose_it_is(path: str, table: dict[str, object], dialect: Dialect) -> None:
+    assert dialect_of(CWD / path, table) is dialect
+
+
+@pytest.mark.parametrize("client", CLIENTS.values(), ids=lambda client: client.name)
+def test_every_client_has_a_place_and_its_files_are_known_there(client: Dialect) -> None:
+    places = places_of(client, HOME, CWD, {})
+    assert places
+    table: dict[str, object] = {client.roots[0][0]: {}}
+    assert {dialect_of(place, table) for place in places} == {client}
+
+
+@pytest.mark.parametrize(
+    ("platform", "environment", "place"),
+    [
+        ("linux", {}, "/home/me/.config/Claude/claude_desktop_config.json"),
+        ("linux", {"XDG_CONFIG_HOME": "/xdg"}, "/xdg/Claude/claude_desktop_config.json"),
+        ("darwin", {}, "/home/me/Library/Application Support/Claude/claude_desktop_config.json"),
+        ("win32", {"APPDATA": "/appdata"}, "/appdata/Claude/claude_desktop_config.json"),
+        ("win32", {}, "/home/me/AppData/Roaming/Claude/claude_desktop_config.json"),
+    ],
+)
+def test_each_system_keeps_settings_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, platform: str, environment: dict[str, str], place: str
+) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    assert places_of(CLAUDE_DESKTOP, HOME, CWD, environment) == [Path(place)]
+
+
+def test_the_project_s_file_comes_first() -> None:
+    assert places_of(CURSOR, HOME, CWD, {}) == [CWD / ".cursor/mcp.json", HOME / ".cursor/mcp.json"]

@@ -1,1 +1,0 @@
-"""How other clients write servers, and where their files are; `clients.CLIENTS` lists them."""
