@@ -87,7 +87,7 @@ class SpawnFailed(Exception):
 
 
 def child_environment(declared: Mapping[str, str], parent: Mapping[str, str]) -> dict[str, str]:
-    """Join what was declared for a child with the few variables of `parent` that programs need to run."""
+    """The variables that were declared for a child, and the few of `parent` that programs need to run."""
     names = INHERITED_ON_WINDOWS if sys.platform == "win32" else INHERITED
     inherited = {
         name: parent[name]
@@ -116,7 +116,7 @@ class _Pipe(asyncio.Protocol):
 
 
 class ProcessChannel:
-    """A running child. `on_bytes` hears its output, then `on_lost` hears once, in words, why it ended.
+    """A running child. `on_bytes` receives its output; at its end `on_lost` is called once, with the reason in words.
 
     It is started by `subprocess` and not by the loop, because uvloop leaves copies of the pipes, and whatever
     else is inheritable, open in the child: such a child could not even close its own output.
@@ -166,8 +166,7 @@ class ProcessChannel:
 
         With a `program`, that file is executed under the name that the command begins with.
 
-        No callback comes before this returns. `on_drained` tells that a child which had fallen behind reads
-        again, and has little left to read.
+        No callback comes before this returns. `on_drained` is called when a child that had fallen behind has caught up.
 
         Raises:
             SpawnFailed: there is no such command or directory, or it cannot be executed or held to the limits.
@@ -175,7 +174,12 @@ class ProcessChannel:
         with marking() as mark:
             child = _start(command, env, cwd, program)
         settle_mark(child.pid, mark)
-        _bound(command[0], child, limits)
+        try:
+            bound(child.pid, limits)
+        except Unbounded as error:
+            with child:
+                os.killpg(child.pid, signal.SIGKILL)
+            raise SpawnFailed(command[0], str(error)) from error
         channel = cls(child, on_bytes, on_lost, on_drained)
         channel._mark = mark
         channel._watch_exit()
@@ -183,7 +187,9 @@ class ProcessChannel:
             # Shielded: uvloop closes the descriptor of a half connected pipe, and its file closes it again.
             await asyncio.shield(channel._connect_pipes())
         except BaseException:
-            channel._abandon()
+            channel._on_lost = None  # pipes that are being connected close after that
+            channel.kill()
+            channel._close_pipes()
             raise
         channel._loop.call_soon(channel._hand_over)
         return channel
@@ -196,12 +202,6 @@ class ProcessChannel:
             self._outputs.append(transport)
         if self._on_lost is None:
             self._close_pipes()
-
-    def _abandon(self) -> None:
-        """End a child whose channel nobody will get; pipes that are being connected close after that."""
-        self._on_lost = None
-        self.kill()
-        self._close_pipes()
 
     def _watch_exit(self) -> None:
         if sys.platform == "linux":
@@ -260,7 +260,7 @@ class ProcessChannel:
                 self._signal_group(signal.SIGTERM)
                 await self._is_over_within(grace)
         finally:
-            # Also when cancelled: a channel that somebody closes does not stay.
+            # Also when cancelled: closing always ends the child.
             self.kill()
         if not await self._is_over_within(KILL_SECONDS):
             self._conclude()
@@ -270,7 +270,7 @@ class ProcessChannel:
         return self._over.done()
 
     def _signal_group(self, number: signal.Signals) -> None:
-        # Once the child is reaped its number may be somebody else's.
+        # Once the child is reaped, its number may belong to another process.
         if self._is_exited:
             return
         if number == signal.SIGKILL:
@@ -280,12 +280,14 @@ class ProcessChannel:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._child.pid, number)
 
-    # What its pipes and the system tell it.
+    # -- callbacks of the pipes and the system -----------------------------------------------------------------------
 
     def pipe_received(self, fd: int, data: bytes) -> None:
-        """Hear what the child wrote."""
+        """The child wrote something."""
         if fd == 2:
-            self._keep_stderr(data)
+            self._stderr += data
+            if len(self._stderr) > 2 * STDERR_BYTES:
+                del self._stderr[:-STDERR_BYTES]
         elif self._held is not None:
             self._held.append(data)
         else:
@@ -303,12 +305,12 @@ class ProcessChannel:
             self._outputs[0].resume_reading()
 
     def drained(self) -> None:
-        """Hear that the child has caught up with what was written to it."""
+        """The child has caught up with what was written to it."""
         if self._on_lost is not None:
             self._on_drained()
 
     def pipe_closed(self, fd: int) -> None:
-        """Hear that a pipe has ended, by whichever side."""
+        """A pipe was closed by either side."""
         self._closed_by_child.add(fd)
         if fd == 0:
             self._close_account()
@@ -330,7 +332,7 @@ class ProcessChannel:
             self._loop.call_soon_threadsafe(self._exited)
 
     def _exited(self) -> None:
-        # Before it is reaped, while its number, which is the group's, cannot be given to anybody else.
+        # Before it is reaped: until then its number, which is also the group's, cannot be reused.
         self.kill()
         self._child.wait()
         self._is_exited = True
@@ -338,18 +340,13 @@ class ProcessChannel:
             self._end_wait()
         self._review()
 
-    # What it makes of that.
+    # -- how it ends -------------------------------------------------------------------------------------------------
 
     def _hand_over(self) -> None:
         held, self._held = self._held, None
         for data in held or ():
             self._on_bytes(data)
         self._review()
-
-    def _keep_stderr(self, data: bytes) -> None:
-        self._stderr += data
-        if len(self._stderr) > 2 * STDERR_BYTES:
-            del self._stderr[:-STDERR_BYTES]
 
     def _close_account(self) -> None:
         self._accepted -= self.buffered_bytes()
@@ -361,12 +358,11 @@ class ProcessChannel:
             return
         if self._is_exited and {1, 2} <= self._closed_by_child:
             self._conclude()
-        elif self._timer is None and (self._is_exited or self._has_stopped_talking()):
+            return
+        # A child that was asked to leave may take its time.
+        has_closed = not self._is_closing and not self._closed_by_child.isdisjoint({0, 1})
+        if self._timer is None and (self._is_exited or has_closed):
             self._timer = self._loop.call_later(EXIT_SECONDS, self._look_once_more)
-
-    def _has_stopped_talking(self) -> bool:
-        # One that we have asked to leave may take its time.
-        return not self._is_closing and not self._closed_by_child.isdisjoint({0, 1})
 
     def _look_once_more(self) -> None:
         # A loop that stood still runs its timers before it reads: what the child said last may still be unread.
@@ -404,7 +400,11 @@ class ProcessChannel:
         code = self.returncode
         if code is None:
             return "closed its output" if 1 in self._closed_by_child else "closed its input"
-        return f"exited with code {code}" if code >= 0 else f"killed by signal {_signal_name(-code)}"
+        if code >= 0:
+            return f"exited with code {code}"
+        with suppress(ValueError):  # a signal without a name
+            return f"killed by signal {-code} ({signal.Signals(-code).name})"
+        return f"killed by signal {-code}"
 
 
 def _start(
@@ -425,57 +425,30 @@ def _start(
             close_fds=True,
             start_new_session=True,
         )
+    except FileNotFoundError as error:
+        raise SpawnFailed(command[0], "there is no such file") from error
+    except PermissionError as error:
+        raise SpawnFailed(command[0], "it may not be executed") from error
     except (OSError, ValueError) as error:
-        raise SpawnFailed(command[0], _in_words(error)) from error
-
-
-def _bound(name: str, child: subprocess.Popen[bytes], limits: ProcessLimits) -> None:
-    try:
-        bound(child.pid, limits)
-    except Unbounded as error:
-        with child:
-            os.killpg(child.pid, signal.SIGKILL)
-        raise SpawnFailed(name, str(error)) from error
+        is_format = isinstance(error, OSError) and error.errno == errno.ENOEXEC
+        reason = "it is neither a program nor a script that begins with #!" if is_format else str(error)
+        raise SpawnFailed(command[0], reason) from error
 
 
 def _check_startable(command: Sequence[str], env: Mapping[str, str], cwd: str | None) -> None:
-    # What the system would answer to these is the same, and does not say which of them it was.
+    # The system gives the same error for all of these.
     if not command or not command[0]:
         raise SpawnFailed("", "the command is empty")
     name = command[0]
     if cwd is not None and not Path(cwd).is_dir():
         raise SpawnFailed(name, f"its working directory {cwd!r} does not exist")
     path = env.get("PATH", os.defpath)
-    if _is_line(name, path, cwd):
+    # Many write a command as they would type it: the whole is no program, but its first word is one.
+    first, *rest = name.split() or [""]
+    is_line = bool(rest) and shutil.which(first, path=path) is not None
+    if is_line and shutil.which(name, path=path) is None and not Path(cwd or "", name).exists():
         advice = "if this is a line for a shell, put all but its first word into args"
         raise SpawnFailed(name, f"there is no such command; {advice}")
     if Path(name).name == name and shutil.which(name, path=path) is None:
         advice = "install it or give its full path"
         raise SpawnFailed(name, f"there is no such command on PATH; {advice}")
-
-
-def _is_line(name: str, path: str, cwd: str | None) -> bool:
-    """Whether it is no program, but its first word is one: many write a command as they would type it."""
-    first, *rest = name.split() or [""]
-    if not rest or shutil.which(first, path=path) is None:
-        return False
-    return shutil.which(name, path=path) is None and not Path(cwd or "", name).exists()
-
-
-def _in_words(error: OSError | ValueError) -> str:
-    match error:
-        case FileNotFoundError():
-            return "there is no such file"
-        case PermissionError():
-            return "it may not be executed"
-        case OSError(errno=errno.ENOEXEC):
-            return "it is neither a program nor a script that begins with #!"
-        case _:
-            return str(error)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return f"{number} ({signal.Signals(number).name})"
-    except ValueError:
-        return str(number)

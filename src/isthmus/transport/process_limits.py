@@ -1,7 +1,7 @@
-"""What the system lets one child process use, at most. `transport.process` sets it as soon as the child is there.
+"""Limits of the system on one child process. `transport.process` sets them as soon as the child exists.
 
-Memory, open files and CPU time are counted for each process of the child's, processes for its whole user (and never
-for root): that is how the system counts. The settings of a server hold the value; nothing is read here.
+The system counts memory, open files and CPU time per process, and processes per user (but not for root). The settings
+of a server hold the values.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if sys.platform == "linux":
     import resource
 
 MEMORY_BYTES_MIN = 16 * 1024 * 1024
-"""With less no program starts, and nobody would see why."""
+"""With less no program starts, without a visible reason."""
 
 
 class Unbounded(Exception):
@@ -46,43 +46,34 @@ class ProcessLimits:
 
 
 def bound(pid: int, limits: ProcessLimits) -> None:
-    """Hold a child that has just started to its limits.
+    """Set the limits of a child that has just started.
 
-    From outside, and not between its fork and its start: code that runs there can stand still for ever in a program
-    with threads. What the child starts within its first moments is bound all the same, unless it is quicker than this.
+    From outside, and not between fork and exec: code that runs there can hang in a program with threads. Processes that
+    the child starts inherit the limits, unless they are started within the first moments.
 
     Raises:
-        Unbounded: the system has no way to do so, and there are limits to be held to.
+        Unbounded: the system cannot set limits, and there are some.
     """
     if sys.platform != "linux":
         if limits:
             raise Unbounded("limits can be set on Linux only; take them out of its entry")
         return
-    _bound(pid, limits)
-
-
-if sys.platform == "linux":
-
-    def _bound(pid: int, limits: ProcessLimits) -> None:
-        wanted = {
-            resource.RLIMIT_CORE: 0,
-            resource.RLIMIT_AS: limits.memory_bytes,
-            resource.RLIMIT_NOFILE: limits.files,
-            resource.RLIMIT_NPROC: limits.processes,
-            resource.RLIMIT_CPU: limits.cpu_seconds,
-        }
-        try:
-            for kind, most in wanted.items():
-                if most is not None:
-                    _lower(pid, kind, most)
-        except ProcessLookupError:
-            return  # it has ended already
-        except OSError as error:
-            # A program that runs with more rights than the hub, or a sandbox in which nobody sets such limits.
-            if limits:
-                raise Unbounded("the system does not let the hub set its limits; take them out of its entry") from error
-
-    def _lower(pid: int, kind: int, most: int) -> None:
-        _, hard = resource.prlimit(pid, kind)
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.prlimit(pid, kind, (most, most))
+    wanted = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_AS: limits.memory_bytes,
+        resource.RLIMIT_NOFILE: limits.files,
+        resource.RLIMIT_NPROC: limits.processes,
+        resource.RLIMIT_CPU: limits.cpu_seconds,
+    }
+    try:
+        for kind, most in wanted.items():
+            if most is not None:
+                _, hard = resource.prlimit(pid, kind)
+                lower = most if hard == resource.RLIM_INFINITY else min(most, hard)
+                resource.prlimit(pid, kind, (lower, lower))
+    except ProcessLookupError:
+        return  # it has ended already
+    except OSError as error:
+        # The program has more rights than the hub, or a sandbox forbids setting limits.
+        if limits:
+            raise Unbounded("the system does not let the hub set its limits; take them out of its entry") from error

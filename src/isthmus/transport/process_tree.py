@@ -24,54 +24,48 @@ if sys.platform == "linux":
     import resource
 
 MOST: Final = 4096
-"""Where there are more, they are born faster than they can be found."""
+"""With more, processes are started faster than they can be found."""
 
 ROUNDS_MAX: Final = 10
-"""How often it is looked for more: some may have been started while the others were ended."""
+"""How often the search is repeated: some may have been started while others were killed."""
 
 _RLIMIT_LOCKS: Final = 10
 _MARKS: Final = 1 << 62
 _SERIAL_BITS: Final = 24
-"""Of a mark, which tell one child of a hub from another; those above are its family."""
+"""Low bits of a mark, different for each child of a hub; the bits above are the family."""
 _FAMILIES_MIN: Final = 1 << 20
-"""With fewer to choose from, as below several hubs, two could have the same."""
+"""With fewer numbers, as below several hubs, two families could collide."""
 _is_claimed = False
 _family: int | None = None
 _serials = itertools.count()
 
 
 def descendants(pid: int) -> list[int]:
-    """Every process below `pid`, nearest first; none where the system does not tell."""
+    """Every process below `pid`, nearest first; empty on systems without /proc."""
     found: list[int] = []
     waiting = [pid]
     while waiting and len(found) < MOST:
-        children = _children(waiting.pop(0))
-        found += children
-        waiting += children
-    return found
-
-
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    with suppress(OSError):
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(OSError):
-                found += map(int, (thread / "children").read_text().split())
+        with suppress(OSError):
+            for thread in Path(f"/proc/{waiting.pop(0)}/task").iterdir():
+                with suppress(OSError):
+                    children = [*map(int, (thread / "children").read_text().split())]
+                    found += children
+                    waiting += children
     return found
 
 
 def claim_process() -> None:
-    """Nobody else starts processes in this one: what is started is marked from its very first moment on.
+    """From now on only the hub starts processes in this process, so they can be marked from their start.
 
-    Called by the commands that run a hub. In a program that has a hub inside, another thread's process could get the
-    mark as well, and so a mark is only set once the process is there, which what it starts at once may escape.
+    Called by the commands that run a hub. In a program with an embedded hub, processes of other threads could get the
+    mark as well. There a mark is set only after the start, and processes that the child starts at once may escape it.
     """
-    global _is_claimed  # noqa: PLW0603 - it is of the whole process, as what it is about
+    global _is_claimed  # noqa: PLW0603 - a property of the whole process
     _is_claimed = True
 
 
 def begin_family() -> int | None:
-    """Choose the number by which marks of this process begin from now on; None where there can be none."""
+    """Choose the family number of this process's marks; None if the system has no marks."""
     global _family  # noqa: PLW0603 - as above
     if sys.platform != "linux":
         return None
@@ -82,7 +76,7 @@ def begin_family() -> int | None:
 
 
 def end_marked(family: int) -> set[int]:
-    """Kill every process with a mark of this family, except those that this one runs below; returns which."""
+    """Kill every process with a mark of this family, except this process and its parents; returns the killed ones."""
     ended: set[int] = set()
     spared = _lineage()
     for _ in range(ROUNDS_MAX):
@@ -97,7 +91,7 @@ def end_marked(family: int) -> set[int]:
 
 
 def _kill_if_of(family: int, pid: int) -> None:
-    """By a handle: the number may be another process's by now, which is looked at once more."""
+    """Kill by a handle, after another check: the number may belong to another process by now."""
     handle = os.pidfd_open(pid)
     try:
         if _family_of(pid) == family:
@@ -129,7 +123,7 @@ def _pids() -> Iterator[int]:
 
 @contextmanager
 def marking() -> Iterator[int | None]:
-    """Choose a mark for what is started within, None where there can be none; see `settle_mark`."""
+    """Choose a mark for the process that is started within; None if the system has no marks. See `settle_mark`."""
     if sys.platform != "linux":
         yield None
         return
@@ -157,7 +151,7 @@ def _mark_below(most: int) -> int | None:
 
 
 def settle_mark(pid: int, chosen: int | None) -> None:
-    """Have a process that was just started keep its mark, and what it has started already."""
+    """Set the mark of a process that was just started, and of the processes that it has started already."""
     if sys.platform == "linux" and chosen is not None:
         for each in (pid, *descendants(pid)):
             with suppress(OSError, ValueError):  # it has ended already, or a sandbox does not allow it
@@ -173,19 +167,19 @@ def marked(chosen: int | None) -> list[int]:
 
 def _mark_of(pid: int) -> int | None:
     if sys.platform == "linux":
-        with suppress(OSError):  # gone meanwhile, or somebody else's
+        with suppress(OSError):  # gone meanwhile, or of another user
             return resource.prlimit(pid, _RLIMIT_LOCKS)[0]
     return None
 
 
 def end_family(pid: int, chosen: int | None) -> set[int]:
-    """Kill a process that leads a group, and all that it has started; returns whom beside itself.
+    """Kill a process that leads a group, and all that it has started; returns the others that were killed.
 
-    It must not have been reaped: its number may be somebody else's then.
+    It must not have been reaped: its number could belong to another process then.
     """
     ended: set[int] = set()
     for _ in range(ROUNDS_MAX):
-        below = descendants(pid)  # before their parents end, after which nobody tells whose they are
+        below = descendants(pid)  # before their parents end, which hides the relation
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
         found = {*below, *marked(chosen)} - ended - {pid, os.getpid()}
@@ -199,7 +193,7 @@ def end_family(pid: int, chosen: int | None) -> set[int]:
 
 
 def reap(pids: set[int]) -> None:
-    """See off those that have become our own children: in a container the hub may be the first process of all."""
+    """Reap processes that became our children: in a container the hub may be process 1."""
     for pid in pids:
         with suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)

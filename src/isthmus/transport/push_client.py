@@ -1,7 +1,7 @@
-"""Carries bytes to addresses that callers named: one POST behind the egress guard, and a receipt for it.
+"""Sends push notifications to addresses that callers named: one POST behind the egress guard, and a receipt.
 
-It repeats nothing, follows no redirect and reads no more of an answer than its status. Whoever has something to send
-decides what comes of a receipt; the outbox of tasks does.
+It does not retry, follows no redirect and uses only the status of a response. The outbox of tasks decides what follows
+from a receipt.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from isthmus.transport.egress import Egress, HttpOrigin, parse_url
 from isthmus.transport.http import ConnectionLost, HttpClient, request_head
 
 CARRY_SECONDS = 10.0
-"""How long one POST may take in all, from the first question to a name server to the end of the answer."""
+"""How long one POST may take, from the name lookup to the end of the response."""
 
 LOOK_SECONDS = 3.0
-"""How long a name server is waited for to find out whether something may be sent at all."""
+"""How long the name lookup for the check of an address may take."""
 
 CONNECTIONS_MAX = 8
 """Connections to one origin."""
 
 CLIENTS_MAX = 256
-"""Origins of which it is remembered how they are reached; their connections close after some seconds anyway."""
+"""Origins with a client; idle connections close after some seconds anyway."""
 
 ANSWER_BYTES_MAX = 64 * 1024
-"""What an answer may say besides its status; nobody reads it."""
+"""How much of a response's body is read; it is ignored."""
 
 IsAllowed: TypeAlias = Callable[[str], bool]
-"""Whether the operator listed an address by itself, so that it may be private."""
+"""Whether the operator listed an address literally, so that it may be private."""
 
 
 class PushClient:
@@ -107,7 +107,7 @@ class PushClient:
 
 
 class _PushResponse:
-    """Takes the answer to one POST: its status is all that counts."""
+    """Receives the response to one POST; only its status counts."""
 
     def __init__(self, receipt: asyncio.Future[PushReceipt]) -> None:
         self.receipt = receipt
@@ -131,7 +131,7 @@ class _PushResponse:
         self._end("")
 
     def on_lost(self, lost: ConnectionLost) -> None:
-        """See `transport.http.ResponseSink`; who gave a status has got what was sent."""
+        """See `transport.http.ResponseSink`; with a status, the request was received."""
         self._end(lost.reason)
 
     def _end(self, reason: str) -> None:
@@ -140,7 +140,7 @@ class _PushResponse:
 
 
 def read_retry_after(text: str, now: float) -> float | None:
-    """The seconds that a Retry-After asks for, in whichever of its two forms; None if it says nothing of use."""
+    """The seconds in a Retry-After header, in either of its two forms; None if it is invalid."""
     text = text.strip()
     if text.isdecimal() and text.isascii():
         return float(text[:9])

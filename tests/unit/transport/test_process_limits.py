@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.transport import process_limits
 from isthmus.transport.process import ProcessChannel, SpawnFailed
 from isthmus.transport.process_limits import ProcessLimits, Unbounded, bound
 
@@ -74,7 +73,7 @@ def test_what_the_system_does_not_let_us_bind_is_refused_only_if_it_must_be_boun
     def not_allowed(*_: object) -> None:
         raise OSError(why, os.strerror(why))
 
-    monkeypatch.setattr(process_limits, "_lower", not_allowed)
+    monkeypatch.setattr("resource.prlimit", not_allowed)
     bound(os.getpid(), ProcessLimits())
     with pytest.raises(Unbounded):
         bound(os.getpid(), ProcessLimits(files=10))
