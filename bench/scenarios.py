@@ -22,8 +22,7 @@ from isthmus.core.catalog.schema import CheckCache
 from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
 from isthmus.core.ports import AuditGate
 from isthmus.core.settings import Limits
-from isthmus.frontends.http.auth import Authenticator
-from isthmus.frontends.http.origin import OriginGuard
+from isthmus.frontends.http.auth import Authenticator, OriginGuard
 from isthmus.frontends.http.request_cycle import Message
 from isthmus.frontends.mcp.http import McpHttp
 from isthmus.frontends.mcp.methods import McpMethods

@@ -17,8 +17,7 @@ from isthmus.wire.a2a.cards import read_card
 from isthmus.wire.a2a.client import RestClientBinding, RestClientV03, RpcClientBinding, client_of, read_http_error
 from isthmus.wire.a2a.operations import GetTask
 from isthmus.wire.lines import LineDecoder
-from isthmus.wire.mcp import calls, header_params, hub_meta, input_requests, legacy, lists, messages, modern, tasks
-from isthmus.wire.mcp.hub_meta import read_hubs
+from isthmus.wire.mcp import calls, legacy, lists, messages, modern, tasks
 from isthmus.wire.relay import messages as relay_messages
 from isthmus.wire.relay import mux
 from isthmus.wire.sse import SseDecoder, SseEvent
@@ -98,16 +97,16 @@ def of_server(data: bytes) -> None:
     modern.is_version_supported(checked)
     modern.as_modern(checked)
     modern.as_legacy(checked)
-    input_requests.read_input_required(checked)
-    input_requests.read_url_elicitations(checked)
+    calls.read_input_required(checked)
+    calls.read_url_elicitations(checked)
     calls.tool_result(checked)
     tasks.read_state(checked)
     tasks.read_poll_seconds(checked)
     tasks.rename_ids(checked, str.upper)
-    hub_meta.read_mark(checked)
-    read_hubs(checked)
-    for places in (header_params.annotated_params(checked), header_params.required_params(checked)):
-        header_params.param_headers(places, checked)
+    messages.read_mark(checked)
+    messages.read_hubs(checked)
+    for places in (modern.annotated_params(checked), modern.required_params(checked)):
+        modern.param_headers(places, checked)
     members = jsonrpc.object_members(checked)
     if members is not None:
         messages.read_log(members)

@@ -25,8 +25,7 @@ from isthmus.transport.http import header_lines, request_head
 from isthmus.upstream.a2a.agent_card import AgentEndpoint
 from isthmus.wire.a2a.client import ClientV10, RestClientBinding, RestClientV03
 from isthmus.wire.a2a.operations import CancelTask, GetTask, SubscribeToTask
-from isthmus.wire.mcp.header_params import annotated_params, is_annotation_valid, param_headers
-from isthmus.wire.mcp.modern import decode_header, encode_header
+from isthmus.wire.mcp.modern import annotated_params, decode_header, encode_header, is_annotation_valid, param_headers
 from tests.faults.scripted import Heard, Scripted, hub_of, reply
 
 ODD = [

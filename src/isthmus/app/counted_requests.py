@@ -19,7 +19,7 @@ from isthmus.frontends.http.request_cycle import (
     header_lines,
     join_headers,
 )
-from isthmus.frontends.mcp.responses import code_of, data_of
+from isthmus.frontends.mcp.exchange import code_of, data_of
 from isthmus.frontends.rest.faults import problem_of
 from isthmus.frontends.rest.http import answer_problem, is_rest
 from isthmus.model.faults import TooManyBytes

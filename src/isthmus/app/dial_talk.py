@@ -16,7 +16,7 @@ import msgspec
 from isthmus.app.hub import RunningHub
 from isthmus.app.links import ME
 from isthmus.frontends.mcp.duplex import DuplexSession
-from isthmus.frontends.mcp.responses import JsonRpcReply, refuse
+from isthmus.frontends.mcp.exchange import JsonRpcReply, refuse
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Surface
 from isthmus.model.faults import REFUSED, SENT_AND_LOST
@@ -26,8 +26,7 @@ from isthmus.transport.flow_control import WriteBatch
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Request, Response
 from isthmus.wire.mcp.calls import CALLS
-from isthmus.wire.mcp.hub_meta import CONVERSATION_KEY, read_mark
-from isthmus.wire.mcp.messages import Implementation, Members
+from isthmus.wire.mcp.messages import CONVERSATION_KEY, Implementation, Members, read_mark
 from isthmus.wire.relay import mux
 
 HUB = "hub"

@@ -43,11 +43,10 @@ from isthmus.frontends.a2a.cards import AgentCards
 from isthmus.frontends.a2a.http import A2aHttp
 from isthmus.frontends.a2a.push_notifications import PushNotifications
 from isthmus.frontends.a2a.service import A2aService
-from isthmus.frontends.http.auth import COMING_FROM, Authenticator, Fields
+from isthmus.frontends.http.auth import COMING_FROM, Authenticator, Fields, OriginGuard
 from isthmus.frontends.http.health import PATHS as HEALTH_PATHS
 from isthmus.frontends.http.health import Health
 from isthmus.frontends.http.listener import HttpListener, HttpListenerSettings
-from isthmus.frontends.http.origin import OriginGuard
 from isthmus.frontends.http.request_cycle import PEER, IncomingRequest, Message, Receive, Send, join_headers, respond
 from isthmus.frontends.mcp.http import NOT_FOUND, McpHttp
 from isthmus.frontends.mcp.hub_tasks import REALM

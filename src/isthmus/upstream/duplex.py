@@ -26,8 +26,7 @@ from isthmus.upstream.waiters import CallWaiter, Waiter, log_alone, lost, waiter
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Malformed, Notification, Payload, Request, Response
 from isthmus.wire.mcp import modern
-from isthmus.wire.mcp.calls import METHODS
-from isthmus.wire.mcp.input_requests import QUESTIONS
+from isthmus.wire.mcp.calls import METHODS, QUESTIONS
 from isthmus.wire.mcp.messages import CANCELLED, PROGRESS, Implementation, Members, cancelled_params, token_of
 
 log = structlog.get_logger(__name__)

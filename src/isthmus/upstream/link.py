@@ -53,9 +53,7 @@ from isthmus.upstream.waiters import (
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Payload, Request, render
 from isthmus.wire.mcp import legacy, modern
-from isthmus.wire.mcp.capabilities import ServerCapabilities
-from isthmus.wire.mcp.hub_meta import NO_HUBS, read_hubs
-from isthmus.wire.mcp.input_requests import (
+from isthmus.wire.mcp.calls import (
     COMPLETED,
     ELICITATION_ID,
     QUESTIONS,
@@ -65,10 +63,13 @@ from isthmus.wire.mcp.input_requests import (
 from isthmus.wire.mcp.messages import (
     CANCELLED,
     LOGGED,
+    NO_HUBS,
     TOPIC_OF,
     UPDATED,
     Implementation,
     Members,
+    ServerCapabilities,
+    read_hubs,
     read_log,
     read_progress,
     read_string,

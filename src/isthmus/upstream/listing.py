@@ -24,8 +24,8 @@ from isthmus.model.names import FeatureName, ServerName
 from isthmus.upstream.dialect import McpDialect
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload
-from isthmus.wire.mcp.hub_meta import MISSING_MAX
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListPage, ListShape, array_of, read_list
+from isthmus.wire.mcp.messages import MISSING_MAX
 
 PAGES_MAX = 1_000
 """Pages of one listing; with the cursor check, an endless list costs a bounded number of requests."""

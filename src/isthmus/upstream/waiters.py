@@ -25,15 +25,17 @@ from isthmus.model.features import Feature
 from isthmus.model.names import ServerName
 from isthmus.upstream.redaction import Redacting, redact_result
 from isthmus.wire.jsonrpc import MEMBERS_MAX, ErrorReply, Payload, is_crowded, render
-from isthmus.wire.mcp.calls import read_any_result, read_call_result, read_resource_result
-from isthmus.wire.mcp.input_requests import (
+from isthmus.wire.mcp.calls import (
     CAPABILITY_NEEDED,
     INPUT_REQUIRED,
     RESPONSES,
     STATE,
     InputRequests,
     as_legacy_request,
+    read_any_result,
+    read_call_result,
     read_input_required,
+    read_resource_result,
 )
 from isthmus.wire.mcp.messages import Members, read_progress
 from isthmus.wire.mcp.tasks import RELATED, TASK, TASKS_CAPABILITY, is_task_required, read_state

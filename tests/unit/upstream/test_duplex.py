@@ -22,7 +22,7 @@ from isthmus.model.faults import Cancelled, Lost, ServerError
 from isthmus.upstream import duplex, link, subscriptions
 from isthmus.upstream.dialect import ModernDialect
 from isthmus.upstream.duplex import HOLD_ABOVE_BYTES, DuplexLink
-from isthmus.wire.mcp.capabilities import ServerCapabilities
+from isthmus.wire.mcp.messages import ServerCapabilities
 from tests.unit.core.doubles import DONE, SERVER, Listener, Stage, call, raw
 from tests.unit.upstream.doubles import ME, Scene, answer, message, text_of
 

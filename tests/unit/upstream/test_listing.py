@@ -16,7 +16,7 @@ from isthmus.model.names import ServerName
 from isthmus.upstream import listing as module
 from isthmus.upstream.dialect import LegacyDialect, McpDialect
 from isthmus.upstream.listing import NOTES_MAX, PAGES_MAX, RELIST_SECONDS, Listing, RelistSchedule, read_topic, sharing
-from isthmus.wire.mcp.hub_meta import MISSING_KEY, MISSING_MAX
+from isthmus.wire.mcp.messages import MISSING_KEY, MISSING_MAX
 
 FILES = ServerName("files")
 Answer = Callable[[str, str | None], Any]

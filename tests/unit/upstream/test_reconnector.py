@@ -23,7 +23,7 @@ from isthmus.upstream.listing import Listing
 from isthmus.upstream.reconnector import ToolGuard
 from isthmus.upstream.settings import HttpSettings, StdioSettings, TargetHttpSettings
 from isthmus.upstream.supervisor import Supervisor
-from isthmus.wire.mcp.capabilities import ServerCapabilities
+from isthmus.wire.mcp.messages import ServerCapabilities
 from tests.unit.core.doubles import ANYONE, Stage, call, prompt, raw, ready, tool
 from tests.unit.upstream.scripted import NAME, Kept, Scripted, finish, settings
 

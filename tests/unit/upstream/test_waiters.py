@@ -47,7 +47,7 @@ from isthmus.upstream.waiters import (
     turned_away,
 )
 from isthmus.wire.jsonrpc import ErrorReply
-from isthmus.wire.mcp.input_requests import InputRequests
+from isthmus.wire.mcp.calls import InputRequests
 from isthmus.wire.mcp.messages import Implementation
 from isthmus.wire.mcp.tasks import STATUS_NOTIFICATION, TASKS_CAPABILITY
 from tests.unit.core.doubles import ANYONE, DONE, SERVER, HeldLink, Listener, Stage, call, raw, ready, resource, tool

@@ -19,8 +19,7 @@ import structlog
 
 from isthmus.core.access.policy import CustomPolicy
 from isthmus.core.access.tenants import TenantCalls
-from isthmus.core.calls.deadlines import Deadlines
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.inflight import Deadlines, InFlight
 from isthmus.core.calls.result_cache import ResultCache
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.names import BUILTIN

@@ -43,8 +43,7 @@ from isthmus.wire.a2a.cards import (
 from isthmus.wire.a2a.negotiate import VERSION_HEADER, VERSION_PARAMETER, dialect_of, version_of
 from isthmus.wire.a2a.operations import A2aProblem, DialectName, ProblemKind
 from isthmus.wire.jsonrpc import Payload
-from isthmus.wire.mcp.hub_meta import write_hubs
-from isthmus.wire.mcp.messages import read_string
+from isthmus.wire.mcp.messages import read_string, write_hubs
 
 SETTLE_SECONDS = 1.0
 """How long a card waits for servers that are starting: clients fetch it first, and some wait five seconds for it."""

@@ -16,16 +16,16 @@ import msgspec
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
 from isthmus.frontends.mcp.batches import BATCH_MAX, BATCHES_VERSION
-from isthmus.frontends.mcp.exchange import ClientInput, McpExchange
-from isthmus.frontends.mcp.input_required import LegacyClientInput
-from isthmus.frontends.mcp.methods import McpMethods, client_capabilities
-from isthmus.frontends.mcp.responses import (
-    Era,
+from isthmus.frontends.mcp.exchange import (
+    ClientInput,
     JsonRpcReply,
+    McpExchange,
     cancelled_reply,
     refuse,
     updated_notification,
 )
+from isthmus.frontends.mcp.input_required import LegacyClientInput
+from isthmus.frontends.mcp.methods import McpMethods, client_capabilities
 from isthmus.frontends.mcp.subscriptions import (
     CallerSubscriptions,
     ListChangeFeed,
@@ -42,8 +42,7 @@ from isthmus.wire.jsonrpc import Batch, ErrorReply, Malformed, Notification, Pay
 from isthmus.wire.lines import Oversized
 from isthmus.wire.mcp import legacy, modern
 from isthmus.wire.mcp.calls import CALLS
-from isthmus.wire.mcp.capabilities import read_client_capabilities
-from isthmus.wire.mcp.messages import CANCELLED, CHANGED, Members
+from isthmus.wire.mcp.messages import CANCELLED, CHANGED, Era, Members, read_client_capabilities
 
 INITIALIZED = "notifications/initialized"
 _NESTED = refuse(None, jsonrpc.INVALID_REQUEST, "A batch must not contain another batch")

@@ -13,8 +13,7 @@ from functools import partial
 
 import msgspec
 
-from isthmus.core.calls.deadlines import Bucket, Deadlines
-from isthmus.core.calls.inflight import InFlight
+from isthmus.core.calls.inflight import Bucket, Deadlines, InFlight
 from isthmus.core.pauses import pause_after
 from isthmus.frontends.http.auth import Authenticator, Denied, Fields, Headers
 from isthmus.frontends.http.request_cycle import (
@@ -34,11 +33,10 @@ from isthmus.frontends.http.request_cycle import (
 )
 from isthmus.frontends.mcp.batches import BATCH_MAX, BATCHES_VERSION, BatchReply
 from isthmus.frontends.mcp.event_store import CallStream, ConnectionStream
-from isthmus.frontends.mcp.exchange import ClientInput, McpExchange
+from isthmus.frontends.mcp.exchange import ClientInput, JsonRpcReply, McpExchange, cancelled_reply, refuse
 from isthmus.frontends.mcp.http_streams import HttpEventStream, OpenStreams, set_over
 from isthmus.frontends.mcp.input_required import SuspendedCall
 from isthmus.frontends.mcp.methods import VERSIONS, McpMethods, client_capabilities
-from isthmus.frontends.mcp.responses import Era, JsonRpcReply, cancelled_reply, refuse
 from isthmus.frontends.mcp.sessions import HttpSession, HttpSessions
 from isthmus.frontends.mcp.subscriptions import CallerSubscriptions, TaskStatusNotifier
 from isthmus.frontends.mcp.tasks import needs_session
@@ -47,11 +45,10 @@ from isthmus.model.calls import NO_CAPABILITIES, Call, Event, LogLevel, Outcome,
 from isthmus.model.features import Topic
 from isthmus.wire import jsonrpc, sse
 from isthmus.wire.jsonrpc import Batch, ErrorReply, Malformed, Notification, Request, Response
-from isthmus.wire.mcp import header_params, legacy, modern
+from isthmus.wire.mcp import legacy, modern
 from isthmus.wire.mcp.calls import CALLS
-from isthmus.wire.mcp.capabilities import read_client_capabilities
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS
-from isthmus.wire.mcp.messages import CANCELLED, Members
+from isthmus.wire.mcp.messages import CANCELLED, Era, Members, read_client_capabilities
 
 SWEEP_SECONDS = 60.0
 """How often idle sessions are closed."""
@@ -83,7 +80,7 @@ METHOD_HEADER = modern.METHOD_HEADER.encode()
 NAME_HEADER = modern.NAME_HEADER.encode()
 SESSION_HEADER = legacy.SESSION_HEADER.encode()
 EVENT_HEADER = legacy.EVENT_HEADER.encode()
-PARAM_PREFIX = header_params.PREFIX.encode()
+PARAM_PREFIX = modern.PARAM_PREFIX.encode()
 
 ROUTING = (VERSION_HEADER, METHOD_HEADER, NAME_HEADER, SESSION_HEADER)
 """Headers that a proxy may route on, besides those of arguments. Given twice, two readers could see two values."""
@@ -243,7 +240,7 @@ class McpHttpExchange(McpExchange):
             self._open_stream()
 
     def cancel(self, why: str) -> None:
-        """See `core.calls.deadlines`; a stream that is not open needs no end."""
+        """See `core.calls.inflight.Expiring`; a stream that is not open needs no end."""
 
     def disconnected(self, peer: Peer) -> None:
         """A legacy caller's connection broke; it may resume its stream for a while."""

@@ -18,9 +18,8 @@ import msgspec
 from msgspec import Raw
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.calls.deadlines import Deadlines
 from isthmus.core.calls.hub import Hub, Stage, admit, fill, find, validate
-from isthmus.core.calls.inflight import InFlight, OpenQuestion
+from isthmus.core.calls.inflight import Deadlines, InFlight, OpenQuestion
 from isthmus.core.catalog.view import View
 from isthmus.core.ports import Exchange, Journal, LateProgressExchange, ReportProgress
 from isthmus.core.tasks.engine import TaskEngine
@@ -28,9 +27,8 @@ from isthmus.core.tasks.live_task import LiveTask, NewTask, Report, TaskNotStart
 from isthmus.core.tasks.record import TASK as TASK_DOCUMENT
 from isthmus.core.tasks.record import StoredOutcome, StoredQuestion, TaskOwner, TaskRecord, owner_of, restored_outcome
 from isthmus.core.watch.server_tasks import ServerTask, hub_task
-from isthmus.frontends.mcp.exchange import McpExchange
+from isthmus.frontends.mcp.exchange import McpExchange, code_of, data_of
 from isthmus.frontends.mcp.input_required import CROWDED, GONE
-from isthmus.frontends.mcp.responses import code_of, data_of
 from isthmus.frontends.mcp.settings import TaskSettings
 from isthmus.frontends.mcp.tasks import is_hub_task_id, is_listed
 from isthmus.model.callers import Caller
@@ -55,8 +53,7 @@ from isthmus.model.names import ServerName
 from isthmus.model.tasks import ServerTaskState
 from isthmus.wire.jsonrpc import Payload, object_members, render
 from isthmus.wire.mcp import modern
-from isthmus.wire.mcp.calls import wrap_bare_result
-from isthmus.wire.mcp.input_requests import CAPABILITY_NEEDED, RESPONSES
+from isthmus.wire.mcp.calls import CAPABILITY_NEEDED, RESPONSES, wrap_bare_result
 from isthmus.wire.mcp.messages import is_object
 from isthmus.wire.mcp.tasks import (
     TASK,
@@ -673,7 +670,7 @@ class _SlowCall:
         self._then = then
 
     def expire(self) -> None:
-        """See `core.calls.deadlines.Expiring`."""
+        """See `core.calls.inflight.Expiring`."""
         if (inflight := self._inflight()) is not None:
             self._then(inflight)
 

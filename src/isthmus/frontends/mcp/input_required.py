@@ -32,7 +32,7 @@ from isthmus.model.callers import Caller
 from isthmus.model.calls import TOO_LATE, Answered, Call, Declined, Event, OnReply, Outcome, Question, Result
 from isthmus.model.faults import BadReply, BadState, Fault, ServerError
 from isthmus.wire.jsonrpc import ErrorReply, Response, notification, render
-from isthmus.wire.mcp.input_requests import STATE, read_responses, with_state, write_input_required
+from isthmus.wire.mcp.calls import STATE, read_responses, with_state, write_input_required
 from isthmus.wire.mcp.messages import CANCELLED, cancelled_params, is_object, read_string
 
 MIB = 1024 * 1024

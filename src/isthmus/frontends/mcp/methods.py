@@ -18,10 +18,9 @@ from isthmus.core.catalog.view import Route, View
 from isthmus.core.ports import HubExchange
 from isthmus.core.watch.server_tasks import ServerTask
 from isthmus.frontends.mcp import tasks
-from isthmus.frontends.mcp.exchange import AskableExchange
+from isthmus.frontends.mcp.exchange import AskableExchange, JsonRpcReply, call_reply, refuse
 from isthmus.frontends.mcp.hub_tasks import HubTasks
 from isthmus.frontends.mcp.input_required import ModernClientInput
-from isthmus.frontends.mcp.responses import Era, JsonRpcReply, call_reply, refuse
 from isthmus.frontends.mcp.subscriptions import CallerSubscriptions
 from isthmus.model.callers import Caller
 from isthmus.model.calls import (
@@ -45,21 +44,23 @@ from isthmus.model.locations import without_locations
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload, Request, object_members
 from isthmus.wire.mcp import legacy, modern
-from isthmus.wire.mcp.calls import EMPTY_OBJECT, INPUT_MEMBERS, passed_extra, read_request
-from isthmus.wire.mcp.capabilities import MODERN_EXTENSIONS, read_client_capabilities
-from isthmus.wire.mcp.header_params import ANNOTATION, HeaderParams, find_mismatch, required_params
-from isthmus.wire.mcp.hub_meta import UnavailableServer, write_missing
-from isthmus.wire.mcp.input_requests import STATE
+from isthmus.wire.mcp.calls import EMPTY_OBJECT, INPUT_MEMBERS, STATE, passed_extra, read_request
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, SHAPES, TEMPLATES, TOOLS, ListShape, array_of, write_entry
 from isthmus.wire.mcp.messages import (
+    MODERN_EXTENSIONS,
     PROGRESS_TOKEN,
+    TASKS_EXTENSION,
+    Era,
     Implementation,
     Members,
+    UnavailableServer,
+    read_client_capabilities,
     read_level,
     read_string,
+    write_missing,
 )
+from isthmus.wire.mcp.modern import ANNOTATION, HeaderParams, find_param_mismatch, required_params
 from isthmus.wire.mcp.tasks import (
-    EXTENSION,
     REQUIRED,
     TASK,
     TASKS_CAPABILITY,
@@ -312,7 +313,7 @@ class McpMethods:
         if not tasks.is_task_method(request.method, era, view, has_hub_tasks=has_hub_tasks):
             return _method_not_found(request)
         if era == "modern" and TASKS_CAPABILITY not in call.client_caps:
-            text = f"{request.method} needs a client with the extension {EXTENSION}"
+            text = f"{request.method} needs a client with the extension {TASKS_EXTENSION}"
             return refuse(request.id, modern.MISSING_CAPABILITY, text, REQUIRED)
         if has_hub_tasks and tasks.is_hub_task_id(call.name):
             return msgspec.structs.replace(call, is_of_hub=True)
@@ -328,7 +329,7 @@ class McpMethods:
             text = "subscriptions/listen needs notifications, an object"
             return refuse(request.id, jsonrpc.INVALID_PARAMS, text)
         if wanted.tasks and TASKS_CAPABILITY not in client_caps:
-            text = f"taskIds need a client with the extension {EXTENSION}"
+            text = f"taskIds need a client with the extension {TASKS_EXTENSION}"
             return refuse(request.id, modern.MISSING_CAPABILITY, text, REQUIRED)
         return wanted
 
@@ -536,7 +537,7 @@ class HeaderParamCheck:
             if len(self._by_digest) >= KNOWN_SCHEMAS_MAX:
                 self._by_digest.clear()
             params = self._by_digest[digest] = required_params(route.feature.definition.get("inputSchema"))
-        return find_mismatch(params, call.arguments, headers) if params else None
+        return find_param_mismatch(params, call.arguments, headers) if params else None
 
 
 def _has_annotations(snapshot: Snapshot) -> bool:

@@ -16,8 +16,8 @@ from isthmus.core.calls.inflight import InFlight
 from isthmus.core.watch.server_tasks import ServerTask
 from isthmus.frontends.http.request_cycle import CROWDED_BYTES
 from isthmus.frontends.mcp.event_store import NotificationLog, StreamStore
+from isthmus.frontends.mcp.exchange import updated_notification
 from isthmus.frontends.mcp.input_required import LegacyClientInput
-from isthmus.frontends.mcp.responses import updated_notification
 from isthmus.frontends.mcp.subscriptions import CallerSubscriptions, TaskStatusNotifier
 from isthmus.frontends.mcp.tasks import status_notification
 from isthmus.model.callers import Caller

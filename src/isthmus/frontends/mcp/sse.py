@@ -31,9 +31,9 @@ from isthmus.frontends.http.request_cycle import (
     respond,
 )
 from isthmus.frontends.mcp.duplex import DuplexSession
+from isthmus.frontends.mcp.exchange import JsonRpcReply
 from isthmus.frontends.mcp.http_streams import set_over
 from isthmus.frontends.mcp.methods import McpMethods
-from isthmus.frontends.mcp.responses import JsonRpcReply
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Surface
 from isthmus.wire import sse

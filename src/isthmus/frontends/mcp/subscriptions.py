@@ -18,8 +18,8 @@ from isthmus.core.calls.hub import Hub
 from isthmus.core.ports import HubExchange, Subscriber
 from isthmus.core.watch.server_tasks import ServerTask
 from isthmus.core.watch.subscriptions import Key, Tell
+from isthmus.frontends.mcp.exchange import updated_params
 from isthmus.frontends.mcp.hub_tasks import HubTaskFollower, HubTasks, OnTaskState
-from isthmus.frontends.mcp.responses import updated_params
 from isthmus.frontends.mcp.tasks import is_hub_task_id, is_visible, public_id, route_task_call
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import (

@@ -19,14 +19,13 @@ import msgspec
 
 from isthmus.core.catalog.view import View
 from isthmus.core.watch.server_tasks import ServerTask, ServerTasks
-from isthmus.frontends.mcp.responses import Era
 from isthmus.model.callers import Caller
 from isthmus.model.calls import Call, Event, Question, Result, Surface
 from isthmus.model.features import Ability
 from isthmus.model.names import ServerName
 from isthmus.wire.jsonrpc import Payload, notification, object_members, render
 from isthmus.wire.mcp.calls import passed_meta
-from isthmus.wire.mcp.messages import Members
+from isthmus.wire.mcp.messages import Era, Members
 from isthmus.wire.mcp.tasks import (
     LEGACY_METHODS,
     MODERN_METHODS,

@@ -45,8 +45,7 @@ from isthmus.wire.a2a.client import ClientOperation, ClientRequest
 from isthmus.wire.a2a.negotiate import VERSION_PARAMETER
 from isthmus.wire.a2a.operations import A2aProblem, CancelTask, SendMessage, SubscribeToTask
 from isthmus.wire.jsonrpc import Payload
-from isthmus.wire.mcp.hub_meta import read_hubs
-from isthmus.wire.mcp.messages import Implementation
+from isthmus.wire.mcp.messages import Implementation, read_hubs
 
 CANCEL_SECONDS = 10.0
 """How long an agent may take to hear it."""

@@ -21,7 +21,7 @@ from isthmus.upstream.a2a.agent_card import SkillTool
 from isthmus.upstream.redaction import Redact, redact_json
 from isthmus.wire.a2a.fields import null_as_absent
 from isthmus.wire.jsonrpc import INVALID_PARAMS, object_members, render
-from isthmus.wire.mcp.input_requests import QUESTIONS
+from isthmus.wire.mcp.calls import QUESTIONS
 from isthmus.wire.mcp.messages import is_object, read_log, read_string
 
 SKILL = "skill"

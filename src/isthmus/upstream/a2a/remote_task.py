@@ -44,7 +44,7 @@ from isthmus.upstream.waiters import ROUNDS_MAX, ask_caller, lost
 from isthmus.wire.a2a.client import ClientOperation
 from isthmus.wire.a2a.operations import GetTask, SendMessage, SubscribeToTask
 from isthmus.wire.jsonrpc import render
-from isthmus.wire.mcp.input_requests import CAPABILITY_NEEDED
+from isthmus.wire.mcp.calls import CAPABILITY_NEEDED
 
 POLL_SECONDS = 0.2
 """The pause before the first look at a task of which nothing is heard by itself."""

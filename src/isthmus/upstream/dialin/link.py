@@ -31,8 +31,7 @@ from isthmus.upstream.waiters import CallWaiter, Waiter
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Payload, Request
 from isthmus.wire.mcp import legacy, modern
-from isthmus.wire.mcp.hub_meta import CONVERSATION_KEY, ConversationMark
-from isthmus.wire.mcp.messages import Implementation
+from isthmus.wire.mcp.messages import CONVERSATION_KEY, ConversationMark, Implementation
 
 _KEY = secrets.token_bytes(32)
 """Whoever reads a mark learns nothing from it, and two agents cannot compare theirs."""

@@ -36,11 +36,10 @@ from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Notification, Payload, Request
 from isthmus.wire.lines import Oversized
 from isthmus.wire.mcp import legacy, modern
-from isthmus.wire.mcp.calls import METHODS
-from isthmus.wire.mcp.header_params import HeaderParams, annotated_params, is_annotation_valid, param_headers
-from isthmus.wire.mcp.input_requests import QUESTIONS
+from isthmus.wire.mcp.calls import METHODS, QUESTIONS
 from isthmus.wire.mcp.lists import TOOLS
 from isthmus.wire.mcp.messages import CANCELLED, PROGRESS, Implementation, Members, cancelled_params, token_of
+from isthmus.wire.mcp.modern import HeaderParams, annotated_params, is_annotation_valid, param_headers
 from isthmus.wire.sse import SseDecoder
 
 SERVER_TROUBLE = 500

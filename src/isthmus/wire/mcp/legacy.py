@@ -13,9 +13,14 @@ import msgspec
 from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities
 from isthmus.model.features import Ability
 from isthmus.wire.jsonrpc import Payload
-from isthmus.wire.mcp.capabilities import ServerCapabilities, write_client_capabilities, write_server_capabilities
-from isthmus.wire.mcp.hub_meta import NO_HUBS, write_hubs
-from isthmus.wire.mcp.messages import Implementation
+from isthmus.wire.mcp.messages import (
+    NO_HUBS,
+    Implementation,
+    ServerCapabilities,
+    write_client_capabilities,
+    write_hubs,
+    write_server_capabilities,
+)
 
 VERSIONS = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 LATEST = VERSIONS[-1]

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from isthmus.wire.jsonrpc import MEMBERS_MAX, Payload, is_crowded, object_members, render
-from isthmus.wire.mcp.hub_meta import read_missing
-from isthmus.wire.mcp.messages import Members, is_object, read_seconds, read_string
+from isthmus.wire.mcp.messages import Members, is_object, read_missing, read_seconds, read_string
 
 PROBLEMS_MAX = 100
 """After so many bad entries the rest of a page is skipped: a page may have millions."""

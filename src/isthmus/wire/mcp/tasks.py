@@ -14,13 +14,12 @@ import msgspec
 
 from isthmus.model.tasks import ServerTaskState
 from isthmus.wire.jsonrpc import Payload, render
-from isthmus.wire.mcp.messages import Members, read_seconds, read_string
+from isthmus.wire.mcp.messages import TASKS_EXTENSION, Members, read_seconds, read_string
 
-EXTENSION = "io.modelcontextprotocol/tasks"
-TASKS_CAPABILITY = f"extensions.{EXTENSION}"
+TASKS_CAPABILITY = f"extensions.{TASKS_EXTENSION}"
 """The client capability of callers that support tasks."""
 
-REQUIRED = msgspec.json.encode({"requiredCapabilities": {"extensions": {EXTENSION: {}}}})
+REQUIRED = msgspec.json.encode({"requiredCapabilities": {"extensions": {TASKS_EXTENSION: {}}}})
 """The data of the error for a caller that uses tasks without the extension."""
 
 RELATED = "io.modelcontextprotocol/related-task"

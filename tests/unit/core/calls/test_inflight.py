@@ -10,8 +10,7 @@ from weakref import ref
 import pytest
 
 from isthmus.core.calls import inflight as module
-from isthmus.core.calls.deadlines import TICK_SECONDS
-from isthmus.core.calls.inflight import InFlight, OpenQuestion
+from isthmus.core.calls.inflight import TICK_SECONDS, InFlight, OpenQuestion
 from isthmus.core.settings import Limits
 from isthmus.model.calls import GIVEN_UP, NOT_ASKED, TOO_LATE, Answered, Event, OnReply, Outcome, Question, Reply
 from isthmus.model.faults import Cancelled, Lost, TimedOut, Unanswered

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.frontends.http.auth import Authenticator, Denied, Fields
-from isthmus.frontends.http.origin import OriginGuard
+from isthmus.frontends.http.auth import Authenticator, Denied, Fields, OriginGuard
 from isthmus.model.callers import Caller, Grants, Unprovable
 
 PLANNER = Caller("planner", "default", Grants(("*",)), faces=(("rest", Grants(("files",))),))

@@ -11,8 +11,8 @@ import pytest
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.watch import log_levels as levels
+from isthmus.frontends.mcp.exchange import JsonRpcReply
 from isthmus.frontends.mcp.methods import McpMethods
-from isthmus.frontends.mcp.responses import JsonRpcReply
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import LOG_LEVELS, LogMessage, Surface
 from isthmus.model.faults import Cancelled, ServerError

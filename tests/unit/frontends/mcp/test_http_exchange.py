@@ -10,18 +10,18 @@ from weakref import ref
 import msgspec
 import pytest
 
-from isthmus.core.calls.deadlines import Deadlines
+from isthmus.core.calls.inflight import Deadlines
 from isthmus.frontends.http import request_cycle
 from isthmus.frontends.http.request_cycle import CROWDED_BYTES, KeepAlive
 from isthmus.frontends.mcp import http as module
 from isthmus.frontends.mcp.event_store import ConnectionStream
 from isthmus.frontends.mcp.http import McpHttpExchange
-from isthmus.frontends.mcp.responses import Era
 from isthmus.frontends.mcp.sessions import HttpSession, HttpSessions, SessionStream
 from isthmus.model.calls import EVERYTHING, LOG_LEVELS, Kind, LogLevel, LogMessage, Question, Reply
 from isthmus.model.faults import Cancelled, TimedOut, UnknownResource, UnknownTool
 from isthmus.wire.jsonrpc import Response
 from isthmus.wire.mcp.messages import PROGRESS as PROGRESSED
+from isthmus.wire.mcp.messages import Era
 from isthmus.wire.sse import SseDecoder
 from tests.unit.core.doubles import ANYONE, DONE, PROGRESS, SERVER, Stage, call, raw
 from tests.unit.frontends.mcp.doubles import Client

@@ -10,9 +10,9 @@ import pytest
 
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.credentials.sealing import ProcessSealer
+from isthmus.frontends.mcp.exchange import call_reply, cancelled_reply, event_notification, updated_params
 from isthmus.frontends.mcp.input_required import ModernClientInput
 from isthmus.frontends.mcp.methods import client_capabilities, render_list
-from isthmus.frontends.mcp.responses import call_reply, cancelled_reply, event_notification, updated_params
 from isthmus.model.calls import EVERYTHING, Call, LogMessage, Result
 from isthmus.model.names import ServerName
 from isthmus.wire.jsonrpc import Request

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.frontends.mcp.responses import call_reply, code_of, data_of
+from isthmus.frontends.mcp.exchange import call_reply, code_of, data_of
 from isthmus.model import faults
 from isthmus.model.faults import Fault, ServerError
 from isthmus.model.names import ServerName

@@ -18,7 +18,8 @@ from isthmus.model.faults import ServerError, TimedOut
 from isthmus.model.features import Ability
 from isthmus.model.names import ServerName
 from isthmus.wire.jsonrpc import Payload
-from isthmus.wire.mcp.tasks import EXTENSION, TASKS_CAPABILITY
+from isthmus.wire.mcp.messages import TASKS_EXTENSION
+from isthmus.wire.mcp.tasks import TASKS_CAPABILITY
 from tests.hubs import META
 from tests.unit.core.doubles import ANYONE, SERVER, raw, ready, tool
 from tests.unit.frontends.mcp.doubles import SECONDS, Hosted, Talk
@@ -26,7 +27,7 @@ from tests.unit.frontends.mcp.doubles import SECONDS, Hosted, Talk
 PROFILE = frozenset({TASKS_CAPABILITY})
 STRANGER = Caller("stranger", ANYONE.tenant, ANYONE.grants)
 MINE = public_id(ANYONE, SERVER, "t")
-CAPABILITIES: dict[str, Any] = {"io.modelcontextprotocol/clientCapabilities": {"extensions": {EXTENSION: {}}}}
+CAPABILITIES: dict[str, Any] = {"io.modelcontextprotocol/clientCapabilities": {"extensions": {TASKS_EXTENSION: {}}}}
 
 
 def hosted(ability: Ability = "task_handles") -> Hosted:

@@ -14,7 +14,6 @@ from isthmus.core.catalog.schema import CheckCache
 from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
 from isthmus.core.catalog.view import View
 from isthmus.core.watch.server_tasks import LinkSession, ServerTasks
-from isthmus.frontends.mcp.responses import Era
 from isthmus.frontends.mcp.tasks import (
     is_task_method,
     is_visible,
@@ -34,6 +33,7 @@ from isthmus.model.calls import EVERYTHING, Call, Kind, Progress, Question, Resu
 from isthmus.model.features import Ability, Tool
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.model.tasks import ServerTaskState
+from isthmus.wire.mcp.messages import Era
 from isthmus.wire.mcp.tasks import RELATED
 from tests.unit.core.doubles import ANYONE, raw
 

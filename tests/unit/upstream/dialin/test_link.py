@@ -17,8 +17,7 @@ from isthmus.upstream.dialin import link as module
 from isthmus.upstream.dialin.link import CallerMarkDialect, mark_of
 from isthmus.wire.jsonrpc import object_members
 from isthmus.wire.mcp.calls import passed_meta
-from isthmus.wire.mcp.hub_meta import CONVERSATION_KEY, ConversationMark, read_mark
-from isthmus.wire.mcp.messages import Implementation
+from isthmus.wire.mcp.messages import CONVERSATION_KEY, ConversationMark, Implementation, read_mark
 from tests.unit.core.doubles import ANYONE, Listener, call, raw
 from tests.unit.upstream.dialin.scene import Dialler, Json, Scene, scene, until
 from tests.unit.upstream.doubles import text_of

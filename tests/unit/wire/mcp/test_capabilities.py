@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from isthmus.model.features import Ability
-from isthmus.wire.mcp.capabilities import (
+from isthmus.wire.mcp.messages import (
     APP_TYPE,
     APPS,
     MODERN_EXTENSIONS,

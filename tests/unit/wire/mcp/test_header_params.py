@@ -16,10 +16,10 @@ from mcp.shared.inbound import (
     x_mcp_header_map,
 )
 
-from isthmus.wire.mcp.header_params import (
+from isthmus.wire.mcp.modern import (
     DEPTH_MAX,
     annotated_params,
-    find_mismatch,
+    find_param_mismatch,
     is_annotation_valid,
     param_headers,
     required_params,
@@ -137,7 +137,7 @@ def test_headers_are_believed_where_the_official_server_believes_them(
 ) -> None:
     official = validate_mcp_param_headers(SCHEMA, arguments, headers)
     told = {name.encode(): value.encode() for name, value in headers.items()}
-    ours = find_mismatch(required_params(raw(SCHEMA)), raw(arguments), told)
+    ours = find_param_mismatch(required_params(raw(SCHEMA)), raw(arguments), told)
     assert (ours is None) == (official is None), (ours, official)
 
 
@@ -147,7 +147,7 @@ def test_headers_are_believed_where_the_official_server_believes_them(
 )
 def test_an_argument_that_is_there_twice_is_what_no_header_says(arguments: bytes) -> None:
     """Who routes by the header and the server that reads the body could go by two different ones."""
-    said = find_mismatch(required_params(raw(SCHEMA)), msgspec.Raw(arguments), {b"mcp-param-region": b"eu"})
+    said = find_param_mismatch(required_params(raw(SCHEMA)), msgspec.Raw(arguments), {b"mcp-param-region": b"eu"})
     assert said is not None
     assert "twice" in said
     assert param_headers(annotated_params(raw(SCHEMA)), msgspec.Raw(arguments)) == {}
@@ -155,7 +155,7 @@ def test_an_argument_that_is_there_twice_is_what_no_header_says(arguments: bytes
 
 def test_a_value_hidden_behind_an_odd_key_is_seen() -> None:
     arguments = msgspec.Raw(b'{"\\"":"\\u0022","region":"eu"}')
-    assert find_mismatch(required_params(raw(SCHEMA)), arguments, {}) is not None
+    assert find_param_mismatch(required_params(raw(SCHEMA)), arguments, {}) is not None
 
 
 def annotated_with(part: dict[str, Any]) -> dict[str, Any]:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from isthmus.wire.mcp import legacy, modern
-from isthmus.wire.mcp.hub_meta import HUBS_KEY, HUBS_MAX, STEPS_MAX, read_hubs, write_hubs
-from isthmus.wire.mcp.messages import Implementation
+from isthmus.wire.mcp.messages import HUBS_KEY, HUBS_MAX, STEPS_MAX, Implementation, read_hubs, write_hubs
 
 ME = Implementation("isthmus", "1")
 HUBS = {"near": 0, "far": 3}

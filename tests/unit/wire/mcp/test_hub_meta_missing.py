@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from isthmus.wire.mcp.hub_meta import MISSING_MAX, REASON_LENGTH_MAX, UnavailableServer, read_missing, write_missing
 from isthmus.wire.mcp.lists import TOOLS, ListPage, read_list
+from isthmus.wire.mcp.messages import MISSING_MAX, REASON_LENGTH_MAX, UnavailableServer, read_missing, write_missing
 
 
 def test_what_one_hub_writes_another_reads() -> None:
