@@ -29,7 +29,7 @@ from isthmus.core.audit import (
     outcome_word,
 )
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.pauses import LONG_BYTES, in_turn
+from isthmus.core.pauses import LONG_BYTES
 from isthmus.core.ports import AuditedExchange, AuditGate, AuditJournal, Recorder, WriteResult
 from isthmus.model.calls import Call, Outcome
 from isthmus.model.faults import NotWritten
@@ -135,24 +135,34 @@ class Audit:
         self._records += [EncodedRecord(*self._scribe.record(fact)) for fact in facts]
         self._drop_excess()
 
-    def _encode_some(self) -> bool:
-        """Encode facts up to a call with long arguments; return whether that was all."""
-        done = 0
+    def _encode_some(self) -> Fact | None:
+        """Encode facts up to a call with long arguments; return that one."""
+        done, long = 0, None
         for fact in self._facts:
+            if isinstance(fact, tuple) and len(memoryview(fact[1].arguments)) > LONG_BYTES:
+                long = fact
+                break
             self._records.append(EncodedRecord(*self._scribe.record(fact)))
             done += 1
-            if isinstance(fact, tuple) and len(memoryview(fact[1].arguments)) > LONG_BYTES:
-                break
         del self._facts[:done]
         self._drop_excess()
-        return not self._facts
+        return long
 
     def _flush_in_turns(self) -> None:
-        """Flush, with each long argument in a turn of the event loop of its own."""
-        if self._encode_some():
+        """Flush, with the digests of long arguments computed on a thread: that releases the interpreter's lock."""
+        long = self._encode_some()
+        if long is None:
             self.flush()
         else:
-            in_turn(self._flush_in_turns)
+            encoding = self._loop.run_in_executor(None, self._scribe.record, long)
+            encoding.add_done_callback(partial(self._encoded, long))
+
+    def _encoded(self, fact: Fact, encoding: asyncio.Future[tuple[float, bytes]]) -> None:
+        # Otherwise the log was closed meanwhile, which encodes everything at once.
+        if self._facts and self._facts[0] is fact and not encoding.cancelled():
+            self._records.append(EncodedRecord(*encoding.result()))
+            del self._facts[0]
+            self._flush_in_turns()
 
     def _drop_excess(self) -> None:
         if (over := len(self._records) - RECORDS_MAX) > 0:
@@ -165,6 +175,9 @@ class Audit:
             self._timer.cancel()
             self._timer = None
         self._encode()
+        self._write_encoded()
+
+    def _write_encoded(self) -> None:
         if self._records and self._retry is None and self._pending < IN_HAND_MAX:
             self._write()
 
@@ -188,13 +201,13 @@ class Audit:
                 log.error("cannot write the audit log; retrying", records=len(self._records))
                 self._retry = self._loop.call_later(RETRY_SECONDS, self._retry_write)
         elif self._records and self._timer is None:
-            self.flush()
+            self._write_encoded()
         if not self._pending:
             self._idle.set()
 
     def _retry_write(self) -> None:
         self._retry = None
-        self.flush()
+        self._write_encoded()
 
     async def aclose(self, within: float = 5.0) -> None:
         """Write the remaining facts, if possible; nothing is recorded after that."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -124,6 +125,47 @@ async def test_a_record_is_handed_over_in_three_quarters_of_the_tenth_of_a_secon
     hand_over()
     bench.journal.answer()
     assert bench.journal.events == ["first"]
+
+
+async def test_long_arguments_are_digested_on_another_thread_and_recorded_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "BATCH_SECONDS", 0.001)
+    threads: dict[int, int] = {}
+
+    class Encoder(RecordEncoder):
+        def digest(self, data: Any) -> str:
+            threads[len(memoryview(data))] = threading.get_ident()
+            return super().digest(data)
+
+    bench = Bench("batched")
+    bench.audit._scribe = Encoder(b"key")
+    calls = [call(arguments=arguments) for arguments in ({"a": 1}, {"text": "x" * 1_000_000}, {"b": 2})]
+    for each in calls:
+        bench.hub.start(each, Hearer())
+        bench.link.sent[-1].finish(DONE)
+    await bench.journal.comes()
+    bench.journal.answer()
+    assert [each["arguments"] for each in bench.journal.kept] == [SCRIBE.digest(each.arguments) for each in calls]
+    sizes = [len(memoryview(each.arguments)) for each in calls]
+    assert threads[sizes[1]] != threads[sizes[0]] == threading.get_ident()
+
+
+async def test_a_log_that_closes_while_a_digest_is_computed_has_each_record_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "BATCH_SECONDS", 0.0)
+    bench = Bench("batched")
+    bench.hub.start(call(arguments={"text": "x" * 1_000_000}), Hearer())
+    bench.link.sent[-1].finish(DONE)
+    await asyncio.sleep(0.001)
+    closing = asyncio.ensure_future(bench.audit.aclose())
+    await bench.journal.comes()
+    bench.journal.answer()
+    await closing
+    await asyncio.sleep(0.05)
+    assert bench.journal.events == ["call"]
+    assert bench.journal.waiting == []
 
 
 async def test_what_the_journal_refuses_is_written_later_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
