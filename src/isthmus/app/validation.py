@@ -44,8 +44,8 @@ REFUSED_MAX = 1_000
 IDLE_SECONDS = 30.0
 """How long the process stays without work."""
 
-QUEUE_MAX = 32
-CALLER_MAX = 4
+QUEUE_MAX = 64
+CALLER_MAX = 8
 """Calls that wait, in all and of one caller."""
 
 
@@ -198,7 +198,7 @@ class _Process:
             raise ConnectionError(self._lost)
         self._answer = asyncio.get_running_loop().create_future()
         lengths = msgspec.json.encode({"schema": len(schema), "arguments": len(arguments)})
-        self.channel.write(b"%b\n%b%b" % (lengths, schema, arguments))
+        self.channel.write(b"".join((lengths, b"\n", schema, arguments)))
         return msgspec.json.decode(await self._answer, type=str | None)
 
     def _received(self, data: bytes) -> None:

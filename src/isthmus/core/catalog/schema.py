@@ -22,8 +22,8 @@ DETAIL_LENGTH_MAX = 300
 EXPLAINED_BYTES_MAX = 64 * 1024
 """For longer arguments there is no explanation: finding one copies and quotes all of them."""
 
-BUDGET_NS = 10_000_000
-"""How long one check may block the event loop, by its estimate, which is an upper bound."""
+BUDGET_NS = 4_000_000
+"""How long one check may block the event loop, by its estimate, which is an upper bound: about twice the real time."""
 
 INLINE_SCHEMA_BYTES = 32 * 1024
 INLINE_KEYWORDS = 4_000
@@ -69,7 +69,7 @@ def compile_check(schema: msgspec.Raw, *, limit_bytes: int, budget: int | None =
         validator = _validator(decoded)
     except (ValueError, TypeError, msgspec.MsgspecError, RecursionError) as error:
         raise UnusableSchema(f"its schema cannot be used: {str(error)[:DETAIL_LENGTH_MAX]}") from error
-    return _Check(validator, cost, budget)
+    return _Check(validator, cost, budget, allows_any_object=_allows_any_object(decoded))
 
 
 def _validator(schema: Any) -> jsonschema_rs.Validator:
@@ -86,18 +86,24 @@ def _refuse(uri: str) -> NoReturn:
 
 
 class _Check:
-    __slots__ = ("_budget", "_cheap_bytes", "_cost", "_validator")
+    __slots__ = ("_allows_any_object", "_budget", "_cheap_bytes", "_cost", "_validator")
 
-    def __init__(self, validator: jsonschema_rs.Validator, cost: Cost, budget: int | None) -> None:
+    def __init__(
+        self, validator: jsonschema_rs.Validator, cost: Cost, budget: int | None, *, allows_any_object: bool = False
+    ) -> None:
         self._validator = validator
+        self._allows_any_object = allows_any_object
         self._cost = cost
         self._budget = budget
         self._cheap_bytes = float("inf") if budget is None else cost.bytes_within(budget)
 
     def __call__(self, arguments: msgspec.Raw) -> str | None:
         size = len(memoryview(arguments))
-        if size > self._cheap_bytes and self._is_expensive(bytes(arguments)):
-            return EXPENSIVE
+        if size > self._cheap_bytes:
+            if self._allows_any_object and bytes(memoryview(arguments)[:1]) == b"{":
+                return None
+            if self._is_expensive(arguments):
+                return EXPENSIVE
         try:
             value = msgspec.json.decode(arguments)
         except (msgspec.MsgspecError, RecursionError, ValueError) as error:
@@ -113,10 +119,31 @@ class _Check:
             return (f"{where}: {message}" if where else message)[:DETAIL_LENGTH_MAX]
         return None
 
-    def _is_expensive(self, text: bytes) -> bool:
-        # Commas and brackets inside strings count too: the estimate may be too high.
-        values = 1 + text.count(b",") + text.count(b"[") + text.count(b"{")
-        return self._budget is not None and self._cost.nanoseconds(values, len(text)) > self._budget
+    def _is_expensive(self, arguments: msgspec.Raw) -> bool:
+        # A long text as a member is one value. Elsewhere commas and brackets inside strings count too: the estimate
+        # may be too high.
+        try:
+            members = list(_MEMBERS.decode(arguments).values())
+        except msgspec.MsgspecError:
+            members = [arguments]
+        values = 1
+        for member in members:
+            text = bytes(member)
+            values += 1 if text[:1] == b'"' else 1 + text.count(b",") + text.count(b"[") + text.count(b"{")
+        size = len(memoryview(arguments))
+        return self._budget is not None and self._cost.nanoseconds(values, size) > self._budget
+
+
+_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_SAYS_NOTHING = frozenset({"$schema", "$id", "$comment", "title", "description", "examples", "default"})
+
+
+def _allows_any_object(schema: object) -> bool:
+    """Whether every object fits: many tools have no more than `{"type": "object"}`."""
+    if not isinstance(schema, dict):
+        return schema is True
+    rest = schema.keys() - _SAYS_NOTHING
+    return rest <= {"type"} and schema.get("type", "object") == "object"
 
 
 def _surplus(error: jsonschema_rs.ValidationError, value: Any) -> str | None:

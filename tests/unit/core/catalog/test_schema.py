@@ -168,3 +168,19 @@ def test_the_number_of_checks_kept_is_bounded() -> None:
 
 def test_what_has_no_schema_here_is_never_refused_here() -> None:
     assert no_check(raw(["anything"])) is None
+
+
+@pytest.mark.parametrize("schema", [{"type": "object"}, {"$comment": "x", "title": "t", "type": "object"}, {}])
+def test_a_long_object_is_not_read_for_a_schema_that_any_object_fits(schema: Any) -> None:
+    dense = msgspec.Raw(b'{"v":[' + b"1," * 400_000 + b"1]}")
+    found = compile_check(raw(schema), limit_bytes=4096)
+    assert found(dense) is None
+    assert found(msgspec.Raw(b"[" + b"1," * 400_000 + b"1]")) is not None if schema else True
+
+
+def test_separators_in_a_long_text_are_not_taken_for_values() -> None:
+    schema = {"type": "object", "properties": {"text": {"type": "string"}, "n": {"type": "integer"}}}
+    found = compile_check(raw(schema), limit_bytes=4096)
+    text = b'{"text":"' + b",[{" * 400_000 + b'","n":%b}'
+    assert found(msgspec.Raw(text % b"1")) is None
+    assert found(msgspec.Raw(text % b'"one"')) not in (None, EXPENSIVE)
