@@ -24,7 +24,7 @@ import msgspec
 from isthmus.cli.config import access_of, configuration_of, finding_as_json
 from isthmus.cli.documents import ListedFeature, read_listing, read_servers
 from isthmus.cli.exits import Exit
-from isthmus.cli.hub import HubClient, LocalSource, RemoteHub, RemoteSource, source_of, start_local_hub
+from isthmus.cli.hub import HubClient, LocalSource, RemoteSource, source_of, start_local_hub
 from isthmus.cli.lists import protocol_name
 from isthmus.cli.options import with_json, with_source, with_wait
 from isthmus.cli.output import aligned, counted, first_line, print_json, print_output, show_table
@@ -222,51 +222,17 @@ async def examine(source: RemoteSource | LocalSource, *, wait: float, is_json: b
     Raises:
         CommandFailed: the configuration cannot be used, or the running hub cannot be reached.
     """
+    loop, began = asyncio.get_running_loop(), asyncio.get_running_loop().time()
+    configuration, settled_at = None, {}
     if isinstance(source, RemoteSource):
-        return await _examine_running(source, is_json=is_json)
-    return await _examine_local(source, wait=wait, is_json=is_json)
-
-
-async def _examine_local(source: LocalSource, *, wait: float, is_json: bool) -> Exit:
-    configuration = configuration_of(source.file)
-    began = asyncio.get_running_loop().time()
-    hub = await start_local_hub(configuration, os.environ, within=wait)
-    try:
-        reports = [
-            ServerReport(
-                server=status.server,
-                state=status.state,
-                reason=None if status.state == "disabled" else status.reason,
-                era=status.era,
-                tools=len(status.tools),
-                seconds=hub.settled_at[status.server] - began if status.server in hub.settled_at else None,
-                said=status.detail,
-                notes=status.notes,
-            )
-            for _, status in sorted(hub.running.hub.snapshot.server_statuses.items())
-        ]
-        found = await _diagnose(hub, reports, configuration, configuration.hub.limits)
-    finally:
-        await hub.aclose()
-    if is_json:
-        described = {
-            "file": None if configuration.file is None else str(configuration.file),
-            "findings": [finding_as_json(finding, "warning") for finding in configuration.warnings],
-            "access": _access(configuration)[0],
-        }
-        print_json(msgspec.json.encode({"configuration": described, **_as_json(reports, found)}))
+        hub = HubClient(source)
     else:
-        _print_configuration(configuration)
-        _print(reports, found)
-    return Exit.CONFIGURATION if configuration.warnings else _exit(reports)
-
-
-async def _examine_running(source: RemoteSource, *, is_json: bool) -> Exit:
-    began = asyncio.get_running_loop().time()
-    hub = RemoteHub(source)
+        configuration = configuration_of(source.file)
+        local = await start_local_hub(configuration, os.environ, within=wait)
+        hub, settled_at = local.client, local.settled_at
     try:
         await hub.list(TOOLS)  # gives starting servers a moment
-        seconds = asyncio.get_running_loop().time() - began
+        seconds = loop.time() - began
         reports = [
             ServerReport(
                 server=server.name,
@@ -274,30 +240,51 @@ async def _examine_running(source: RemoteSource, *, is_json: bool) -> Exit:
                 reason=None if server.state == "disabled" else server.reason,
                 era=server.era,
                 tools=server.tools,
+                seconds=settled_at[name] - began if (name := ServerName(server.name)) in settled_at else None,
                 said=server.detail,
                 notes=server.notes,
             )
             for server in read_servers(await hub.servers())
         ]
-        found = await _diagnose(hub, reports, None, Limits())
+        found = await _diagnose(hub, reports, configuration)
     finally:
         await hub.aclose()
-    if is_json:
-        described = {"url": source.reach.url, "seconds": round(seconds, 3)}
-        print_json(msgspec.json.encode({"hub": described, **_as_json(reports, found)}))
+    described: dict[str, object]
+    if configuration is not None:
+        described = {
+            "configuration": {
+                "file": None if configuration.file is None else str(configuration.file),
+                "findings": [finding_as_json(finding, "warning") for finding in configuration.warnings],
+                "access": _access(configuration)[0],
+            }
+        }
     else:
-        print_output(f"hub: {source.reach.url}, reached in {_milliseconds(seconds)}")
+        described = {"hub": {"url": hub.url, "seconds": round(seconds, 3)}}
+    if is_json:
+        print_json(msgspec.json.encode({**described, **_as_json(reports, found)}))
+    else:
+        if configuration is not None:
+            _print_configuration(configuration)
+        else:
+            print_output(f"hub: {hub.url}, reached in {_milliseconds(seconds)}")
         _print(reports, found)
-    return _exit(reports)
+    if configuration is not None and configuration.warnings:
+        return Exit.CONFIGURATION
+    return Exit.SUCCESS if all(report.is_well for report in reports) else Exit.CALL_FAILED
 
 
 async def _diagnose(
-    hub: HubClient, reports: Sequence[ServerReport], configuration: Configuration | None, limits: Limits
+    hub: HubClient, reports: Sequence[ServerReport], configuration: Configuration | None
 ) -> list[Diagnosis]:
     """Check every server, and the lists of all together. The configuration of a running hub is unknown."""
     entries: dict[str, ConfiguredServer] = {}
     for server in () if configuration is None else configuration.servers:
-        entries[server.name] = ConfiguredServer(server, _place(server.name, configuration))
+        origin = None if configuration is None else configuration.origins.get(f"servers.{server.name}")
+        place = f"servers.{server.name}" if origin is None else origin.path
+        if origin is not None and origin.file is not None:
+            place += f" of {origin.file}"
+        entries[server.name] = ConfiguredServer(server, place)
+    limits = Limits() if configuration is None else configuration.hub.limits
     tools = read_listing(await hub.list(TOOLS), TOOLS).offers
     resources = read_listing(await hub.list(RESOURCES), RESOURCES).offers
     found = [each for report in reports for each in check_server(report, entries.get(report.server))]
@@ -308,13 +295,6 @@ async def _diagnose(
     for entry in entries.values():
         found += check_arguments(entry)
     return [*found, *check_names(tools), *check_uris(resources), *check_schemas(tools, limits)]
-
-
-def _place(name: ServerName, configuration: Configuration | None) -> str:
-    origin = None if configuration is None else configuration.origins.get(f"servers.{name}")
-    if origin is None:
-        return f"servers.{name}"
-    return origin.path if origin.file is None else f"{origin.path} of {origin.file}"
 
 
 # -- one server ------------------------------------------------------------------------------------------------------
@@ -484,10 +464,6 @@ def check_schemas(tools: Sequence[ListedFeature], limits: Limits) -> list[Diagno
 
 
 # -- printing --------------------------------------------------------------------------------------------------------
-
-
-def _exit(reports: Sequence[ServerReport]) -> Exit:
-    return Exit.SUCCESS if all(report.is_well for report in reports) else Exit.CALL_FAILED
 
 
 def _as_json(reports: Sequence[ServerReport], found: Sequence[Diagnosis]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""The hub that a command works against: a running one over REST, or one started in this process for the command.
+"""The hub that a command works against: a running one, or one started in this process for the command.
 
-Both return the documents of the REST API, so commands read them with the same code (`cli.documents`). Options and
-variables become a `RemoteSource` or a `LocalSource`; `open_hub` connects to the one or starts the other.
+Commands reach both by the REST API: `HubClient` sends requests over HTTP to a running hub, and in memory to the REST
+frontend of a `LocalHub`. Options and variables become a `RemoteSource` or a `LocalSource`; `open_hub` opens either.
+`cli.documents` reads the responses.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, unquote, urlencode, urlsplit
 
 import msgspec
 
@@ -30,25 +31,23 @@ from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.settings import HARD_SECONDS_MAX, Limits
-from isthmus.frontends.rest.listings import list_document, servers_document
+from isthmus.frontends.http.auth import Authenticator
+from isthmus.frontends.http.origin import OriginGuard
+from isthmus.frontends.http.request_cycle import PEER, Message
+from isthmus.frontends.rest.http import RestHttp
 from isthmus.model.calls import (
     EVERYTHING,
-    NOT_ASKED,
-    Call,
     Event,
     Kind,
-    OnReply,
-    Outcome,
     Progress,
-    Question,
     Result,
     Surface,
 )
-from isthmus.model.faults import FAULTS, Executed, Fault
+from isthmus.model.faults import FAULTS, Executed
 from isthmus.model.names import ServerName
 from isthmus.storage.memory import MemoryJournal
 from isthmus.transport.egress import Egress, parse_url
-from isthmus.transport.http import ConnectionLost, HttpClient, Ticket, request_head
+from isthmus.transport.http import ConnectionLost, HttpClient, ResponseSink, request_head
 from isthmus.upstream.python.builtin import builtin_tools
 from isthmus.upstream.settings import HttpSettings, ServerSettings
 from isthmus.wire.jsonrpc import object_members
@@ -152,25 +151,6 @@ class HubCall:
     arguments: msgspec.Raw
 
 
-class HubClient(Protocol):
-    """A hub that a command works against. The code that opened it closes it.
-
-    Every method of a running hub raises `CommandFailed` if the hub cannot be reached.
-    """
-
-    async def list(self, shape: ListShape) -> bytes:
-        """One of the lists, with the servers that are missing from it."""
-
-    async def servers(self) -> bytes:
-        """The servers and their states."""
-
-    async def perform(self, call: HubCall, watch: Callable[[Event], None]) -> Result | CallFailure:
-        """Make a call and wait for its end. Cancelling this cancels the call at the server."""
-
-    async def aclose(self) -> None:
-        """Close every connection in good order."""
-
-
 @asynccontextmanager
 async def open_hub(
     source: RemoteSource | LocalSource,
@@ -187,13 +167,13 @@ async def open_hub(
     Raises:
         CommandFailed: the configuration cannot be used.
     """
-    hub: RemoteHub | LocalHub
     if isinstance(source, RemoteSource):
-        hub = RemoteHub(source)
+        hub = HubClient(source)
     else:
         configuration = configuration_of(source.file)
         only = None if name is None else servers_for(name, configuration, shape)
-        hub = await start_local_hub(configuration, os.environ, within=wait, only=only, is_to_call=is_to_call)
+        local = await start_local_hub(configuration, os.environ, within=wait, only=only, is_to_call=is_to_call)
+        hub = local.client
     try:
         yield hub
     finally:
@@ -225,7 +205,7 @@ EXECUTED: dict[Executed, str] = {
 
 
 class CallFailure(msgspec.Struct, frozen=True):
-    """Why a call has no result: a fault of a local hub, or a problem that a running hub reported."""
+    """Why a call has no result: the problem that the hub reported."""
 
     message: str
     executed: Executed
@@ -240,13 +220,8 @@ class _Problem(msgspec.Struct):
     server: str | None = None
 
 
-def failure_of(fault: Fault) -> CallFailure:
-    """The failure for a fault of a local hub."""
-    return CallFailure(fault.message, fault.executed, fault.reason, fault.server)
-
-
 def read_failure(problem: bytes) -> CallFailure | None:
-    """Read the problem+json of a running hub; None if it is something else."""
+    """Read the problem+json of a hub; None if it is something else."""
     try:
         read = msgspec.json.decode(problem, type=_Problem)
     except (msgspec.MsgspecError, RecursionError):
@@ -260,44 +235,394 @@ def command_failed(failure: CallFailure) -> CommandFailed:
     return CommandFailed(Exit(row.exit), failure.message, EXECUTED[failure.executed], row.advice)
 
 
+# -- the REST client ---------------------------------------------------------------------------------------------------
+
+
+class SentRequest(Protocol):
+    """A request whose response a `ResponseReader` waits for."""
+
+    @property
+    def may_have_left(self) -> bool:
+        """False while the hub has provably not received all of it."""
+
+    def abort(self) -> None:
+        """Disconnect; ignored after the end of the response."""
+
+
+class HubTransport(Protocol):
+    """Carries REST requests to a hub."""
+
+    def send(
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes | None, sink: ResponseSink
+    ) -> SentRequest:
+        """Send a request; `sink` receives its response."""
+
+    async def aclose(self) -> None:
+        """Close every connection in good order."""
+
+
+class HttpTransport:
+    """One HTTP connection to a running hub. It connects with the first request."""
+
+    def __init__(self, url: str) -> None:
+        self._origin, _ = parse_url(url)
+        self._background = BackgroundTasks("remote")
+        self._client = HttpClient(self._origin, Egress(), self._background, is_configured=True, limit=1)
+
+    def send(
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes | None, sink: ResponseSink
+    ) -> SentRequest:
+        """See `HubTransport`."""
+        return self._client.send(request_head(method, target, self._origin, headers), body, sink)
+
+    async def aclose(self) -> None:
+        """See `HubTransport`."""
+        await self._client.aclose()
+        await self._background.aclose()
+
+
+class HubClient:
+    """A client of a hub's REST API. The code that opened it closes it.
+
+    Every method raises `CommandFailed` if the hub cannot be reached. A call is a stream with progress events.
+    Cancelling it disconnects, and the hub cancels the call at the server.
+    """
+
+    def __init__(self, source: RemoteSource, transport: HubTransport | None = None, *, is_needed: bool = False) -> None:
+        """Without a `transport` it connects over HTTP. `is_needed`: the command cannot use a local hub instead."""
+        self.url = source.reach.url
+        self._source = source
+        self._is_needed = is_needed
+        self._base = parse_url(self.url)[1].rstrip("/").removesuffix("/mcp")
+        self._transport = transport or HttpTransport(self.url)
+
+    async def list(self, shape: ListShape) -> bytes:
+        """One of the lists, with the servers that are missing from it."""
+        return await self._get(LISTS[shape.method])
+
+    async def servers(self) -> bytes:
+        """The servers and their states."""
+        return await self._get("/v1/servers")
+
+    async def relay(self, what: Literal["servers", "devices"]) -> bytes:
+        """The servers that dialled in, or the relay's devices."""
+        return await self._get(f"/v1/relay/{what}")
+
+    async def forget(self, server: str) -> str | None:
+        """Make the hub forget a dialled-in server that is away. Returns why it did not, or None."""
+        response = await self._request("DELETE", f"/v1/relay/servers/{quote(server, safe='')}")
+        if isinstance(response, ConnectionLost):
+            raise self._unreachable(response.reason)
+        if response.status == OK:
+            return None
+        failure = read_failure(response.body)
+        if failure is not None and response.status == FORBIDDEN:
+            advice = "Make an operator's key with `isthmus token create NAME --operator` where the hub runs."
+            raise CommandFailed(Exit.NOT_ALLOWED, f"the hub at {self.url}: {failure.message}", advice)
+        if failure is None or response.status in REFUSED:
+            raise self._rejected(response)
+        return failure.message
+
+    async def perform(self, call: HubCall, watch: Callable[[Event], None]) -> Result | CallFailure:
+        """Make a call and wait for its end. Cancelling this cancels the call at the server."""
+        match call.kind:
+            case "tool" | "prompt":
+                method, path = "POST", f"/v1/{call.kind}s/{quote(call.name, safe='')}"
+            case "resource":
+                method, path = "GET", f"/v1/resources/read?{urlencode({'uri': call.name}, quote_via=quote)}"
+            case _:
+                raise NotImplementedError(call.kind)
+        body = bytes(call.arguments) if method == "POST" else None
+        response = await self._request(method, path, body, f"{EVENT_STREAM}, application/json", watch)
+        if isinstance(response, ConnectionLost):
+            if response.may_have_left:
+                return CallFailure(f"Lost the hub during the call: {response.reason}", "unknown", "lost")
+            raise self._unreachable(response.reason, EXECUTED["no"])
+        if response.status == OK and response.event != "error":
+            return _read_result(response.body, call.kind)
+        failure = None if response.status in REFUSED else read_failure(response.body)
+        if failure is None:
+            raise self._rejected(response)
+        return failure
+
+    async def aclose(self) -> None:
+        """Close the transport; a hub that was started for the command ends."""
+        await self._transport.aclose()
+
+    async def _get(self, path: str) -> bytes:
+        response = await self._request("GET", path)
+        if isinstance(response, ConnectionLost):
+            raise self._unreachable(response.reason)
+        if response.status == OK:
+            return response.body
+        raise self._rejected(response)
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        accept: str = "application/json",
+        watch: Callable[[Event], None] = lambda _: None,
+    ) -> HubResponse | ConnectionLost:
+        headers = {**self._source.reach.headers, "Accept": accept}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        reader = ResponseReader(watch)
+        reader.await_on(self._transport.send(method, self._base + path, headers, body, reader))
+        return await reader.wait()
+
+    def _rejected(self, response: HubResponse) -> CommandFailed:
+        if response.status in REFUSED:
+            return not_allowed(self.url, response.status, has_key=self._source.has_key)
+        failure = read_failure(response.body)
+        detail = "" if failure is None else f" ({failure.message})"
+        return self._unreachable(f"it responds with HTTP {response.status}{detail}")
+
+    def _unreachable(self, why: str, *facts: str) -> CommandFailed:
+        return CommandFailed(
+            Exit.UNREACHABLE,
+            f"cannot reach the hub at {self.url}: {why}",
+            *facts,
+            "Start one with `isthmus serve`, or name its address with --hub or ISTHMUS_HUB.",
+            *(() if self._is_needed else ("To work without a running hub, name a configuration with --config.",)),
+        )
+
+
+def _read_result(body: bytes, kind: Kind) -> Result | CallFailure:
+    invalid = CallFailure("The hub sent an invalid response", "unknown", "bad_reply")
+    if kind == "tool":
+        try:
+            msgspec.json.decode(body)
+        except msgspec.MsgspecError:
+            return invalid
+        return untouched_result(body)
+    result = read_call_result(body)
+    return invalid if result is None else Result(msgspec.Raw(body), is_error=result.is_error)
+
+
+def not_allowed(url: str, status: int, *, has_key: bool) -> CommandFailed:
+    """The error for a hub that rejects the key, or requires one."""
+    if has_key:
+        text = f"the hub at {url} rejected the key (HTTP {status})"
+        advice = f"The hub does not know the key in {KEY_VARIABLE}: ask its operator for another."
+    else:
+        text = f"the hub at {url} {'requires a key' if status != FORBIDDEN else 'refused access'} (HTTP {status})"
+        advice = f"Set {KEY_VARIABLE} to the key of a caller that is configured there."
+    return CommandFailed(Exit.NOT_ALLOWED, text, advice)
+
+
+class HubResponse(msgspec.Struct, frozen=True):
+    """A response: its body, or the data of the event that ended its stream."""
+
+    status: int
+    body: bytes
+    event: str | None = None
+
+
+class ResponseReader:
+    """Reads one response: collects a body, or passes progress events on until the result."""
+
+    def __init__(self, watch: Callable[[Event], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._done: asyncio.Future[HubResponse | ConnectionLost] = self._loop.create_future()
+        self._watch = watch
+        self._request: SentRequest | None = None
+        self._silence: asyncio.TimerHandle | None = None
+        self._status = 0
+        self._body = bytearray()
+        self._decoder: SseDecoder | None = None
+
+    def await_on(self, request: SentRequest) -> None:
+        """Start the timer for a request that was just sent."""
+        self._request = request
+        self._restart_timer()
+
+    async def wait(self) -> HubResponse | ConnectionLost:
+        """Wait for the response; cancelling this closes the connection."""
+        try:
+            return await self._done
+        finally:
+            if self._silence is not None:
+                self._silence.cancel()
+            if self._request is not None:
+                self._request.abort()
+
+    def _restart_timer(self) -> None:
+        if self._silence is not None:
+            self._silence.cancel()
+        why = f"it sent nothing for {SILENCE_SECONDS:g} s"
+        self._silence = self._loop.call_later(SILENCE_SECONDS, self._give_up, why)
+
+    def _give_up(self, why: str) -> None:
+        assert self._request is not None
+        self._end(ConnectionLost(why, self._request.may_have_left))
+
+    def _end(self, response: HubResponse | ConnectionLost) -> None:
+        if not self._done.done():
+            self._done.set_result(response)
+
+    def on_head(self, status: int, headers: Mapping[str, str]) -> None:
+        """See `ResponseSink`."""
+        self._restart_timer()
+        self._status = status
+        if headers.get("content-type", "").partition(";")[0].strip().lower() == EVENT_STREAM:
+            self._decoder = SseDecoder(RESPONSE_BYTES_MAX)
+
+    def on_body(self, chunk: bytes) -> None:
+        """See `ResponseSink`."""
+        self._restart_timer()
+        if self._decoder is not None:
+            for event in self._decoder.feed(chunk):
+                self._on_event(event)
+        elif len(self._body) + len(chunk) > RESPONSE_BYTES_MAX:
+            self._give_up(f"its response is longer than {RESPONSE_BYTES_MAX} bytes")
+        else:
+            self._body += chunk
+
+    def on_end(self) -> None:
+        """See `ResponseSink`."""
+        if self._decoder is None:
+            self._end(HubResponse(self._status, bytes(self._body)))
+        else:
+            self._give_up("its stream ended before the result")
+
+    def on_lost(self, lost: ConnectionLost) -> None:
+        """See `ResponseSink`."""
+        self._end(lost)
+
+    def _on_event(self, event: SseEvent | Oversized) -> None:
+        if isinstance(event, Oversized):
+            self._give_up(f"its response is longer than {RESPONSE_BYTES_MAX} bytes")
+        elif event.event in ("result", "error"):
+            self._end(HubResponse(self._status, event.data, event.event))
+        elif event.event == "progress" and (members := object_members(event.data)) is not None:
+            self._watch(Progress(members))
+
+
 # -- a hub of this process -------------------------------------------------------------------------------------------
+
+IN_MEMORY = RemoteSource(HttpSettings("http://localhost/mcp"), has_key=False)
+"""The address that requests in memory carry; nothing listens there."""
+
+
+class InMemoryRequest:
+    """A request to a local hub: the `Peer` of the REST frontend, and a `SentRequest` of the command."""
+
+    may_have_left = True
+
+    def __init__(self, scope: Message, body: bytes, sink: ResponseSink) -> None:
+        self.scope = scope
+        self.body = body
+        self.is_over = False
+        self.was_aborted = False
+        self._sink = sink
+        self._disconnect_callbacks: list[Callable[[], None]] = []
+
+    def on_disconnect(self, callback: Callable[[], None]) -> None:
+        """See `Peer`."""
+        if self.was_aborted:
+            asyncio.get_running_loop().call_soon(callback)
+        else:
+            self._disconnect_callbacks.append(callback)
+
+    def take_body(self) -> bytes:
+        """See `Peer`."""
+        return self.body
+
+    def answer(self, status: int, lines: bytes, body: bytes) -> None:
+        """See `Peer`."""
+        self.begin(status, lines)
+        self.end(body)
+
+    def begin(self, status: int, lines: bytes) -> None:
+        """See `Peer`."""
+        if not self.is_over:
+            pairs = (line.partition(": ") for line in lines.decode("latin-1").splitlines())
+            self._sink.on_head(status, {name: value for name, _, value in pairs})
+
+    def push(self, chunk: bytes) -> None:
+        """See `Peer`."""
+        if not self.is_over:
+            self._sink.on_body(chunk)
+
+    def end(self, chunk: bytes) -> None:
+        """See `Peer`."""
+        self.push(chunk)
+        if not self.is_over:
+            self.is_over = True
+            self._sink.on_end()
+
+    def buffered_bytes(self) -> int:
+        """See `Peer`."""
+        return 0
+
+    async def receive(self) -> Message:
+        """Unused, as in ASGI: `take_body` has the whole body."""
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        """Unused, as in ASGI: the REST frontend responds by `answer` and `begin`."""
+        raise NotImplementedError(message["type"])
+
+    def abort(self) -> None:
+        """See `SentRequest`."""
+        if not self.is_over:
+            self.is_over = self.was_aborted = True
+            for callback in self._disconnect_callbacks:
+                callback()
+
+    def fail(self, _: BaseException) -> None:
+        """End a request that a defect of the hub left without a response."""
+        self._sink.on_lost(
+            ConnectionLost("a defect of the hub ended the request; its log has the error", may_have_left=True)
+        )
 
 
 class LocalHub:
-    """A hub that runs in this process."""
+    """A hub that runs in this process, and the transport to its REST frontend."""
 
     def __init__(self, running: RunningHub, pins: DefinitionPins, audit_log: AuditLog | None = None) -> None:
         self.running = running
+        self.client = HubClient(IN_MEMORY, self)
         self._pins = pins
         self._audit_log = audit_log
+        # The person who may read the configuration may use all of it, as on a hub without callers.
+        auth = Authenticator(OriginGuard(bind_host="localhost"), lambda _: LOCAL)
+        self._rest = RestHttp(running.hub, auth, face=COMMAND)
+        self._requests: list[InMemoryRequest] = []
         self.settled_at: dict[ServerName, float] = {}
         """When each server's first connection attempt ended, by the loop's clock."""
         running.hub.watch(self._note_settled)
 
-    async def list(self, shape: ListShape) -> bytes:
-        """See `HubClient`."""
-        view = self.running.hub.snapshot.view(LOCAL.grants, EVERYTHING)
-        return list_document(view, shape, is_operator=LOCAL.is_operator)
-
-    async def servers(self) -> bytes:
-        """See `HubClient`."""
-        return servers_document(self.running.hub, LOCAL)
-
-    async def perform(self, call: HubCall, watch: Callable[[Event], None]) -> Result | CallFailure:
-        """See `HubClient`."""
-        exchange = CommandExchange(watch)
-        request = Call(LOCAL, EVERYTHING, call.name, call.arguments, wants_progress=True, kind=call.kind, face=COMMAND)
-        inflight = self.running.hub.start(request, exchange)
-        try:
-            outcome = await exchange.outcome
-        except asyncio.CancelledError:
-            inflight.cancel("interrupted at the command line")
-            await asyncio.sleep(WITHDRAWAL_SECONDS)
-            raise
-        return failure_of(outcome) if isinstance(outcome, Fault) else outcome
+    def send(
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes | None, sink: ResponseSink
+    ) -> SentRequest:
+        """See `HubTransport`."""
+        path, _, query = target.partition("?")
+        fields = {"host": "localhost", **headers}
+        extensions: dict[str, InMemoryRequest] = {}
+        scope: Message = {
+            "type": "http",
+            "method": method,
+            "path": unquote(path),
+            "query_string": query.encode("ascii"),
+            "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in fields.items()],
+            "extensions": extensions,
+        }
+        if body is not None:
+            scope["headers"].append((b"content-length", b"%d" % len(body)))
+        request = extensions[PEER] = InMemoryRequest(scope, body or b"", sink)
+        self._requests.append(request)
+        if not self._rest.take(request):
+            work = self._rest.serve(scope, request.receive, request.send)
+            self.running.background.spawn("request", work, on_crash=request.fail)
+        return request
 
     async def aclose(self) -> None:
-        """See `HubClient`."""
+        """See `HubTransport`."""
+        if any(request.was_aborted for request in self._requests):
+            await asyncio.sleep(WITHDRAWAL_SECONDS)
         await self.running.aclose()
         await self._pins.aclose()
         if self._audit_log is not None:
@@ -317,23 +642,6 @@ class LocalHub:
         names = sorted(status.server for status in statuses if not status.is_settled)
         if names and sys.stderr.isatty():
             print_error(f"waiting for {', '.join(names)} …")
-
-
-class CommandExchange:
-    """The command line's end of a call."""
-
-    def __init__(self, watch: Callable[[Event], None]) -> None:
-        self.emit = watch
-        self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-
-    def ask(self, question: Question, reply: OnReply) -> None:
-        """Decline: the command line has no way to answer a server's questions."""
-        reply(NOT_ASKED)
-
-    def end(self, outcome: Outcome) -> None:
-        """Store the outcome, unless the command has stopped waiting."""
-        if not self.outcome.done():
-            self.outcome.set_result(outcome)
 
 
 async def start_local_hub(
@@ -383,228 +691,3 @@ def running_as_server(source: RemoteSource) -> tuple[Configuration, Surface]:
     server = ServerSettings(HUB, source.reach, timeout=REMOTE_LIMITS.call_seconds)
     hub = HubSettings(limits=REMOTE_LIMITS, audit="off")  # the running hub keeps the audit log
     return Configuration(None, hub, (server,)), Surface("own", HUB)
-
-
-# -- a running hub ---------------------------------------------------------------------------------------------------
-
-
-class RemoteHub:
-    """A running hub, over one REST connection.
-
-    A call is a stream with progress events. Cancelling it closes the connection, and the hub cancels the call at the
-    server.
-    """
-
-    def __init__(self, source: RemoteSource, *, is_needed: bool = False) -> None:
-        """Connects with the first request. `is_needed`: the command cannot use a local hub instead."""
-        self._source = source
-        self._is_needed = is_needed
-        self._origin, path = parse_url(source.reach.url)
-        self._base = path.rstrip("/").removesuffix("/mcp")
-        self._background = BackgroundTasks("remote")
-        self._client = HttpClient(self._origin, Egress(), self._background, is_configured=True, limit=1)
-
-    async def list(self, shape: ListShape) -> bytes:
-        """See `HubClient`."""
-        return await self._get(LISTS[shape.method])
-
-    async def servers(self) -> bytes:
-        """See `HubClient`."""
-        return await self._get("/v1/servers")
-
-    async def relay(self, what: Literal["servers", "devices"]) -> bytes:
-        """The servers that dialled in, or the relay's devices."""
-        return await self._get(f"/v1/relay/{what}")
-
-    async def forget(self, server: str) -> str | None:
-        """Make the hub forget a dialled-in server that is away. Returns why it did not, or None."""
-        response = await self._request("DELETE", f"/v1/relay/servers/{quote(server, safe='')}")
-        if isinstance(response, ConnectionLost):
-            raise self._unreachable(response.reason)
-        if response.status == OK:
-            return None
-        failure = read_failure(response.body)
-        if failure is not None and response.status == FORBIDDEN:
-            advice = "Make an operator's key with `isthmus token create NAME --operator` where the hub runs."
-            raise CommandFailed(Exit.NOT_ALLOWED, f"the hub at {self._source.reach.url}: {failure.message}", advice)
-        if failure is None or response.status in REFUSED:
-            raise self._rejected(response)
-        return failure.message
-
-    async def perform(self, call: HubCall, watch: Callable[[Event], None]) -> Result | CallFailure:
-        """See `HubClient`."""
-        match call.kind:
-            case "tool" | "prompt":
-                method, path = "POST", f"/v1/{call.kind}s/{quote(call.name, safe='')}"
-            case "resource":
-                method, path = "GET", f"/v1/resources/read?{urlencode({'uri': call.name}, quote_via=quote)}"
-            case _:
-                raise NotImplementedError(call.kind)
-        body = bytes(call.arguments) if method == "POST" else None
-        response = await self._request(method, path, body, f"{EVENT_STREAM}, application/json", watch)
-        if isinstance(response, ConnectionLost):
-            if response.may_have_left:
-                return CallFailure(f"Lost the hub during the call: {response.reason}", "unknown", "lost")
-            raise self._unreachable(response.reason, EXECUTED["no"])
-        if response.status == OK and response.event != "error":
-            return _read_result(response.body, call.kind)
-        failure = None if response.status in REFUSED else read_failure(response.body)
-        if failure is None:
-            raise self._rejected(response)
-        return failure
-
-    async def aclose(self) -> None:
-        """See `HubClient`."""
-        await self._client.aclose()
-        await self._background.aclose()
-
-    async def _get(self, path: str) -> bytes:
-        response = await self._request("GET", path)
-        if isinstance(response, ConnectionLost):
-            raise self._unreachable(response.reason)
-        if response.status == OK:
-            return response.body
-        raise self._rejected(response)
-
-    async def _request(
-        self,
-        method: str,
-        path: str,
-        body: bytes | None = None,
-        accept: str = "application/json",
-        watch: Callable[[Event], None] = lambda _: None,
-    ) -> HubResponse | ConnectionLost:
-        headers = {**self._source.reach.headers, "Accept": accept}
-        if body is not None:
-            headers["Content-Type"] = "application/json"
-        reader = ResponseReader(watch)
-        head = request_head(method, self._base + path, self._origin, headers)
-        reader.await_on(self._client.send(head, body, reader))
-        return await reader.wait()
-
-    def _rejected(self, response: HubResponse) -> CommandFailed:
-        if response.status in REFUSED:
-            return not_allowed(self._source.reach.url, response.status, has_key=self._source.has_key)
-        failure = read_failure(response.body)
-        detail = "" if failure is None else f" ({failure.message})"
-        return self._unreachable(f"it responds with HTTP {response.status}{detail}")
-
-    def _unreachable(self, why: str, *facts: str) -> CommandFailed:
-        return CommandFailed(
-            Exit.UNREACHABLE,
-            f"cannot reach the hub at {self._source.reach.url}: {why}",
-            *facts,
-            "Start one with `isthmus serve`, or name its address with --hub or ISTHMUS_HUB.",
-            *(() if self._is_needed else ("To work without a running hub, name a configuration with --config.",)),
-        )
-
-
-def _read_result(body: bytes, kind: Kind) -> Result | CallFailure:
-    invalid = CallFailure("The hub sent an invalid response", "unknown", "bad_reply")
-    if kind == "tool":
-        try:
-            msgspec.json.decode(body)
-        except msgspec.MsgspecError:
-            return invalid
-        return untouched_result(body)
-    result = read_call_result(body)
-    return invalid if result is None else Result(msgspec.Raw(body), is_error=result.is_error)
-
-
-def not_allowed(url: str, status: int, *, has_key: bool) -> CommandFailed:
-    """The error for a hub that rejects the key, or requires one."""
-    if has_key:
-        text = f"the hub at {url} rejected the key (HTTP {status})"
-        advice = f"The hub does not know the key in {KEY_VARIABLE}: ask its operator for another."
-    else:
-        text = f"the hub at {url} {'requires a key' if status != FORBIDDEN else 'refused access'} (HTTP {status})"
-        advice = f"Set {KEY_VARIABLE} to the key of a caller that is configured there."
-    return CommandFailed(Exit.NOT_ALLOWED, text, advice)
-
-
-class HubResponse(msgspec.Struct, frozen=True):
-    """A response: its body, or the data of the event that ended its stream."""
-
-    status: int
-    body: bytes
-    event: str | None = None
-
-
-class ResponseReader:
-    """Reads one response: collects a body, or passes progress events on until the result."""
-
-    def __init__(self, watch: Callable[[Event], None]) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._done: asyncio.Future[HubResponse | ConnectionLost] = self._loop.create_future()
-        self._watch = watch
-        self._ticket: Ticket | None = None
-        self._silence: asyncio.TimerHandle | None = None
-        self._status = 0
-        self._body = bytearray()
-        self._decoder: SseDecoder | None = None
-
-    def await_on(self, ticket: Ticket) -> None:
-        """Start the timer for a request that was just sent."""
-        self._ticket = ticket
-        self._restart_timer()
-
-    async def wait(self) -> HubResponse | ConnectionLost:
-        """Wait for the response; cancelling this closes the connection."""
-        try:
-            return await self._done
-        finally:
-            if self._silence is not None:
-                self._silence.cancel()
-            if self._ticket is not None:
-                self._ticket.abort()
-
-    def _restart_timer(self) -> None:
-        if self._silence is not None:
-            self._silence.cancel()
-        why = f"it sent nothing for {SILENCE_SECONDS:g} s"
-        self._silence = self._loop.call_later(SILENCE_SECONDS, self._give_up, why)
-
-    def _give_up(self, why: str) -> None:
-        assert self._ticket is not None
-        self._end(ConnectionLost(why, self._ticket.may_have_left))
-
-    def _end(self, response: HubResponse | ConnectionLost) -> None:
-        if not self._done.done():
-            self._done.set_result(response)
-
-    def on_head(self, status: int, headers: Mapping[str, str]) -> None:
-        """See `Sink`."""
-        self._restart_timer()
-        self._status = status
-        if headers.get("content-type", "").partition(";")[0].strip().lower() == EVENT_STREAM:
-            self._decoder = SseDecoder(RESPONSE_BYTES_MAX)
-
-    def on_body(self, chunk: bytes) -> None:
-        """See `Sink`."""
-        self._restart_timer()
-        if self._decoder is not None:
-            for event in self._decoder.feed(chunk):
-                self._on_event(event)
-        elif len(self._body) + len(chunk) > RESPONSE_BYTES_MAX:
-            self._give_up(f"its response is longer than {RESPONSE_BYTES_MAX} bytes")
-        else:
-            self._body += chunk
-
-    def on_end(self) -> None:
-        """See `Sink`."""
-        if self._decoder is None:
-            self._end(HubResponse(self._status, bytes(self._body)))
-        else:
-            self._give_up("its stream ended before the result")
-
-    def on_lost(self, lost: ConnectionLost) -> None:
-        """See `Sink`."""
-        self._end(lost)
-
-    def _on_event(self, event: SseEvent | Oversized) -> None:
-        if isinstance(event, Oversized):
-            self._give_up(f"its response is longer than {RESPONSE_BYTES_MAX} bytes")
-        elif event.event in ("result", "error"):
-            self._end(HubResponse(self._status, event.data, event.event))
-        elif event.event == "progress" and (members := object_members(event.data)) is not None:
-            self._watch(Progress(members))

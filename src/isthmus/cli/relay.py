@@ -16,7 +16,7 @@ from isthmus.cli.addresses import configured_origin
 from isthmus.cli.config import configuration_of
 from isthmus.cli.documents import DeviceInfo, DialledServerInfo, read_devices, read_dialled
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import LocalSource, RemoteHub, RemoteSource, source_of
+from isthmus.cli.hub import HubClient, LocalSource, RemoteSource, source_of
 from isthmus.cli.options import with_json, with_source
 from isthmus.cli.output import (
     Row,
@@ -101,7 +101,7 @@ async def show_status(source: RemoteSource, *, is_json: bool, has_tools: bool = 
     Raises:
         CommandFailed: the hub cannot be reached.
     """
-    hub = RemoteHub(source, is_needed=True)
+    hub = HubClient(source, is_needed=True)
     try:
         servers, devices = await hub.relay("servers"), await hub.relay("devices")
     finally:
@@ -132,7 +132,7 @@ async def watch_status(source: RemoteSource, *, has_tools: bool = False) -> Exit
     """
     if not sys.stdout.isatty():
         raise CommandFailed(Exit.USAGE, "--watch needs a terminal", "Leave it out to print the status once.")
-    hub, overview = RemoteHub(source, is_needed=True), RelayOverview(has_tools=has_tools)
+    hub, overview = HubClient(source, is_needed=True), RelayOverview(has_tools=has_tools)
     try:
         with in_place(sys.stdout) as show:
             while True:
@@ -143,7 +143,7 @@ async def watch_status(source: RemoteSource, *, has_tools: bool = False) -> Exit
         await hub.aclose()
 
 
-async def _refresh(hub: RemoteHub, before: RelayOverview) -> tuple[RelayOverview, str | None]:
+async def _refresh(hub: HubClient, before: RelayOverview) -> tuple[RelayOverview, str | None]:
     """The present state; if the hub cannot be reached, the last one and why."""
     try:
         servers, devices = await hub.relay("servers"), await hub.relay("devices")
@@ -160,7 +160,7 @@ async def forget_servers(source: RemoteSource, agent: str, server_id: str | None
     Raises:
         CommandFailed: there is no such server, or the hub cannot be reached.
     """
-    hub = RemoteHub(source, is_needed=True)
+    hub = HubClient(source, is_needed=True)
     try:
         known = read_dialled(await hub.relay("servers"))
         for server in _forgettable(known, agent, server_id):

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from isthmus.cli import hub as module
+from isthmus.cli.audit import show_tail
 from isthmus.cli.config import configuration_of, home
 from isthmus.cli.documents import FeatureList, MissingServerInfo, read_listing, read_servers
 from isthmus.cli.exits import CommandFailed, Exit
@@ -25,10 +26,8 @@ from isthmus.cli.hub import (
     HubCall,
     HubClient,
     LocalSource,
-    RemoteHub,
     RemoteSource,
     command_failed,
-    failure_of,
     open_hub,
     read_failure,
     running_as_server,
@@ -37,6 +36,7 @@ from isthmus.cli.hub import (
 )
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.frontends.rest.faults import problem_of
+from isthmus.frontends.rest.http import RESPONDERS, RestRequest
 from isthmus.model.calls import Event, Progress, Result, Surface
 from isthmus.model.faults import FAULTS, NotConnected, ServerError, TimedOut
 from isthmus.model.names import ServerName
@@ -67,7 +67,7 @@ async def test_an_own_hub_waits_for_its_servers_and_tells_who_failed() -> None:
     wanted = configuration(server("raw", *RAW), server("dead", "/no/such/program"))
     hub = await start_local_hub(wanted, os.environ, within=30)
     try:
-        told = await listed(hub)
+        told = await listed(hub.client)
         names = sorted(offer.name for offer in told.offers if offer.server != "builtin")
         assert names == [f"raw.{tool}" for tool in NAMES]
         assert told.absences.keys() == {"dead"}
@@ -81,15 +81,40 @@ async def test_only_the_servers_that_are_needed_are_started() -> None:
     wanted = configuration(server("raw", *RAW), server("dead", "/no/such/program"))
     hub = await start_local_hub(wanted, os.environ, within=30, only={ServerName("raw")})
     try:
-        assert (await listed(hub)).absences == {}
+        assert (await listed(hub.client)).absences == {}
     finally:
         await hub.aclose()
+
+
+async def test_a_defect_of_an_own_hub_is_told_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(_: RestRequest) -> bytes:
+        raise ValueError("a defect")
+
+    monkeypatch.setitem(RESPONDERS, "list_tools", broken)
+    hub = await start_local_hub(configuration(), os.environ, within=30)
+    try:
+        with pytest.raises(CommandFailed) as failed:
+            await hub.client.list(TOOLS)
+        assert "a defect of the hub ended the request" in failed.value.message
+    finally:
+        await hub.aclose()
+
+
+async def test_a_call_is_the_command_lines_own_in_the_audit_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_config(tmp_path, {})
+    async with open_hub(LocalSource(file), wait=30, is_to_call=True) as hub:
+        echoed = await hub.perform(HubCall("tool", "builtin.echo", msgspec.Raw(b'{"text":"x"}')), print)
+        assert isinstance(echoed, Result)
+    await show_tail(file, 10, follows=False, is_json=True)
+    assert '"command"' in capsys.readouterr().out
 
 
 async def test_a_server_that_does_not_come_in_time_is_told_as_starting() -> None:
     hub = await start_local_hub(configuration(server("slow", "sleep", "30")), os.environ, within=0.05)
     try:
-        assert (await listed(hub)).absences == {"slow": MissingServerInfo("starting", "it has not answered yet")}
+        assert (await listed(hub.client)).absences == {"slow": MissingServerInfo("starting", "it has not answered yet")}
     finally:
         await hub.aclose()
 
@@ -134,7 +159,7 @@ async def test_opening_chooses_by_the_source(tmp_path: Path) -> None:
     async with open_hub(LocalSource(file), wait=30, name="raw.echo") as hub:
         assert (await listed(hub)).absences == {}
     async with open_hub(RemoteSource(HttpSettings("http://127.0.0.1:1/mcp"), has_key=False), wait=30) as hub:
-        assert isinstance(hub, RemoteHub)
+        assert hub.url == "http://127.0.0.1:1/mcp"
 
 
 # -- sources -------------------------------------------------------------------------------------------------------
@@ -249,8 +274,8 @@ def running_remote(url: str, key: str | None = None) -> RemoteSource:
 
 
 @asynccontextmanager
-async def reached(url: str, key: str | None = None) -> AsyncIterator[RemoteHub]:
-    hub = RemoteHub(running_remote(url, key))
+async def reached(url: str, key: str | None = None) -> AsyncIterator[HubClient]:
+    hub = HubClient(running_remote(url, key))
     try:
         yield hub
     finally:
@@ -433,7 +458,9 @@ FILES = ServerName("files")
 
 
 def test_a_fault_tells_all_three() -> None:
-    told = command_failed(failure_of(TimedOut(FILES, 30, executed="unknown")))
+    failure = read_failure(problem_of(TimedOut(FILES, 30, executed="unknown")).body())
+    assert failure is not None
+    told = command_failed(failure)
     assert told.exit == Exit.CALL_FAILED
     assert told.message == "Server files did not answer within 30 s"
     assert told.advice == (
@@ -442,10 +469,8 @@ def test_a_fault_tells_all_three() -> None:
     )
 
 
-def test_a_running_hubs_problem_tells_the_same_as_the_fault_itself() -> None:
-    fault = NotConnected(FILES, "gone")
-    told = read_failure(problem_of(fault).body())
-    assert told == failure_of(fault)
+def test_a_problem_of_the_hub_is_printed_as_json() -> None:
+    told = read_failure(problem_of(NotConnected(FILES, "gone")).body())
     assert told is not None
     assert json.loads(msgspec.json.encode({"error": told}))["error"] == {
         "message": "Server files is not connected: gone",
@@ -457,9 +482,9 @@ def test_a_running_hubs_problem_tells_the_same_as_the_fault_itself() -> None:
 
 def test_a_servers_own_claims_are_not_believed() -> None:
     error = ServerError(FILES, 1, "oh", raw({"executed": "no", "reason": "lost"}))
-    for told in (failure_of(error), read_failure(problem_of(error).body())):
-        assert told is not None
-        assert command_failed(told).advice[0].startswith("executed: yes")
+    told = read_failure(problem_of(error).body())
+    assert told is not None
+    assert command_failed(told).advice[0].startswith("executed: yes")
 
 
 def test_a_reason_that_this_version_does_not_know_is_no_trouble() -> None:

@@ -11,16 +11,18 @@ import functools
 import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from http import HTTPStatus
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 import structlog
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE as BARE_STATUS_LINE
 
 from isthmus.core.pauses import pause_after
 from isthmus.frontends.http.auth import Fields, Headers
 from isthmus.wire import sse
+
+if TYPE_CHECKING:
+    # The command line uses this module without a listener; loading uvicorn takes a twentieth of its start.
+    from uvicorn.protocols.http.flow_control import FlowControl
 
 log = structlog.get_logger(__name__)
 
@@ -45,7 +47,11 @@ _BAD_NAME = re.compile(rb"[^!#$%&'*+\-.^_`|~0-9A-Za-z]")
 _BAD_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 
-STATUS_LINE = {status: line + b"x-content-type-options: nosniff\r\n" for status, line in BARE_STATUS_LINE.items()}
+PHRASES = {int(status): status.phrase for status in HTTPStatus}
+STATUS_LINE = {
+    status: f"HTTP/1.1 {status} {PHRASES.get(status, '')}\r\nx-content-type-options: nosniff\r\n".encode()
+    for status in range(100, 600)
+}
 """The start of a response. Browsers must not guess its type: the output of a server may look like a page."""
 
 

@@ -80,10 +80,20 @@ class RestHttp:
     """The REST frontend."""
 
     def __init__(
-        self, hub: Hub, auth: Authenticator, relay: RelayAdmin | None = None, loop_figures: Callable[[], object] = dict
+        self,
+        hub: Hub,
+        auth: Authenticator,
+        relay: RelayAdmin | None = None,
+        loop_figures: Callable[[], object] = dict,
+        *,
+        face: str = "rest",
     ) -> None:
-        """Without a `relay` its paths do not exist. `loop_figures` reports how late the event loop runs."""
+        """Without a `relay` its paths do not exist. `loop_figures` reports how late the event loop runs.
+
+        `face` is the name of this frontend in the audit log.
+        """
         self.hub = hub
+        self.face = face
         self.relay = relay
         self.loop_figures = loop_figures
         self.loop = asyncio.get_running_loop()
@@ -327,8 +337,9 @@ class RestRequest:
             return call
         if level is not None:
             self._hub.levels.call(level)
-        streams = level is not None
-        return msgspec.structs.replace(call, timeout=timeout, log_level=level, wants_progress=streams, face="rest")
+        return msgspec.structs.replace(
+            call, timeout=timeout, log_level=level, wants_progress=level is not None, face=self._frontend.face
+        )
 
     def _call_of(self, arguments: msgspec.Raw) -> Call | Problem:
         match self.operation.id:
