@@ -31,8 +31,7 @@ from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.settings import HARD_SECONDS_MAX, Limits
-from isthmus.frontends.http.auth import Authenticator
-from isthmus.frontends.http.origin import OriginGuard
+from isthmus.frontends.http.auth import Authenticator, OriginGuard
 from isthmus.frontends.http.request_cycle import PEER, Message
 from isthmus.frontends.rest.http import RestHttp
 from isthmus.model.calls import (
