@@ -22,7 +22,7 @@ from isthmus.app.hub import RunningHub
 from isthmus.model.relay import MUX_SUBPROTOCOL
 from isthmus.transport.egress import SOCKET_SCHEMES, DialFailed, Egress, EgressRefused, HttpOrigin, parse_url
 from isthmus.transport.websocket import DialledSocket, HandshakeFailed, WebSocketAddress
-from isthmus.upstream.backoff import Backoff
+from isthmus.upstream.reconnector import Backoff
 
 PATH = "/mcp_endpoint/mcp/"
 """The dial-in path of an Isthmus hub and of the original relay, which needs the last slash."""

@@ -38,7 +38,7 @@ from isthmus.telemetry.counters import Counters
 from isthmus.transport.egress import Egress
 from isthmus.upstream.dialin.registry import DialInRegistry
 from isthmus.upstream.link import ConnectFailed
-from isthmus.upstream.list_cache import ListCache, ListStore
+from isthmus.upstream.listing import ListCache, ListStore
 from isthmus.upstream.python.builtin import HubFunctions, builtin_tools
 from isthmus.upstream.python.link import PythonLink, begin_to_import
 from isthmus.upstream.python.runner import redirect_prints

@@ -21,7 +21,6 @@ from isthmus.upstream.a2a.link import AgentLink, TaskOwners
 from isthmus.upstream.http_shared import CallerHeaders
 from isthmus.upstream.link import BaseLink, ConnectFailed
 from isthmus.upstream.loop_detection import HOPS_MAX
-from isthmus.upstream.programs import Programs
 from isthmus.upstream.python.link import PythonLink
 from isthmus.upstream.rpc import CallerNamedRpcLink, RpcLink
 from isthmus.upstream.settings import (
@@ -36,7 +35,7 @@ from isthmus.upstream.settings import (
     WebSocketSettings,
 )
 from isthmus.upstream.sse import SseLink
-from isthmus.upstream.stdio import StdioLink
+from isthmus.upstream.stdio import Programs, StdioLink
 from isthmus.upstream.streamable_http.link import StreamableLink
 from isthmus.upstream.websocket import SocketLink
 from isthmus.wire.mcp.messages import Implementation

@@ -39,7 +39,6 @@ from isthmus.core.catalog.names import LLM_LENGTH_MAX, Pair, is_qualified, llm_f
 from isthmus.core.catalog.schema import UnusableSchema, compile_check
 from isthmus.core.settings import Limits
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.upstream.programs import open_paths, program_of
 from isthmus.upstream.settings import (
     AgentSettings,
     JsonRpcSettings,
@@ -49,6 +48,7 @@ from isthmus.upstream.settings import (
     StdioSettings,
     WebSocketSettings,
 )
+from isthmus.upstream.stdio import open_paths, program_of
 from isthmus.wire.mcp.lists import RESOURCES, TOOLS
 
 SLOW_SECONDS = 5.0

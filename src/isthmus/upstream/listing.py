@@ -1,18 +1,20 @@
-"""Reading a server's four lists page by page, within bounds, and when to read them again.
+"""A server's four lists: reading them page by page within bounds, when to read them again, and their cache.
 
-A server may list endlessly, in circles, or nonsense; the result is what is usable, with notes on the rest. Called by
-links and reconnectors.
+A server may list endlessly, in circles, or nonsense; the result is what is usable, with notes on the rest. `ListCache`
+stores the lists of the last run, so that a starting hub has complete lists at once. Used by links and reconnectors.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import asdict
 from functools import partial
 from itertools import chain
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar, get_args
 
 import msgspec
+import structlog
 
 from isthmus.core.catalog.snapshot import FeatureLists
 from isthmus.core.pauses import aside, pause_after
@@ -22,10 +24,13 @@ from isthmus.model.faults import BadReply, ServerError
 from isthmus.model.features import Ability, Feature, Prompt, Resource, Template, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.upstream.dialect import McpDialect
+from isthmus.upstream.settings import PythonSettings, ServerSettings
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListPage, ListShape, array_of, read_list
 from isthmus.wire.mcp.messages import MISSING_MAX
+
+log = structlog.get_logger(__name__)
 
 PAGES_MAX = 1_000
 """Pages of one listing; with the cursor check, an endless list costs a bounded number of requests."""
@@ -191,7 +196,9 @@ class _Reading:
             if cursor is None or len(found) >= limit:
                 cut = f"has over {limit} entries"
                 break
-            if (mark := _digest(cursor)) in cursors:
+            # A digest, because a cursor may have megabytes, and there may be a thousand of them.
+            mark = hashlib.blake2b(cursor.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+            if mark in cursors:
                 cut = "runs in a circle"
                 break
             cursors.add(mark)
@@ -244,11 +251,6 @@ class _Reading:
         self.notes.extend(notes[: max(0, NOTES_MAX - len(self.notes))])
 
 
-def _digest(cursor: str) -> bytes:
-    """A short digest of a cursor: it may have megabytes, and there may be a thousand of them."""
-    return hashlib.blake2b(cursor.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-
 RELIST_SECONDS = 1.0
 """After the first, announced changes of a list are read at most this often."""
 
@@ -296,3 +298,95 @@ class RelistSchedule:
         """Everything was just read."""
         self._stale.clear()
         self._rests.clear()
+
+
+# -- the lists of the last run -------------------------------------------------------------------------------------
+
+LISTS_BYTES_MAX = 1024 * 1024
+"""Larger lists are not stored. Reading this much takes a few milliseconds at the start."""
+
+
+class ListStore(Protocol):
+    """Where lists are stored: `storage.server_lists`."""
+
+    async def read(self, key: str) -> bytes | None:
+        """What was written under this key; None if there is nothing readable."""
+
+    def write(self, key: str, body: bytes) -> None:
+        """Write this under the key, soon."""
+
+
+class CachedLists(NamedTuple):
+    """A server's lists and abilities."""
+
+    listing: Listing
+    abilities: frozenset[Ability]
+
+
+class _CacheHead(msgspec.Struct):
+    """The members of a document beside its lists."""
+
+    server: str
+    abilities: list[str]
+
+
+class ListCache:
+    """The lists of all servers of one hub, for clients with these capabilities.
+
+    Stored under the server's name and how it is reached: an edited entry starts empty.
+    """
+
+    def __init__(self, store: ListStore, client_caps: ClientCapabilities | None = None) -> None:
+        self._store = store
+        self._profile = client_caps
+        self._kept: dict[ServerName, tuple[str, CachedLists]] = {}
+        """What the store contains, as far as this hub knows."""
+
+    async def recall(self, settings: ServerSettings) -> CachedLists | None:
+        """What the server listed last, if it was reached in the same way; None if unknown."""
+        if isinstance(settings.reach, PythonSettings):  # its code may have changed, and it starts in a moment
+            return None
+        key = self._key(settings)
+        body = await self._store.read(key)
+        if not body:
+            return None
+        try:
+            head = msgspec.json.decode(body, type=_CacheHead)
+            if head.server != settings.name:
+                raise ValueError(f"it is about {head.server!r}")
+            known = CachedLists(
+                read_lists(settings.name, body),
+                frozenset(ability for ability in get_args(Ability) if ability in head.abilities),
+            )
+        except (ValueError, msgspec.MsgspecError, RecursionError) as error:
+            log.warning("what a server listed last is damaged", server=settings.name, file=key, reason=str(error))
+            return None
+        self._kept[settings.name] = (key, known)
+        return known
+
+    def keep(self, settings: ServerSettings, listing: Listing, abilities: frozenset[Ability]) -> None:
+        """Store what a server lists now, unless it is unchanged."""
+        if isinstance(settings.reach, PythonSettings):
+            return
+        lists = Listing(listing.tools, listing.prompts, listing.resources, listing.templates)
+        kept = self._key(settings), CachedLists(lists, abilities)
+        if self._kept.get(settings.name) == kept:
+            return
+        self._kept[settings.name] = kept
+        size_bytes = sum(len(memoryview(raw)) for each in lists.everything() for raw in each.definition.values())
+        if size_bytes > LISTS_BYTES_MAX:
+            self._store.write(kept[0], b"")  # what is stored is outdated
+            return
+        head = msgspec.json.encode(_CacheHead(settings.name, sorted(abilities)))
+        self._store.write(kept[0], head[:-1] + b"," + written_lists(lists) + b"}")
+
+    def _key(self, settings: ServerSettings) -> str:
+        """A digest of everything that a server is reached by; it reveals no secret."""
+        reach = settings.reach
+        facts = (settings.name, type(reach).__name__, asdict(reach), settings.ca, sorted(self._profile or ()))
+        text = msgspec.json.encode(
+            facts,
+            order="deterministic",
+            enc_hook=lambda value: dict(value) if isinstance(value, Mapping) else repr(value),
+        )
+        return hashlib.blake2b(text, digest_size=16, person=b"isthmus.lists").hexdigest()

@@ -30,17 +30,37 @@ from isthmus.model.calls import ClientCapabilities, LogMessage
 from isthmus.model.credentials import Subject
 from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError
 from isthmus.model.features import TOPICS, Tool, Topic
-from isthmus.upstream.backoff import Backoff
 from isthmus.upstream.link import BaseLink, ConnectFailed, WrongCarrier
 from isthmus.upstream.link_pool import LinkPool
 from isthmus.upstream.link_sync import LogLevelSync, SubscriptionSync
-from isthmus.upstream.list_cache import ListCache
-from isthmus.upstream.listing import Listing, RelistSchedule, sharing
+from isthmus.upstream.listing import ListCache, Listing, RelistSchedule, sharing
 from isthmus.upstream.lists_by_capability import ListsByCapability
 from isthmus.upstream.loop_detection import depth_notes, find_loop
 from isthmus.upstream.settings import Carrier, Era, HttpSettings, ServerSettings, TargetHttpSettings
 from isthmus.wire.jsonrpc import METHOD_NOT_FOUND
 from isthmus.wire.mcp.lists import TOOLS
+
+FIRST_SECONDS = 0.5
+MAX_SECONDS = 30.0
+"""Bounds of the pause before a server is tried again."""
+
+
+class Backoff:
+    """Full jitter: a random pause below a bound that doubles, so that many hubs do not retry at once."""
+
+    def __init__(self, max_seconds: float = MAX_SECONDS) -> None:
+        self._bound = FIRST_SECONDS
+        self._max_seconds = max_seconds
+
+    def next(self, chance: float) -> float:
+        """The next pause; `chance` is a random number in [0, 1)."""
+        seconds = self._bound * chance
+        self._bound = min(self._bound * 2, self._max_seconds)
+        return seconds
+
+    def reset(self) -> None:
+        """The server was healthy: the next pause is short again."""
+        self._bound = FIRST_SECONDS
 
 
 class ToolGuard:
@@ -172,7 +192,6 @@ class Reconnector:
         """The server rejects everybody without a login."""
         self._login: asyncio.Future[None] | None = None
         """Ends after a login."""
-        self._unauthorized_at = 0.0
 
     async def run(self) -> None:
         """Run until cancelled, or until the link is lost while leaving."""
@@ -272,18 +291,20 @@ class Reconnector:
     async def _await_login(self) -> None:
         """Pause until the credentials change, or a call wants the server."""
         loop = asyncio.get_running_loop()
-        self._login, self._unauthorized_at = loop.create_future(), loop.time()
-        self.server_queue.on_wanted = self._retry_login
+        began = loop.time()
+
+        def retry() -> None:
+            # A call came, and a person may have logged in elsewhere.
+            if loop.time() - began >= LOGIN_LOOK_SECONDS:
+                self.renew()
+
+        self._login = loop.create_future()
+        self.server_queue.on_wanted = retry
         try:
             await asyncio.wait({self._login}, timeout=LOGIN_SECONDS)
         finally:
             self.server_queue.on_wanted = None
             self._login = None
-
-    def _retry_login(self) -> None:
-        """A call came: try again, a person may have logged in elsewhere."""
-        if asyncio.get_running_loop().time() - self._unauthorized_at >= LOGIN_LOOK_SECONDS:
-            self.renew()
 
     def renew(self, subject: Subject | None = None) -> None:
         """The credentials changed or were removed: check what the server says to that.
@@ -351,7 +372,9 @@ class Reconnector:
         except WrongCarrier:
             raise
         except (Fault, ConnectFailed) as failed:
-            why = self._failure_reason(link, failed)
+            # If the probe killed the server, the next attempt skips it.
+            self._era = "legacy" if link.is_probing and link.lost.done() else "auto"
+            why = link.lost.result() if link.lost.done() else str(getattr(failed, "why", failed))
             if isinstance(self.settings.reach, TargetHttpSettings) and self._carrier is None and _is_answer(failed):
                 raise WrongCarrier(why) from failed
             login = failed.login if isinstance(failed, NotConnected | ConnectFailed) else None
@@ -415,8 +438,15 @@ class Reconnector:
         self.server_queue.refuse_tools(gone)  # calls may have waited for cached tools that no longer exist
         self._stop_holding()
         self._cache_lists(link)
-        self._attach(link)  # last: waiting calls may be for tools that are withheld now
-        self._open_by_capability(link)
+        link.on_updated = self._subscription_sync.updated
+        link.on_log = self._on_server_log
+        link.on_doubt = link.on_unauthorized = self._note_doubt
+        # Only now: waiting calls may be for tools that are withheld.
+        self.server_queue.attach(link if self._pool is None else self._divide(link, self._pool))
+        if not self.is_hidden:
+            self._hub.subscriptions.attach(link.server, self._announcer(), self._pool)
+        if link.can_ask and link.lists_by_client:
+            self._lists_by_capability.open()
         self._log_ready(link)
         self._log_level_sync.attend(link)
         self._resubscribe()
@@ -452,22 +482,16 @@ class Reconnector:
         if listen_ack is None or not link.capabilities.announces_changes:
             return
         await asyncio.wait({listen_ack}, timeout=HEARING_SECONDS)
-        if not listen_ack.done():
-            listen_ack.add_done_callback(partial(self._on_late_listen_ack, link))
+        if listen_ack.done():
+            return
 
-    def _on_late_listen_ack(self, link: BaseLink, listen_ack: asyncio.Future[Fault | None]) -> None:
-        if listen_ack.result() is None and not link.lost.done():
-            self._schedule.doubt(TOPICS)
-            self._lists_by_capability.doubt(TOPICS)
-            self._wake()
+        def acknowledged_late(listen_ack: asyncio.Future[Fault | None]) -> None:
+            if listen_ack.result() is None and not link.lost.done():
+                self._schedule.doubt(TOPICS)
+                self._lists_by_capability.doubt(TOPICS)
+                self._wake()
 
-    def _attach(self, link: BaseLink) -> None:
-        link.on_updated = self._subscription_sync.updated
-        link.on_log = self._on_server_log
-        link.on_doubt = link.on_unauthorized = self._note_doubt
-        self.server_queue.attach(link if self._pool is None else self._divide(link, self._pool))
-        if not self.is_hidden:
-            self._hub.subscriptions.attach(link.server, self._announcer(), self._pool)
+        listen_ack.add_done_callback(acknowledged_late)
 
     def _announcer(self) -> SubscriptionLink | None:
         """The link for everybody's subscriptions."""
@@ -497,11 +521,6 @@ class Reconnector:
         configured = self.settings.reach.era
         return self._era if configured == "auto" else configured
 
-    def _failure_reason(self, link: BaseLink, failed: Exception) -> str:
-        """The reason of a failed attempt; if the probe killed the server, the next attempt skips it."""
-        self._era = "legacy" if link.is_probing and link.lost.done() else "auto"
-        return link.lost.result() if link.lost.done() else str(getattr(failed, "why", failed))
-
     # -- links for single callers ----------------------------------------------------------------------------------
 
     async def _connect_initialized(self, client_caps: ClientCapabilities, subject: Subject | None = None) -> BaseLink:
@@ -514,7 +533,9 @@ class Reconnector:
         link.is_persistent = self.settings.isolation != "call"
         try:
             await link.handshake(self._known_era())
-            await self._guard_tools(link)
+            guard = ToolGuard(link, self._hub.review, lambda: self._listing)
+            link.recheck, link.may_send = guard.look, guard.may_send
+            await guard.look()
             await self._log_level_sync.prepare(link)
         except (Fault, ConnectFailed) as failed:
             await link.aclose()
@@ -525,23 +546,13 @@ class Reconnector:
             raise
         return link
 
-    async def _guard_tools(self, link: BaseLink) -> None:
-        """Check the calls on a further link against what its callers were shown."""
-        guard = ToolGuard(link, self._hub.review, lambda: self._listing)
-        link.recheck, link.may_send = guard.look, guard.may_send
-        await guard.look()
-
-    # -- what is listed to single callers ---------------------------------------------------------------------------
+    # -- lists by client capabilities -------------------------------------------------------------------------------
 
     def load_lists(self, caller: Caller, client_caps: ClientCapabilities) -> ListLoad | None:
         """See `core.ports.ListLoader`."""
         if self._link is not None and not (self._link.can_ask and self._link.lists_by_client):
             return None
         return self._lists_by_capability.load_lists(caller, client_caps)
-
-    def _open_by_capability(self, link: BaseLink) -> None:
-        if link.can_ask and link.lists_by_client:
-            self._lists_by_capability.open()
 
     def _publish_by_capability(self) -> None:
         self._publish_status(variants=self._lists_by_capability.offers(self._listing, self.server_status.abilities))
@@ -567,31 +578,27 @@ class Reconnector:
         """Relist after changes, ping a doubtful or idle link, and refresh old lists, until the link is lost."""
         loop = asyncio.get_running_loop()
         while not link.lost.done():
-            news = self._news = loop.create_future()
+            news: asyncio.Future[Any] = loop.create_future()
+            self._news = news
             if self._is_doubtful:
                 await self._ping(link)
             elif due := self._schedule.take(loop.time()):
                 await self._relist(link, due)
             else:
-                await self._idle(link, news)
-
-    async def _idle(self, link: BaseLink, news: asyncio.Future[Any]) -> None:
-        """Wait until there is work."""
-        loop = asyncio.get_running_loop()
-        pause = self._schedule.wait(loop.time())
-        patience = max(0.0, min(PING_SECONDS, self._due - loop.time()))
-        is_resting = pause is not None and pause < patience
-        timeout = pause if is_resting else patience
-        await asyncio.wait({link.lost, news}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        if news.done() or is_resting:
-            return
-        if loop.time() >= self._due:
-            self._schedule.doubt(TOPICS)
-            self._lists_by_capability.refresh()
-            if self._pool is not None:
-                self._pool.recheck_all()
-        else:
-            self._is_doubtful |= not self.server_queue.running
+                pause = self._schedule.wait(loop.time())
+                patience = max(0.0, min(PING_SECONDS, self._due - loop.time()))
+                is_resting = pause is not None and pause < patience
+                timeout = pause if is_resting else patience
+                await asyncio.wait({link.lost, news}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                if news.done() or is_resting:
+                    continue
+                if loop.time() < self._due:
+                    self._is_doubtful |= not self.server_queue.running
+                    continue
+                self._schedule.doubt(TOPICS)
+                self._lists_by_capability.refresh()
+                if self._pool is not None:
+                    self._pool.recheck_all()
 
     def _is_at_hand(self, client_caps: ClientCapabilities) -> bool:
         """Whether lists for these capabilities can be read without a new link."""
@@ -650,7 +657,11 @@ class Reconnector:
         except Fault as silent:
             # A busy server may be too slow to respond, or only finishes its work.
             if not self.server_queue.running:
-                raise _gone(silent) from silent
+                why = str(getattr(silent, "why", silent))
+                failed = ConnectFailed(f"it does not answer any more ({why})" if isinstance(silent, BadReply) else why)
+                if isinstance(silent, NotConnected):
+                    failed.status, failed.login = silent.status, silent.login
+                raise failed from silent
             await asyncio.wait({link.lost}, timeout=LOOK_AGAIN_SECONDS)
 
     async def _relist(self, link: BaseLink, due: Mapping[Topic, bool]) -> None:
@@ -677,7 +688,7 @@ class Reconnector:
         self._plan_refresh()
         self._schedule.rest(weary, asyncio.get_running_loop().time())
 
-    # -- what callers want beside their calls ----------------------------------------------------------------------
+    # -- subscriptions and logs ----------------------------------------------------------------------------------
 
     def _resubscribe(self) -> None:
         if self._link is not None and not self.is_hidden:
@@ -696,10 +707,10 @@ class Reconnector:
         text = text if self._link is None else self._link.redact(text)
         self.server_queue.add_log_line(ServerLogLine(time.time(), line.level, text[:LINE_LENGTH_MAX]))
 
-    # -- telling ---------------------------------------------------------------------------------------------------
+    # -- publishing ------------------------------------------------------------------------------------------------
 
     def _give_up(self, reason: str, last_output: str | None, login: str | None = None) -> None:
-        """There is no link, or no longer: publish the reason to calls, listings and the log."""
+        """The link failed or was lost: publish the reason to calls, listings and the log."""
         reason = self.settings.reason(reason)
         detail = None if last_output is None else self.settings.redact(last_output)
         if reason != self.server_status.reason:
@@ -760,15 +771,3 @@ def _is_answer(failed: Exception) -> bool:
     if isinstance(failed, NotConnected):
         return failed.status not in (None, *FORBIDDEN)
     return isinstance(failed, BadReply | ServerError | ConnectFailed)
-
-
-def _gone(silent: Fault) -> ConnectFailed:
-    failed = ConnectFailed(_in_words(silent))
-    if isinstance(silent, NotConnected):
-        failed.status, failed.login = silent.status, silent.login
-    return failed
-
-
-def _in_words(silent: Fault) -> str:
-    why = str(getattr(silent, "why", silent))
-    return f"it does not answer any more ({why})" if isinstance(silent, BadReply) else why

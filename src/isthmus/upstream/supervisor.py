@@ -13,7 +13,7 @@ from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.model.credentials import Subject
 from isthmus.model.names import ServerName
-from isthmus.upstream.list_cache import ListCache
+from isthmus.upstream.listing import ListCache
 from isthmus.upstream.reconnector import Connect, Reconnector
 from isthmus.upstream.settings import ServerSettings
 

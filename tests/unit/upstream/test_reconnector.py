@@ -1,4 +1,4 @@
-"""Keepers: what they do with a link that lives, changes, falls silent or dies. The links are small doubles."""
+"""A server is kept connected: attempts, lists, watching, retries."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from isthmus.upstream import listing as paces
 from isthmus.upstream import reconnector as module
 from isthmus.upstream.link import BaseLink, ConnectFailed, WrongCarrier
 from isthmus.upstream.link_pool import LinkPool
-from isthmus.upstream.list_cache import ListCache
-from isthmus.upstream.listing import Listing
-from isthmus.upstream.reconnector import ToolGuard
+from isthmus.upstream.listing import ListCache, Listing
+from isthmus.upstream.reconnector import Backoff, ToolGuard
 from isthmus.upstream.settings import HttpSettings, StdioSettings, TargetHttpSettings
 from isthmus.upstream.supervisor import Supervisor
 from isthmus.wire.mcp.messages import ServerCapabilities
@@ -827,3 +826,18 @@ async def test_where_nothing_is_withheld_it_is_not_even_asked() -> None:
     await looked.look()
     assert link.listings == []
     assert looked.may_send(Stage().start()[0])
+
+
+def test_the_bound_doubles_up_to_half_a_minute_and_chance_chooses_below_it() -> None:
+    backoff = Backoff()
+    assert [backoff.next(1.0) for _ in range(8)] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    assert backoff.next(0.0) == 0.0
+    assert backoff.next(0.5) == 15.0
+
+
+def test_a_server_that_was_well_is_tried_again_soon() -> None:
+    backoff = Backoff()
+    for _ in range(5):
+        backoff.next(1.0)
+    backoff.reset()
+    assert backoff.next(1.0) == 0.5
