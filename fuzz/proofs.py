@@ -8,13 +8,11 @@ from __future__ import annotations
 import base64
 from contextlib import suppress
 
-from isthmus.credentials.authorization_code import LoginRefused
-from isthmus.credentials.authorization_code import _read as read_callback
-from isthmus.credentials.challenge import read_challenge
-from isthmus.credentials.device_code import _read as read_device
-from isthmus.credentials.discovery import DiscoveryFailed, ResourceMetadata, ServerMetadata, _decoded
+from isthmus.credentials.authorization import LoginRefused, read_callback
+from isthmus.credentials.authorization import read_device_login as read_device
+from isthmus.credentials.discovery import DiscoveryFailed, ResourceMetadata, ServerMetadata, _decoded, read_challenge
 from isthmus.credentials.fetch import Fetched, FetchFailed
-from isthmus.credentials.grants import GrantRefused, _read, _refusal
+from isthmus.credentials.token_endpoint import GrantRefused, read_refusal, read_token_response
 from isthmus.frontends.oauth.token_request import FORM, read_token_request
 from isthmus.identity.jwt import looks_signed, read_keys, read_proof, read_token
 from isthmus.identity.keys import KeyRing, bound_of, credential_of
@@ -67,9 +65,9 @@ def metadata(data: bytes) -> None:
     with suppress(DiscoveryFailed):
         _decoded(said, ServerMetadata, "it")
     with suppress(FetchFailed, GrantRefused):
-        _read(said)
+        read_token_response(said)
     with suppress(LoginRefused):
         read_device(said)
     with suppress(ValueError):  # which ends the one connection
         read_callback(b"GET /callback?" + data + b" HTTP/1.1\r\n\r\n")
-    _refusal(Fetched(400, {}, data), ["s"])
+    read_refusal(Fetched(400, {}, data), ["s"])

@@ -26,7 +26,7 @@ import pytest
 
 from isthmus.app.login import LoginOptions, log_in
 from isthmus.cli.main import main
-from isthmus.credentials.tokens import OAuthClient, StoredLogin, StoredToken
+from isthmus.credentials.token_endpoint import OAuthClient, StoredLogin, StoredToken
 from isthmus.credentials.vault import KEY_FILE, Slot, Vault, VaultDamaged, VaultSettings
 from tests.faults.scripted import hub_of
 from tests.faults.watching import eventually

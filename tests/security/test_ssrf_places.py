@@ -79,7 +79,7 @@ CALLERS = {
 SERVERS = {
     "upstream.a2a.agent_card.AgentEndpoint.origin": "card",
     "wire.a2a.cards.AgentInterface.url": "card",
-    "credentials.challenge.Challenge.resource_metadata": "challenge",
+    "credentials.discovery.Challenge.resource_metadata": "challenge",
 }
 """Written by servers, and believed only within their own origin: by their name in the matrix."""
 
@@ -88,8 +88,8 @@ FETCHED = listed("""
     credentials.discovery.ServerMetadata.authorization_endpoint credentials.discovery.ServerMetadata.issuer
     credentials.discovery.ServerMetadata.device_authorization_endpoint
     credentials.discovery.ServerMetadata.registration_endpoint credentials.discovery.ServerMetadata.token_endpoint
-    credentials.tokens.StoredLogin.issuer credentials.tokens.StoredLogin.token_endpoint
-    credentials.tokens.StoredLogin.url
+    credentials.token_endpoint.StoredLogin.issuer credentials.token_endpoint.StoredLogin.token_endpoint
+    credentials.token_endpoint.StoredLogin.url
 """)
 """Written by authorization servers, and fetched by a `Fetcher`, whose rules the matrix shows."""
 
@@ -97,8 +97,8 @@ UNTOUCHED = listed("""
     app.login.LoginPrompt.address cli.config.ConfigValue.origin config.settings.Configuration.origins
     core.tasks.live_task.NewTask.origin
     core.tasks.record._UrlElicitation.url core.tasks.record.TaskRecord.origin
-    credentials.device_code.DeviceLogin.verification_uri
-    credentials.device_code.DeviceLogin.verification_uri_complete frontends.a2a.task_view._Block.uri
+    credentials.authorization.DeviceLogin.verification_uri
+    credentials.authorization.DeviceLogin.verification_uri_complete frontends.a2a.task_view._Block.uri
     frontends.a2a.task_view._Resource.uri identity.issuers.Bound.issuer identity.issuers.Unproven.is_issuer_away
     identity.dpop_proofs.ProvenRequest.urls identity.settings.IssuerSettings.token_url
     library.function_schemas.ToolDef.origin
@@ -107,7 +107,7 @@ UNTOUCHED = listed("""
     wire.a2a.cards.OAuth.authorization_url
     wire.a2a.cards.OAuth.metadata_url wire.a2a.cards.OAuth.token_url wire.a2a.cards.OpenId.url
     wire.a2a.cards.AgentProvider.url wire.a2a.cards._ExtensionObject.uri wire.mcp.modern.ListenFilter.uris
-    credentials.clients._Registered.token_endpoint_auth_method
+    credentials.token_endpoint._Registered.token_endpoint_auth_method
     credentials.discovery.ServerMetadata.token_endpoint_auth_methods_supported
 """)
 """Shown to people, compared or passed on, and never dialled; T17 has those that come from servers."""

@@ -14,16 +14,20 @@ import structlog
 
 from isthmus.app.links import over_http
 from isthmus.core.background import BackgroundTasks
-from isthmus.credentials import device_code
-from isthmus.credentials.authorization_code import Authorization, Callback, LoginRefused
-from isthmus.credentials.challenge import joined
-from isthmus.credentials.clients import NoClient, client_for
-from isthmus.credentials.discovery import DiscoveryFailed, ServerAddress, find_place
-from isthmus.credentials.dpop import ProofKey, Prover
+from isthmus.credentials.authorization import Authorization, Callback, LoginRefused, begin_device_login, wait_for_device
+from isthmus.credentials.discovery import DiscoveryFailed, ServerAddress, find_place, joined
 from isthmus.credentials.fetch import Fetcher, FetchFailed, UrlRefused
-from isthmus.credentials.grants import GrantRefused, TokenEndpoint
 from isthmus.credentials.logins import fetcher_for
-from isthmus.credentials.tokens import OAuthClient, StoredLogin, StoredToken
+from isthmus.credentials.signed_jwts import ProofKey, Prover
+from isthmus.credentials.token_endpoint import (
+    GrantRefused,
+    NoClient,
+    OAuthClient,
+    StoredLogin,
+    StoredToken,
+    TokenEndpoint,
+    client_for,
+)
 from isthmus.credentials.vault import Slot, Vault, VaultDamaged
 from isthmus.model.credentials import ANYONE, OAuthSettings, Subject, written
 from isthmus.transport.egress import Egress
@@ -173,9 +177,9 @@ class _BrowserVisit:
         known = None if self._known is None else self._known.client
         client = await client_for(self._fetcher, place.server, self._settings, known, "http://127.0.0.1/callback")
         endpoint = self._endpoint(place, client)
-        begun = await device_code.begin(endpoint, scope)
+        begun = await begin_device_login(endpoint, scope)
         show(LoginPrompt(begun.verification_uri_complete or begun.verification_uri, begun.user_code))
-        return client, await device_code.wait_for(endpoint, begun, self._wanted.within)
+        return client, await wait_for_device(endpoint, begun, self._wanted.within)
 
     async def _by_browser(
         self, place: ServerAddress, scope: str, show: Callable[[LoginPrompt], None]

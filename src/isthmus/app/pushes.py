@@ -14,8 +14,8 @@ from isthmus.app.identity import FILE_MARKS, Identities
 from isthmus.core.ports import Sealer
 from isthmus.core.tasks.outbox import OwnerStatus, PushOutbox, PushRequest
 from isthmus.core.tasks.record import PushRecipient, TaskOwner, TaskRecord
-from isthmus.credentials.push_signing import PushSigner
 from isthmus.credentials.sealing import ProcessSealer, StoredSealer, stored_key
+from isthmus.credentials.signed_jwts import PushSigner
 from isthmus.frontends.a2a.push_notifications import PushNotifications
 from isthmus.model.callers import Caller
 from isthmus.transport.egress import Egress

@@ -19,7 +19,7 @@ from isthmus.cli.options import with_config, with_json
 from isthmus.cli.output import aligned, counted, harmless, print_error, print_json, print_output
 from isthmus.cli.running import quiet_logs, run_command
 from isthmus.config.settings import Configuration
-from isthmus.credentials.tokens import StoredLogin
+from isthmus.credentials.token_endpoint import StoredLogin
 from isthmus.credentials.vault import Slot, Vault, VaultDamaged
 from isthmus.model.credentials import subject_of
 

@@ -26,7 +26,7 @@ from isthmus.config.variables import UsedVariables, Variables, read_env
 from isthmus.core.access.policy import check_tag
 from isthmus.core.catalog.rules import CACHE_SECONDS, EVERY, NO_TOOL_RULES, ToolRules
 from isthmus.core.settings import Limits
-from isthmus.credentials.client_assertion import check_private_key
+from isthmus.credentials.signed_jwts import check_private_key
 from isthmus.model.credentials import OAuthSettings, OwnCredentials, ServerCredentials, subject_of
 from isthmus.model.names import ServerName, legal_server_name, server_name_with_digits
 from isthmus.transport.egress import tls_settings

@@ -1,20 +1,22 @@
 """Finds the authorization server of an MCP server, from the server's challenge to the OAuth endpoints.
 
-RFC 9728 leads from the server to an issuer, and RFC 8414 or OpenID Connect from there to its endpoints. Configured
-values are not looked up. Each document must be about its own source: otherwise a server could request tokens for
-another server, or an authorization server could impersonate another. `app.login` and `login` call this.
+The challenge is the WWW-Authenticate header of a refused request (RFC 6750, RFC 9728). RFC 9728 leads from the server
+to an issuer, and RFC 8414 or OpenID Connect from there to its endpoints. Configured values are not looked up. Each
+document must be about its own source: otherwise a server could request tokens for another server, or an authorization
+server could impersonate another. `app.login` and `logins` call this.
 """
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
-from isthmus.credentials.challenge import Challenge, read_challenge
-from isthmus.credentials.dpop import ALGORITHM
 from isthmus.credentials.fetch import Fetched, Fetcher, FetchFailed, UrlRefused
+from isthmus.credentials.signed_jwts import ALGORITHM
 from isthmus.model.credentials import OAuthSettings
 
 OK = 200
@@ -27,6 +29,10 @@ PROBE = b'{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{}}'
 """Sent without a token in order to be refused: the challenge may contain the metadata's address."""
 
 PROBE_HEADERS = {"accept": "application/json, text/event-stream", "mcp-protocol-version": "2025-06-18"}
+_ENDPOINTS = ("token_endpoint", "authorization_endpoint", "registration_endpoint", "device_authorization_endpoint")
+_SCOPE_WORD = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+")
+"""One scope (RFC 6749, section 3.3)."""
+
 SERVERS_MAX = 8
 """How many authorization servers of a resource's metadata are considered."""
 
@@ -82,28 +88,32 @@ async def find_place(fetcher: Fetcher, url: str, settings: OAuthSettings) -> Ser
     Raises:
         DiscoveryFailed: there is none, or it cannot be used.
     """
-    try:
-        return await _find(fetcher, url, settings)
-    except (UrlRefused, FetchFailed) as failed:
-        raise DiscoveryFailed(str(failed)) from failed
-
-
-async def _find(fetcher: Fetcher, url: str, settings: OAuthSettings) -> ServerAddress:
     resource = settings.resource or without_fragment(url)
     if settings.token_endpoint:
-        return ServerAddress(_configured(settings), resource, is_bound=settings.dpop == "always")
-    if settings.issuer:
-        server = await _server(fetcher, settings.issuer, settings)
-        # Only the server knows whether it accepts bound tokens; it is asked where that matters.
-        told = (await _challenge(fetcher, url))[0] if server.binds_tokens and settings.dpop == "auto" else Challenge()
-        return ServerAddress(server, resource, is_bound=_is_bound(settings, server, told, None))
-    challenge, is_shut = await _challenge(fetcher, url)
-    found = await _resource(fetcher, url, challenge)
-    if found is None:
-        server = await _server_beside(fetcher, url, settings, is_shut=is_shut)
-        return ServerAddress(server, resource, challenge.scope, _is_bound(settings, server, challenge, None))
-    scope = challenge.scope or " ".join(word for word in found.scopes_supported if _is_word(word))
-    server = await _server_of(fetcher, found, settings)
+        server = ServerMetadata(
+            issuer=settings.issuer,
+            token_endpoint=settings.token_endpoint,
+            authorization_endpoint=settings.authorization_endpoint,
+            device_authorization_endpoint=settings.device_endpoint,
+            code_challenge_methods_supported=[PKCE],
+        )
+        return ServerAddress(server, resource, is_bound=settings.dpop == "always")
+    try:
+        if settings.issuer:
+            server = await _server(fetcher, settings.issuer, settings)
+            # Only the server knows whether it accepts bound tokens; it is asked where that matters.
+            is_open = server.binds_tokens and settings.dpop == "auto"
+            challenge = (await _challenge(fetcher, url))[0] if is_open else Challenge()
+            return ServerAddress(server, resource, is_bound=_is_bound(settings, server, challenge, None))
+        challenge, is_shut = await _challenge(fetcher, url)
+        found = await _resource(fetcher, url, challenge)
+        if found is None:
+            server = await _server_beside(fetcher, url, settings, is_shut=is_shut)
+            return ServerAddress(server, resource, challenge.scope, _is_bound(settings, server, challenge, None))
+        server = await _server_of(fetcher, found, settings)
+    except (UrlRefused, FetchFailed) as failed:
+        raise DiscoveryFailed(str(failed)) from failed
+    scope = challenge.scope or " ".join(word for word in found.scopes_supported if _SCOPE_WORD.fullmatch(word))
     named = resource if settings.resource else found.resource or resource
     return ServerAddress(server, named, scope, _is_bound(settings, server, challenge, found))
 
@@ -136,17 +146,7 @@ async def find_issuer(fetcher: Fetcher, issuer: str) -> ServerMetadata:
         raise DiscoveryFailed(str(failed)) from failed
 
 
-def _configured(settings: OAuthSettings) -> ServerMetadata:
-    return ServerMetadata(
-        issuer=settings.issuer,
-        token_endpoint=settings.token_endpoint,
-        authorization_endpoint=settings.authorization_endpoint,
-        device_authorization_endpoint=settings.device_endpoint,
-        code_challenge_methods_supported=[PKCE],
-    )
-
-
-# -- the server's own word --------------------------------------------------------------------------------------------
+# -- the server's metadata --------------------------------------------------------------------------------------------
 
 
 async def _challenge(fetcher: Fetcher, url: str) -> tuple[Challenge, bool]:
@@ -201,7 +201,7 @@ def _parts(url: str) -> tuple[str, str]:
     return f"{parts.scheme}://{host}{shown}", parts.path.rstrip("/")
 
 
-# -- the authorization server's ---------------------------------------------------------------------------------------
+# -- the authorization server's metadata -------------------------------------------------------------------------------
 
 
 async def _server_of(fetcher: Fetcher, found: ResourceMetadata, settings: OAuthSettings) -> ServerMetadata:
@@ -212,10 +212,10 @@ async def _server_of(fetcher: Fetcher, found: ResourceMetadata, settings: OAuthS
         try:
             if settings.shows_secrets and not fetcher.is_named(issuer):
                 # Otherwise any server could name its own authorization server and receive the secret.
-                told = (
+                owner = (
                     "who gave the client_secret" if settings.client_secret else "the one that identity tokens are for"
                 )
-                raise DiscoveryFailed(f"it names {issuer}, which is not trusted; set issuer to {told}")
+                raise DiscoveryFailed(f"it names {issuer}, which is not trusted; set issuer to {owner}")
             return await _server(fetcher, issuer, settings)
         except (UrlRefused, FetchFailed, DiscoveryFailed) as failed:
             refusals.append(str(failed))
@@ -224,17 +224,36 @@ async def _server_of(fetcher: Fetcher, found: ResourceMetadata, settings: OAuthS
 
 async def _server(fetcher: Fetcher, issuer: str, settings: OAuthSettings) -> ServerMetadata:
     fetcher.check("the issuer", issuer)
-    for place in _places_of(issuer):
+    for place in metadata_urls(issuer):
         said = await fetcher.get("the authorization server", place)
         if said.status == OK:
             found = _decoded(said, ServerMetadata, "the authorization server's metadata")
             if found.issuer != issuer:
                 raise DiscoveryFailed("the authorization server's metadata names another issuer")
-            await _check_server(fetcher, found)
-            return _with_settings(found, settings)
+            if not found.token_endpoint:
+                raise DiscoveryFailed("the authorization server's metadata names no token_endpoint")
+            for name in _ENDPOINTS:
+                if url := getattr(found, name):
+                    await fetcher.check_place(f"its {name}", url)
+            # Configured endpoints override discovered ones.
+            return msgspec.structs.replace(
+                found,
+                authorization_endpoint=settings.authorization_endpoint or found.authorization_endpoint,
+                device_authorization_endpoint=settings.device_endpoint or found.device_authorization_endpoint,
+            )
         if said.status not in NOT_THERE:
             raise DiscoveryFailed(f"the metadata request to the authorization server failed: HTTP {said.status}")
     raise DiscoveryFailed("the authorization server has no metadata; configure its token_endpoint")
+
+
+def metadata_urls(issuer: str) -> list[str]:
+    """The possible addresses of an issuer's metadata, in order of preference (RFC 8414 and OpenID Connect)."""
+    origin, path = _parts(issuer)
+    urls = [
+        f"{origin}/.well-known/oauth-authorization-server{path}",
+        f"{origin}/.well-known/openid-configuration{path}",
+    ]
+    return [*urls, f"{origin}{path}/.well-known/openid-configuration"] if path else urls
 
 
 async def _server_beside(fetcher: Fetcher, url: str, settings: OAuthSettings, *, is_shut: bool) -> ServerMetadata:
@@ -254,35 +273,6 @@ async def _server_beside(fetcher: Fetcher, url: str, settings: OAuthSettings, *,
     )
 
 
-def _places_of(issuer: str) -> tuple[str, ...]:
-    """The possible addresses of an issuer's metadata, in order of preference."""
-    origin, path = _parts(issuer)
-    if not path:
-        return (f"{origin}/.well-known/oauth-authorization-server", f"{origin}/.well-known/openid-configuration")
-    return (
-        f"{origin}/.well-known/oauth-authorization-server{path}",
-        f"{origin}/.well-known/openid-configuration{path}",
-        f"{origin}{path}/.well-known/openid-configuration",
-    )
-
-
-async def _check_server(fetcher: Fetcher, found: ServerMetadata) -> None:
-    if not found.token_endpoint:
-        raise DiscoveryFailed("the authorization server's metadata names no token_endpoint")
-    for name in ("token_endpoint", "authorization_endpoint", "registration_endpoint", "device_authorization_endpoint"):
-        if url := getattr(found, name):
-            await fetcher.check_place(f"its {name}", url)
-
-
-def _with_settings(found: ServerMetadata, settings: OAuthSettings) -> ServerMetadata:
-    """Configured endpoints override discovered ones."""
-    return msgspec.structs.replace(
-        found,
-        authorization_endpoint=settings.authorization_endpoint or found.authorization_endpoint,
-        device_authorization_endpoint=settings.device_endpoint or found.device_authorization_endpoint,
-    )
-
-
 # -- documents --------------------------------------------------------------------------------------------------------
 
 M = TypeVar("M", ResourceMetadata, ServerMetadata)
@@ -297,10 +287,50 @@ def _decoded(said: Fetched, kind: type[M], what: str) -> M:
         raise DiscoveryFailed(f"{what} cannot be read") from None
 
 
-def _is_word(text: str) -> bool:
-    return bool(text) and text.isascii() and text.isprintable() and not set(text) & set(' "\\')
-
-
 def without_fragment(url: str) -> str:
     """The address in the form of a resource indicator (RFC 8707)."""
     return url.partition("#")[0]
+
+
+# -- challenges -------------------------------------------------------------------------------------------------
+
+
+SCOPE_LENGTH_MAX = 1_000
+
+_SCHEME = re.compile(r"(?:^|,)\s*(?:bearer|dpop)\b", re.IGNORECASE)
+_DPOP = re.compile(r"(?:^|,)\s*dpop\b(?!\s*=)", re.IGNORECASE)
+_PARAMETER = re.compile(r'\b(resource_metadata|scope|error)\s*=\s*(?:"([^"\\]*)"|([^\s,"]+))', re.IGNORECASE)
+_SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+(?: [\x21\x23-\x5b\x5d-\x7e]+)*")
+_ERROR = re.compile(r"[a-z_]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """The parameters of a challenge that the hub uses; empty if they were absent."""
+
+    resource_metadata: str = ""
+    scope: str = ""
+    error: str = ""
+    wants_proof: bool = False
+    """Whether the server accepts tokens that are bound to a key (RFC 9449)."""
+
+
+def read_challenge(header: str) -> Challenge:
+    """Read a WWW-Authenticate header, starting at the first challenge for a token."""
+    if (found := _SCHEME.search(header)) is None:
+        return Challenge()
+    given: dict[str, str] = {}
+    for name, quoted, bare in _PARAMETER.findall(header[found.end() :]):
+        given.setdefault(name.lower(), quoted or bare)
+    scope, error = given.get("scope", ""), given.get("error", "")
+    return Challenge(
+        resource_metadata=given.get("resource_metadata", ""),
+        scope=scope if len(scope) <= SCOPE_LENGTH_MAX and _SCOPE.fullmatch(scope) else "",
+        error=error if _ERROR.fullmatch(error) else "",
+        wants_proof=_DPOP.search(header) is not None,
+    )
+
+
+def joined(*scopes: str) -> str:
+    """Join several scopes without duplicates, in order."""
+    return " ".join(dict.fromkeys(word for scope in scopes for word in scope.split()))

@@ -1,29 +1,510 @@
-"""The logins of a running hub: one for each server and name. It notices logins made by the command line.
+"""The logins of a running hub at its servers, one for each server and name, and the renewal of their tokens.
 
-`app.links` gets the credentials of a link here.
+A `Login` always has headers. Links call `ready` first, which may need a request to a token endpoint. Renewals run in
+the background, one at a time, before expiry and with some jitter. After a permanent refusal nothing is requested until
+somebody logs in. `Logins` creates them and notices logins made by the command line. `SubjectTokens` has the verified
+tokens of callers, for token exchange at servers that are called in their name (RFC 8693). `app.links` gets the
+credentials of a link here.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+import os
+import random
+import stat
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
+import msgspec
 import structlog
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.credentials.fetch import Fetcher
-from isthmus.credentials.login import Login
-from isthmus.credentials.subject_tokens import SubjectTokens
-from isthmus.credentials.vault import Slot, Vault
+from isthmus.core.ports import RequestSigner
+from isthmus.credentials.discovery import DiscoveryFailed, ServerAddress, ServerMetadata, find_issuer, find_place
+from isthmus.credentials.fetch import Fetcher, FetchFailed, UrlRefused
+from isthmus.credentials.signed_jwts import ProofKey, Prover
+from isthmus.credentials.token_endpoint import (
+    BEGINNING,
+    TOKEN_LENGTH_MAX,
+    GrantRefused,
+    OAuthClient,
+    StoredLogin,
+    StoredToken,
+    TokenEndpoint,
+    is_token,
+)
+from isthmus.credentials.vault import Slot, Vault, VaultDamaged
 from isthmus.model.callers import Caller
-from isthmus.model.credentials import OAuthSettings, ServerCredentials, Subject
+from isthmus.model.credentials import ANYONE, OAuthSettings, ServerCredentials, Subject
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress, HttpOrigin, parse_url
 
 log = structlog.get_logger(__name__)
+
+
+# -- tokens of callers ------------------------------------------------------------------------------------------
+
+
+SUBJECTS_MAX = 10_000
+"""The maximum number of callers; the least recently seen one is forgotten first."""
+
+
+class SubjectTokens:
+    """The latest token of each caller."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._known: OrderedDict[Subject, tuple[str, float]] = OrderedDict()
+
+    def note(self, subject: Subject, token: str, expires_at: float) -> None:
+        """Remember a caller's verified token."""
+        self._known[subject] = (token, expires_at)
+        self._known.move_to_end(subject)
+        if len(self._known) > SUBJECTS_MAX:
+            self._known.popitem(last=False)
+
+    def token_of(self, subject: Subject) -> str | None:
+        """The caller's latest token; None if it has expired."""
+        token, expires_at = self._known.get(subject, ("", 0.0))
+        return token if expires_at > self._clock() else None
+
+    def __repr__(self) -> str:
+        return f"SubjectTokens({len(self._known)} callers)"
+
+
+# -- one login --------------------------------------------------------------------------------------------------
+
+
+LEEWAY_SECONDS = 10.0
+"""A token with less remaining time is not used for new links."""
+
+AHEAD_SHARE = 0.2
+AHEAD_SECONDS_MAX = 120.0
+"""The longest time before expiry at which a token is renewed; for short lifetimes it is a share of them."""
+
+RETRY_SECONDS = 5.0
+RETRY_SECONDS_MAX = 60.0
+"""Pauses between renewal attempts while the authorization server is unreachable."""
+
+SOONEST_SECONDS = 5.0
+"""The minimum time before a renewal: very short lifetimes must not cause a busy loop."""
+
+FRESH_SECONDS = 30.0
+"""If a server refuses a token this soon after it was issued, a new one would not help."""
+
+
+class LoginNeeded(Exception):
+    """There are no credentials until somebody logs in or changes the configuration; the message says what to do."""
+
+
+class NotReady(Exception):
+    """There is no token at the moment, but there may be one soon; the message says why."""
+
+
+class Login:
+    """The credentials for one server in one name. See `core.ports.Credentials`."""
+
+    def __init__(
+        self,
+        logins: Logins,
+        slot: Slot,
+        url: str,
+        headers: Mapping[str, str],
+        oauth: OAuthSettings | None,
+        subject: Subject | None = None,
+    ) -> None:
+        """`subject` is the caller whose token is exchanged, for a login by token exchange."""
+        self.ca = ""
+        """The server's private certificate authority, if it has one."""
+        self.generation = 0
+        self.slot = slot
+        self._logins = logins
+        self._url = url
+        self._headers = dict(headers)
+        self._oauth = oauth
+        self._settings = oauth or ANYONE
+        self._subject = subject
+        self._token: StoredToken | None = None
+        self._kept: StoredLogin | None = None
+        self._place: ServerAddress | None = None
+        self._prover: Prover | None = None
+        """Has the key that tokens are bound to; None for bearer tokens."""
+        self._want = ""
+        """Why a login is needed."""
+        self._trouble = ""
+        self._is_refused = False
+        """The authorization server refused permanently."""
+        self._is_spent = False
+        """The server refused the token, so a new one is needed even if it has not expired."""
+        self._renewing: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._failures = 0
+        self._seen: tuple[int, ...] | None = None
+        self._read_as = b""
+        """The vault's content when it was last read."""
+        self._is_closed = False
+        self._before: asyncio.Task[None] | None = None
+        """The running request of the login that this one replaces; it may use up the shared refresh token."""
+
+    def follow(self, before: Login) -> None:
+        """Replace another login, and close it."""
+        self._before = before._renewing or before._before
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether only static headers are used: `Authorization` is configured, or no login is."""
+        return self._oauth is None and any(name.lower() == "authorization" for name in self._headers)
+
+    @property
+    def _is_kept(self) -> bool:
+        """Whether a person has to log in."""
+        return self._settings.grant in ("authorization_code", "device")
+
+    def headers_for(self, server: ServerName) -> Mapping[str, str]:
+        """See `core.ports.Credentials`."""
+        if self._token is None:
+            return self._headers
+        own = {name: value for name, value in self._headers.items() if name.lower() != "authorization"}
+        return {**own, "authorization": f"{'DPoP' if self._token.is_bound else 'Bearer'} {self._token.access}"}
+
+    @property
+    def signer(self) -> RequestSigner | None:
+        """See `core.ports.Credentials`."""
+        return self if self._token is not None and self._token.is_bound else None
+
+    def proof_for(self, method: str, url: str, authorization: str) -> str | None:
+        """See `core.ports.RequestSigner`; signs with the current login's key."""
+        return None if self._prover is None else self._prover.proof_for(method, url, authorization)
+
+    def wants_nonce(self, url: str, status: int, headers: Mapping[str, str]) -> bool:
+        """See `core.ports.RequestSigner`."""
+        return self._prover is not None and self._prover.wants_nonce(url, status, headers)
+
+    # -- before a link is made ---------------------------------------------------------------------------------------
+
+    async def ready(self) -> None:
+        """Obtain a token if one is needed.
+
+        Raises:
+            LoginNeeded: a person has to log in.
+            NotReady: a later attempt may succeed.
+        """
+        if self.is_fixed:
+            return
+        self.look()
+        if self._is_good():
+            return
+        if self._can_renew():
+            # One request at a time; the state afterwards shows its result.
+            await asyncio.wait({self._start()})
+        if self._is_good():
+            return
+        if self._want:
+            raise LoginNeeded(self._want)
+        if self._trouble:
+            raise (LoginNeeded if self._is_refused else NotReady)(self._trouble)
+        if not self._is_kept:
+            raise NotReady("no token for it: the authorization server's tokens expire at once")
+        if self._oauth is not None or self._kept is not None:
+            raise LoginNeeded(self._how("its login has expired" if self._kept else "nobody has logged in"))
+
+    def refused(self) -> bool:
+        """The server refused the credentials. Return whether to retry with another token.
+
+        If not, a later attempt uses the same token: the refusal may have been the server's mistake.
+        """
+        if self._token is None or not self._can_renew():
+            return False
+        # A negative age proves nothing: the clock was set back.
+        is_fresh = 0.0 <= self._logins.now() - self._token.obtained_at < FRESH_SECONDS
+        self._is_spent = not is_fresh
+        return not is_fresh
+
+    def hide(self, text: str) -> str:
+        """Remove the token from a text: a server may quote it."""
+        if self._token is None:
+            return text
+        for secret in (self._token.access, self._token.refresh):
+            if not secret:
+                continue
+            text = text.replace(secret, "***")
+            # A server may have cut the token off at the end.
+            while len(secret) > BEGINNING and (at := text.find(secret[:BEGINNING])) >= 0:
+                end = BEGINNING
+                while text[at : at + end + 1] == secret[: end + 1] and end < len(secret):
+                    end += 1
+                text = f"{text[:at]}***{text[at + end :]}"
+        return text
+
+    def words(self) -> str:
+        """How to log in at the server, and why; empty if only static headers are used."""
+        if self.is_fixed or not self._is_kept:
+            return ""
+        return self._want or self._how("")
+
+    def _is_good(self) -> bool:
+        if self._token is None or self._is_spent or self._want:
+            return False
+        token = self._token
+        life = math.inf if token.expires_at is None else max(0.0, token.expires_at - token.obtained_at)
+        return token.is_good(self._logins.now(), min(LEEWAY_SECONDS, life * AHEAD_SHARE))
+
+    def _how(self, why: str) -> str:
+        name = f" --caller {self.slot.tenant}/{self.slot.caller}" if self.slot.caller else ""
+        because = f" ({why})" if why else ""
+        return f"it requires a login{because}: run isthmus login {self.slot.server}{name}"
+
+    # -- the vault ---------------------------------------------------------------------------------------------------
+
+    def look(self) -> bool:
+        """Read a login that was made meanwhile; return whether it differs from the current one."""
+        if not self._is_kept or self.is_fixed or (seen := self._logins.vault.stamp()) == self._seen:
+            return False
+        self._seen = seen
+        kept = self._read()
+        if kept == self._kept:
+            return False
+        self._take(kept)
+        return True
+
+    def _read(self) -> StoredLogin | None:
+        try:
+            content = self._logins.vault.get(self.slot)
+            self._read_as = content or b""
+            kept = None if content is None else msgspec.json.decode(content, type=StoredLogin)
+        except (OSError, VaultDamaged, msgspec.MsgspecError) as error:
+            log.warning("a login cannot be read", server=self.slot.server, reason=str(error))
+            return None
+        if kept is not None and kept.url != self._url:
+            log.warning("the stored login is for another address than the configured one", server=self.slot.server)
+            return None
+        try:
+            _prover_of(kept)
+        except ValueError as error:
+            log.warning("a login cannot be read", server=self.slot.server, reason=str(error))
+            return None
+        return kept
+
+    def _take(self, kept: StoredLogin | None) -> None:
+        if self._kept is None or kept is None or kept.proof_key != self._kept.proof_key:
+            self._prover = _prover_of(kept)  # otherwise its known nonces stay valid
+        self._kept = kept
+        self._want = self._trouble = ""
+        self._use(None if kept is None else kept.token)
+
+    def _use(self, token: StoredToken | None) -> None:
+        before, self._token = self._token, token
+        self._is_spent = False
+        self._failures = 0
+        self.generation += 1
+        self._stop_waiting()
+        if token is not None and token.expires_at is not None and self._can_renew():
+            left = token.expires_at - self._logins.now()
+            ahead = min(left * AHEAD_SHARE, AHEAD_SECONDS_MAX)
+            spread = ahead * random.uniform(1.0, 1.5)  # noqa: S311 - spread, not secrecy
+            self._renew_in(max(SOONEST_SECONDS, left - spread))
+        if before is not None and token is not None and before.is_bound != token.is_bound:
+            self._logins.tell(self.slot)  # links are recreated when signing starts or ends
+
+    def close(self) -> None:
+        """Stop renewing."""
+        self._is_closed = True
+        self._stop_waiting()
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # -- renewing ----------------------------------------------------------------------------------------------------
+
+    def _can_renew(self) -> bool:
+        if self._want:
+            return False
+        return bool(self._kept and self._kept.token.refresh) if self._is_kept else True
+
+    def _renew_in(self, seconds: float) -> None:
+        self._call_in(seconds, self._renew_soon)
+
+    def _call_in(self, seconds: float, do: Callable[[], None]) -> None:
+        self._stop_waiting()
+        if not self._is_closed:
+            self._timer = asyncio.get_running_loop().call_later(seconds, do)
+
+    def _renew_soon(self) -> None:
+        self._timer = None
+        is_silent = self._subject is not None and self._logins.subjects.token_of(self._subject) is None
+        if is_silent and self._token is not None:
+            self._expire_with(self._token)  # the caller has no token to exchange now, but may send one later
+        else:
+            self._start()
+
+    def _start(self) -> asyncio.Task[None]:
+        if self._renewing is None:
+            self._renewing = self._logins.background.spawn(f"login at {self.slot.server}", self._renew())
+        return self._renewing
+
+    async def _renew(self) -> None:
+        self._trouble, self._is_refused = "", False
+        if self._before is not None:
+            await asyncio.wait({self._before})
+            self._before = None
+        before = self._token
+        try:
+            await self._obtain()
+        except GrantRefused as refused:
+            self._was_refused(refused, before)
+        except (FetchFailed, UrlRefused, DiscoveryFailed) as failed:
+            self._trouble = f"no token for it: {failed}"
+            self._place = None
+            self._failures += 1
+            log.warning("login not renewed", server=self.slot.server, reason=str(failed))
+            if self._token is not None and self._token.is_good(self._logins.now()):
+                self._renew_in(min(RETRY_SECONDS * 2 ** min(self._failures, 8), RETRY_SECONDS_MAX))
+        finally:
+            self._renewing = None
+
+    async def _obtain(self) -> None:
+        if self._is_kept:
+            before = self._kept
+            async with self._logins.vault.turn(self.slot):
+                self._seen = None
+                self.look()
+                if self._kept == before or not self._is_good():
+                    await self._refresh()  # otherwise another process has done it
+            return
+        endpoint = await self._endpoint()
+        place_scope = "" if self._place is None else self._place.scope
+        grant, scope = self._settings.grant, self._settings.scope or place_scope
+        if grant == "jwt_bearer":
+            self._use(await endpoint.by_assertion(self._identity_token(), scope))
+        elif grant == "enterprise_managed" and self._settings.has_identity_token:
+            self._use(await self._by_id_jag(endpoint, self._identity_token(), scope))
+        elif self._subject is None:
+            self._use(await endpoint.by_client(scope))
+        elif (shown := self._logins.subjects.token_of(self._subject)) is None:
+            raise GrantRefused("no_token", "this caller has sent no token that could be exchanged")
+        elif grant == "enterprise_managed":
+            self._use(await self._by_id_jag(endpoint, shown, scope))
+        else:
+            self._use(await endpoint.by_exchange(shown, self._settings.scope))
+
+    async def _by_id_jag(self, endpoint: TokenEndpoint, identity_token: str, scope: str) -> StoredToken:
+        """Request a token for the identity provider's assertion of a person's identity token."""
+        settings = self._settings
+        if settings.idp_token_endpoint:
+            provider = ServerMetadata(issuer=settings.idp_issuer, token_endpoint=settings.idp_token_endpoint)
+        else:
+            provider = await find_issuer(endpoint.fetcher, settings.idp_issuer)
+        client = OAuthClient(settings.idp_client_id, settings.idp_client_secret)
+        # Without the settings: their key and secret belong to the other authorization server.
+        idp = TokenEndpoint(endpoint.fetcher, provider, client, ANYONE, endpoint.resource)
+        audience = settings.audience or endpoint.server.issuer or endpoint.server.token_endpoint
+        return await endpoint.by_assertion(await idp.id_jag(identity_token, audience, scope), scope)
+
+    def _identity_token(self) -> str:
+        """Read the current assertion that the operator configured. Raises `FetchFailed`."""
+        settings = self._settings
+        token = settings.identity_token or _token_in(settings.identity_token_file)
+        if not is_token(token):
+            raise FetchFailed(f"{settings.identity_token_file} contains no token")
+        return token
+
+    async def _refresh(self) -> None:
+        kept, read_as = self._kept, self._read_as
+        if kept is None or not kept.token.refresh:
+            return
+        server = ServerMetadata(issuer=kept.issuer, token_endpoint=kept.token_endpoint)
+        client = kept.client
+        if client.id == self._settings.client_id:
+            # Its secret may have changed since the login.
+            client = msgspec.structs.replace(client, secret=self._settings.client_secret)
+        endpoint = TokenEndpoint(self._fetcher(), server, client, self._settings, kept.resource, self._prover)
+        token = await endpoint.by_refresh(kept.token)
+        if self._is_put(read_as, kept := msgspec.structs.replace(kept, token=token)):
+            self._take(kept)
+        elif self.look():  # somebody has logged in or out meanwhile, which takes precedence
+            self._logins.tell(self.slot)
+
+    def _is_put(self, before: bytes, kept: StoredLogin) -> bool:
+        """Store a renewed login; False if the stored login has changed or gone meanwhile."""
+        content = msgspec.json.encode(kept)
+        self._seen = None  # read the vault again
+        try:
+            is_put = self._logins.vault.replace(self.slot, before, content)
+        except (OSError, VaultDamaged) as error:
+            log.warning("a renewed login cannot be kept", server=self.slot.server, reason=str(error))
+            return True
+        self._read_as = content if is_put else self._read_as
+        return is_put
+
+    async def _endpoint(self) -> TokenEndpoint:
+        fetcher = self._fetcher()
+        if self._place is None:
+            self._place = await find_place(fetcher, self._url, self._settings)
+        client = OAuthClient(self._settings.client_id, self._settings.client_secret)
+        if not self._place.is_bound:
+            self._prover = None
+        elif self._prover is None:
+            self._prover = Prover(ProofKey.make(), self._logins.now)
+        return TokenEndpoint(fetcher, self._place.server, client, self._settings, self._place.resource, self._prover)
+
+    def _fetcher(self) -> Fetcher:
+        return self._logins.fetcher(self._url, self._settings, self.ca)
+
+    def _was_refused(self, refused: GrantRefused, before: StoredToken | None) -> None:
+        """Record a permanent refusal, log it once, and wait for a new login."""
+        self._seen = None
+        if self.look() and self._is_good():
+            return  # another process was faster, so the old refresh token is invalid
+        self._place = None  # the server may use another authorization server by now
+        if self._is_kept:
+            self._want = self._how(f"its authorization server says {refused}")
+        else:
+            self._trouble = f"no token for it: the authorization server says {refused}"
+            self._is_refused = True
+        log.warning("login refused", server=self.slot.server, reason=str(refused))
+        if before is not None and before.is_good(self._logins.now()) and not self._is_spent:
+            self._expire_with(before)
+        else:
+            self._drop()
+
+    def _expire_with(self, token: StoredToken) -> None:
+        """Keep using the current token while it is valid."""
+        assert token.expires_at is not None  # otherwise it would not have been renewed
+        self._call_in(max(0.0, token.expires_at - self._logins.now()), self._drop)
+
+    def _drop(self) -> None:
+        self._timer = None
+        self._token = None
+        self.generation += 1
+        self._logins.tell(self.slot)
+
+
+def _prover_of(kept: StoredLogin | None) -> Prover | None:
+    """The signer of a stored login. Raises `ValueError` if its key cannot be read."""
+    return Prover(ProofKey.read(kept.proof_key)) if kept is not None and kept.proof_key else None
+
+
+def _token_in(path: str) -> str:
+    """Read a token from a file. Raises `FetchFailed`, as the platform may still be writing it."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise FetchFailed(f"{path} is not a file")
+        with open(path, "rb") as file:
+            return file.read(TOKEN_LENGTH_MAX + 2).decode("ascii").strip()
+    except OSError as error:
+        raise FetchFailed(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError:
+        return ""
+
+
+# -- all logins -------------------------------------------------------------------------------------------------
+
 
 LOOK_SECONDS = 0.5
 """How often the vault is checked for logins and logouts by the command line."""
@@ -90,9 +571,12 @@ class Logins:
             login.follow(known[1])
         login.ca = ca
         self._known[place] = (terms, login)
-        self._make_room()
-        if not login.is_fixed:
-            self._watch()
+        while len(self._known) > LOGINS_MAX:
+            _, (_, oldest) = self._known.popitem(last=False)
+            oldest.close()
+        if not login.is_fixed and not self._is_watching:
+            self._is_watching = True
+            self.background.spawn("watch over logins", self._watch())
         return login
 
     def _make(
@@ -111,11 +595,6 @@ class Logins:
             return Login(self, slot, url, {**common, **own.headers}, oauth, subject)
         return Login(self, slot, url, {**common, **own.headers}, oauth)
 
-    def _make_room(self) -> None:
-        while len(self._known) > LOGINS_MAX:
-            _, (_, login) = self._known.popitem(last=False)
-            login.close()
-
     def proved(self, caller: Caller, credential: bytes, until: float) -> None:
         """Store a caller's verified token for exchange; it is used for nothing else."""
         if self._has_exchanges:
@@ -132,16 +611,11 @@ class Logins:
         return fetcher_for(self._egress, self.background, url, settings, ca)
 
     def tell(self, slot: Slot) -> None:
-        """What a server is shown has changed."""
+        """Report that the credentials for a server have changed."""
         subject = Subject(slot.tenant, slot.caller) if slot.caller else None
         self.on_changed(ServerName(slot.server), subject)
 
-    def _watch(self) -> None:
-        if not self._is_watching:
-            self._is_watching = True
-            self.background.spawn("watch over logins", self._look_now_and_then())
-
-    async def _look_now_and_then(self) -> None:
+    async def _watch(self) -> None:
         seen = self.vault.stamp()
         while True:
             await asyncio.sleep(LOOK_SECONDS)

@@ -77,19 +77,24 @@ def stored_key(state: Path) -> bytes:
     file = state / KEY_FILE
     with suppress(FileNotFoundError):
         return _read(file)
-    state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = file.with_name(f"{KEY_FILE}.{secrets.token_hex(4)}")
+    create_key_file(file, secrets.token_hex(KEY_BYTES).encode())
+    return _read(file)
+
+
+def create_key_file(file: Path, content: bytes) -> None:
+    """Create a key file, unless another process creates it first; then that one counts. Raises `OSError`."""
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with open(descriptor, "wb") as stream:
-            stream.write(secrets.token_hex(KEY_BYTES).encode())
+            stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
         with suppress(FileExistsError):
-            os.link(draft, file)  # another process created the key first
+            os.link(draft, file)
     finally:
         draft.unlink()
-    return _read(file)
 
 
 def _read(file: Path) -> bytes:

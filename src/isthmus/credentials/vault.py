@@ -69,9 +69,6 @@ async def _wait_for(descriptor: int) -> None:
             return
 
 
-if sys.platform != "win32":
-    import fcntl
-
 FOLDER = "credentials"
 KEY_FILE = "key"
 LOCK_SECONDS = 1.0
@@ -224,24 +221,24 @@ class Vault:
         Raises `OSError` or `VaultDamaged`.
         """
         with self._alone():
-            return self._rotate()
-
-    def _rotate(self) -> int:
-        self._load_keys(may_make=True)
-        if not self._settings.key:
-            self._add_key()
-        count = 0
-        for file in self._files():
-            row = self._row(file)
-            if row is not None:
-                self._check_place(file, row)
-                self._write(row.slot, self._opened(row))
-                count += 1
-        if self._settings.key:
-            self._drop_keys()
-        else:
-            self._keep_only([self._current])
-        return count
+            self._load_keys(may_make=True)
+            if not self._settings.key:
+                self._replace_keys([_new_key(), *(self._read_keys() or [])])
+            count = 0
+            for file in self._files():
+                row = self._row(file)
+                if row is not None:
+                    self._check_place(file, row)
+                    self._write(row.slot, self._opened(row))
+                    count += 1
+            # Old keys are deleted, so that old copies of files cannot be decrypted.
+            if self._settings.key:
+                with suppress(FileNotFoundError):
+                    os.unlink(self._folder / KEY_FILE)
+                _sync_folder(self._folder)
+            else:
+                self._replace_keys([(id, key) for id, key in self._read_keys() or [] if id == self._current])
+            return count
 
     # -- files -------------------------------------------------------------------------------------------------------
 
@@ -261,16 +258,12 @@ class Vault:
         descriptor = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
         try:
             _lock(descriptor)
-            self._clear_drafts()
+            for draft in self._folder.glob(".*"):  # temporary files of killed processes, which may contain keys
+                with suppress(OSError):
+                    os.unlink(draft)
             yield
         finally:
             os.close(descriptor)
-
-    def _clear_drafts(self) -> None:
-        """Delete temporary files of killed processes; they may contain keys."""
-        for draft in self._folder.glob(".*"):
-            with suppress(OSError):
-                os.unlink(draft)
 
     def _make_folder(self) -> None:
         self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -299,7 +292,11 @@ class Vault:
         _put_in_place(self._file(slot), msgspec.json.encode(row))
 
     def _opened(self, row: _Row) -> bytes:
-        cipher = self._cipher(row.key)
+        if row.key not in self._keys:
+            self._load_keys(may_make=False)  # another process may have changed them
+        if row.key not in self._keys:
+            raise VaultDamaged(f"a login in {self._folder} is encrypted with a missing key; log in again")
+        cipher = self._keys[row.key]
         try:
             raw = base64.b64decode(row.sealed, validate=True)
             if base64.b64encode(raw).decode() != row.sealed:
@@ -310,22 +307,17 @@ class Vault:
 
     # -- keys --------------------------------------------------------------------------------------------------------
 
-    def _cipher(self, id: str) -> ChaCha20Poly1305:
-        if id not in self._keys:
-            self._load_keys(may_make=False)  # another process may have changed them
-        if id not in self._keys:
-            raise VaultDamaged(f"a login in {self._folder} is encrypted with a missing key; log in again")
-        return self._keys[id]
-
     def _load_keys(self, *, may_make: bool) -> None:
         if self._settings.key:
-            self._keys = {_id_of(key): _cipher_of(key) for key in (self._settings.key, *self._settings.old_keys)}
+            configured = (self._settings.key, *self._settings.old_keys)
+            self._keys = {_id_of(key): ChaCha20Poly1305(_derived(key)) for key in configured}
             self._keys |= {id: ChaCha20Poly1305(key) for id, key in (self._read_keys() or [])}
             self._current = _id_of(self._settings.key)
             return
         found = self._read_keys()
         if found is None and may_make:
-            self._offer_keys([_new_key()])
+            # Unless another process has just done it: both must use the same keys.
+            _put_in_place(self._folder / KEY_FILE, _written([_new_key()]), may_replace=False)
             found = self._read_keys()
         self._keys = {id: ChaCha20Poly1305(key) for id, key in found or []}
         self._current = found[0][0] if found else ""
@@ -344,26 +336,9 @@ class Vault:
             raise VaultDamaged(f"{file} contains no keys; delete the folder {self._folder} and log in again")
         return keys
 
-    def _add_key(self) -> None:
-        """Use a new key from now on."""
-        self._replace_keys([_new_key(), *(self._read_keys() or [])])
-
-    def _keep_only(self, ids: Sequence[str]) -> None:
-        self._replace_keys([(id, key) for id, key in self._read_keys() or [] if id in ids])
-
-    def _drop_keys(self) -> None:
-        """Delete unused keys of the folder, so that old copies of files cannot be decrypted."""
-        with suppress(FileNotFoundError):
-            os.unlink(self._folder / KEY_FILE)
-        _sync_folder(self._folder)
-
     def _replace_keys(self, keys: Sequence[tuple[str, bytes]]) -> None:
         _put_in_place(self._folder / KEY_FILE, _written(keys))
         self._load_keys(may_make=False)
-
-    def _offer_keys(self, keys: Sequence[tuple[str, bytes]]) -> None:
-        """Create the key file unless another process just did, so that both use the same keys."""
-        _put_in_place(self._folder / KEY_FILE, _written(keys), may_replace=False)
 
 
 def _lock(descriptor: int) -> None:
@@ -387,10 +362,6 @@ def _lock(descriptor: int) -> None:
 def _id_of(key: str) -> str:
     """The id of a configured key. It reveals nothing: it is computed from the derived key."""
     return hashlib.sha256(b"id of " + _derived(key)).hexdigest()[:16]
-
-
-def _cipher_of(key: str) -> ChaCha20Poly1305:
-    return ChaCha20Poly1305(_derived(key))
 
 
 def _derived(key: str) -> bytes:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.credentials import login, logins
+from isthmus.credentials import logins
 
 
 @pytest.fixture(autouse=True)
 def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logins, "LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(login, "SOONEST_SECONDS", 0.1)
+    monkeypatch.setattr(logins, "SOONEST_SECONDS", 0.1)

@@ -10,22 +10,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.credentials.authorization_code import LoginRefused
-from isthmus.credentials.authorization_code import _read as read_request
-from isthmus.credentials.challenge import read_challenge
-from isthmus.credentials.device_code import _read as read_device
+from isthmus.credentials.authorization import LoginRefused
+from isthmus.credentials.authorization import read_callback as read_request
+from isthmus.credentials.authorization import read_device_login as read_device
 from isthmus.credentials.discovery import (
+    Challenge,
     DiscoveryFailed,
     ResourceMetadata,
     ServerMetadata,
     _covers,
     _decoded,
-    _places_of,
+    joined,
+    metadata_urls,
+    read_challenge,
 )
 from isthmus.credentials.fetch import Fetched, FetchFailed
-from isthmus.credentials.grants import GrantRefused
-from isthmus.credentials.grants import _read as read_token
-from isthmus.credentials.grants import _refusal as read_refusal
+from isthmus.credentials.token_endpoint import GrantRefused, read_refusal
+from isthmus.credentials.token_endpoint import read_token_response as read_token
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ from isthmus.credentials.grants import _refusal as read_refusal
     ],
 )
 def test_an_issuers_metadata_is_looked_for_where_it_may_be(issuer: str, places: list[str]) -> None:
-    assert list(_places_of(issuer)) == places
+    assert metadata_urls(issuer) == places
 
 
 @pytest.mark.parametrize(
@@ -127,3 +128,31 @@ def test_no_answer_of_a_stranger_breaks_who_reads_it(document: bytes, header: st
     assert read_challenge(f"Bearer {header}").scope == read_challenge(f"Bearer {header}").scope.strip()
     found = read_request(b"GET /callback?" + document + b" HTTP/1.1\r\n\r\n")
     assert found is None or "state" in found
+
+
+# -- challenges -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("header", "challenge"),
+    [
+        ("", Challenge()),
+        ("Basic realm=x", Challenge()),
+        ("Bearer", Challenge()),
+        ('Bearer resource_metadata="https://a/x"', Challenge("https://a/x")),
+        ("bearer resource_metadata=https://a/x, scope=read", Challenge("https://a/x", "read")),
+        ('Bearer error="insufficient_scope", scope="a b:c"', Challenge("", "a b:c", "insufficient_scope")),
+        ('Basic scope="no", Bearer scope="yes"', Challenge("", "yes")),
+        ('Bearer scope="first", scope="second"', Challenge("", "first")),
+        ('Bearer scope="a\x1b[31m"', Challenge()),
+        ('Bearer scope=" a"', Challenge()),
+        (f'Bearer scope="{"x" * 1001}"', Challenge()),
+        ('Bearer error="<script>"', Challenge()),
+    ],
+)
+def test_what_is_understood_of_a_challenge(header: str, challenge: Challenge) -> None:
+    assert read_challenge(header) == challenge
+
+
+def test_scopes_are_joined_without_saying_anything_twice() -> None:
+    assert joined("a b", "", "b c", "a") == "a b c"

@@ -19,15 +19,12 @@ from isthmus.app.login import LoginOptions, log_in
 from isthmus.cli.exits import Exit
 from isthmus.cli.login import list_logins
 from isthmus.core.background import BackgroundTasks
-from isthmus.credentials import login as module
-from isthmus.credentials.authorization_code import Callback
-from isthmus.credentials.device_code import DeviceLogin, wait_for
+from isthmus.credentials import logins
+from isthmus.credentials.authorization import Callback, DeviceLogin, wait_for_device
 from isthmus.credentials.discovery import DiscoveryFailed, ServerMetadata, find_place
 from isthmus.credentials.fetch import Fetched, Fetcher, FetchFailed
-from isthmus.credentials.grants import GrantRefused, TokenEndpoint
-from isthmus.credentials.login import Login
-from isthmus.credentials.logins import Logins
-from isthmus.credentials.tokens import OAuthClient, StoredLogin, StoredToken
+from isthmus.credentials.logins import Login, Logins
+from isthmus.credentials.token_endpoint import GrantRefused, OAuthClient, StoredLogin, StoredToken, TokenEndpoint
 from isthmus.credentials.vault import Slot, Vault
 from isthmus.model.calls import Result
 from isthmus.model.credentials import OAuthSettings, ServerCredentials, Subject
@@ -94,7 +91,7 @@ def login_of(hub: InProcess) -> Login:
 @asynccontextmanager
 async def renewing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Slow, Protected, InProcess]]:
     """A hub whose login is being renewed: the authorization server was asked, and has not answered."""
-    monkeypatch.setattr(module, "LEEWAY_SECONDS", 0.0)
+    monkeypatch.setattr(logins, "LEEWAY_SECONDS", 0.0)
     async with Slow() as authority, Protected(authority) as server:
         authority.expires_in = 0.5
         async with hub_of(folder, {"s": entry_of(server)}) as hub:
@@ -133,7 +130,7 @@ async def test_of_two_hubs_with_one_state_folder_one_renews_a_login(tmp_path: Pa
             await logged_in(one, tmp_path / "state")
             await one.ready("s")
             await other.ready("s")
-            renewals = [asyncio.ensure_future(login_of(hub)._renewed()) for hub in (one, other)]
+            renewals = [login_of(hub)._start() for hub in (one, other)]
             await asyncio.wait_for(authority.asked_at.wait(), 5.0)
             authority.may_answer.set()
             await asyncio.wait_for(asyncio.gather(*renewals), 10.0)
@@ -161,7 +158,7 @@ async def test_who_logs_in_while_a_login_is_renewed_has_logged_in(
 async def test_tokens_that_hold_for_no_time_are_not_asked_for_in_a_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    monkeypatch.setattr(module, "SOONEST_SECONDS", 5.0)  # as it is outside of these tests
+    monkeypatch.setattr(logins, "SOONEST_SECONDS", 5.0)  # as it is outside of these tests
     async with Authority() as authority, Protected(authority) as server:
         authority.expires_in = seconds
         async with hub_of(tmp_path, {"s": entry_of(server, **OWN)}) as hub:
@@ -404,7 +401,7 @@ async def test_who_waits_for_a_person_outlasts_an_authorization_server_that_is_a
 
     fetcher = Documents({}, "")
     endpoint = Away(fetcher, ServerMetadata(), OAuthClient("c"), OAuthSettings(), "https://s.example/mcp")
-    got = await wait_for(endpoint, DeviceLogin("code", "WDJB", "https://login.example"), 5.0, sleep)
+    got = await wait_for_device(endpoint, DeviceLogin("code", "WDJB", "https://login.example"), 5.0, sleep)
     assert (got.access, pauses) == ("a", [5.0, 10.0, 10.0])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.credentials import login as module
+from isthmus.credentials import logins
 from isthmus.model.calls import Result
 from tests.faults.scripted import hub_of, reply
 from tests.faults.watching import eventually
@@ -45,7 +45,7 @@ class Provider(Authority):
 async def test_a_workload_presents_the_token_that_its_file_holds_at_the_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LEEWAY_SECONDS", 0.0)
+    monkeypatch.setattr(logins, "LEEWAY_SECONDS", 0.0)
     file = tmp_path / "token"
     file.write_text("workload-1\n")
     async with Authority() as authority, Protected(authority) as server:

@@ -13,7 +13,6 @@ import msgspec
 import pytest
 
 from isthmus.app.login import LoginOptions, LoginPrompt, log_in
-from isthmus.credentials import login as module
 from isthmus.credentials import logins
 from isthmus.credentials.vault import Slot, Vault
 from isthmus.model.callers import Caller, Grants
@@ -96,7 +95,7 @@ async def test_a_configured_endpoint_is_asked_without_looking_for_one(tmp_path: 
 async def test_a_token_is_renewed_ahead_of_its_end_and_no_link_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LEEWAY_SECONDS", 0.0)
+    monkeypatch.setattr(logins, "LEEWAY_SECONDS", 0.0)
     async with Authority() as authority, Protected(authority) as server:
         authority.expires_in = 0.5
         async with hub_of(tmp_path, {"s": entry_of(server, **OWN)}) as hub:
@@ -171,7 +170,7 @@ async def test_an_authorization_server_that_is_away_is_asked_again(tmp_path: Pat
 async def test_a_token_that_a_server_takes_no_more_is_renewed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "FRESH_SECONDS", 0.0)
+    monkeypatch.setattr(logins, "FRESH_SECONDS", 0.0)
     async with server_status(tmp_path) as (authority, hub):
         authority.good.clear()
         outcome = await hub.call("s.t")
@@ -236,7 +235,7 @@ async def test_a_server_of_which_nothing_is_configured_is_told_how_to_log_in_at_
 
 
 async def test_a_login_is_renewed_and_the_renewed_one_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LEEWAY_SECONDS", 0.0)
+    monkeypatch.setattr(logins, "LEEWAY_SECONDS", 0.0)
     async with Authority() as authority, Protected(authority) as server:
         authority.expires_in = 1.0
         async with hub_of(tmp_path, {"s": entry_of(server)}) as hub:
@@ -256,8 +255,8 @@ async def test_a_login_is_renewed_with_the_secret_that_is_configured_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Secrets of clients are changed by and by; nobody has to log in again for that."""
-    monkeypatch.setattr(module, "LEEWAY_SECONDS", 0.0)
-    monkeypatch.setattr(module, "SOONEST_SECONDS", 0.05)
+    monkeypatch.setattr(logins, "LEEWAY_SECONDS", 0.0)
+    monkeypatch.setattr(logins, "SOONEST_SECONDS", 0.05)
     async with Authority() as authority, Protected(authority) as server:
         authority.expires_in = 0.2
         before, now = ({"client_id": "hub", "client_secret": f"the {word} secret"} for word in ("old", "new"))
@@ -278,7 +277,7 @@ async def test_a_login_is_renewed_with_the_secret_that_is_configured_now(
 async def test_a_refresh_that_is_refused_is_told_and_not_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LEEWAY_SECONDS", 0.0)
+    monkeypatch.setattr(logins, "LEEWAY_SECONDS", 0.0)
     async with Authority() as authority, Protected(authority) as server:
         authority.expires_in = 1.0
         async with hub_of(tmp_path, {"s": entry_of(server)}) as hub:
@@ -436,7 +435,7 @@ async def test_what_a_caller_has_shown_is_exchanged_and_never_passed_on(tmp_path
 async def test_who_has_nothing_left_to_exchange_is_called_for_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LEEWAY_SECONDS", 0.0)
+    monkeypatch.setattr(logins, "LEEWAY_SECONDS", 0.0)
     async with (
         Authority() as authority,
         Protected(authority) as server,

@@ -15,8 +15,8 @@ from websockets.exceptions import ConnectionClosed
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.settings import Limits
-from isthmus.credentials.dpop import ProofKey, Prover
 from isthmus.credentials.logins import StaticCredentials
+from isthmus.credentials.signed_jwts import ProofKey, Prover
 from isthmus.model.calls import LogMessage
 from isthmus.model.faults import Lost, ServerError
 from isthmus.model.names import ServerName

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +13,11 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from jwt import PyJWKSet
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.credentials import login as module
 from isthmus.credentials import logins
-from isthmus.credentials.dpop import NONCES_MAX, ProofKey, Prover
+from isthmus.credentials.signed_jwts import NONCES_MAX, PUSH_KEY_FILE, ProofKey, Prover, PushSigner
 from isthmus.credentials.vault import Slot, Vault
 from isthmus.model.calls import Result
 from isthmus.model.faults import NotConnected
@@ -32,7 +35,7 @@ from tests.unit.credentials.test_logins import OWN, logged_in, reason_of
 async def test_a_login_has_a_key_which_is_kept_sealed_and_used_for_all_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(module, "LEEWAY_SECONDS", 0.0)
+    monkeypatch.setattr(logins, "LEEWAY_SECONDS", 0.0)
     async with BindingAuthority() as authority, BoundServer(authority) as server:
         authority.expires_in = 1.0
         async with hub_of(tmp_path, {"s": entry_of(server)}) as hub:
@@ -358,3 +361,39 @@ def test_nonces_belong_to_their_origins_and_odd_ones_are_left() -> None:
     for number in range(NONCES_MAX):
         prover.take_nonce(f"https://{number}.example/", {"dpop-nonce": "n"})
     assert nonce("https://a.example/token") is None, "the one that was not heard of for longest is forgotten"
+
+
+# -- push notifications -----------------------------------------------------------------------------------------
+
+
+NOW = 1_800_000_000.5
+BODY = '{"id": "t",  "n": 1.50, "text": "\\u00e9 \u00e9"}'.encode()
+
+
+def test_a_body_is_signed_as_its_listener_reads_it(tmp_path: Path) -> None:
+    token = PushSigner(tmp_path / "state").token_for(BODY, NOW)
+    keys = PyJWKSet.from_dict(json.loads(PushSigner(tmp_path / "state").key_set()))
+    key = keys[jwt.get_unverified_header(token)["kid"]]
+    claims = jwt.decode(token, key, algorithms=["RS256"], options={"verify_iat": False})
+    read = '{"id":"t","n":1.5,"text":"\u00e9 \u00e9"}'.encode()
+    assert claims == {"iat": int(NOW), "request_body_sha256": hashlib.sha256(read).hexdigest()}
+
+
+def test_the_key_is_made_once_and_is_its_owners_alone(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    assert PushSigner(state).key_set() == PushSigner(state).key_set()
+    assert [file.name for file in state.iterdir()] == [PUSH_KEY_FILE]
+    assert stat.S_IMODE((state / PUSH_KEY_FILE).stat().st_mode) == 0o600
+    assert b'"d"' not in PushSigner(state).key_set()
+
+
+@pytest.mark.parametrize("body", [b'{"n": 1e400}', b'{"text": "\\ud800"}'])
+def test_what_its_listener_cannot_write_again_is_not_signed(tmp_path: Path, body: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - whatever Python says of it
+        PushSigner(tmp_path).token_for(body, NOW)
+
+
+def test_a_damaged_key_is_no_key(tmp_path: Path) -> None:
+    (tmp_path / PUSH_KEY_FILE).write_text("abcd")
+    with pytest.raises(ValueError, match="does not contain an RSA key"):
+        PushSigner(tmp_path).key_set()

@@ -10,13 +10,18 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from isthmus.credentials.client_assertion import check_private_key
-from isthmus.credentials.clients import proof_of
 from isthmus.credentials.discovery import ServerMetadata
 from isthmus.credentials.fetch import Fetched, FetchFailed
-from isthmus.credentials.grants import GrantRefused, _read, _refusal
-from isthmus.credentials.subject_tokens import SubjectTokens
-from isthmus.credentials.tokens import OAuthClient, StoredToken
+from isthmus.credentials.logins import SubjectTokens
+from isthmus.credentials.signed_jwts import check_private_key
+from isthmus.credentials.token_endpoint import (
+    GrantRefused,
+    OAuthClient,
+    StoredToken,
+    proof_of,
+    read_refusal,
+    read_token_response,
+)
 from isthmus.model.credentials import OAuthSettings, Subject
 
 NOWHERE = ServerMetadata(issuer="https://login.example", token_endpoint="https://login.example/token")
@@ -87,12 +92,14 @@ def answered(status: int, **members: object) -> Fetched:
 
 
 def test_a_token_is_read_with_how_long_it_holds() -> None:
-    token = _read(answered(200, access_token="a", token_type="bearer", expires_in="60", refresh_token="r", scope="s"))
+    token = read_token_response(
+        answered(200, access_token="a", token_type="bearer", expires_in="60", refresh_token="r", scope="s")
+    )
     assert (token.access, token.refresh, token.scope) == ("a", "r", "s")
     assert token.expires_at is not None
     assert round(token.expires_at - token.obtained_at) == 60
     assert not token.is_good(token.expires_at)
-    assert _read(answered(200, access_token="a")).is_good(1e12)
+    assert read_token_response(answered(200, access_token="a")).is_good(1e12)
     assert "access" not in repr(token) or "a'" not in repr(token)
 
 
@@ -112,7 +119,7 @@ def test_a_token_is_read_with_how_long_it_holds() -> None:
 )
 def test_what_is_no_token_is_none(said: Fetched, failure: type[Exception]) -> None:
     with pytest.raises(failure):
-        _read(said)
+        read_token_response(said)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +136,7 @@ def test_what_is_no_token_is_none(said: Fetched, failure: type[Exception]) -> No
     ],
 )
 def test_a_refusal_says_why_and_never_what_was_sent(said: Fetched, kind: type[Exception], told: str) -> None:
-    refusal = _refusal(said, ["refresh-1234"])
+    refusal = read_refusal(said, ["refresh-1234"])
     assert isinstance(refusal, kind)
     assert str(refusal) == told
 

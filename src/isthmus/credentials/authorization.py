@@ -1,7 +1,8 @@
-"""A login in a browser: the address to visit, and the redirect that comes back (RFC 7636, RFC 9207).
+"""How a person logs in: in a browser (RFC 7636, RFC 9207), or with a code on another device (RFC 8628).
 
-`Callback` listens for the redirect. The hub never opens a browser: the address comes from a stranger, so it is shown
-to the person, who decides.
+In a browser, `Callback` listens for the redirect that comes back. The hub never opens a browser: the address comes from
+a stranger, so it is shown to the person, who decides. With a code, the hub polls the token endpoint. `app.login` calls
+this.
 """
 
 from __future__ import annotations
@@ -11,13 +12,19 @@ import base64
 import hashlib
 import hmac
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
+import msgspec
+
 from isthmus.credentials.discovery import PKCE, ServerMetadata
-from isthmus.credentials.tokens import OAuthClient
+from isthmus.credentials.fetch import Fetched, FetchFailed
+from isthmus.credentials.token_endpoint import GrantRefused, OAuthClient, StoredToken, TokenEndpoint, proof_of
+
+# -- in a browser -----------------------------------------------------------------------------------------------
+
 
 WORDS_LENGTH_MAX = 200
 
@@ -77,26 +84,19 @@ class Authorization:
         """
         if not hmac.compare_digest(answer.get("state", "").encode(), self.state.encode()):
             raise LoginRefused("the redirect does not belong to this login")
-        _check_issuer(answer.get("iss"), server)
+        # Several authorization servers may redirect to one address; each must name itself (RFC 9207).
+        issuer = answer.get("iss")
+        if issuer is None and server.authorization_response_iss_parameter_supported:
+            raise LoginRefused("the redirect does not name its authorization server")
+        if issuer is not None and server.issuer and issuer != server.issuer:
+            raise LoginRefused("the redirect comes from another authorization server")
         if error := answer.get("error"):
-            raise LoginRefused(f"the authorization server says {_printable(error)}")
+            text = "".join(letter for letter in error if letter.isprintable())[:WORDS_LENGTH_MAX]
+            raise LoginRefused(f"the authorization server says {text}")
         code = answer.get("code", "")
         if not code:
             raise LoginRefused("the redirect has no code")
         return code
-
-
-def _check_issuer(said: str | None, server: ServerMetadata) -> None:
-    """Several authorization servers may redirect to one address; each must name itself (RFC 9207)."""
-    if said is None:
-        if server.authorization_response_iss_parameter_supported:
-            raise LoginRefused("the redirect does not name its authorization server")
-    elif server.issuer and said != server.issuer:
-        raise LoginRefused("the redirect comes from another authorization server")
-
-
-def _printable(text: str) -> str:
-    return "".join(letter for letter in text if letter.isprintable())[:WORDS_LENGTH_MAX]
 
 
 HOST = "127.0.0.1"
@@ -143,15 +143,13 @@ class Callback:
         if self._server is not None:
             self._server.close()
 
-    def _mine(self, answer: Mapping[str, str] | None) -> Mapping[str, str] | None:
-        is_mine = answer is not None and hmac.compare_digest(answer["state"].encode(), self._state)
-        return answer if is_mine else None
-
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(HEAD_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
-                answer = self._mine(_read(head))
+                answer = read_callback(head)
+                if answer is not None and not hmac.compare_digest(answer["state"].encode(), self._state):
+                    answer = None
                 writer.write(_NOT_FOUND if answer is None else _ANSWER)
                 await writer.drain()
             if answer is not None and not self._answer.done():
@@ -164,7 +162,7 @@ class Callback:
                 await writer.wait_closed()
 
 
-def _read(head: bytes) -> Mapping[str, str] | None:
+def read_callback(head: bytes) -> Mapping[str, str] | None:
     """The parameters of a request to the redirect path; None for any other request."""
     verb, _, rest = head.partition(b"\r\n")[0].partition(b" ")
     target, _, version = rest.partition(b" ")
@@ -175,3 +173,76 @@ def _read(head: bytes) -> Mapping[str, str] | None:
     if len({name for name, _ in fields}) != len(fields):
         return None  # a repeated parameter is ambiguous
     return dict(fields) if "state" in dict(fields) else None
+
+
+# -- on another device ------------------------------------------------------------------------------------------
+
+
+OK = 200
+INTERVAL_SECONDS = 5.0
+INTERVAL_SECONDS_MAX = 60.0
+CODE_LENGTH_MAX = 64
+
+
+class DeviceLogin(msgspec.Struct, frozen=True):
+    """The address to visit and the code to enter there."""
+
+    device_code: str
+    user_code: str
+    verification_uri: str
+    verification_uri_complete: str = ""
+    expires_in: float = 600.0
+    interval: float = INTERVAL_SECONDS
+
+    def __repr__(self) -> str:
+        return f"Device(verification_uri={self.verification_uri!r})"
+
+
+async def begin_device_login(endpoint: TokenEndpoint, scope: str) -> DeviceLogin:
+    """Request a code. Raises `LoginRefused`, `FetchFailed` or `UrlRefused`."""
+    place = endpoint.server.device_authorization_endpoint
+    if not place:
+        raise LoginRefused("the authorization server does not support the device flow; try without --device")
+    fields, headers = proof_of(endpoint.client, endpoint.settings, endpoint.server)
+    form = {"client_id": endpoint.client.id, "resource": endpoint.resource, **fields}
+    form = {**form, **({"scope": scope} if scope else {})}
+    device = read_device_login(await endpoint.fetcher.post("its device endpoint", place, form, headers))
+    for name in ("verification_uri", "verification_uri_complete"):
+        if url := getattr(device, name):
+            await endpoint.fetcher.check_place(f"its {name}", url)
+    return device
+
+
+def read_device_login(said: Fetched) -> DeviceLogin:
+    """Return the code in a response. Raises `LoginRefused`."""
+    if said.status != OK:
+        raise LoginRefused(f"the device endpoint answered HTTP {said.status}")
+    try:
+        device = msgspec.json.decode(said.body, type=DeviceLogin)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise LoginRefused("the device endpoint's response is malformed") from None
+    if not (0 < len(device.user_code) <= CODE_LENGTH_MAX and device.user_code.isprintable()):
+        raise LoginRefused("the device endpoint sent no usable code")
+    return device
+
+
+async def wait_for_device(
+    endpoint: TokenEndpoint,
+    device: DeviceLogin,
+    within: float,
+    sleep: Callable[[float], asyncio.Future[None]] | None = None,
+) -> StoredToken:
+    """Poll until the person has agreed. Raises like `begin_device_login`, or `TimeoutError`."""
+    interval = min(max(device.interval, 1.0), INTERVAL_SECONDS_MAX)
+    async with asyncio.timeout(min(within, device.expires_in)):
+        while True:
+            await (asyncio.sleep(interval) if sleep is None else sleep(interval))
+            try:
+                return await endpoint.by_device(device.device_code)
+            except FetchFailed:
+                interval = min(interval * 2, INTERVAL_SECONDS_MAX)  # it may be unreachable only for a moment
+            except GrantRefused as refused:
+                if refused.code == "slow_down":
+                    interval = min(interval + 5.0, INTERVAL_SECONDS_MAX)
+                elif refused.code != "authorization_pending":
+                    raise LoginRefused(f"the authorization server says {refused}") from refused
