@@ -16,7 +16,8 @@ from isthmus.model.calls import ClientCapabilities
 from isthmus.model.credentials import Subject
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress, Guarded
-from isthmus.upstream.a2a.link import AgentLink, TaskOwners
+from isthmus.upstream.a2a.link import AgentLink
+from isthmus.upstream.a2a.remote_task import TaskOwners
 from isthmus.upstream.http_shared import CallerHeaders
 from isthmus.upstream.link import BaseLink, ConnectFailed
 from isthmus.upstream.loop_detection import HOPS_MAX

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -33,13 +33,13 @@ from isthmus.wire.jsonrpc import object_members
 from isthmus.wire.mcp.messages import read_string
 
 NAME_LENGTH_MAX = 128
-"""What MCP allows a tool's name."""
+"""The longest tool name that MCP allows."""
 
 EXAMPLES_MAX = 10
-"""Examples that a description repeats."""
+"""Examples in the description of a tool."""
 
 TALK = "send_message"
-"""The tool of an agent whose card names no skill."""
+"""The tool of an agent whose card lists no skill."""
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]+")
 _encode = msgspec.json.Encoder().encode
@@ -58,48 +58,37 @@ WORDS_SCHEMA = Raw(
         }
     )
 )
-"""What a skill takes that does not say what it takes."""
+"""The input schema of a skill without one of its own."""
 
 
 class SkillTool(msgspec.Struct, frozen=True):
-    """A tool, and the skill that it stands for."""
+    """The tool of a skill."""
 
     tool: Tool
     skill: str
     """The skill's id; empty for the agent as a whole."""
     takes_text: bool
-    """It takes words, and not the arguments of a schema of its own."""
+    """It takes the arguments of `WORDS_SCHEMA`, not those of a schema of its own."""
 
 
 def tools_of(card: AgentCard, server: ServerName) -> dict[str, SkillTool]:
-    """The tools that a card stands for, by their names."""
-    skills = card.skills or (AgentSkill("", card.name, card.description),)
-    return {offered.tool.name: offered for offered in _tools(skills, server)}
-
-
-def _tools(skills: Iterable[AgentSkill], server: ServerName) -> Iterator[SkillTool]:
-    taken: set[str] = set()
-    for skill in skills:
-        name = _name(skill.id, taken)
-        taken.add(name)
-        own = _own_schema(skill)
+    """The tools of a card, by their names."""
+    tools: dict[str, SkillTool] = {}
+    for skill in card.skills or (AgentSkill("", card.name, card.description),):
+        name = _NOT_IN_NAMES.sub("_", skill.id) or TALK
+        if len(name) > NAME_LENGTH_MAX or name in tools:
+            digits = hashlib.blake2b(f"{skill.id} {len(tools)}".encode(errors="replace"), digest_size=3).hexdigest()
+            name = f"{name[: NAME_LENGTH_MAX - 7]}_{digits}"
+        has_schema = _is_of_object(skill.input_schema)
         definition = {
             "name": Raw(_encode(name)),
             "title": Raw(_encode(skill.name)),
             "description": Raw(_encode(_description(skill))),
-            "inputSchema": own or WORDS_SCHEMA,
-            **({"outputSchema": skill.output_schema} if own and _is_of_object(skill.output_schema) else {}),
+            "inputSchema": skill.input_schema if has_schema else WORDS_SCHEMA,
+            **({"outputSchema": skill.output_schema} if has_schema and _is_of_object(skill.output_schema) else {}),
         }
-        yield SkillTool(Tool.of(server, FeatureName(name), definition), skill.id, not own)
-
-
-def _name(id: str, taken: set[str]) -> str:
-    """A skill's id as a tool's name; what had to be changed, or is there already, ends in digits of its own."""
-    name = _NOT_IN_NAMES.sub("_", id) or TALK
-    if len(name) <= NAME_LENGTH_MAX and name not in taken:
-        return name
-    digits = hashlib.blake2b(f"{id} {len(taken)}".encode(errors="replace"), digest_size=3).hexdigest()
-    return f"{name[: NAME_LENGTH_MAX - 7]}_{digits}"
+        tools[name] = SkillTool(Tool.of(server, FeatureName(name), definition), skill.id, not has_schema)
+    return tools
 
 
 def _description(skill: AgentSkill) -> str:
@@ -112,12 +101,8 @@ def _description(skill: AgentSkill) -> str:
     return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
 
 
-def _own_schema(skill: AgentSkill) -> Raw:
-    return skill.input_schema if _is_of_object(skill.input_schema) else Raw()
-
-
 def _is_of_object(schema: Raw) -> bool:
-    """Whether a schema is one that MCP takes: of an object."""
+    """Whether MCP accepts a schema: its type must be object."""
     members = object_members(schema) if schema else None
     return members is not None and read_string(members.get("type")) == "object"
 
@@ -125,7 +110,7 @@ def _is_of_object(schema: Raw) -> bool:
 def listing_of(
     offers: Iterable[SkillTool], limits: Limits, ttl_seconds: float | None, known: Iterable[str] = ()
 ) -> Listing:
-    """What the tools are listed as, within bounds; `known` is what there is to say of the list besides."""
+    """The list of tools within the limits. Its notes begin with those in `known`."""
     kept: list[Tool] = []
     notes = [*known]
     for tool in (offered.tool for offered in offers):
@@ -141,13 +126,13 @@ def listing_of(
 
 
 CARDS = ("/.well-known/agent-card.json", "/.well-known/agent.json")
-"""Where a card is below an agent's address, since 0.3 and before."""
+"""Paths of a card below the agent's URL: since 0.3, and before."""
 
 PLAIN = "HTTP+JSON"
 
 
 class AgentEndpoint(NamedTuple):
-    """Where an agent is spoken to, and how."""
+    """The URL of an agent, and the binding to use there."""
 
     origin: HttpOrigin
     path: str
@@ -155,43 +140,37 @@ class AgentEndpoint(NamedTuple):
     binding: ClientBinding
 
     def target(self, path: str) -> str:
-        """The request target of a path behind the place's own."""
+        """The request target of a path below the endpoint's own."""
         query = f"?{self.query}" if self.query and "?" not in path else ""
         return f"{self.path.rstrip('/')}{path}{query}" if path else f"{self.path}{query}"
 
 
 def card_targets(target: str) -> tuple[str, ...]:
-    """The targets at which the card of an address may be: the address itself if it is a document's."""
+    """The request targets to try for the card of a URL: the URL itself if it names a document."""
     path = target.partition("?")[0].rstrip("/")
     return (target,) if path.endswith(".json") else tuple(path + known for known in CARDS)
 
 
 def choose_endpoint(card: AgentCard, home: HttpOrigin, allowed: Iterable[str], max_depth: int) -> AgentEndpoint | str:
-    """The place of a card to speak to, or why there is none, in words that say what can be done."""
+    """The first usable endpoint of a card; a string says why there is none, and what to do."""
     trusted = {home, *(parse_url(origin)[0] for origin in allowed)}
     refusals: list[str] = []
     for interface in card.interfaces:
-        contact = _contact(interface, home, trusted, max_depth)
-        if isinstance(contact, AgentEndpoint):
-            return contact
-        refusals.append(contact)
+        binding = _binding(interface, max_depth)
+        if binding is None:
+            refusals.append(f"{interface.binding[:40]} {interface.version[:20]} is not spoken")
+            continue
+        try:
+            origin, target = parse_url(interface.url)
+        except ValueError as error:
+            refusals.append(str(error))
+            continue
+        if origin in trusted or _is_same_host(origin, home):
+            path, _, query = target.partition("?")
+            return AgentEndpoint(origin, path, query, binding)
+        advice = "if it is to be trusted with the same headers, add it to origins"
+        refusals.append(f"{origin} is not where its card is; {advice}")
     return "its card names no place that can be spoken to: " + "; ".join(dict.fromkeys(refusals))
-
-
-def _contact(
-    interface: AgentInterface, home: HttpOrigin, trusted: set[HttpOrigin], max_depth: int
-) -> AgentEndpoint | str:
-    binding = _binding(interface, max_depth)
-    if binding is None:
-        return f"{interface.binding[:40]} {interface.version[:20]} is not spoken"
-    try:
-        origin, target = parse_url(interface.url)
-    except ValueError as error:
-        return str(error)
-    if origin not in trusted and not _is_near(origin, home):
-        return f"{origin} is not where its card is; if it is to be trusted with the same headers, add it to origins"
-    path, _, query = target.partition("?")
-    return AgentEndpoint(origin, path, query, binding)
 
 
 def _binding(interface: AgentInterface, max_depth: int) -> ClientBinding | None:
@@ -205,14 +184,14 @@ def _binding(interface: AgentInterface, max_depth: int) -> ClientBinding | None:
     return RestClientBinding(plain, interface.tenant, max_depth)
 
 
-def _is_near(origin: HttpOrigin, home: HttpOrigin) -> bool:
-    """Whether it is the same host, and nobody can listen in on the way who could not before."""
+def _is_same_host(origin: HttpOrigin, home: HttpOrigin) -> bool:
+    """Whether an origin is on the card's host, and not less secure than the card's URL."""
     is_same = origin.host == home.host or (_is_local(origin.host) and _is_local(home.host))
     return is_same and (origin.is_secure or not home.is_secure)
 
 
 def _is_local(host: str) -> bool:
-    """Whether it is this machine: programs that were only tried out name it in any of these ways in their cards."""
+    """Whether a host is this machine. Agents under development use any of these names in their cards."""
     if host in ("localhost", "0.0.0.0", "::"):  # noqa: S104 - compared, not bound
         return True
     try:

@@ -25,23 +25,23 @@ from isthmus.wire.lines import Oversized
 from isthmus.wire.sse import SseDecoder
 
 LINGERING_MAX = 2
-"""Enough to use the connections of most agents again; each is one more that the link has to have to spare."""
+"""Enough to reuse the connections of most agents. The link needs one spare connection for each."""
 
 
 class LingeringConnections:
-    """Whoever lingers is stopped after a while, and the oldest at once where one too many does."""
+    """Exchanges that are over but still hold a connection. Each ends after a timeout, or when there are too many."""
 
     def __init__(self) -> None:
         self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
 
     def add(self, stop: Callable[[], None], seconds: float) -> None:
-        """Have `stop` called after so long, unless it is dropped before."""
+        """Call `stop` after this time, unless it is dropped before."""
         self._timers[stop] = asyncio.get_running_loop().call_later(seconds, self._stop, stop)
         if len(self._timers) > LINGERING_MAX:
             self._stop(next(iter(self._timers)))
 
     def drop(self, stop: Callable[[], None]) -> None:
-        """It has ended by itself, or does not linger at all."""
+        """Cancel the timeout of `stop`, if it has one."""
         timer = self._timers.pop(stop, None)
         if timer is not None:
             timer.cancel()
@@ -52,17 +52,17 @@ class LingeringConnections:
 
 
 TURNED_AWAY = (307, 308, 401, 403, 405, 406, 415)
-"""Statuses with which an agent says that it did not take the request up; the same as with servers of MCP."""
+"""Statuses that prove that the agent did not process the request; the same as for MCP servers."""
 
 PASSING = (408, 425, 429)
 SERVER_TROUBLE = 500
-"""With these, and from here on, an agent says that it may answer another time."""
+"""These statuses, and all from 500 on, are temporary: a request may be repeated."""
 
 EVENTS_MAX = 100_000
-"""Events of one stream: a text that is told word by word has some thousands of them."""
+"""Events of one stream: a text that is streamed word by word has some thousands of them."""
 
 LINGER_SECONDS = 1.0
-"""How long an agent may keep a stream open that says nothing more before the connection is taken from it."""
+"""How long an agent may keep a stream open after its last event before the hub closes the connection."""
 
 _ADVICE = {**ADVICE, 405: "; check that its card names the right place"}
 
@@ -71,13 +71,13 @@ class ExchangeOwner(Protocol):
     """The owner of an exchange."""
 
     def on_update(self, update: Update, *, is_whole: bool) -> None:
-        """The agent said something; `is_whole` if that is all it answers."""
+        """The agent sent an update; `is_whole` if it is the whole response."""
 
     def ended(self) -> None:
-        """The stream is over, in good order."""
+        """The stream ended normally."""
 
     def failed(self, fault: Fault) -> None:
-        """There is no answer, or no more of it."""
+        """The exchange failed; there are no more updates."""
 
 
 class ExchangeLink(Protocol):
@@ -132,43 +132,59 @@ class HttpExchange:
         return self.ticket is not None and self.ticket.may_have_left
 
     def abandon(self) -> None:
-        """Nobody listens any more: close the connection that serves this."""
+        """Ignore the rest of the response, and close the connection."""
         self._is_over = True
         self._link.lingering.drop(self.abandon)
         if self.ticket is not None:
             self.ticket.abort()
 
     def leave(self) -> None:
-        """All that is wanted was heard: let the agent end its stream, so that the connection can be used again."""
+        """Ignore the rest of the response, but let the agent end its stream, so that the connection can be reused."""
         if not self._is_over:
             self._is_over = True
             if self.ticket is not None and self._decoder is not None:
                 self._link.lingering.add(self.abandon, LINGER_SECONDS)
 
-    # -- the reply, as the client hands it over --------------------------------------------------------------------
+    # -- callbacks of the HTTP client ------------------------------------------------------------------------------
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
-        """Take the status and choose how to read what follows."""
+        """Receive status and headers; the body is a stream of events or one document."""
         self._status = status
         self._login = login_url(status, headers)
         if status == OK and media_type(headers) == EVENT_STREAM:
             self._decoder = SseDecoder(self._link.limits.reply_bytes)
 
     def on_body(self, chunk: bytes) -> None:
-        """Take a part of the reply."""
+        """Receive a part of the body."""
         if self._is_over:
             return
         if self._decoder is not None:
             self._read_events(chunk, self._decoder)
             return
         self._size += len(chunk)
+        self._chunks.append(chunk)
         if self._size > self._link.limits.reply_bytes:
-            self._spoil(f"an answer of over {self._link.limits.reply_bytes} bytes")
-        else:
-            self._chunks.append(chunk)
+            self._reject(f"an answer of over {self._link.limits.reply_bytes} bytes")
+
+    def _read_events(self, chunk: bytes, decoder: SseDecoder) -> None:
+        for event in decoder.feed(chunk):
+            if self._is_over:
+                return
+            self._events += 1
+            if isinstance(event, Oversized):
+                self._reject(f"an event of over {event.limit_bytes} bytes")
+            elif self._events > EVENTS_MAX:
+                self._reject(f"a stream of over {EVENTS_MAX} events")
+            elif event.data:
+                update = self._binding.read_event(self.id, event)
+                if isinstance(update, A2aProblem):
+                    self.abandon()
+                    self._owner.failed(self._fault(update))
+                else:
+                    self._owner.on_update(update, is_whole=False)
 
     def on_end(self) -> None:
-        """The reply is whole."""
+        """The body is complete."""
         if self._is_over:
             self._link.lingering.drop(self.abandon)
         elif self._decoder is None:
@@ -178,7 +194,7 @@ class HttpExchange:
             self._owner.ended()
 
     def on_lost(self, lost_: LostReply) -> None:
-        """The reply never became whole."""
+        """The connection was lost before the body was complete."""
         if self._is_over:
             self._link.lingering.drop(self.abandon)
         else:
@@ -186,7 +202,7 @@ class HttpExchange:
             self._link.on_doubt()
             self._owner.failed(lost(self._link.server, lost_.reason, may_have_left=lost_.may_have_left))
 
-    # -- what it says ----------------------------------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------------------------------
 
     def _read_whole(self, body: bytes) -> None:
         self._is_over = True
@@ -197,37 +213,14 @@ class HttpExchange:
             self._owner.failed(turned_away(self._link.server, detail, self._status, self._login))
             return
         answer = self._binding.read(self.id, self.asked, self._status, body)
-        if isinstance(answer, A2aProblem):
-            self._owner.failed(self._passing() or self._fault(answer))
-        else:
+        is_temporary = self._status in PASSING or self._status >= SERVER_TROUBLE
+        if not isinstance(answer, A2aProblem):
             self._owner.on_update(answer, is_whole=True)
-
-    def _read_events(self, chunk: bytes, decoder: SseDecoder) -> None:
-        for event in decoder.feed(chunk):
-            if self._is_over:
-                return
-            self._events += 1
-            if isinstance(event, Oversized):
-                self._spoil(f"an event of over {event.limit_bytes} bytes")
-            elif self._events > EVENTS_MAX:
-                self._spoil(f"a stream of over {EVENTS_MAX} events")
-            elif event.data:
-                self._tell(self._binding.read_event(self.id, event))
-
-    def _tell(self, update: Update | A2aProblem) -> None:
-        if isinstance(update, A2aProblem):
-            fault = self._fault(update)
-            self.abandon()
-            self._owner.failed(fault)
+        elif is_temporary and not isinstance(self.asked, SendMessage):
+            # The owner may repeat the request; a message is never repeated.
+            self._owner.failed(Lost(self._link.server, f"it answered HTTP {self._status}", executed="unknown"))
         else:
-            self._owner.on_update(update, is_whole=False)
-
-    def _passing(self) -> Fault | None:
-        """The fault of a question that can be asked again, where the agent says that it may do better then."""
-        is_passing = self._status in PASSING or self._status >= SERVER_TROUBLE
-        if isinstance(self.asked, SendMessage) or not is_passing:
-            return None
-        return Lost(self._link.server, f"it answered HTTP {self._status}", executed="unknown")
+            self._owner.failed(self._fault(answer))
 
     def _fault(self, problem: A2aProblem) -> Fault:
         code = code_of(problem)
@@ -238,6 +231,6 @@ class HttpExchange:
             fault.executed = "unknown"
         return fault
 
-    def _spoil(self, detail: str) -> None:
+    def _reject(self, detail: str) -> None:
         self.abandon()
         self._owner.failed(BadReply(self._link.server, detail))

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping, Set
 from typing import NamedTuple
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.ports import Credentials
 from isthmus.core.settings import Limits
-from isthmus.model.callers import Caller
-from isthmus.model.calls import NO_CAPABILITIES, Call, ClientCapabilities
-from isthmus.model.faults import BadArguments, BadReply, Fault, NotConnected
+from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities
+from isthmus.model.faults import BadArguments, BadReply, NotConnected
 from isthmus.model.features import TOPICS, Ability, Topic
 from isthmus.model.names import ServerName
-from isthmus.model.tasks import Update
 from isthmus.transport.egress import Egress, HttpOrigin, parse_url
 from isthmus.transport.http import ConnectionLost, HttpClient, Ticket, client_for, request_head
 from isthmus.upstream.a2a.agent_card import (
@@ -32,8 +30,8 @@ from isthmus.upstream.a2a.agent_card import (
     tools_of,
 )
 from isthmus.upstream.a2a.http_exchange import LINGERING_MAX, ExchangeOwner, HttpExchange, LingeringConnections
-from isthmus.upstream.a2a.messages import TaskMessage, message_for
-from isthmus.upstream.a2a.remote_task import RemoteTask
+from isthmus.upstream.a2a.messages import message_for
+from isthmus.upstream.a2a.remote_task import CancelRequest, RemoteTask, TaskOwners
 from isthmus.upstream.dialect import LegacyDialect
 from isthmus.upstream.http_shared import ADVICE, OK, login_url
 from isthmus.upstream.link import ASK_SECONDS, BaseLink, ConnectFailed
@@ -47,54 +45,9 @@ from isthmus.wire.a2a.operations import A2aProblem, CancelTask, SendMessage, Sub
 from isthmus.wire.jsonrpc import Payload
 from isthmus.wire.mcp.messages import Implementation, read_hubs
 
-CANCEL_SECONDS = 10.0
-"""How long an agent may take to hear it."""
-
-
-class CancelRequest:
-    """Waits until the agent has answered a cancel request, or long enough."""
-
-    def __init__(self, on_done: Callable[[CancelRequest], None]) -> None:
-        self._on_done = on_done
-        self._exchange: HttpExchange | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def begin(self, exchange: HttpExchange) -> None:
-        """Wait for the answer."""
-        self._exchange = exchange
-        self._timer = asyncio.get_running_loop().call_later(CANCEL_SECONDS, self.end)
-
-    @property
-    def has_left(self) -> bool:
-        """Whether the agent may have heard it."""
-        return self._exchange is not None and self._exchange.may_have_left
-
-    def on_update(self, update: Update, *, is_whole: bool) -> None:
-        """See `ExchangeOwner`."""
-        self.end()
-
-    def ended(self) -> None:
-        """See `ExchangeOwner`."""
-        self.end()
-
-    def failed(self, fault: Fault) -> None:
-        """See `ExchangeOwner`; the task may have ended by itself."""
-        self.end()
-
-    def end(self) -> None:
-        """Wait no longer."""
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._exchange is not None:
-            self._exchange.abandon()
-        if not self.done.done():
-            self.done.set_result(None)
-        self._on_done(self)
-
 
 class CardReply(NamedTuple):
-    """A whole reply."""
+    """A complete HTTP response."""
 
     status: int
     headers: Mapping[str, str]
@@ -102,7 +55,7 @@ class CardReply(NamedTuple):
 
 
 class CardFetch:
-    """A reply that is collected; `done` is awaited by whoever asked, and raises `Fault`."""
+    """Collects the response to a request for a card. Awaiting `done` raises `Fault`."""
 
     def __init__(self, server: ServerName, limit_bytes: int) -> None:
         self._server = server
@@ -114,11 +67,11 @@ class CardFetch:
         self.done: asyncio.Future[CardReply] = asyncio.get_running_loop().create_future()
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
-        """Take the status and the headers."""
+        """Receive status and headers."""
         self._status, self._headers = status, headers
 
     def on_body(self, chunk: bytes) -> None:
-        """Take a part of the document."""
+        """Receive a part of the document."""
         self._body += chunk
         if len(self._body) > self._limit_bytes:
             self._fail(BadReply(self._server, f"a document of over {self._limit_bytes} bytes"))
@@ -126,12 +79,12 @@ class CardFetch:
                 self.ticket.abort()
 
     def on_end(self) -> None:
-        """The document is whole."""
+        """The document is complete."""
         if not self.done.done():
             self.done.set_result(CardReply(self._status, self._headers, bytes(self._body)))
 
     def on_lost(self, lost: ConnectionLost) -> None:
-        """The document never became whole."""
+        """The connection was lost before the document was complete."""
         self._fail(NotConnected(self._server, lost.reason))
 
     def _fail(self, fault: BadReply | NotConnected) -> None:
@@ -139,81 +92,26 @@ class CardFetch:
             self.done.set_exception(fault)
 
 
-TASKS_OF_CALLER_MAX = 1_000
-TASKS_MAX = 10_000
-"""Of all callers together; the oldest are forgotten first."""
-
-
-class _Owner(NamedTuple):
-    tenant: str
-    name: str
-
-
-class _OwnedTask(NamedTuple):
-    owner: _Owner
-    server: ServerName
-    id: str
-
-
-class TaskOwners:
-    """Which caller each remote task belongs to, so that nobody can continue another caller's task.
-
-    In memory and bounded. All links to agents share one.
-    """
-
-    def __init__(self) -> None:
-        self._all: dict[_OwnedTask, None] = {}
-        self._of: dict[_Owner, dict[_OwnedTask, None]] = {}
-
-    def add(self, caller: Caller, server: ServerName, id: str) -> None:
-        """A caller was given a task, or has just gone on with it."""
-        task = _owned_task(caller, server, id)
-        self._forget(task)
-        own = self._of.setdefault(task.owner, {})
-        self._all[task] = own[task] = None
-        if len(own) > TASKS_OF_CALLER_MAX:
-            self._forget(next(iter(own)))
-        elif len(self._all) > TASKS_MAX:
-            self._forget(next(iter(self._all)))
-
-    def has(self, caller: Caller, server: ServerName, id: str) -> bool:
-        """Whether it is a task of this caller's."""
-        return _owned_task(caller, server, id) in self._all
-
-    def _forget(self, task: _OwnedTask) -> None:
-        if task not in self._all:
-            return
-        del self._all[task]
-        own = self._of[task.owner]
-        del own[task]
-        if not own:
-            del self._of[task.owner]
-
-
-def _owned_task(caller: Caller, server: ServerName, id: str) -> _OwnedTask:
-    return _OwnedTask(_Owner(caller.tenant, caller.name), server, id)
-
-
 CANCELS_MAX = 2
-"""Tasks given up of which the agent was told and may still answer, after a moment in which it is any number."""
+"""Cancel requests that wait for a response after `CANCEL_GRACE_SECONDS`; before, their number is not limited."""
 
 CANCEL_GRACE_SECONDS = 1.0
 
 SPARE_CONNECTIONS = 2 + LINGERING_MAX + CANCELS_MAX
-"""Connections beside those for calls: the card and a ping, calls that are over, and tasks that are given up."""
+"""Connections besides those for calls: the card, a ping, lingering connections and cancel requests."""
 
 CLOSE_SECONDS = 1.0
-"""How long a link that is closed waits for that."""
+"""How long a link waits for its cancel requests when it closes."""
 
 NOT_MODIFIED = 304
 NOT_FOUND = (404, 405, 410)
-"""What is answered where there is no card."""
+"""Statuses that mean that there is no card at a URL."""
 
 JSON = "application/json"
 CARD_ACCEPT = "application/json, application/a2a+json"
 
 KNOWN = frozenset((HUBS, SCHEMAS))
-"""Extensions of A2A that mean something here."""
+"""The A2A extensions that the hub supports."""
 
 _TAG = re.compile(r'(?:W/)?"[\x21\x23-\x7e]{0,200}"')
 _MAX_AGE = re.compile(r"(?:^|[,\s])max-age\s*=\s*(\d{1,9})", re.IGNORECASE)
@@ -223,7 +121,7 @@ class AgentLink(BaseLink):
     """An agent's endpoint, and the remote tasks that run there."""
 
     can_ask = False
-    """It may ask, but what it lists and does is the same for everybody, whatever they can be asked."""
+    """An agent may ask questions, but its list does not depend on the client's capabilities."""
     carrier = "agent"
 
     def __init__(
@@ -253,56 +151,57 @@ class AgentLink(BaseLink):
         self._ttl_seconds: float | None = None
         self._contact: AgentEndpoint | None = None
         self._notes: tuple[str, ...] = ()
-        """What is odd about the card."""
+        """Warnings about the card, for the operator."""
         self._tools: dict[str, SkillTool] = {}
         self.task_owners = TaskOwners()
-        """Who may go on with which task; the links of a hub share one, which whoever makes them sets."""
+        """Which caller may continue which task. The links of a hub share one; the factory of links sets it."""
         self.lingering = LingeringConnections()
         self._remote_tasks: set[RemoteTask] = set()
         self._cancel_requests: dict[CancelRequest, None] = {}  # the oldest first
 
     @property
     def _headers(self) -> dict[str, str]:
-        """What the agent is shown now."""
+        """The current credentials of the operator for this agent."""
         return {name.lower(): value for name, value in self._credentials.headers_for(self.server).items()}
 
     @property
     def can_stream(self) -> bool:
-        """Whether the agent tells of its tasks while they run."""
+        """Whether the agent streams updates of its tasks."""
         return self._card is not None and self._card.can_stream
 
     @property
     def is_hub(self) -> bool:
-        """Whether it is another hub, which says more exactly what it means."""
+        """Whether the agent is another hub, whose messages contain MCP values."""
         return bool(self.hubs)
 
     @property
     def is_lost(self) -> bool:
-        """Whether nothing more can be sent."""
+        """Whether the link can send no more requests."""
         return self.lost.done()
 
     # -- the card --------------------------------------------------------------------------------------------------
 
     async def handshake(self, era: Era) -> None:
-        """Read the card and choose the place to speak to.
+        """Read the card and choose an endpoint.
 
         Raises:
-            ConnectFailed: there is no card, or none that can be used.
-            Fault: it cannot be had.
+            ConnectFailed: there is no usable card.
+            Fault: the card cannot be fetched.
         """
         await self._read_card(self.start_seconds)
 
     async def ping(self, within: float) -> None:
-        """See whether the agent is still there; whatever it answers."""
+        """Check that the agent responds, with any status."""
         await self._fetch(self._card_targets[0], within)
 
     async def refresh_hubs(self) -> None:
-        """Which hubs there are is said in the card."""
+        """Read the card again, which lists the hubs behind the agent."""
         await self._read_again()
 
     async def _read_card(self, within: float) -> None:
         fetched = await self._fetch_card(within)
-        self._ttl_seconds = _max_age(fetched.headers.get("cache-control", ""))
+        age = _MAX_AGE.search(fetched.headers.get("cache-control", ""))
+        self._ttl_seconds = None if age is None else max(float(age[1]), TTL_SECONDS_MIN)
         if fetched.status == NOT_MODIFIED:
             return
         card = read_card(fetched.body)
@@ -311,26 +210,26 @@ class AgentLink(BaseLink):
         contact = choose_endpoint(card, self._home, self._origins, self.limits.depth)
         if isinstance(contact, str):
             raise ConnectFailed(contact)
-        self._use_card(*await self._extended(card, contact, within))
-        # The card that only we see may change without the one that everybody sees.
+        shown = card
+        unknown = [each.uri for each in card.extensions if each.is_required and each.uri not in KNOWN]
+        self._notes = tuple(f"it requires the extension {uri[:200]!r}, which is not known here" for uri in unknown)
+        if card.has_extended and self._headers:
+            more = await self._fetch_extended(contact, within)
+            if isinstance(more, str):
+                self._notes = (*self._notes, f"it does not give the card that it promises: {more}")
+            else:
+                other = choose_endpoint(more, self._home, self._origins, self.limits.depth)
+                shown, contact = more, contact if isinstance(other, str) else other
+        self.hubs = read_hubs(next((each.params for each in shown.extensions if each.uri == HUBS), b""))
+        self._card, self._contact = shown, contact
+        self._tools = tools_of(shown, self.server)
+        self.dialect = LegacyDialect(f"A2A {contact.binding.version}")
+        # The extended card may change without the public one, so its tag is not enough to skip reading.
         tag = fetched.headers.get("etag", "")
         self._tag = tag if _TAG.fullmatch(tag) and not card.has_extended else ""
 
-    async def _extended(
-        self, card: AgentCard, contact: AgentEndpoint, within: float
-    ) -> tuple[AgentCard, AgentEndpoint]:
-        """The card for those who prove who they are, if there is one that can be used; else this one."""
-        self._notes = _unknown_extensions(card)
-        if not card.has_extended or not self._headers:
-            return card, contact
-        more = await self._fetch_extended(contact, within)
-        if isinstance(more, str):
-            self._notes = (*self._notes, f"it does not give the card that it promises: {more}")
-            return card, contact
-        other = choose_endpoint(more, self._home, self._origins, self.limits.depth)
-        return more, contact if isinstance(other, str) else other
-
     async def _fetch_extended(self, contact: AgentEndpoint, within: float) -> AgentCard | str:
+        """The card for authenticated callers; a string says why there is none."""
         id = self.next_id()
         try:
             fetched = await self._get(contact.origin, self._head(contact, contact.binding.write_card(id)), within)
@@ -340,7 +239,7 @@ class AgentLink(BaseLink):
         return body.message if isinstance(body, A2aProblem) else read_card(body)
 
     async def _read_again(self) -> None:
-        """A card that cannot be had or used any more is a bad answer: the calls that the agent works on go on."""
+        """Read the card of a connected agent. An unusable card is a `BadReply`, so that running calls go on."""
         try:
             await self._read_card(ASK_SECONDS)
         except ConnectFailed as failed:
@@ -350,15 +249,8 @@ class AgentLink(BaseLink):
                 raise
             raise BadReply(self.server, refused.why) from refused
 
-    def _use_card(self, card: AgentCard, contact: AgentEndpoint) -> None:
-        hubs = next((each.params for each in card.extensions if each.uri == HUBS), b"")
-        self.hubs = read_hubs(hubs)
-        self._card, self._contact = card, contact
-        self._tools = tools_of(card, self.server)
-        self.dialect = LegacyDialect(f"A2A {contact.binding.version}")
-
     async def _fetch_card(self, within: float) -> CardReply:
-        """Ask for the card where it may be; where it is found, it is looked for first from then on."""
+        """Try the possible URLs of the card; the one that works is tried first from then on."""
         fetched = CardReply(0, {}, b"")
         for target in self._card_targets:
             fetched = await self._fetch(target, within)
@@ -367,13 +259,10 @@ class AgentLink(BaseLink):
                 return fetched
             if fetched.status not in NOT_FOUND:
                 break
-            self._tag = ""  # what is elsewhere is another document
-        raise self._no_card(fetched)
-
-    def _no_card(self, fetched: CardReply) -> NotConnected:
+            self._tag = ""  # the next URL has another document
         status = fetched.status
         detail = f"it answered HTTP {status} where its card should be{ADVICE.get(status, '')}"
-        return NotConnected(self.server, detail, status=status, login=login_url(status, fetched.headers))
+        raise NotConnected(self.server, detail, status=status, login=login_url(status, fetched.headers))
 
     async def _fetch(self, target: str, within: float) -> CardReply:
         known = {"if-none-match": self._tag} if self._tag else {}
@@ -392,7 +281,7 @@ class AgentLink(BaseLink):
             fetch.ticket.abort()
 
     def abilities(self) -> frozenset[Ability]:
-        """Tools, and nothing else."""
+        """Agents have only tools."""
         return frozenset(("tools",))
 
     async def list_features(
@@ -401,10 +290,10 @@ class AgentLink(BaseLink):
         known: Listing | None = None,
         client_caps: ClientCapabilities = NO_CAPABILITIES,
     ) -> Listing:
-        """The skills of the card, which is read again if it was listed before.
+        """The skills of the card as tools. After the first list, the card is read again.
 
         Raises:
-            Fault: it cannot be had now, or cannot be used.
+            Fault: the card cannot be fetched, or is unusable.
         """
         if known is not None and "tools" not in topics:
             return known
@@ -412,45 +301,40 @@ class AgentLink(BaseLink):
             await self._read_again()
         return listing_of(self._tools.values(), self.limits, self._ttl_seconds, self._notes)
 
-    # -- commissions ---------------------------------------------------------------------------------------------------
+    # -- calls -----------------------------------------------------------------------------------------------------
 
     def send(self, inflight: InFlight) -> None:
-        """Tell the agent what it is to do."""
+        """Start the remote task of a call."""
         offered = self._tools.get(inflight.name)
         if offered is None or self.is_lost:
             inflight.finish(NotConnected(self.server, f"it has no skill {inflight.name} any more"))
             return
-        told = self._message(offered, inflight.call)
-        if isinstance(told, str):
-            inflight.finish(BadArguments(inflight.call.name, told))
+        call = inflight.call
+        message = message_for(offered, call.arguments)
+        if isinstance(message, str):
+            inflight.finish(BadArguments(call.name, message))
             return
-        remote_task = inflight.carriage = RemoteTask(self, inflight, told)
+        if message.task and not self.task_owners.has(call.caller, self.server, message.task):
+            advice = "is no task that you were given here; leave it out to begin a new one"
+            inflight.finish(BadArguments(call.name, f"task_id {message.task[:100]!r} {advice}"))
+            return
+        remote_task = inflight.carriage = RemoteTask(self, inflight, message)
         self._remote_tasks.add(remote_task)
         remote_task.begin()
 
-    def _message(self, offered: SkillTool, call: Call) -> TaskMessage | str:
-        told = message_for(offered, call.arguments)
-        if isinstance(told, str) or not told.task or self.task_owners.has(call.caller, self.server, told.task):
-            return told
-        return f"task_id {told.task[:100]!r} is no task that you were given here; leave it out to begin a new one"
-
     def start_exchange(self, asked: ClientOperation, owner: ExchangeOwner) -> HttpExchange:
-        """Send a request to the place where the agent is spoken to."""
+        """Send a request to the agent's endpoint."""
         contact = self._contact
         assert contact is not None, "the card was read before anything was sent"
         exchange = HttpExchange(self, contact.binding, self.next_id(), asked, owner)
-        exchange.ticket = self._dial(contact, exchange)
-        return exchange
-
-    def _dial(self, contact: AgentEndpoint, exchange: HttpExchange) -> Ticket:
-        asked = exchange.asked
         is_stream = isinstance(asked, SubscribeToTask) or (isinstance(asked, SendMessage) and asked.is_stream)
         accept = "text/event-stream, application/json" if is_stream else JSON
         head, body = self._head(contact, contact.binding.write(exchange.id, asked), accept)
-        return self._client(contact.origin).send(head, body, exchange)
+        exchange.ticket = self._client(contact.origin).send(head, body, exchange)
+        return exchange
 
     def _head(self, contact: AgentEndpoint, outgoing: ClientRequest, accept: str = JSON) -> tuple[bytes, bytes | None]:
-        """A request as it is sent: its head, and its body."""
+        """The head and the body of a request."""
         own = {"accept": accept, VERSION_PARAMETER.lower(): contact.binding.version}
         if outgoing.body is not None:
             own["content-type"] = JSON
@@ -468,44 +352,36 @@ class AgentLink(BaseLink):
     def cancel_task(self, task: str) -> None:
         """Cancel a task; the response is ignored."""
         if not self.is_lost:
-            cancel_request = CancelRequest(self._ended)
+            cancel_request = CancelRequest(lambda ended: self._cancel_requests.pop(ended, None))
             self._cancel_requests[cancel_request] = None
             cancel_request.begin(self.start_exchange(CancelTask(task), cancel_request))
             asyncio.get_running_loop().call_later(CANCEL_GRACE_SECONDS, self._end_slow_cancels)
 
-    def _ended(self, cancel_request: CancelRequest) -> None:
-        self._cancel_requests.pop(cancel_request, None)
-
     def _end_slow_cancels(self) -> None:
-        """What an agent was told and does not answer holds few connections; what waits for one has yet to be told."""
+        """Free the connections of old cancel requests. Requests that still wait for a connection are kept."""
         while len(self._cancel_requests) > CANCELS_MAX and (oldest := next(iter(self._cancel_requests))).has_left:
             oldest.end()
 
     def may_have_run(self, inflight: InFlight) -> bool:
-        """What waits for a connection has not left."""
+        """False while the message still waits for a connection."""
         return not isinstance(inflight.carriage, RemoteTask) or inflight.carriage.may_have_run
 
     def withdraw(self, inflight: InFlight, reason: str) -> None:
-        """Give the task up over there."""
+        """Cancel the remote task of a call."""
         if isinstance(inflight.carriage, RemoteTask):
             inflight.carriage.give_up()
 
     async def aclose(self) -> None:
-        """Close every connection; whatever is still on one ends as lost, and its agent is told to stop."""
+        """Cancel all tasks, end their calls as lost, and close all connections."""
         for remote_task in list(self._remote_tasks):
             remote_task.cancel_if_known()
         self._lose("closed by the hub")
         for remote_task in list(self._remote_tasks):
             remote_task.close()
-        await self._wait_for_cancels()
+        if pending := {cancel_request.done for cancel_request in self._cancel_requests}:
+            await asyncio.wait(pending, timeout=CLOSE_SECONDS)
         for client in self._clients.values():
             await client.aclose()
-
-    async def _wait_for_cancels(self) -> None:
-        """Let what was just given up reach the agent, for a moment."""
-        pending = {cancel_request.done for cancel_request in self._cancel_requests}
-        if pending:
-            await asyncio.wait(pending, timeout=CLOSE_SECONDS)
 
     def _client(self, origin: HttpOrigin) -> HttpClient:
         if origin not in self._clients:
@@ -520,7 +396,7 @@ class AgentLink(BaseLink):
             )
         return self._clients[origin]
 
-    # -- what agents have no words for -----------------------------------------------------------------------------
+    # -- parts of MCP that agents do not have ----------------------------------------------------------------------
 
     def _dispatch(self, id: int, method: str, params: bytes, waiter: Waiter) -> None:
         waiter.fail(NotConnected(self.server, f"it is an agent, and does not know {method}"))
@@ -533,15 +409,3 @@ class AgentLink(BaseLink):
 
     def listen(self) -> None:
         """Agents send no notifications."""
-
-
-def _unknown_extensions(card: AgentCard) -> tuple[str, ...]:
-    """What an agent wants its clients to know that the hub does not; it may refuse every message for that."""
-    unknown = [extension.uri for extension in card.extensions if extension.is_required and extension.uri not in KNOWN]
-    return tuple(f"it requires the extension {uri[:200]!r}, which is not known here" for uri in unknown)
-
-
-def _max_age(control: str) -> float | None:
-    """How long a card says that it holds; None if it does not say, or not at all."""
-    found = _MAX_AGE.search(control)
-    return None if found is None else max(float(found[1]), TTL_SECONDS_MIN)

@@ -1,42 +1,56 @@
-"""Conversions between MCP and A2A messages: tool arguments, questions and answers, progress, and failures.
+"""Conversions between MCP and A2A: tool arguments, questions and answers, progress, faults, artifacts and results.
 
-Pure. Another hub passes MCP questions, reports and faults through unchanged; other agents write text. Called by the
-link and remote tasks.
+Pure. Another hub passes MCP questions, reports, faults and results through unchanged; other agents write text. JSON is
+kept byte for byte. Called by the link and remote tasks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import base64
+import binascii
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
+from urllib.parse import quote
 
 import msgspec
 from msgspec import Raw
+from msgspec.structs import replace
 
 from isthmus.core.calls.inflight import InFlight
-from isthmus.model.calls import LOG_LEVELS, Event, LogMessage, Progress, Question
+from isthmus.model.calls import LOG_LEVELS, Event, LogMessage, Progress, Question, Result
 from isthmus.model.faults import ServerError
 from isthmus.model.names import ServerName
-from isthmus.model.tasks import ABSENT, DataPart, Message, Part, TaskStatus, TextPart
+from isthmus.model.tasks import (
+    ABSENT,
+    Artifact,
+    DataPart,
+    FilePart,
+    Message,
+    Part,
+    TaskArtifactUpdate,
+    TaskStatus,
+    TextPart,
+)
 from isthmus.upstream.a2a.agent_card import SkillTool
 from isthmus.upstream.redaction import Redact, redact_json
 from isthmus.wire.a2a.fields import null_as_absent
-from isthmus.wire.jsonrpc import INVALID_PARAMS, object_members, render
+from isthmus.wire.jsonrpc import INVALID_PARAMS, Payload, compact, object_members, render
 from isthmus.wire.mcp.calls import QUESTIONS
 from isthmus.wire.mcp.messages import is_object, read_log, read_string
 
 SKILL = "skill"
-"""Where a message's metadata names the skill that is meant: agents have no other place for it, and need not look."""
+"""The metadata of a message that names the skill. A2A has no field for it, and agents may ignore it."""
 
 
 class TaskMessage(msgspec.Struct, frozen=True):
-    """What the first message of a commission says, and where it belongs."""
+    """The first message of a remote task, and the task and context that it continues."""
 
     parts: tuple[Part, ...]
     metadata: Raw = ABSENT
     task: str = ""
     context: str = ""
     takes_text: bool = True
-    """The tool takes words, and the task that they are about."""
+    """The tool takes a text and a task id, not arguments of its own schema."""
 
 
 class _TextArguments(msgspec.Struct):
@@ -50,31 +64,30 @@ _TEXT_ARGUMENTS = msgspec.json.Decoder(_TextArguments)
 
 
 def message_for(offered: SkillTool, arguments: Raw) -> TaskMessage | str:
-    """What the arguments of a tool tell its agent, or what is wrong with them."""
+    """The message for a tool call; a string says why its arguments are invalid."""
     metadata = Raw(msgspec.json.encode({SKILL: offered.skill})) if offered.skill else ABSENT
     if not offered.takes_text:
         return TaskMessage((DataPart(arguments, "application/json"),), metadata, takes_text=False)
     try:
-        words = _TEXT_ARGUMENTS.decode(arguments)
+        given = _TEXT_ARGUMENTS.decode(arguments)
     except msgspec.MsgspecError as error:
         return str(error)
-    data = null_as_absent(words.data)
-    parts: tuple[Part, ...] = (TextPart(words.message),)
-    if data:
+    parts: tuple[Part, ...] = (TextPart(given.message),)
+    if data := null_as_absent(given.data):
         parts = (*parts, DataPart(data, "application/json"))
-    return TaskMessage(parts, metadata, words.task_id or "", words.context_id or "")
+    return TaskMessage(parts, metadata, given.task_id or "", given.context_id or "")
 
 
 ELICIT = "elicitation/create"
 SCHEMA_KEYS = ("requestedSchema", "schema", "inputSchema", "input_schema")
-"""Where agents put the schema of what they want to know."""
+"""Members under which agents send the schema of the input that they need."""
 
 FLAT = frozenset({"string", "number", "integer", "boolean"})
-"""What a field of a form may be."""
+"""The types of fields that MCP allows in a form."""
 
 NO_WORDS = "The agent needs more input."
 ANSWER = "message"
-"""The field of a form that only asks for words."""
+"""The field of a form with a single text."""
 
 _encode = msgspec.json.Encoder().encode
 _TEXT_SCHEMA = _encode(
@@ -87,36 +100,31 @@ _TEXT_SCHEMA = _encode(
 
 
 class AgentQuestion(NamedTuple):
-    """A question, and how its answer is told the agent."""
+    """A question, and the form of the answer that the agent gets."""
 
     question: Question
     is_hubs_own: bool = False
-    """The answer is told as it is: it is another hub's question."""
+    """It is a question of another hub, which gets the answer unchanged."""
     takes_text: bool = False
     """The answer is one text."""
 
 
 def question_in(parts: Iterable[Part]) -> AgentQuestion:
-    """The question that an agent's message asks."""
+    """The question in an agent's message."""
     parts = tuple(parts)
     objects = [members for part in parts if isinstance(part, DataPart) and (members := object_members(part.data))]
     for members in objects:
         if (method := read_string(members.get("method"))) in QUESTIONS and is_object(members.get("params", Raw())):
             return AgentQuestion(Question(method, members["params"]), is_hubs_own=True)
     words = _encode("\n".join(part.text for part in parts if isinstance(part, TextPart)) or NO_WORDS)
-    schema = next((schema for members in objects if (schema := _schema(members))), None)
-    wanted = schema or _TEXT_SCHEMA
-    params = Raw(render({"message": words, "requestedSchema": wanted}))
-    return AgentQuestion(Question(ELICIT, params), takes_text=schema is None)
-
-
-def _schema(members: dict[str, Raw]) -> bytes | None:
-    """A schema that a form can be made of."""
-    named = [members[key] for key in SCHEMA_KEYS if key in members]
-    for schema in (*named, Raw(render(members))):
-        if _is_form(schema):
-            return bytes(schema)
-    return None
+    schemas = (
+        schema
+        for members in objects
+        for schema in (*(members[key] for key in SCHEMA_KEYS if key in members), Raw(render(members)))
+    )
+    form = next((schema for schema in schemas if _is_form(schema)), None)
+    params = Raw(render({"message": words, "requestedSchema": _TEXT_SCHEMA if form is None else form}))
+    return AgentQuestion(Question(ELICIT, params), takes_text=form is None)
 
 
 class _Field(msgspec.Struct):
@@ -132,6 +140,7 @@ _FORM = msgspec.json.Decoder(_Form)
 
 
 def _is_form(schema: Raw) -> bool:
+    """Whether a schema describes a form as MCP allows it: an object of flat fields."""
     try:
         form = _FORM.decode(schema)
     except msgspec.MsgspecError:
@@ -148,7 +157,7 @@ _ELICITED = msgspec.json.Decoder(_Elicited)
 
 
 def answer_parts(asking: AgentQuestion, result: Raw) -> tuple[Part, ...] | None:
-    """The parts that tell an agent the answer; None if there is none: the caller declined."""
+    """The parts of the answer to an agent; None if the caller declined."""
     if asking.is_hubs_own:
         return (DataPart(result, "application/json"),)
     try:
@@ -163,67 +172,59 @@ def answer_parts(asking: AgentQuestion, result: Raw) -> tuple[Part, ...] | None:
 
 
 WORDS_LENGTH_MAX = 4_096
-"""Of one report; what is longer belongs into an artifact."""
+"""Longest text of one report; longer texts belong into an artifact."""
 
 _NUMBER = msgspec.json.Decoder(float)
 
 
 class ProgressReports:
-    """The reports of one call."""
+    """Turns the status messages of an agent's task into progress and log messages of one call."""
 
     def __init__(self, inflight: InFlight) -> None:
         self._inflight = inflight
         self._steps = 0
         self._last: Message | None = None
-        """What was told last: who looks at a task again and again sees the same words as often."""
+        """The last reported message: polling returns the same message repeatedly."""
 
-    def tell(self, status: TaskStatus) -> None:
-        """Tell the caller what the agent says of its work, if it says something new."""
+    def report(self, status: TaskStatus) -> None:
+        """Send the caller a status message, unless it is the same as before."""
         message = status.message if status.state in ("submitted", "working") else None
         if message is None or message == self._last:
             return
         self._last = message
-        event = _passed_on(message) or self._worded(message)
-        if event is not None and (self._inflight.call.wants_progress or isinstance(event, LogMessage)):
+        wants_progress = self._inflight.call.wants_progress
+        event = _event_of_server(message)
+        text = "\n".join(part.text for part in message.parts if isinstance(part, TextPart))[:WORDS_LENGTH_MAX]
+        if event is None and text and wants_progress:
+            self._steps += 1
+            event = Progress({"progress": Raw(b"%d" % self._steps), "message": Raw(_encode(text))})
+        elif event is None and text:
+            event = LogMessage("info", {"level": Raw(b'"info"'), "data": Raw(_encode(text))})
+        if event is not None and (wants_progress or isinstance(event, LogMessage)):
             self._inflight.emit(event)
 
-    def _worded(self, message: Message) -> Event | None:
-        text = "\n".join(part.text for part in message.parts if isinstance(part, TextPart))[:WORDS_LENGTH_MAX]
-        if not text:
-            return None
-        words = Raw(_encode(text))
-        if not self._inflight.call.wants_progress:
-            return LogMessage("info", {"level": Raw(b'"info"'), "data": words})
-        self._steps += 1
-        return Progress({"progress": Raw(b"%d" % self._steps), "message": words})
 
-
-def _passed_on(message: Message) -> Event | None:
-    """A report of a server, as a hub passes it on."""
+def _event_of_server(message: Message) -> Event | None:
+    """The progress or log message of a server that another hub passes on."""
     for part in message.parts:
         members = object_members(part.data) if isinstance(part, DataPart) else None
         if members is None:
             continue
         if read_string(members.get("level")) in LOG_LEVELS and "data" in members:
             return read_log(members)
-        if "progress" in members and _is_number(members["progress"]):
-            return Progress({key: value for key, value in members.items() if key not in ("progressToken", "_meta")})
+        try:
+            _NUMBER.decode(members.get("progress", b""))
+        except msgspec.MsgspecError:
+            continue
+        return Progress({key: value for key, value in members.items() if key not in ("progressToken", "_meta")})
     return None
 
 
-def _is_number(raw: Raw) -> bool:
-    try:
-        _NUMBER.decode(raw)
-    except msgspec.MsgspecError:
-        return False
-    return True
-
-
 SENT_AND_LOST, NOT_SENT = -32012, -32011
-"""What the hub's other faces answer where it is not known whether a tool ran, and where it did not."""
+"""The codes of the MCP frontend for calls that may have run, and for those that did not."""
 
 CALLER_FAULTS = frozenset({"bad_arguments", "bad_instruction", "unknown_tool", "unknown_server", "target_refused"})
-"""Reasons for which the caller is to blame."""
+"""The reasons of faults that the caller caused."""
 
 
 class _Facts(msgspec.Struct):
@@ -235,7 +236,7 @@ _FACTS = msgspec.json.Decoder(_Facts)
 
 
 def fault_in(status: TaskStatus, server: ServerName, redact: Redact = str) -> ServerError | None:
-    """The fault that a hub's status tells of, without what `redact` takes out of it; None if it tells of none."""
+    """The fault in the status of another hub's task, redacted; None if it has none."""
     message = status.message
     try:
         facts = None if message is None or not message.metadata else _FACTS.decode(message.metadata)
@@ -244,12 +245,242 @@ def fault_in(status: TaskStatus, server: ServerName, redact: Redact = str) -> Se
     if message is None or facts is None:
         return None
     words = redact("\n".join(part.text for part in message.parts if isinstance(part, TextPart)))
-    fault = ServerError(server, _code(facts), words or "It failed", redact_json(message.metadata, redact))
+    code = NOT_SENT if facts.executed == "no" else SENT_AND_LOST
+    if facts.reason in CALLER_FAULTS:
+        code = INVALID_PARAMS
+    fault = ServerError(server, code, words or "It failed", redact_json(message.metadata, redact))
     fault.executed = facts.executed
     return fault
 
 
-def _code(facts: _Facts) -> int:
-    if facts.reason in CALLER_FAULTS:
-        return INVALID_PARAMS
-    return NOT_SENT if facts.executed == "no" else SENT_AND_LOST
+# -- artifacts and results ---------------------------------------------------------------------------------------------
+
+PIECE = "isthmus/piece"
+"""The metadata with which another hub numbers the pieces of a part that it had to split."""
+
+ARTIFACTS_MAX = 1_000
+PARTS_MAX = 10_000
+"""Limits per task. Text is appended to the text before it, so honest agents stay far below."""
+
+ABOUT = "isthmus/agent"
+"""The `_meta` member of a result with its task and context."""
+
+DESCRIBING = ("title", "description", "size", "annotations", "_meta")
+"""Members of a content block that another hub puts into the metadata of the part."""
+
+
+class _Position(msgspec.Struct):
+    piece: int
+
+
+_POSITION = msgspec.json.Decoder(_Position)
+
+
+class _Growing:
+    """A part, and the texts that were appended to it."""
+
+    __slots__ = ("part", "size", "texts")
+
+    def __init__(self, part: Part) -> None:
+        kept = {"metadata": part.metadata.copy()} | ({"data": part.data.copy()} if isinstance(part, DataPart) else {})
+        self.part = part = replace(part, **kept)  # a copy: a slice would keep the whole message in memory
+        self.size = _size_of(part)
+        self.texts = [_text_of(part)]
+
+    def grow(self, part: Part) -> None:
+        """Append a part. Empty texts are skipped: they have no size, so their number would be unbounded."""
+        self.size += _size_of(part)
+        if text := _text_of(part):
+            self.texts.append(text)
+
+    def whole(self) -> Part:
+        """The part with all appended texts."""
+        part = self.part
+        if isinstance(part, TextPart):
+            return replace(part, text="".join(self.texts))
+        return replace(part, content=_joined(self.texts)) if isinstance(part, FilePart) and part.content else part
+
+
+def _text_of(part: Part) -> str:
+    if isinstance(part, TextPart):
+        return part.text
+    return part.content or "" if isinstance(part, FilePart) else ""
+
+
+def _size_of(part: Part) -> int:
+    own = part.data if isinstance(part, DataPart) else _text_of(part)
+    names = [getattr(part, field, "") or "" for field in ("media_type", "name", "url")]
+    return len(own) + len(part.metadata) + sum(map(len, names))
+
+
+def _joined(texts: Sequence[str]) -> str:
+    """Join pieces of base64. Pieces that end in padding were encoded separately: decode and encode them together."""
+    if not any(text.endswith("=") for text in texts[:-1]):
+        return "".join(texts)
+    try:
+        return base64.b64encode(b"".join(base64.b64decode(text) for text in texts)).decode()
+    except (binascii.Error, ValueError):
+        return "".join(texts)
+
+
+class ArtifactBuffer:
+    """The artifacts of a task so far. Together they may have `limit_bytes`.
+
+    Another hub says which parts belong together. Other agents stream a text in parts without saying so.
+    """
+
+    def __init__(self, limit_bytes: int, *, is_hub: bool) -> None:
+        self._limit_bytes = limit_bytes
+        self._is_hub = is_hub
+        self._artifacts: dict[str, list[_Growing]] = {}
+        self._size = self._count = 0
+
+    def replace(self, artifacts: Iterable[Artifact]) -> str | None:
+        """Replace all artifacts by those of a whole task; returns an error message, or None."""
+        self._artifacts = {}
+        self._size = self._count = 0
+        complaints = [self._put(artifact, is_more=False) for artifact in artifacts]
+        return next((complaint for complaint in complaints if complaint), None)
+
+    def add(self, update: TaskArtifactUpdate) -> str | None:
+        """Add an artifact, or the next chunk of one; returns an error message, or None."""
+        return self._put(update.artifact, is_more=update.is_more)
+
+    def _put(self, artifact: Artifact, *, is_more: bool) -> str | None:
+        grown = self._artifacts.setdefault(artifact.id, [])
+        if not is_more:
+            self._size -= sum(growing.size for growing in grown)
+            self._count -= len(grown)
+            grown.clear()
+        for position, part in enumerate(artifact.parts):
+            self._size += _size_of(part)
+            if grown and is_more and self._continues(part, grown[-1].part, is_first=position == 0):
+                grown[-1].grow(part)
+            else:
+                self._count += 1
+                grown.append(_Growing(part))
+        if self._size > self._limit_bytes:
+            return f"artifacts of over {self._limit_bytes} bytes"
+        if len(self._artifacts) > ARTIFACTS_MAX or self._count > PARTS_MAX:
+            return f"over {ARTIFACTS_MAX} artifacts or {PARTS_MAX} parts"
+        return None
+
+    def _continues(self, part: Part, before: Part, *, is_first: bool) -> bool:
+        """Whether a part is appended to the one before. Another hub marks it; otherwise text continues text."""
+        if _is_later_piece(part):
+            return type(part) is type(before) and not isinstance(part, DataPart)
+        return is_first and not self._is_hub and isinstance(part, TextPart) and isinstance(before, TextPart)
+
+    def parts(self) -> tuple[Part, ...]:
+        """All parts of all artifacts, in their order."""
+        return tuple(growing.whole() for grown in self._artifacts.values() for growing in grown)
+
+
+def _is_later_piece(part: Part) -> bool:
+    if PIECE.encode() not in bytes(part.metadata):
+        return False
+    position = (object_members(part.metadata) or {}).get(PIECE)
+    try:
+        return position is not None and _POSITION.decode(position).piece > 0
+    except msgspec.MsgspecError:
+        return False
+
+
+# -- a result ----------------------------------------------------------------------------------------------------------
+
+
+class TaskRef(NamedTuple):
+    """The task and the context of a result; empty if the agent named none."""
+
+    task: str = ""
+    context: str = ""
+
+    def members(self) -> dict[str, Payload]:
+        """The arguments with which a caller continues the task."""
+        named = {"task_id": self.task, "context_id": self.context}
+        return {name: _encode(value) for name, value in named.items() if value}
+
+
+def result_of(
+    parts: Sequence[Part],
+    about: TaskRef,
+    *,
+    is_error: bool = False,
+    structured: Payload = b"",
+    is_hub: bool = False,
+) -> Result:
+    """The tool result of these parts. A single data object is the structured content, unless `structured` is given.
+
+    Another hub turned a server's result into parts; this restores the result.
+    """
+    shown = parts
+    structured = structured or _structured(parts, is_hub=is_hub)
+    if is_hub and any(isinstance(part, TextPart) for part in parts):
+        # The server's own text represents the structured content, so it is not repeated as text.
+        shown = [part for part in parts if not (isinstance(part, DataPart) and part.data is structured)]
+    blocks = [_block(part, number, is_hub=is_hub) for number, part in enumerate(shown)]
+    members: dict[str, Payload] = {"content": b"[%b]" % b",".join(blocks)}
+    if structured:
+        members["structuredContent"] = structured
+    if is_hub and len(parts) == 1 and isinstance(parts[0], DataPart):
+        whole = object_members(parts[0].data)
+        if whole is not None and bytes(whole.get("content", b"")) == b"[]":
+            members = {**whole}  # a hub passes a result without content through as it is
+    members["isError"] = b"true" if is_error else b"false"
+    if known := about.members():
+        members["_meta"] = render({**(object_members(members.get("_meta", b"{}")) or {}), ABOUT: render(known)})
+    return Result(Raw(render(members)), is_error)
+
+
+def _structured(parts: Sequence[Part], *, is_hub: bool) -> Payload:
+    """The structured content: the only data object. Another hub writes it first, and other data may follow."""
+    data = [part.data for part in parts if isinstance(part, DataPart)]
+    is_one = len(data) == 1 or (is_hub and bool(data) and isinstance(parts[0], DataPart))
+    return data[0] if is_one and is_object(data[0]) else b""
+
+
+def _block(part: Part, number: int, *, is_hub: bool) -> bytes:
+    said = (object_members(part.metadata) or {}) if is_hub and part.metadata else {}
+    match part:
+        case TextPart(text=text) if "uri" in said:
+            return _embedded(said, b'"text":%b' % _encode(text))
+        case TextPart(text=text):
+            return _described(_text(text), said)
+        case DataPart(data=data):
+            # Also if it is the structured content: some clients read only text.
+            return _text(compact(data).decode())
+        case FilePart(content=None):
+            link = {"uri": part.url or "", "name": part.name or part.url or f"file {number + 1}"}
+            kind = {} if part.media_type is None else {"mimeType": part.media_type}
+            return _described(_encode({"type": "resource_link", **link, **kind}), said)
+        case FilePart() if "uri" in said:
+            named = {} if part.media_type is None else {"mimeType": Raw(_encode(part.media_type))}
+            return _embedded({**named, **said}, b'"blob":%b' % _encode(part.content))
+        case FilePart():
+            return _described(_file(part, number), said)
+
+
+def _described(block: bytes, said: Mapping[str, Payload]) -> bytes:
+    """A block with the members that another hub put into the metadata."""
+    members = {name: said[name] for name in DESCRIBING if name in said}
+    return b"%b,%b" % (block[:-1], render(members)[1:]) if members else block
+
+
+def _embedded(said: Mapping[str, Payload], content: bytes) -> bytes:
+    """An embedded resource, restored from the part that another hub made of it."""
+    resource = {name: said[name] for name in ("uri", "mimeType", "_meta") if name in said}
+    block = b'{"type":"resource","resource":%b,%b}}' % (render(resource)[:-1], content)
+    return _described(block, {name: value for name, value in said.items() if name == "annotations"})
+
+
+def _text(text: str) -> bytes:
+    return b'{"type":"text","text":%b}' % _encode(text)
+
+
+def _file(file: FilePart, number: int) -> bytes:
+    kind = (file.media_type or "").partition("/")[0].lower()
+    if kind in ("image", "audio"):
+        return _encode({"type": kind, "data": file.content, "mimeType": file.media_type})
+    uri = f"a2a:file/{number + 1}/{quote(file.name or '', safe='')}"
+    resource = {"uri": uri, "mimeType": file.media_type or "application/octet-stream", "blob": file.content}
+    return _encode({"type": "resource", "resource": resource})

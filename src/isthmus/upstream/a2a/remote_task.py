@@ -1,19 +1,22 @@
 """One call to an agent: its message, the task that it becomes, and the outcome.
 
 No asyncio task and no lock: callbacks and one timer. The message is sent once and never repeated. If anything breaks
-afterwards, the hub polls the task and subscribes to it again. The link makes one per call.
+afterwards, the hub polls the task and subscribes to it again. The link makes one per call. Cancel requests and the
+owners of tasks are here, too.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from secrets import token_hex
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.settings import Limits
+from isthmus.model.callers import Caller
 from isthmus.model.calls import Answered, Outcome, Reply, Result
 from isthmus.model.faults import BadReply, Fault, Lost, NotConnected, ServerError, Unanswered
 from isthmus.model.names import ServerName
@@ -32,13 +35,15 @@ from isthmus.model.tasks import (
 from isthmus.upstream.a2a.http_exchange import ExchangeOwner, HttpExchange, LingeringConnections
 from isthmus.upstream.a2a.messages import (
     AgentQuestion,
+    ArtifactBuffer,
     ProgressReports,
     TaskMessage,
+    TaskRef,
     answer_parts,
     fault_in,
     question_in,
+    result_of,
 )
-from isthmus.upstream.a2a.results import ArtifactBuffer, TaskRef, result_of
 from isthmus.upstream.redaction import Redact, redact_result
 from isthmus.upstream.waiters import ROUNDS_MAX, ask_caller, lost
 from isthmus.wire.a2a.client import ClientOperation
@@ -47,31 +52,31 @@ from isthmus.wire.jsonrpc import render
 from isthmus.wire.mcp.calls import CAPABILITY_NEEDED
 
 POLL_SECONDS = 0.2
-"""The pause before the first look at a task of which nothing is heard by itself."""
+"""The pause before the first poll of a task without a stream."""
 
 POLL_GROWTH = 1.5
 POLL_SECONDS_MAX = 5.0
 
 FAILURES_MAX = 8
-"""How often in a row a look may fail, which takes ten seconds: an agent that starts anew may know its tasks again."""
+"""Failed polls in a row, about ten seconds: an agent that restarts may still know its tasks."""
 
 SUBSCRIBES_MAX = 100
-"""How often the stream of one task is asked for again; after that it is only looked at."""
+"""Subscriptions to one task; after that it is only polled."""
 
 DOUBTS_MAX = 4
-"""How often a question may be shown once more whose answer was on a connection that broke."""
+"""Polls that may still return a question after its answer was sent on a connection that broke."""
 
 TASK_ID_SECONDS = 10.0
-"""How long who gave a call up still listens for the task's id, without which it cannot be given up over there."""
+"""How long a cancelled call waits for its task's id, which the cancel request needs."""
 
 LOGIN = "elicitation.url"
-"""What a caller says that can be sent to an address, as another hub asks for it."""
+"""The capability of callers that can open a URL to log in, as another hub requests it."""
 
 ID_LENGTH_MAX = 1_000
-"""Of a task and of a conversation: each is repeated in every request."""
+"""Longest id of a task or context: each is repeated in every request."""
 
 HISTORY_LENGTH = 2
-"""Messages that a look asks for: an agent may have put its answer nowhere else."""
+"""Messages that a poll requests: some agents put their answer only there."""
 
 
 class RemoteTaskLink(Protocol):
@@ -84,24 +89,24 @@ class RemoteTaskLink(Protocol):
 
     @property
     def can_stream(self) -> bool:
-        """Whether the agent tells of its tasks while they run."""
+        """Whether the agent streams updates of its tasks."""
 
     @property
     def is_hub(self) -> bool:
-        """Whether it is another hub, which says more exactly what it means."""
+        """Whether the agent is another hub, whose messages contain MCP values."""
 
     @property
     def is_lost(self) -> bool:
-        """Whether nothing more can be sent."""
+        """Whether the link can send no more requests."""
 
     def start_exchange(self, asked: ClientOperation, owner: ExchangeOwner) -> HttpExchange:
         """Send a request."""
 
     def task_started(self, inflight: InFlight, task: str) -> None:
-        """The agent has said which task a call has become."""
+        """The agent has named the task of a call."""
 
     def cancel_task(self, task: str) -> None:
-        """Tell the agent that nobody waits for a task."""
+        """Cancel a task; the response is ignored."""
 
     def over(self, remote_task: RemoteTask) -> None:
         """A remote task has ended."""
@@ -122,19 +127,19 @@ class RemoteTask:
         self._timer: asyncio.TimerHandle | None = None
         self._has_left = False
         self._is_known = False
-        """Whether the agent has said which task it is."""
+        """Whether the agent has named the task."""
         self._has_gap = False
-        """Whether something of the task may have been told that nobody heard."""
+        """Whether updates may have been missed."""
         self._is_whole = False
-        """Whether what was gathered is all there is, by the agent's own word."""
+        """Whether the artifacts are those of a whole task, not of single updates."""
         self._final: TaskStatus | None = None
-        """How the task ended, while what it brought forth is asked for once more."""
+        """The final status, while the task is polled once more for its artifacts."""
         self._question: TaskStatus | None = None
-        """What the agent last asked."""
+        """The status with the last question of the agent."""
         self._last_polled: tuple[object, ...] = ()
-        """What the last look showed."""
+        """State, message and artifacts of the last poll."""
         self._doubts = 0
-        """How many more times that may be shown before its answer is taken for lost; 0 if it has arrived."""
+        """Polls that may still return the question before its answer counts as lost; 0 if the answer arrived."""
         self._is_given_up = False
         self._pause = POLL_SECONDS
         self._failures = self._subscribes = 0
@@ -142,7 +147,7 @@ class RemoteTask:
     # -- sending ---------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Tell the agent what it is to do."""
+        """Send the first message."""
         self._send_message(self._message.parts)
 
     def _send_message(self, parts: tuple[Part, ...]) -> None:
@@ -162,7 +167,7 @@ class RemoteTask:
     def _about(self) -> TaskRef:
         return TaskRef(self._task, self._context)
 
-    # -- what the agent says ---------------------------------------------------------------------------------------
+    # -- updates ---------------------------------------------------------------------------------------------------
 
     def on_update(self, update: Update, *, is_whole: bool) -> None:
         """See `ExchangeOwner`."""
@@ -171,16 +176,16 @@ class RemoteTask:
             self._context = update.context or self._context
             self._finish(self._result(update.parts))
             return
-        if (stranger := self._note_task(update)) is not None:
-            self._spoil(stranger)
+        if (error := self._set_task(update)) is not None:
+            self._reject(error)
         elif self._is_given_up:
             self._link.cancel_task(self._task)
             self._stop()
         else:
             self._apply(update, is_whole=is_whole)
 
-    def _note_task(self, update: Task | TaskStatusUpdate | TaskArtifactUpdate) -> str | None:
-        """Learn which task it is; what is wrong if it is another than before."""
+    def _set_task(self, update: Task | TaskStatusUpdate | TaskArtifactUpdate) -> str | None:
+        """Store the ids of the task; returns an error message if they are invalid or of another task."""
         task, context = (update.id, update.context) if isinstance(update, Task) else (update.task, update.context)
         if not task or max(len(task), len(context)) > ID_LENGTH_MAX:
             return f"a task without an id of 1 to {ID_LENGTH_MAX} characters"
@@ -193,28 +198,25 @@ class RemoteTask:
         return None
 
     def _apply(self, update: Task | TaskStatusUpdate | TaskArtifactUpdate, *, is_whole: bool) -> None:
-        if not is_whole or self._has_changed(update):
+        before = self._last_polled
+        if is_whole and isinstance(update, Task):
+            self._last_polled = (update.status.state, update.status.message, update.artifacts)
+        # An unchanged poll is no sign that the agent works on the task.
+        if not is_whole or not isinstance(update, Task) or self._last_polled != before:
             self._inflight.heartbeat()
-        wrong: str | None = None
+        error: str | None = None
         match update:
             case Task():
                 self._is_whole = True
-                wrong = self._artifacts.replace(update.artifacts)
+                error = self._artifacts.replace(update.artifacts)
             case TaskArtifactUpdate():
-                wrong = self._artifacts.add(update)
+                error = self._artifacts.add(update)
             case TaskStatusUpdate():
                 self._is_whole = False
-        if wrong is not None:
-            self._spoil(wrong)
+        if error is not None:
+            self._reject(error)
         elif not isinstance(update, TaskArtifactUpdate):
             self._apply_status(update.status, update if isinstance(update, Task) else None, is_whole=is_whole)
-
-    def _has_changed(self, update: Task | TaskStatusUpdate | TaskArtifactUpdate) -> bool:
-        """Whether a look shows something new: that an agent answers is no sign that it works on the task."""
-        if not isinstance(update, Task):
-            return True
-        before, self._last_polled = self._last_polled, (update.status.state, update.status.message, update.artifacts)
-        return self._last_polled != before
 
     def _apply_status(self, status: TaskStatus, task: Task | None, *, is_whole: bool) -> None:
         if status.state in ENDED:
@@ -222,33 +224,32 @@ class RemoteTask:
         elif status.state in WAITING and not self._was_answered(status):
             self._on_waiting(status)
         else:
-            self._reports.tell(status)
+            self._reports.report(status)
             if is_whole:
-                self._follow_unless_lost(status)
+                self._follow(status)
 
     def _end(self, status: TaskStatus, task: Task | None) -> None:
         if self._has_gap and not self._is_whole:
-            self._has_gap = False  # what this look does not bring, nothing does
+            self._has_gap = False  # this poll is the last one
             self._final = status
             self._poll()
             return
         parts = self._artifacts.parts()
-        if self._link.is_hub and not parts and (fault := self._fault_in(status)) is not None:
-            self._finish(fault)
-            return
-        # A hub only repeats in words what it brought forth; others may say there what is nowhere else.
+        if self._link.is_hub and not parts:
+            fault = fault_in(status, self._link.server, self._link.redact)
+            if fault is not None:
+                self._finish(fault)
+                return
+        # The message of another hub only repeats its artifacts; for other agents it may be the only answer.
         if status.message is not None and not (parts and self._link.is_hub):
             parts += status.message.parts
         if not parts and task is not None:
-            parts = _last_said(task)
+            parts = next((each.parts for each in reversed(task.history) if each.role == "agent"), ())
         if status.state == "completed":
             self._finish(self._result(parts))
         else:
             parts = parts or (TextPart(_NO_REASON[status.state]),)
             self._finish(self._result(parts, is_error=True))
-
-    def _fault_in(self, status: TaskStatus) -> ServerError | None:
-        return fault_in(status, self._link.server, self._link.redact)
 
     def _result(self, parts: tuple[Part, ...], *, is_error: bool = False) -> Result:
         result = result_of(parts, self._about, is_error=is_error, is_hub=self._link.is_hub)
@@ -256,10 +257,10 @@ class RemoteTask:
             return result
         return msgspec.structs.replace(result, payload=redact_result(result.payload, self._link.redact))
 
-    # -- how it goes on --------------------------------------------------------------------------------------------
+    # -- following -------------------------------------------------------------------------------------------------
 
     def ended(self) -> None:
-        """See `ExchangeOwner`: the stream is over, and the task is not."""
+        """See `ExchangeOwner`: the stream ended before the task."""
         if self._is_given_up:
             self._stop()
         elif not self._is_known:
@@ -268,22 +269,19 @@ class RemoteTask:
             self._has_gap = True
             self._poll_later()
 
-    def _follow_unless_lost(self, status: TaskStatus) -> None:
-        if not self._doubts or status.state not in WAITING or not self._was_answered(status):
-            self._doubts = 0  # it works: whatever it was told has arrived
-            self._follow()
+    def _follow(self, status: TaskStatus) -> None:
+        """Subscribe to a working task, or poll it later."""
+        if self._doubts and status.state in WAITING and self._was_answered(status):
+            self._doubts -= 1
+            if self._doubts:
+                self._poll_later()
+            else:
+                why = "the answer to its question did not arrive"
+                self._stop_polling(Lost(self._link.server, why, executed="unknown"))
             return
-        self._doubts -= 1
-        if self._doubts:
-            self._poll_later()
-        else:
-            why = "the answer to its question did not arrive"
-            self._give_up_polling(Lost(self._link.server, why, executed="unknown"))
-
-    def _follow(self) -> None:
-        """The task works, and nothing of it will be heard unless it is asked for: listen, or look again in a while."""
-        is_looking = self._exchange is not None and isinstance(self._exchange.asked, GetTask)
-        if is_looking and self._link.can_stream and self._subscribes < SUBSCRIBES_MAX:
+        self._doubts = 0  # it works, so the answer has arrived
+        is_poll = self._exchange is not None and isinstance(self._exchange.asked, GetTask)
+        if is_poll and self._link.can_stream and self._subscribes < SUBSCRIBES_MAX:
             self._subscribes += 1
             self._send(SubscribeToTask(self._task))
         else:
@@ -301,7 +299,7 @@ class RemoteTask:
         self._send(GetTask(self._task, HISTORY_LENGTH))
 
     def failed(self, fault: Fault) -> None:
-        """See `ExchangeOwner`: what was sent is never sent again, but how its task stands can be asked."""
+        """See `ExchangeOwner`: a message is never sent again, but its task can be polled."""
         exchange, self._exchange = self._exchange, None
         self._has_left = self.may_have_run or (exchange is not None and exchange.may_have_left)
         if self._is_given_up:
@@ -309,33 +307,29 @@ class RemoteTask:
         elif self._final is not None:
             self._end(self._final, None)
         elif exchange is None or isinstance(exchange.asked, SendMessage):
-            self._on_send_failed(fault)
+            if self._is_known and isinstance(fault, Lost) and self._may_poll():
+                self._doubts = DOUBTS_MAX  # polling shows whether the message arrived
+                self._poll_later()
+                return
+            if self._is_known:
+                self._link.cancel_task(self._task)
+            self._finish(fault)
         elif isinstance(exchange.asked, SubscribeToTask) and not isinstance(fault, Lost):
-            # It may have ended just now, or the agent cannot do what its card says: it is looked at from now on.
+            # The task may have just ended, or the agent cannot subscribe after all: only poll from now on.
             self._subscribes = SUBSCRIBES_MAX
             self._poll_later()
         elif isinstance(fault, BadReply | ServerError) or not self._may_poll():
-            self._give_up_polling(fault)
+            self._stop_polling(fault)
         else:
             self._poll_later()
-
-    def _on_send_failed(self, fault: Fault) -> None:
-        """A message may not have arrived: if its task is known, that tells; otherwise nobody can."""
-        if self._is_known and isinstance(fault, Lost) and self._may_poll():
-            self._doubts = DOUBTS_MAX
-            self._poll_later()
-            return
-        if self._is_known:
-            self._link.cancel_task(self._task)
-        self._finish(fault)
 
     def _may_poll(self) -> bool:
         self._failures += 1
         self._has_gap = True
         return self._failures <= FAILURES_MAX and not self._link.is_lost
 
-    def _give_up_polling(self, fault: Fault) -> None:
-        """Nothing more can be learned of a task that had begun."""
+    def _stop_polling(self, fault: Fault) -> None:
+        """End the call: the state of its task stays unknown."""
         if isinstance(fault, BadReply):
             self._link.cancel_task(self._task)
             self._finish(fault)
@@ -344,8 +338,8 @@ class RemoteTask:
         else:
             self._finish(BadReply(self._link.server, f"it does not tell how its task stands: {fault.message}"))
 
-    def _spoil(self, detail: str) -> None:
-        """What it says is of no use: nobody listens on."""
+    def _reject(self, detail: str) -> None:
+        """End the call because of an unusable update."""
         if self._exchange is not None:
             self._exchange.abandon()
         if self._is_given_up:
@@ -355,10 +349,10 @@ class RemoteTask:
             self._link.cancel_task(self._task)
         self._finish(BadReply(self._link.server, detail))
 
-    # -- what it asks ----------------------------------------------------------------------------------------------
+    # -- questions -------------------------------------------------------------------------------------------------
 
     def _on_waiting(self, status: TaskStatus) -> None:
-        """The agent waits for the caller: for an answer, or for a login."""
+        """The agent waits for the caller: ask it if it can be asked, else end the call with the question."""
         if self._exchange is not None:
             self._exchange.leave()
             self._exchange = None
@@ -366,15 +360,24 @@ class RemoteTask:
         asking = question_in(said)
         is_asked = asking.is_hubs_own and LOGIN in self._inflight.call.client_caps
         if status.state == "auth_required" and not is_asked:
-            self._finish(_refused(said, self._artifacts.parts(), self._about))
+            needed = TextPart(f"The agent needs a login before it goes on with task {self._task!r}.")
+            self._finish(result_of((needed, *said, *self._artifacts.parts()), self._about, is_error=True))
         elif CAPABILITY_NEEDED[asking.question.method] in self._inflight.call.client_caps:
             self._question, self._doubts = status, 0
             self._ask(asking)
+        elif self._message.takes_text:
+            advice = TextPart(
+                "The agent needs an answer before it goes on. Call this tool again with the answer as message, "
+                f"task_id {self._task!r} and context_id {self._context!r}."
+            )
+            members = render({"state": b'"input-required"', **self._about.members()})
+            self._finish(result_of((*self._artifacts.parts(), *said, advice), self._about, structured=members))
         else:
-            self._return_question(said)
+            self._link.cancel_task(self._task)
+            self._finish(Unanswered(self._link.server, "its caller cannot be asked"))
 
     def _ask(self, asking: AgentQuestion) -> None:
-        """Put what the agent needs to know to the caller, whose answer is the task's next message."""
+        """Ask the caller. Its answer is the next message of the task."""
         self._inflight.rounds += 1
         if self._inflight.rounds > ROUNDS_MAX:
             self._link.cancel_task(self._task)
@@ -383,9 +386,9 @@ class RemoteTask:
             ask_caller(self._inflight, asking.question, lambda reply: self._answered(asking, reply))
 
     def _was_answered(self, status: TaskStatus) -> bool:
-        """Whether it is a question that has been answered: agents show it until they have looked at the answer.
+        """Whether the question in a status was answered: agents return it until they have read the answer.
 
-        The official ones show it without its words by then.
+        The official SDKs return it without its message then.
         """
         before = self._question
         if before is None:
@@ -394,19 +397,6 @@ class RemoteTask:
             return status.message is None and status.at == before.at
         is_same = status.message.parts == before.message.parts and status.at == before.at
         return is_same or status.message == before.message
-
-    def _return_question(self, said: tuple[Part, ...]) -> None:
-        """The caller cannot be asked: it is told how to go on, if the tool has a place for that."""
-        if not self._message.takes_text:
-            self._link.cancel_task(self._task)
-            self._finish(Unanswered(self._link.server, "its caller cannot be asked"))
-            return
-        advice = TextPart(
-            "The agent needs an answer before it goes on. Call this tool again with the answer as message, "
-            f"task_id {self._task!r} and context_id {self._context!r}."
-        )
-        members = {"state": b'"input-required"', **self._about.members()}
-        self._finish(result_of((*self._artifacts.parts(), *said, advice), self._about, structured=render(members)))
 
     def _answered(self, asking: AgentQuestion, reply: Reply) -> None:
         if self._inflight.outcome is not None:
@@ -425,7 +415,7 @@ class RemoteTask:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def give_up(self) -> None:
-        """The caller waits no more: tell the agent, as soon as it is known of what."""
+        """The caller cancelled: cancel the task as soon as its id is known."""
         self._stop_timer()
         if self.cancel_if_known() or not self.may_have_run:
             self._stop()
@@ -434,14 +424,14 @@ class RemoteTask:
             self._link.lingering.add(self._stop, TASK_ID_SECONDS)
 
     def cancel_if_known(self) -> bool:
-        """Tell the agent that nobody will hear of its task, if it is known which one that is."""
+        """Cancel the task if its id is known; returns whether it is."""
         has_name = self._is_known or (bool(self._task) and self.may_have_run)
         if has_name:
             self._link.cancel_task(self._task)
         return has_name
 
     def close(self) -> None:
-        """The link is gone."""
+        """The link was closed: end the call."""
         fault = lost(self._link.server, "closed by the hub", may_have_left=self.may_have_run)
         is_awaited = self._inflight.outcome is None and not self._is_given_up
         self._stop()
@@ -449,7 +439,7 @@ class RemoteTask:
             self._finish(fault)
 
     def _stop(self) -> None:
-        """Listen no more."""
+        """Ignore all further updates."""
         self._stop_timer()
         self._link.lingering.drop(self._stop)
         if self._exchange is not None:
@@ -468,7 +458,7 @@ class RemoteTask:
             self._exchange.leave()
             self._exchange = None
         self._link.over(self)
-        # The call and its commission hold each other; untied, both are freed at once.
+        # The call and this object refer to each other; without the cycle both are freed at once.
         self._inflight.carriage = None
         if isinstance(outcome, Result):
             self._inflight.finish(outcome)
@@ -483,13 +473,102 @@ _NO_REASON = {
 }
 
 
-def _last_said(task: Task) -> tuple[Part, ...]:
-    """The agent's last words, where its answer is nowhere else."""
-    said = [message.parts for message in task.history if message.role == "agent"]
-    return said[-1] if said else ()
+CANCEL_SECONDS = 10.0
+"""How long the hub waits for the response to a cancel request."""
 
 
-def _refused(said: tuple[Part, ...], made: tuple[Part, ...], about: TaskRef) -> Result:
-    """The agent needs a login somewhere, which its message tells where; then the task can go on."""
-    words = TextPart(f"The agent needs a login before it goes on with task {about.task!r}.")
-    return result_of((words, *said, *made), about, is_error=True)
+class CancelRequest:
+    """Waits for the response to a cancel request, for at most `CANCEL_SECONDS`."""
+
+    def __init__(self, on_done: Callable[[CancelRequest], object]) -> None:
+        self._on_done = on_done
+        self._exchange: HttpExchange | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def begin(self, exchange: HttpExchange) -> None:
+        """Wait for the response."""
+        self._exchange = exchange
+        self._timer = asyncio.get_running_loop().call_later(CANCEL_SECONDS, self.end)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the request may have reached the agent."""
+        return self._exchange is not None and self._exchange.may_have_left
+
+    def on_update(self, update: Update, *, is_whole: bool) -> None:
+        """See `ExchangeOwner`."""
+        self.end()
+
+    def ended(self) -> None:
+        """See `ExchangeOwner`."""
+        self.end()
+
+    def failed(self, fault: Fault) -> None:
+        """See `ExchangeOwner`; the task may have ended by itself."""
+        self.end()
+
+    def end(self) -> None:
+        """Stop waiting."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._exchange is not None:
+            self._exchange.abandon()
+        if not self.done.done():
+            self.done.set_result(None)
+        self._on_done(self)
+
+
+TASKS_OF_CALLER_MAX = 1_000
+TASKS_MAX = 10_000
+"""Remembered tasks of all callers together; the oldest are dropped first."""
+
+
+class _Owner(NamedTuple):
+    tenant: str
+    name: str
+
+
+class _OwnedTask(NamedTuple):
+    owner: _Owner
+    server: ServerName
+    id: str
+
+
+class TaskOwners:
+    """Which caller each remote task belongs to, so that nobody can continue another caller's task.
+
+    In memory and bounded. All links to agents share one.
+    """
+
+    def __init__(self) -> None:
+        self._all: dict[_OwnedTask, None] = {}
+        self._of: dict[_Owner, dict[_OwnedTask, None]] = {}
+
+    def add(self, caller: Caller, server: ServerName, id: str) -> None:
+        """Remember that a task belongs to a caller, as the most recent one."""
+        task = _owned_task(caller, server, id)
+        self._forget(task)
+        own = self._of.setdefault(task.owner, {})
+        self._all[task] = own[task] = None
+        if len(own) > TASKS_OF_CALLER_MAX:
+            self._forget(next(iter(own)))
+        elif len(self._all) > TASKS_MAX:
+            self._forget(next(iter(self._all)))
+
+    def has(self, caller: Caller, server: ServerName, id: str) -> bool:
+        """Whether a task belongs to a caller."""
+        return _owned_task(caller, server, id) in self._all
+
+    def _forget(self, task: _OwnedTask) -> None:
+        if task not in self._all:
+            return
+        del self._all[task]
+        own = self._of[task.owner]
+        del own[task]
+        if not own:
+            del self._of[task.owner]
+
+
+def _owned_task(caller: Caller, server: ServerName, id: str) -> _OwnedTask:
+    return _OwnedTask(_Owner(caller.tenant, caller.name), server, id)

@@ -14,7 +14,8 @@ from isthmus.core.settings import Limits
 from isthmus.credentials.logins import StaticCredentials
 from isthmus.model.calls import Call, ClientCapabilities, Result
 from isthmus.transport.egress import Egress
-from isthmus.upstream.a2a.link import AgentLink, TaskOwners
+from isthmus.upstream.a2a.link import AgentLink
+from isthmus.upstream.a2a.remote_task import TaskOwners
 from isthmus.upstream.settings import AgentSettings
 from isthmus.wire.a2a.operations import SendMessage
 from isthmus.wire.mcp.messages import Implementation

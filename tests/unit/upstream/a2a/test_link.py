@@ -12,8 +12,8 @@ from isthmus.model.faults import (
     NotConnected,
 )
 from isthmus.model.names import ServerName
-from isthmus.upstream.a2a import link
-from isthmus.upstream.a2a.link import TaskOwners
+from isthmus.upstream.a2a import remote_task
+from isthmus.upstream.a2a.remote_task import TaskOwners
 from isthmus.upstream.link import ConnectFailed
 from tests.unit.core.doubles import ANYONE, SERVER
 from tests.unit.upstream.a2a.scene import SECONDS, Scene
@@ -212,8 +212,8 @@ OTHER = replace(ANYONE, name="other")
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "TASKS_OF_CALLER_MAX", 2)
-    monkeypatch.setattr(link, "TASKS_MAX", 3)
+    monkeypatch.setattr(remote_task, "TASKS_OF_CALLER_MAX", 2)
+    monkeypatch.setattr(remote_task, "TASKS_MAX", 3)
 
 
 def test_a_task_is_its_callers_alone() -> None:

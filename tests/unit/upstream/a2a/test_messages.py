@@ -190,7 +190,7 @@ class Telling:
         self.reports = ProgressReports(inflight)
 
     def tell(self, *parts: Part, id: str = "m") -> None:
-        self.reports.tell(TaskStatus("working", 1.0, says(*parts, id=id)))
+        self.reports.report(TaskStatus("working", 1.0, says(*parts, id=id)))
 
     @property
     def on_update(self) -> list[Event]:
@@ -223,13 +223,13 @@ async def test_who_wants_no_progress_hears_a_line_of_the_log() -> None:
 async def test_what_says_nothing_is_not_told(part: Part) -> None:
     telling = Telling()
     telling.tell(part)
-    telling.reports.tell(TaskStatus("working", 1.0))
+    telling.reports.report(TaskStatus("working", 1.0))
     assert telling.on_update == []
 
 
 async def test_a_question_is_no_report() -> None:
     telling = Telling()
-    telling.reports.tell(TaskStatus("input_required", 1.0, says(TextPart("Which?"))))
+    telling.reports.report(TaskStatus("input_required", 1.0, says(TextPart("Which?"))))
     assert telling.on_update == []
 
 

@@ -613,7 +613,7 @@ async def test_calls_that_are_given_up_before_they_have_a_name_leave_room_for_ot
 async def test_tasks_whose_end_an_agent_does_not_acknowledge_leave_room_for_calls(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "CANCEL_SECONDS", 600)
+    monkeypatch.setattr(remote_task, "CANCEL_SECONDS", 600)
     monkeypatch.setattr(link, "CANCEL_GRACE_SECONDS", 0.05)
     monkeypatch.setattr(link, "CLOSE_SECONDS", 0.01)
     scene.agent.scripts[CancelTask] = hang
