@@ -31,7 +31,7 @@ SECRET = re.compile(r"(^|_)(secret|token|digest|signature|password|passphrase|cr
 
 NO_SECRETS = {
     (
-        "credentials/login.py",
+        "credentials/logins.py",
         "text[at:at + end + 1] == secret[:end + 1]",
     ): "blanks it in the words of a server to which it was sent",
     (

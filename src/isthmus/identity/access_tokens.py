@@ -78,13 +78,12 @@ class AccessTokens:
         return self._held(credential) is not None
 
     def _held(self, credential: bytes) -> tuple[bytes, int] | None:
+        """Return the digest and the expiry in a token, cached; None if this hub did not issue it."""
         if not credential.startswith(PREFIX) or len(credential) != _LENGTH:
             return None
         mark = hashlib.sha256(credential).digest()
-        return self._opened.get(mark) or self._open(credential, mark)
-
-    def _open(self, credential: bytes, mark: bytes) -> tuple[bytes, int] | None:
-        """Decrypt a token and cache its content; None if this hub did not issue it."""
+        if (known := self._opened.get(mark)) is not None:
+            return known
         text = credential[len(PREFIX) :]
         try:
             sealed = base64.b64decode(text + b"=", altchars=b"-_", validate=True)

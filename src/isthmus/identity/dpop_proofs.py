@@ -92,22 +92,19 @@ class Proofs:
             return ProofRefused(proof)
         if not hmac.compare_digest(proof.thumbprint, thumbprint):
             return ProofRefused("its key is not the key that the token is bound to")
-        if (reason := _fault_in(proof.claims, asked, token) or self._age_fault(proof.claims)) is not None:
+        if (reason := _fault_in(proof.claims, asked, token)) is not None:
             return ProofRefused(reason)
-        if wants_nonce and not self._is_nonce(proof.claims.get("nonce")):
-            return ProofRefused("it must contain the hub's nonce", self._nonce())
-        if not self._is_new(f"{thumbprint} {proof.claims['jti']}", float(proof.claims["iat"])):
-            return ProofRefused("it was used already")
-        return None
-
-    def _age_fault(self, claims: Mapping[str, Any]) -> str | None:
-        made_at = claims.get("iat")
+        made_at = proof.claims.get("iat")
         if isinstance(made_at, bool) or not isinstance(made_at, int | float):
-            return "it has no iat"
+            return ProofRefused("it has no iat")
         if not abs(self._now() - made_at) <= PROOF_SECONDS:
-            return f"its iat is not within {PROOF_SECONDS:g} seconds of the hub's clock"
+            return ProofRefused(f"its iat is not within {PROOF_SECONDS:g} seconds of the hub's clock")
         if made_at <= self._oldest:
-            return "it is too old: the hub no longer knows which proofs of that time were used"
+            return ProofRefused("it is too old: the hub no longer knows which proofs of that time were used")
+        if wants_nonce and not self._is_nonce(proof.claims.get("nonce")):
+            return ProofRefused("it must contain the hub's nonce", self._nonce_of(int(self._now())))
+        if not self._is_new(f"{thumbprint} {proof.claims['jti']}", float(made_at)):
+            return ProofRefused("it was used already")
         return None
 
     # -- replays -----------------------------------------------------------------------------------------------------
@@ -117,27 +114,21 @@ class Proofs:
         if mark in self._seen:
             return False
         self._seen[mark] = made_at
-        self._forget()
-        return True
-
-    def _forget(self) -> None:
-        """Forget proofs that are too old to be accepted, and the earliest ones if there are too many."""
+        # Proofs that are too old to be accepted are forgotten, and the earliest ones if there are too many.
         end = self._now() - PROOF_SECONDS
         while self._seen:
-            mark, made_at = next(iter(self._seen.items()))
-            if made_at >= end and len(self._seen) <= PROOFS_MAX:
+            first, time = next(iter(self._seen.items()))
+            if time >= end and len(self._seen) <= PROOFS_MAX:
                 break
-            del self._seen[mark]
-            self._oldest = max(self._oldest, made_at)
+            del self._seen[first]
+            self._oldest = max(self._oldest, time)
+        return True
 
     # -- nonces ------------------------------------------------------------------------------------------------------
 
     @cached_property
     def _key(self) -> bytes:
         return HKDF(algorithm=SHA256(), length=32, salt=None, info=_PURPOSE).derive(self._secret())
-
-    def _nonce(self) -> str:
-        return self._nonce_of(int(self._now()))
 
     def _nonce_of(self, made_at: int) -> str:
         """A signed time, so that issued nonces need no storage."""
@@ -157,18 +148,15 @@ def _fault_in(claims: Mapping[str, Any], asked: ProvenRequest, token: bytes) -> 
     """Why a proof does not belong to this request, or has no id."""
     if claims.get("htm") != asked.method:
         return "its htm is not the method of this request"
-    if not _is_at(claims.get("htu"), asked.urls):
+    # Without query and fragment (RFC 9449, section 4.3).
+    htu = claims.get("htu")
+    place = _place(htu) if isinstance(htu, str) else None
+    if place is None or all(place != _place(url) for url in asked.urls):
         return f"its htu is not {asked.urls[0]}"
     if claims.get("ath") != base64url(hashlib.sha256(token).digest()):
         return "its ath is not the digest of the token"
     id = claims.get("jti")
     return None if isinstance(id, str) and 0 < len(id) <= ID_LENGTH_MAX else "it has no jti"
-
-
-def _is_at(htu: object, urls: Sequence[str]) -> bool:
-    """Whether an address is one of these, without query and fragment (RFC 9449, section 4.3)."""
-    place = _place(htu) if isinstance(htu, str) else None
-    return place is not None and any(place == _place(url) for url in urls)
 
 
 def _place(url: str) -> tuple[str, str, int | None, str] | None:
@@ -180,10 +168,10 @@ def _place(url: str) -> tuple[str, str, int | None, str] | None:
         return None
     if "@" in parts.netloc or not parts.hostname:
         return None
-    path = _ESCAPE.sub(_unescaped, parts.path) or "/"
+
+    def unescaped(found: re.Match[str]) -> str:
+        letter = chr(int(found[1], 16))
+        return letter if _UNRESERVED.fullmatch(letter) else found[0].upper()
+
+    path = _ESCAPE.sub(unescaped, parts.path) or "/"
     return parts.scheme, parts.hostname, port or _PORTS.get(parts.scheme), path
-
-
-def _unescaped(found: re.Match[str]) -> str:
-    letter = chr(int(found[1], 16))
-    return letter if _UNRESERVED.fullmatch(letter) else found[0].upper()

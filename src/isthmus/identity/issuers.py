@@ -87,7 +87,7 @@ class Issuer:
     ) -> None:
         """`bound` narrows a caller to the permissions of its tenant; it returns None for an unknown tenant."""
         self.settings = settings
-        self.on_unknown_key: Callable[[], None] = _nothing
+        self.on_unknown_key: Callable[[], None] = lambda: None
         """Called when a token names an unknown key, which may be new."""
         self.tells_rights = False
         """Whether tokens of one caller with different rights count as different callers: needed for exchange."""
@@ -168,7 +168,10 @@ class Issuer:
             return bound
         if self.settings.dpop != "optional":
             return Unproven("it is not bound to a key, as tokens of its issuer must be", is_genuine=True)
-        self._remember(digest, made, until, key)
+        self._known[digest] = (made, until, key)
+        if len(self._known) > TOKENS_MAX:
+            self._known.popitem(last=False)
+        self._note(made, until, key)
         return made
 
     def proved(self, bound: Bound) -> None:
@@ -179,12 +182,6 @@ class Issuer:
         """Whether this caller's token is valid, or expired only a short while ago."""
         found = self._callers.get(caller)
         return found is not None and self._now() < found[0] + OPEN_SECONDS
-
-    def _remember(self, digest: bytes, caller: Caller, until: float, key: Key) -> None:
-        self._known[digest] = (caller, until, key)
-        if len(self._known) > TOKENS_MAX:
-            self._known.popitem(last=False)
-        self._note(caller, until, key)
 
     def _note(self, caller: Caller, until: float, key: Key) -> None:
         before = self._callers.pop(caller, None)
@@ -205,7 +202,10 @@ class Issuer:
             tenant = _word(claims.get(self.settings.tenant_claim), CLAIM_LENGTH_MAX)
         if tenant is None:
             return Unproven(f"its {self.settings.tenant_claim} is not the name of a tenant")
-        grants = self._grants(_scopes_of(claims))
+        grants = self.settings.grants
+        added = [each for scope in _scopes_of(claims) for each in self.settings.scopes.get(scope, ())]
+        if added:
+            grants = Grants(tuple(dict.fromkeys((*grants.allow, *added))), grants.deny)
         if not grants.allow:
             names = tuple(self.settings.scopes)
             return Unproven("none of its scopes allows anything here", is_scope_missing=True, scopes=names)
@@ -218,7 +218,9 @@ class Issuer:
         now, leeway = self._now(), self.settings.leeway
         if claims.get("iss") != self.settings.issuer:
             return "it is from another issuer"
-        if not _is_for(claims.get("aud"), self.settings.audience):
+        given = claims.get("aud")
+        audiences = given if isinstance(given, list) else [given]
+        if not any(isinstance(each, str) and each in self.settings.audience for each in audiences):
             return "it was made for another audience"
         expires = _time(claims.get("exp"))
         if expires is None:
@@ -230,11 +232,6 @@ class Issuer:
             if claim in claims and (since is None or since - leeway > now):
                 return "it is not valid yet"
         return None
-
-    def _grants(self, scopes: Sequence[str]) -> Grants:
-        own = self.settings.grants
-        added = [pattern for scope in scopes for pattern in self.settings.scopes.get(scope, ())]
-        return Grants(tuple(dict.fromkeys((*own.allow, *added))), own.deny) if added else own
 
 
 UNPROVEN = Unproven("it is bound to a key: send it as Authorization: DPoP, with a proof (RFC 9449)", is_genuine=True)
@@ -248,7 +245,7 @@ class Issuers:
         """Without `proofs`, bound tokens are refused."""
         self._issuers = {issuer.settings.issuer: issuer for issuer in issuers}
         self._proofs = proofs
-        self.on_proved: OnProved = _unheard
+        self.on_proved: OnProved = lambda _caller, _credential, _until: None
         self._refused: Mapping[bytes, Unproven] = {}
         """The digest of the last refused token, and why; its sender is informed at once."""
 
@@ -278,7 +275,8 @@ class Issuers:
         With `is_proved` the proof of this request was accepted before and is not checked again.
         """
         digest = hashlib.sha256(credential).digest()
-        looked = self._recall_bound(digest) or self._look_at(credential, digest)
+        recalled = (issuer.recall_bound(digest) for issuer in self._issuers.values())
+        looked = next((each for each in recalled if each is not None), None) or self._look_at(credential, digest)
         if isinstance(looked, Unproven):
             return looked
         if not isinstance(looked, Bound) or self._proofs is None:
@@ -291,10 +289,6 @@ class Issuers:
             self.on_proved(looked.caller, credential, looked.until)
             looked.issuer.proved(looked)
         return looked.caller
-
-    def _recall_bound(self, digest: bytes) -> Bound | None:
-        found = (issuer.recall_bound(digest) for issuer in self._issuers.values())
-        return next((each for each in found if each is not None), None)
 
     def refusal_of(self, credential: bytes) -> Unproven | None:
         """Why a token of one of the issuers is refused; None if it is accepted, or not theirs."""
@@ -335,21 +329,6 @@ def _thumbprint_in(claims: Mapping[str, Any]) -> str | Unproven:
 _THUMBPRINT = re.compile(r"[A-Za-z0-9_-]{43}")
 
 
-def _unheard(caller: Caller, credential: bytes, until: float) -> None:
-    """The default: verified tokens are not needed anywhere."""
-
-
-def _nothing() -> None:
-    """The default: keys are not fetched."""
-
-
-def _is_for(audience: object, accepted: tuple[str, ...]) -> bool:
-    """Whether the audience of a token contains one of those accepted."""
-    if isinstance(audience, str):
-        return audience in accepted
-    return isinstance(audience, list) and any(isinstance(each, str) and each in accepted for each in audience)
-
-
 def _time(value: object) -> float | None:
     """A time in seconds; None if the value is not a usable number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -369,8 +348,8 @@ def _rights_of(claims: Mapping[str, Any]) -> str:
 
     Times and ids do not count: sessions must survive a renewed token.
     """
-    told = [sorted(_scopes_of(claims)), *(repr(claims.get(name)) for name in ("azp", "client_id", "act"))]
-    return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+    rights = [sorted(_scopes_of(claims)), *(repr(claims.get(name)) for name in ("azp", "client_id", "act"))]
+    return hashlib.sha256(repr(rights).encode()).hexdigest()[:16]
 
 
 def _scopes_of(claims: Mapping[str, Any]) -> list[str]:

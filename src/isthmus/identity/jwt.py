@@ -107,17 +107,7 @@ def _parts_of(credential: bytes) -> tuple[bytes, bytes, bytes] | str:
 
 
 def _token_of(credential: bytes, head: bytes, body: bytes, signature: bytes, kinds: Sequence[str]) -> SignedToken | str:
-    header = _header_of(head, kinds)
-    if isinstance(header, str):
-        return header
-    claims = _claims_of(body)
-    if claims is None:
-        return "its claims are not a JSON object with unique members"
-    return SignedToken(header.alg, header.kid, claims, credential.rpartition(b".")[0], signature)
-
-
-def _header_of(text: bytes, kinds: Sequence[str]) -> _Header | str:
-    members = _members_of(text)
+    members = _members_of(head)
     if members is None:
         return "its header is not a JSON object with unique members"
     if "crit" in members:
@@ -125,21 +115,20 @@ def _header_of(text: bytes, kinds: Sequence[str]) -> _Header | str:
     if "enc" in members:
         return "it is encrypted"
     try:
-        header = _read_header(text)
+        header = _read_header(head)
     except (ValueError, RecursionError):
         return "its header does not name an algorithm"
     if header.typ is not None and header.typ.lower() not in kinds:
         return "it is not an access token" if kinds is _KINDS else f"its typ is not {PROOF_KIND}"
     if header.kid is not None and len(header.kid) > KEY_ID_LENGTH_MAX:
         return "the id of its key is too long"
-    return header
-
-
-def _claims_of(text: bytes) -> Mapping[str, Any] | None:
     try:
-        return None if _members_of(text) is None else _read_claims(text)
+        claims = None if _members_of(body) is None else _read_claims(body)
     except (ValueError, RecursionError):
-        return None
+        claims = None
+    if claims is None:
+        return "its claims are not a JSON object with unique members"
+    return SignedToken(header.alg, header.kid, claims, credential.rpartition(b".")[0], signature)
 
 
 def _members_of(text: bytes) -> Mapping[str, msgspec.Raw] | None:
@@ -240,28 +229,20 @@ class Key:
         """Whether this key signed the token with the key's own algorithm."""
         if token.algorithm != self.algorithm:
             return False
+        public, bits, signature = self.public, self.algorithm[2:], token.signature
         try:
-            _verify(self.public, self.algorithm, token.signature, token.signed)
+            match public:
+                case rsa.RSAPublicKey():
+                    pss = padding.PSS(padding.MGF1(_HASHES[bits]), padding.PSS.DIGEST_LENGTH)
+                    filled = padding.PKCS1v15() if self.algorithm.startswith("RS") else pss
+                    public.verify(signature, token.signed, filled, _HASHES[bits])
+                case ec.EllipticCurvePublicKey():
+                    public.verify(_as_der(signature, public.curve), token.signed, ec.ECDSA(_HASHES[bits]))
+                case ed25519.Ed25519PublicKey():
+                    public.verify(signature, token.signed)
         except (InvalidSignature, ValueError):
             return False
         return True
-
-
-def _verify(public: PublicKey, algorithm: Algorithm, signature: bytes, signed: bytes) -> None:
-    """Raises: InvalidSignature, or ValueError for a malformed signature."""
-    match public:
-        case rsa.RSAPublicKey():
-            public.verify(signature, signed, _padding(algorithm), _HASHES[algorithm[2:]])
-        case ec.EllipticCurvePublicKey():
-            public.verify(_as_der(signature, public.curve), signed, ec.ECDSA(_HASHES[algorithm[2:]]))
-        case ed25519.Ed25519PublicKey():
-            public.verify(signature, signed)
-
-
-def _padding(algorithm: Algorithm) -> padding.AsymmetricPadding:
-    if algorithm.startswith("RS"):
-        return padding.PKCS1v15()
-    return padding.PSS(padding.MGF1(_HASHES[algorithm[2:]]), padding.PSS.DIGEST_LENGTH)
 
 
 def _as_der(signature: bytes, curve: ec.EllipticCurve) -> bytes:
@@ -344,7 +325,8 @@ def _key_of(raw: msgspec.Raw, algorithms: Sequence[Algorithm]) -> Key | None:
     """A published key; None if it is malformed, private, weak or for another purpose."""
     try:
         jwk = _read_jwk(raw)
-        if not _is_for_signatures(jwk) or jwk.d is not None:
+        is_for_signatures = jwk.use in (None, "sig") and (jwk.key_ops is None or "verify" in jwk.key_ops)
+        if not is_for_signatures or jwk.d is not None:
             return None
         algorithm = _algorithm_of(jwk, algorithms)
         return None if algorithm is None else Key(jwk.kid, algorithm, _public_key(jwk))
@@ -352,31 +334,22 @@ def _key_of(raw: msgspec.Raw, algorithms: Sequence[Algorithm]) -> Key | None:
         return None
 
 
-def _is_for_signatures(jwk: _Jwk) -> bool:
-    return jwk.use in (None, "sig") and (jwk.key_ops is None or "verify" in jwk.key_ops)
-
-
 def _algorithm_of(jwk: _Jwk, algorithms: Sequence[Algorithm]) -> Algorithm | None:
     """The algorithm of a key: its `alg` if that is possible, else the one that follows from its type.
 
     An RSA key without `alg` uses the first configured RSA algorithm.
     """
-    possible = _possible(jwk)
-    if jwk.alg is not None:
-        possible = tuple(each for each in possible if each == jwk.alg)
-    return next((each for each in algorithms if each in possible), None)
-
-
-def _possible(jwk: _Jwk) -> tuple[Algorithm, ...]:
+    possible: list[Algorithm] = []
     match jwk.kty:
         case "RSA":
-            return tuple(each for each in ALGORITHMS if each.startswith(("RS", "PS")))
+            possible = [each for each in ALGORITHMS if each.startswith(("RS", "PS"))]
         case "EC" if jwk.crv in _CURVES:
-            return (_CURVES[jwk.crv][1],)
+            possible = [_CURVES[jwk.crv][1]]
         case "OKP" if jwk.crv == "Ed25519":
-            return ("EdDSA",)
+            possible = ["EdDSA"]
         case _:
-            return ()
+            pass
+    return next((each for each in algorithms if each in possible and jwk.alg in (None, each)), None)
 
 
 def _public_key(jwk: _Jwk) -> PublicKey:

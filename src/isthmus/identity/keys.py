@@ -130,7 +130,13 @@ def credential_of(fields: Mapping[bytes, bytes]) -> bytes | None:
     api_key = fields.get(b"x-api-key")
     if api_key is not None and authorization is not None and is_bound(authorization):
         return None
-    key = _one_of(_token_of(authorization), None if api_key is None else api_key.strip())
+    scheme, _, rest = (authorization or b"").strip().partition(b" ")
+    key = rest.strip() if scheme.lower() == b"bearer" else None
+    if api_key is not None:
+        api_key = api_key.strip()
+        if key is not None and not hmac.compare_digest(key, api_key):
+            return None
+        key = api_key if key is None else key
     # An empty value is no key. A value with a space matches no key; it may be a list of two.
     return key if key and b" " not in key else None
 
@@ -150,17 +156,3 @@ def bound_of(fields: Mapping[bytes, bytes]) -> tuple[bytes, bytes] | None:
 def is_bound(authorization: bytes) -> bool:
     """Whether an `Authorization` header contains a token that is bound to a key."""
     return authorization.lstrip()[:5].lower() == b"dpop "
-
-
-def _token_of(authorization: bytes | None) -> bytes | None:
-    """Return the token after `Bearer`; None if the header is absent or has another scheme."""
-    if authorization is None:
-        return None
-    scheme, _, token = authorization.strip().partition(b" ")
-    return token.strip() if scheme.lower() == b"bearer" else None
-
-
-def _one_of(token: bytes | None, api_key: bytes | None) -> bytes | None:
-    if token is not None and api_key is not None and not hmac.compare_digest(token, api_key):
-        return None
-    return api_key if token is None else token

@@ -102,7 +102,16 @@ def read_keys(content: bytes) -> Keys:
         raise StoreDamaged("it is not a list of keys, or it is truncated") from error
     if book.version != VERSION:
         raise StoreDamaged(f"it was written by another version of the hub ({book.version})")
-    if any(not _is_sound(key) for key in book.keys) or len({key.id for key in book.keys}) != len(book.keys):
+    are_sound = len({key.id for key in book.keys}) == len(book.keys)
+    for key in book.keys:
+        has_form = _ID_FORM.fullmatch(key.id) is not None and _DIGEST_FORM.fullmatch(key.digest) is not None
+        are_sound = are_sound and has_form and _is_name(key.name) and _is_name(key.tenant)
+        try:
+            for pattern in (*key.allow, *key.deny):
+                check_pattern(pattern)
+        except ValueError:
+            are_sound = False
+    if not are_sound:
         raise StoreDamaged("one of its keys is invalid")
     return book.keys
 
@@ -111,19 +120,6 @@ def write_keys(keys: Sequence[MintedKey]) -> bytes:
     """Encode a list of keys, one per line."""
     lines = b",\n".join(msgspec.json.encode(key) for key in keys)
     return b'{"version":%d,"keys":[\n%b\n]}\n' % (VERSION, lines)
-
-
-def _is_sound(key: MintedKey) -> bool:
-    has_form = _ID_FORM.fullmatch(key.id) is not None and _DIGEST_FORM.fullmatch(key.digest) is not None
-    return has_form and _is_name(key.name) and _is_name(key.tenant) and all(map(_is_pattern, (*key.allow, *key.deny)))
-
-
-def _is_pattern(text: str) -> bool:
-    try:
-        check_pattern(text)
-    except ValueError:
-        return False
-    return True
 
 
 # -- operations ------------------------------------------------------------------------------------------------------
@@ -213,9 +209,5 @@ def revoked(key: MintedKey, now: float) -> MintedKey:
 
 def without_old(keys: Iterable[MintedKey], now: float) -> Keys:
     """The list without keys that ended long ago."""
-    return tuple(key for key in keys if _ended_at(key) + MEMORY_SECONDS > now)
-
-
-def _ended_at(key: MintedKey) -> float:
-    ends = [moment for moment in (key.revoked_at, key.expires_at) if moment is not None]
-    return min(ends, default=float("inf"))
+    ends = ((key, [each for each in (key.revoked_at, key.expires_at) if each is not None]) for key in keys)
+    return tuple(key for key, times in ends if min(times, default=float("inf")) + MEMORY_SECONDS > now)

@@ -101,12 +101,8 @@ def _check_key(key: str) -> None:
         raise ValueError("key must not be empty")
     if key.lower().startswith("sha256:"):
         raise ValueError("key must be the key itself, not its digest: tokens are made with it")
-    if not _is_encodable(key):
+    if any("\ud800" <= character <= "\udfff" for character in key):
         raise ValueError("key must be valid Unicode (value hidden)")
-
-
-def _is_encodable(text: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def is_id(text: str) -> bool:
@@ -161,7 +157,9 @@ class RelayTokens:
         """`known_agents` returns the agents that original tokens may name; it is called for each such token."""
         _check_key(key)
         raw = key.encode()
-        self._cipher = Cipher(algorithms.AES(_aes_key(raw)), modes.ECB())  # noqa: S305 - the original's choice
+        # As in the original: unchanged if AES accepts the key's length, else cut or padded to 32 bytes.
+        aes_key = raw if len(raw) in _AES_SIZES else raw[:32].ljust(32, b"\0")
+        self._cipher = Cipher(algorithms.AES(aes_key), modes.ECB())  # noqa: S305 - the original's choice
         # Signing has a separate key, because ECB encryption may leak something about the other.
         self._signing = _derived(raw, b"isthmus relay: signing of tokens")
         self._mark = _derived(raw, b"isthmus relay: mark of the key")[:8].hex()
@@ -191,7 +189,11 @@ class RelayTokens:
 
     def is_valid(self, claim: Claim) -> bool:
         """Whether a token that was accepted is still valid: not expired, not revoked, same key, kind still accepted."""
-        is_taken = bool(claim.id) or (self._settings.compatible and self._is_known(claim.agent))
+        mode = self._settings.compatible_agents
+        is_taken = bool(claim.id) or (
+            self._settings.compatible
+            and (mode == "any" or (mode == "md5" and _is_md5(claim.agent)) or claim.agent in self._known_agents())
+        )
         return is_taken and claim.under == self._mark and self._ended(claim) is None
 
     def is_key(self, text: str) -> bool:
@@ -222,8 +224,13 @@ class RelayTokens:
         return Claim(payload.a, payload.t, payload.r, payload.i, payload.e, self._mark)
 
     def _prove_compatible(self, token: str) -> Claim | str:
+        if len(token) > TOKEN_LENGTH_MAX:
+            return NOT_DECRYPTED
+        decryptor, remover = self._cipher.decryptor(), PKCS7(_BLOCK_BITS).unpadder()
         try:
-            document = self._decrypted(token)
+            # In a query a plain plus means a space, and nearly half of all tokens contain one.
+            padded = decryptor.update(_from_base64(token.strip("\r\n\t").replace(" ", "+"))) + decryptor.finalize()
+            document = (remover.update(padded) + remover.finalize()).decode()
         except ValueError:
             return NOT_DECRYPTED
         try:
@@ -236,16 +243,6 @@ class RelayTokens:
         if not name:
             return NO_AGENT
         return self._unfit(name, document.encode()) or Claim(name, under=self._mark)
-
-    def _decrypted(self, token: str) -> str:
-        """Decrypt an original token. Raises: ValueError."""
-        if len(token) > TOKEN_LENGTH_MAX:
-            raise ValueError("too long")
-        decryptor = self._cipher.decryptor()
-        # In a query a plain plus means a space, and nearly half of all tokens contain one.
-        padded = decryptor.update(_from_base64(token.strip("\r\n\t").replace(" ", "+"))) + decryptor.finalize()
-        remover = PKCS7(_BLOCK_BITS).unpadder()
-        return (remover.update(padded) + remover.finalize()).decode()
 
     # -- splicing ----------------------------------------------------------------------------------------------------
 
@@ -261,10 +258,6 @@ class RelayTokens:
         if agent not in self._known_agents():
             return UNKNOWN_AGENT
         return None if self._has_own_block(agent, document) else SPLICEABLE
-
-    def _is_known(self, agent: str) -> bool:
-        mode = self._settings.compatible_agents
-        return mode == "any" or (mode == "md5" and _is_md5(agent)) or agent in self._known_agents()
 
     def spliceable(self) -> list[str]:
         """Known agents whose tokens are refused because other known agents' tokens contain all their blocks."""
@@ -309,14 +302,12 @@ class RelayTokens:
         for attempt in range(_ATTEMPTS):
             # Three id lengths give three base64 spellings of the text after the id.
             id = secrets.token_hex(_ID_BYTES + 1)[: 2 * _ID_BYTES + attempt % 3]
-            token = self._signed(_Payload(id, claim.agent, claim.tenant, claim.role, claim.expires_at))
+            payload = _Payload(id, claim.agent, claim.tenant, claim.role, claim.expires_at)
+            signed = PREFIX + _to_base64(msgspec.json.encode(payload))
+            token = f"{signed}.{self._signature(signed)}"
             if is_clean(f"?token={token}&"):
                 return token
         raise ValueError(f"agent {claim.agent!r} has a name that devices refuse in a token: choose another name")
-
-    def _signed(self, payload: _Payload) -> str:
-        signed = PREFIX + _to_base64(msgspec.json.encode(payload))
-        return f"{signed}.{self._signature(signed)}"
 
     def mint_compatible(self, agent: str) -> str:
         """Create an original token, always the same for one agent, in a form that devices accept in an address.
@@ -361,11 +352,6 @@ def _blocks(document: bytes) -> Iterator[bytes]:
     """The blocks that are encrypted separately; equal blocks have equal ciphertexts."""
     padded = _padded(document)
     return (padded[at : at + _BLOCK_BYTES] for at in range(0, len(padded), _BLOCK_BYTES))
-
-
-def _aes_key(raw: bytes) -> bytes:
-    """The key as the original uses it: unchanged if AES accepts its length, else cut or padded to 32 bytes."""
-    return raw if len(raw) in _AES_SIZES else raw[:32].ljust(32, b"\0")
 
 
 def _derived(raw: bytes, purpose: bytes) -> bytes:
