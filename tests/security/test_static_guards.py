@@ -20,7 +20,7 @@ WAYS_OUT = {
     "transport/egress.py": "the guard itself",
     "transport/flow_control.py": "closes a connection that is there",
     "frontends/http/listener.py": "listens",
-    "credentials/authorization_code.py": "listens on loopback for the local user's browser during a login",
+    "credentials/authorization.py": "listens on loopback for the local user's browser during a login",
     "storage/postgres.py": "the database that the operator names under [storage]; its driver dials by itself",
     "storage/audit_postgres.py": "uses the connection of storage/postgres.py",
     "frontends/a2a/grpc.py": "serves; makes no channel",
