@@ -237,6 +237,10 @@ class AgentBandwidth:
 PORTION_BYTES = 16 * 1024
 """The portion: a large answer takes a few more turns, a flood of tiny messages some milliseconds."""
 
+PORTION_SECONDS = 0.0005
+SMALLEST_PORTION_BYTES = 512
+"""A portion that took longer is followed by one of half the size, down to a few messages."""
+
 SHORT_PORTION_BYTES = 2 * 1024
 LEAST_PORTION_BYTES = 64
 """A portion of the first size that took longer than the second has expensive messages: the next portion is smaller."""
@@ -260,7 +264,12 @@ class ReadQuota:
     def feed(self, data: bytes) -> None:
         """Pass on received bytes, the first portion at once."""
         if not self._rest and len(data) <= self.portion_bytes:
-            self._take(data)
+            if len(data) <= SHORT_PORTION_BYTES:
+                self._take(data)
+            else:
+                began = perf_counter()
+                self._take(data)
+                self._spend(perf_counter() - began)
         elif self._rest:
             self._rest = self._rest[self._at :] + data
             self._at = 0
@@ -291,11 +300,20 @@ class ReadQuota:
 
     def _step(self) -> None:
         if self._rest:
+            began = perf_counter()
             self._hand_on()
+            self._spend(perf_counter() - began)
         if self._rest:
             self._later()
         elif self._is_open:
             self._resume()
+
+    def _spend(self, seconds: float) -> None:
+        """Make the next portion smaller if this one took long: a flood of tiny messages costs most per byte."""
+        if seconds > PORTION_SECONDS:
+            self.portion_bytes = max(self.portion_bytes // 2, SMALLEST_PORTION_BYTES)
+        elif seconds < PORTION_SECONDS / 4 and self.portion_bytes < PORTION_BYTES:
+            self.portion_bytes *= 2
 
     def _later(self) -> None:
         asyncio.get_running_loop().call_soon(self._step)
@@ -333,11 +351,6 @@ class SharedReadQuota(ReadQuota):
             self._spend(perf_counter() - began)
         else:
             super().feed(data)
-
-    def _step(self) -> None:
-        began = perf_counter()
-        super()._step()
-        self._spend(perf_counter() - began)
 
     def _spend(self, seconds: float) -> None:
         self._share.spend(seconds)

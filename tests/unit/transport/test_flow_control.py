@@ -88,6 +88,27 @@ async def test_a_flood_is_handed_on_one_portion_a_turn_while_reading_rests() -> 
     assert b"".join(reading.taken) == flood + b"more"
 
 
+async def test_portions_that_take_long_become_smaller_and_then_larger_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, now, cost = Reading(), [0.0], [2 * module.PORTION_SECONDS]
+
+    def tick() -> float:
+        now[0] += cost[0]
+        return now[0]
+
+    monkeypatch.setattr(module, "perf_counter", tick)
+    reading.portions.feed(b"x" * (3 * PORTION_BYTES))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    sizes = [len(each) for each in reading.taken]
+    assert sizes[:3] == [PORTION_BYTES, PORTION_BYTES // 2, PORTION_BYTES // 4]
+    assert (sum(sizes), min(sizes)) == (3 * PORTION_BYTES, module.SMALLEST_PORTION_BYTES)
+    cost[0] = 0.0
+    reading.portions.feed(b"x" * (3 * PORTION_BYTES))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert reading.portions.portion_bytes == PORTION_BYTES
+
+
 async def test_at_the_end_everything_is_handed_on() -> None:
     reading = Reading()
     reading.portions.feed(b"x" * (3 * PORTION_BYTES))
