@@ -16,7 +16,6 @@ import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from typing import NamedTuple
 
 import structlog
@@ -160,7 +159,7 @@ class LinkPool:
         """Change the limit; existing links stay."""
         self._settings = settings
 
-    # -- what the lane sees ----------------------------------------------------------------------------------------
+    # -- for the server queue --------------------------------------------------------------------------------------
 
     def send(self, inflight: InFlight) -> None:
         """Send the call on its own link, or make that link first."""
@@ -176,7 +175,9 @@ class LinkPool:
             return
         member.rouse()
         if not member.has_carried:
-            self._begin(member)
+            member.has_carried = True
+            if member.link is not None:  # later questions between calls may belong to this call
+                member.link.can_wait = not _has_no_session(member.key)
         member.calls += 1
         self._of[inflight] = member
         self._members.move_to_end(member.key)
@@ -197,19 +198,19 @@ class LinkPool:
             return home
         key = self._key_in(guest.subject, call.caller, client_caps, "" if call.shares_link else call.session)
         if self._asks and _has_no_session(key):
-            member = self._vacant(key) or self._admit(self._another(key))
+            member = self._vacant(key)
+            if member is None and key in self._members:  # a further link for calls without a session
+                self._calls += 1
+                key = key._replace(scope=(*key.scope, str(self._calls)))
+            member = member or self._admit(key)
         else:
             member = self._members.get(key) or self._adopt(key) or self._admit(key)
         if is_bound and member is not None and member.key != guest:
-            self._bind(guest, member)
+            self._homes.setdefault(call.session, {})[guest] = member
+            member.guests[guest] = None
+            if len(member.guests) > GUESTS_MAX:
+                self._unbind(next(iter(member.guests)))
         return member
-
-    def _bind(self, guest: LinkKey, member: _PooledLink) -> None:
-        """Bind a session to a shared link."""
-        self._homes.setdefault(guest.scope[2], {})[guest] = member
-        member.guests[guest] = None
-        if len(member.guests) > GUESTS_MAX:
-            self._unbind(next(iter(member.guests)))
 
     def _unbind(self, guest: LinkKey) -> None:
         homes = self._homes.get(guest.scope[2], {})
@@ -229,13 +230,6 @@ class LinkPool:
                 return member
         return None
 
-    def _another(self, key: LinkKey) -> LinkKey:
-        """The key of a further link for calls without a session."""
-        if key not in self._members:
-            return key
-        self._calls += 1
-        return key._replace(scope=(*key.scope, str(self._calls)))
-
     def _is_worn(self, member: _PooledLink) -> bool:
         """Whether its server may still ask about an earlier call, so that no other session may start on it."""
         return (
@@ -244,12 +238,6 @@ class LinkPool:
             and member.link is not None
             and member.link.abandoned_session is not None
         )
-
-    def _begin(self, member: _PooledLink) -> None:
-        """The first call: later questions between calls may belong to it."""
-        member.has_carried = True
-        if member.link is not None:
-            member.link.can_wait = not _has_no_session(member.key)
 
     def _without_own(self, caller: Caller) -> Fault | None:
         """Why the caller cannot use the server: it needs own credentials and has none."""
@@ -289,7 +277,10 @@ class LinkPool:
         fresh.key = key
         self._members[key] = fresh
         if fresh.link is not None and self._wanted(key):
-            self._hold(fresh, fresh.link)
+            # Calls wait until the link has its caller's subscriptions.
+            link, fresh.link = fresh.link, None
+            fresh.made = asyncio.get_running_loop().create_future()
+            self._background.spawn(f"link of {self._settings.name}", self._make(fresh, link))
         return fresh
 
     def _admit(self, key: LinkKey) -> _PooledLink | None:
@@ -300,7 +291,12 @@ class LinkPool:
             idle = self._idlest()
             if idle is None:
                 return None
-            self._give_way(idle)
+            if not _has_no_session(idle.key) and self._wanted(idle.key):
+                # Subscribers are notified on their next link: reading resources again now would need another link.
+                self._missed[idle.key] = None
+                if len(self._missed) > MISSED_MAX:
+                    del self._missed[next(iter(self._missed))]
+            self._retire(idle)
         member = self._members[key] = _PooledLink(key)
         self._background.spawn(f"link of {self._settings.name}", self._make(member))
         return member
@@ -316,20 +312,13 @@ class LinkPool:
         held = Counter(_owner(member.key) for member in self._members.values())
         return min(
             idle,
-            key=lambda each: (-held[_owner(each.key)], _is_kept(each), each.key in followed),
+            key=lambda each: (
+                -held[_owner(each.key)],
+                each.is_kept or not _has_no_session(each.key),
+                each.key in followed,
+            ),
             default=None,
         )
-
-    def _give_way(self, member: _PooledLink) -> None:
-        """Close a link to make room; its subscribers are notified on their next link.
-
-        Not at once: reading the resources again needs a link, for which another would have to go.
-        """
-        if not _has_no_session(member.key) and self._wanted(member.key):
-            self._missed[member.key] = None
-            if len(self._missed) > MISSED_MAX:
-                del self._missed[next(iter(self._missed))]
-        self._retire(member)
 
     def may_have_run(self, inflight: InFlight) -> bool:
         """A call that waits for its link has not left."""
@@ -391,7 +380,7 @@ class LinkPool:
         elif not member.borrowers:  # else it is released when it is given back
             self._retire(member)
 
-    # -- what the keeper sees --------------------------------------------------------------------------------------
+    # -- for the reconnector ---------------------------------------------------------------------------------------
 
     def has(self, client_caps: ClientCapabilities) -> bool:
         """Whether there is a link with these client capabilities."""
@@ -498,33 +487,25 @@ class LinkPool:
             if member.link is not None:
                 self._subscription_sync.stop(member.link, uri)
 
-    def _hold(self, member: _PooledLink, link: BaseLink) -> None:
-        """Let calls wait until an existing link has its caller's subscriptions."""
-        member.link = None
-        member.made = asyncio.get_running_loop().create_future()
-        self._background.spawn(f"link of {self._settings.name}", self._make(member, link))
-
     # -- links -----------------------------------------------------------------------------------------------------
 
     async def _make(self, member: _PooledLink, link: BaseLink | None = None) -> None:
         try:
             if link is None:
                 link = await self._try_to_make(member)
-            if link is not None:
-                await self._prepare(member, link)
+            if link is None:
+                return
+            try:
+                # Before anything is sent: otherwise a first call's own updates could be missed.
+                await self._follow(member, link)
+            except BaseException:
+                self._drop(member)
+                self._refuse(member, "the hub gives it up")
+                await link.aclose()
+                raise
+            self._open(member, link)
         finally:
             member.made.set_result(None)
-
-    async def _prepare(self, member: _PooledLink, link: BaseLink) -> None:
-        """Subscribe before anything is sent: otherwise a first call's own updates could be missed."""
-        try:
-            await self._follow(member, link)
-        except BaseException:
-            self._drop(member)
-            self._refuse(member, "the hub gives it up")
-            await link.aclose()
-            raise
-        self._open(member, link)
 
     async def _try_to_make(self, member: _PooledLink) -> BaseLink | None:
         try:
@@ -540,9 +521,19 @@ class LinkPool:
         if not self._has(member):
             await link.aclose()  # it was evicted, or the pool closed, while it was made
             return None
-        link.on_lost = lambda _reason: self._lost(member)
-        link.on_unauthorized = partial(self._on_unauthorized, member, link)
-        link.on_log = self._on_log
+
+        def lost(_reason: str) -> None:
+            # The link ends its calls itself; subscribers are notified here.
+            if member.link is not None:
+                self._subscription_sync.gap(member.link)
+            self._retire(member)
+
+        def unauthorized() -> None:
+            # The next call gets a new link.
+            link.on_credentials_refused()
+            member.is_over = True
+
+        link.on_lost, link.on_unauthorized, link.on_log = lost, unauthorized, self._on_log
         return link
 
     def _open(self, member: _PooledLink, link: BaseLink) -> None:
@@ -552,16 +543,18 @@ class LinkPool:
         if member.key in self._missed:
             del self._missed[member.key]
             self._subscription_sync.gap(link)
-        self._send_waiting(member, link)
+        link.can_wait = not (member.has_carried and _has_no_session(member.key))
+        while member.waiting:
+            inflight = next(iter(member.waiting))
+            del member.waiting[inflight]
+            inflight.heartbeat()
+            self._send(link, inflight)
+            if self._asks and not any(member.key.scope[2:3]):  # it does not belong to one session
+                self._send_elsewhere(member, inflight.call.session)
         if not self._has(member):
             self._close(link)
         elif not (member.calls or member.borrowers) or link.lost.done():
             self._retire(member)  # its callers have left meanwhile
-
-    def _on_unauthorized(self, member: _PooledLink, link: BaseLink) -> None:
-        """The server rejects the credentials of this link: the next call gets a new link."""
-        link.on_credentials_refused()
-        member.is_over = True
 
     def renew(self, subject: Subject) -> None:
         """A caller's credentials changed: its links are closed when idle."""
@@ -572,27 +565,34 @@ class LinkPool:
             member.is_over = True
             self._rest(member)
 
-    def _note_question(self) -> None:
-        """The server's questions do not name their call: from now on no two programs share a link."""
-        self._asks = True
-
     def _attend(self, link: BaseLink, client_caps: ClientCapabilities) -> None:
         """Handle notifications of this link."""
-        link.on_question = self._note_question
+
+        def asked() -> None:
+            # The server's questions do not name their call: from now on no two programs share a link.
+            self._asks = True
+
+        def changed(topic: Topic) -> None:
+            if topic == "tools":
+                self._recheck_soon([link])
+            self.on_changed(client_caps, topic)
+
+        def renewed() -> None:
+            # The server lost the session of this link, and may have changed.
+            for topic in TOPICS:
+                self.on_changed(client_caps, topic)
+            self.on_renewed(link)
+            self._subscription_sync.resume_own(link)
+
+        link.on_question, link.on_changed = asked, changed
         self._asks |= link.has_asked
-        link.on_changed = partial(self._changed, link, client_caps)
         if not client_caps and "tasks" in link.abilities():
             link.listen()  # task status may arrive there
-        link.on_renewed = partial(self._renewed, link, client_caps)
+        link.on_renewed = renewed
         if self.shares_subscriptions:
             self._subscription_sync.attend_for_all(link)
         else:
             self._subscription_sync.attend(link)
-
-    def _changed(self, link: BaseLink, client_caps: ClientCapabilities, topic: Topic) -> None:
-        if topic == "tools":
-            self._recheck_soon([link])
-        self.on_changed(client_caps, topic)
 
     def recheck_all(self) -> None:
         """Look for unannounced changes on every link."""
@@ -609,27 +609,13 @@ class LinkPool:
             while links := self._unchecked:
                 self._unchecked = {}
                 for link in links:
-                    await _recheck(link)
+                    if link.recheck is None or link.lost.done():
+                        continue
+                    with suppress(Fault):  # if it cannot list now, its known tools stay valid, or the link is lost
+                        await link.recheck()
                 await asyncio.sleep(RECHECK_SECONDS)
         finally:
             self._is_rechecking = False
-
-    def _renewed(self, link: BaseLink, client_caps: ClientCapabilities) -> None:
-        """The server lost the session of this link, and may have changed."""
-        for topic in TOPICS:
-            self.on_changed(client_caps, topic)
-        self.on_renewed(link)
-        self._subscription_sync.resume_own(link)
-
-    def _send_waiting(self, member: _PooledLink, link: BaseLink) -> None:
-        link.can_wait = not (member.has_carried and _has_no_session(member.key))
-        while member.waiting:
-            inflight = next(iter(member.waiting))
-            del member.waiting[inflight]
-            inflight.heartbeat()
-            self._send(link, inflight)
-            if self._asks and not _is_conversations(member.key):
-                self._send_elsewhere(member, inflight.call.session)
 
     def _send(self, link: BaseLink, inflight: InFlight) -> None:
         if link.may_send is not None and not link.may_send(inflight):
@@ -689,12 +675,6 @@ class LinkPool:
     def _close(self, link: BaseLink) -> None:
         self._background.spawn(f"closing a link of {self._settings.name}", link.aclose())
 
-    def _lost(self, member: _PooledLink) -> None:
-        """A link broke. The link ends its calls itself; subscribers are notified here."""
-        if member.link is not None:
-            self._subscription_sync.gap(member.link)
-        self._retire(member)
-
     async def aclose(self) -> None:
         """Close every link, all at once."""
         self._is_closed = True
@@ -704,12 +684,6 @@ class LinkPool:
             self._refuse(member, "the hub gives it up")
         links = [member.link for member in members if member.link is not None]
         await asyncio.gather(*(link.aclose() for link in links), return_exceptions=True)
-
-
-async def _recheck(link: BaseLink) -> None:
-    if link.recheck is not None and not link.lost.done():
-        with suppress(Fault):  # if it cannot list now, its known tools stay valid, or the link is lost
-            await link.recheck()
 
 
 def _base(key: LinkKey) -> LinkKey:
@@ -725,16 +699,6 @@ def _owner(key: LinkKey) -> tuple[str, ...]:
 def _has_declined(member: _PooledLink) -> bool:
     """Whether its server asked something between calls, and may not ask again."""
     return member.link is not None and member.link.has_unanswered_question
-
-
-def _is_conversations(key: LinkKey) -> bool:
-    """Whether it belongs to one session."""
-    return any(key.scope[2:3])
-
-
-def _is_kept(member: _PooledLink) -> bool:
-    """Whether a session has come back to it, or it belongs to one."""
-    return member.is_kept or not _has_no_session(member.key)
 
 
 def _has_no_session(key: LinkKey) -> bool:

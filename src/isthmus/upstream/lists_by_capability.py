@@ -108,20 +108,17 @@ class ListsByCapability:
 
     def _admit(self, caller: Caller, client_caps: ClientCapabilities) -> _CapabilityLists | None:
         now = self._loop.time()
-        oldest = self._to_forget(caller)
+        # A new set replaces the caller's own oldest one at its limit, and the oldest of all if there is no room.
+        own = [variant for variant in self._of.values() if variant.caller == caller]
+        oldest = own[0] if len(own) >= CAPABILITIES_PER_CALLER_MAX else None
+        if oldest is None and len(self._of) >= CAPABILITIES_MAX:
+            oldest = next(iter(self._of.values()))
         if oldest is not None:
             if now - oldest.asked_at < FORGET_SECONDS:
                 return None
             _stop(self._of.pop(oldest.client_caps))
         variant = self._of[client_caps] = _CapabilityLists(client_caps, caller, now)
         return variant
-
-    def _to_forget(self, caller: Caller) -> _CapabilityLists | None:
-        """Which set is forgotten for a new one of this caller: its own oldest at its limit; None if there is room."""
-        own = [variant for variant in self._of.values() if variant.caller == caller]
-        if len(own) >= CAPABILITIES_PER_CALLER_MAX:
-            return own[0]
-        return next(iter(self._of.values())) if len(self._of) >= CAPABILITIES_MAX else None
 
     def inherit(self, before: ListsByCapability) -> None:
         """List for the same capabilities as the reconnector before."""

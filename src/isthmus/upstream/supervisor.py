@@ -49,16 +49,14 @@ class Supervisor:
         so that no other call waits.
         """
         if settings.disabled:
-            self._show_disabled(settings)
+            server_queue = ServerQueue(settings.name, self._hub.limits)
+            server_queue.explain("it is disabled in the configuration")
+            status = ServerStatus(settings.name, "disabled", "disabled", is_settled=True)
+            self._hub.open_server_queue(server_queue, status)
             return
         reconnector = self._start(settings)
         self.reconnectors[settings.name] = reconnector
         reconnector.show(is_awaited=is_awaited)
-
-    def _show_disabled(self, settings: ServerSettings) -> None:
-        server_queue = ServerQueue(settings.name, self._hub.limits)
-        server_queue.explain("it is disabled in the configuration")
-        self._hub.open_server_queue(server_queue, ServerStatus(settings.name, "disabled", "disabled", is_settled=True))
 
     def _start(self, settings: ServerSettings) -> Reconnector:
         server_queue = ServerQueue(
@@ -71,13 +69,14 @@ class Supervisor:
         reconnector = Reconnector(self._hub, self._background, server_queue, settings, self._connect, self._lists)
         task = self._background.spawn(f"keeper of {settings.name}", reconnector.run(), on_crash=reconnector.crashed)
         self._tasks[reconnector] = task
-        task.add_done_callback(lambda _done: self._ended(reconnector))
-        return reconnector
 
-    def _ended(self, reconnector: Reconnector) -> None:
-        self._tasks.pop(reconnector, None)
-        if not reconnector.tried.done():
-            reconnector.tried.set_result(None)  # it was stopped before its first attempt; nothing need wait for that
+        def ended(_task: asyncio.Task[None]) -> None:
+            self._tasks.pop(reconnector, None)
+            if not reconnector.tried.done():  # it was stopped before its first attempt
+                reconnector.tried.set_result(None)
+
+        task.add_done_callback(ended)
+        return reconnector
 
     # -- changing --------------------------------------------------------------------------------------------------
 

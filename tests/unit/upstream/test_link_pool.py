@@ -724,7 +724,7 @@ async def test_a_context_that_begins_when_the_server_asks_has_a_link_without_cal
 
 
 async def test_no_context_begins_on_a_link_to_which_another_has_come_back(asking: Pooled) -> None:
-    asking.pool._note_question()
+    asking.pool._asks = True
     for _ in range(2):
         finish(await in_context(asking, "a"))
     finish(await in_context(asking, "b"))
@@ -739,7 +739,7 @@ async def test_contexts_of_two_callers_share_nothing_though_they_have_one_name(a
 
 
 async def test_a_context_whose_call_was_given_up_keeps_its_link_which_no_other_begins_on(asking: Pooled) -> None:
-    asking.pool._note_question()
+    asking.pool._asks = True
     given_up = await in_context(asking, "a")
     asking.links[0].abandoned_session = "a"  # as the link notes it, since the server may ask all the same
     given_up.cancel("enough")
