@@ -145,10 +145,6 @@ def _unheard(*_: object) -> None:
     """The default callback. One function for all links: there may be ten thousand of them."""
 
 
-def _no_other_credentials() -> bool:
-    return False
-
-
 class ConnectFailed(Exception):
     """A link could not be made; the message tells the operator why.
 
@@ -281,8 +277,8 @@ class BaseLink(ABC):
         self.on_doubt: Callable[[], None] = _unheard
         self.on_unauthorized: Callable[[], None] = _unheard
         """Called when the server rejected the credentials of a call."""
-        self.on_credentials_refused: Callable[[], bool] = _no_other_credentials
-        """Called when the server rejected the credentials; returns whether there may be others to try."""
+        self.on_credentials_refused: Callable[[], bool] = bool
+        """Called when the server rejected the credentials; returns whether others may be tried (by default none)."""
         self.redact: Callable[[str], str] = str
         """Removes the link's credentials from a text; a server may repeat them."""
         self.login_hint: Callable[[], str] = str
@@ -307,7 +303,11 @@ class BaseLink(ABC):
     @cached_property
     def _legacy_subscriptions(self) -> LegacySubscriptions:
         """Created on first use: most of thousands of links never subscribe."""
-        return LegacySubscriptions(self.server, self._send_subscription, self._forget)
+
+        def send(method: str, uri: str) -> HubRequest:
+            return self.start_request(method, self.dialect.params({"uri": msgspec.json.encode(uri)}))
+
+        return LegacySubscriptions(self.server, send, self._forget)
 
     @cached_property
     def _modern_subscriptions(self) -> ModernSubscriptions:
@@ -454,7 +454,14 @@ class BaseLink(ABC):
         within = self.start_seconds if patience is None else patience
         answer: msgspec.Raw | None = None
         try:
-            answer = await self._probe(within)
+            params = ModernDialect(self._me).params()
+            try:
+                answer = await self.ask(modern.DISCOVER, params, within)
+            except ServerError as refused:
+                # A server that refuses the version and yet lists it as supported is asked a second time.
+                if refused.code != REFUSED_VERSION or not modern.is_version_supported(refused.data):
+                    raise
+                answer = await self.ask(modern.DISCOVER, params, within)
         except NotConnected as refused:
             if refused.status not in NOT_MODERN:
                 raise
@@ -465,16 +472,6 @@ class BaseLink(ABC):
         if self.is_dedicated and answer is not None and discovery is not None:
             self.initialize_result = msgspec.Raw(modern.as_initialize_result(answer))
         return discovery
-
-    async def _probe(self, within: float) -> msgspec.Raw:
-        """Send `server/discover`, a second time if the server refuses the version and yet lists it as supported."""
-        params = ModernDialect(self._me).params()
-        try:
-            return await self.ask(modern.DISCOVER, params, within)
-        except ServerError as refused:
-            if refused.code != REFUSED_VERSION or not modern.is_version_supported(refused.data):
-                raise
-        return await self.ask(modern.DISCOVER, params, within)
 
     async def _initialize(self) -> None:
         try:
@@ -498,7 +495,7 @@ class BaseLink(ABC):
         self._on_initialized(answer, welcome)
         self._notify("notifications/initialized", None)
 
-    def _on_initialized(self, answer: Payload, welcome: legacy.InitializeResult) -> None:  # noqa: B027 - most keep nothing of it
+    def _on_initialized(self, answer: Payload, welcome: legacy.InitializeResult) -> None:  # noqa: B027 - most links ignore it
         """The server has answered `initialize`; a kind of link may store more of the answer."""
 
     # -- listing ---------------------------------------------------------------------------------------------------
@@ -523,18 +520,16 @@ class BaseLink(ABC):
         if "tools" not in self.abilities():
             listing = msgspec.structs.replace(listing, tools=(), notes={"tools": ("it says that it has no tools",)})
         for topic in TOPICS:
-            if topic in topics and topic in self.abilities():
-                listing = await self._read_topic(topic, listing, client_caps)
+            if topic not in topics or topic not in self.abilities():
+                continue
+            try:
+                listing = await read_topic(self, topic, listing, client_caps)
+            except (ServerError, BadReply) as failed:
+                if topic == "tools":
+                    raise
+                note = f"it gave no list of {topic}: {getattr(failed, 'why', failed.message)}"
+                listing = msgspec.structs.replace(listing, notes={**listing.notes, topic: (note,)})
         return listing
-
-    async def _read_topic(self, topic: Topic, known: Listing, client_caps: ClientCapabilities) -> Listing:
-        try:
-            return await read_topic(self, topic, known, client_caps)
-        except (ServerError, BadReply) as failed:
-            if topic == "tools":
-                raise
-            note = f"it gave no list of {topic}: {getattr(failed, 'why', failed.message)}"
-            return msgspec.structs.replace(known, notes={**known.notes, topic: (note,)})
 
     # -- what belongs to no request --------------------------------------------------------------------------------
 
@@ -545,19 +540,19 @@ class BaseLink(ABC):
         elif method == UPDATED:
             if (uri := read_string(params.get("uri"))) is not None:
                 self.on_updated(uri)
-        elif method == CANCELLED:
-            self._on_cancelled(params)
+        elif method == CANCELLED:  # of the server's own request; the specification forbids a reply
+            id = bytes(params.get("requestId", b""))
+            self._drop_early(id)
+            if (asked := self._questions.pop(id, None)) is not None:
+                asked.retract()
         elif method == STATUS_NOTIFICATION:
-            self._on_task_status(params)
-        elif method == COMPLETED and (id := params.get(ELICITATION_ID)) is not None:
-            self._url_elicitations.done(id)
+            # Only legacy servers send task status unasked; modern ones are polled.
+            if self.dialect.era == "legacy" and (state := state_of(params)) is not None:
+                self.on_task(self.server, self.place, state)
+        elif method == COMPLETED and (elicitation := params.get(ELICITATION_ID)) is not None:
+            self._url_elicitations.done(elicitation)
         elif method == LOGGED and (line := read_log(params)) is not None:
             self._on_log_line(line)
-
-    def _on_task_status(self, params: Members) -> None:
-        """Only legacy servers send task status unasked; modern ones are polled."""
-        if self.dialect.era == "legacy" and (state := state_of(params)) is not None:
-            self.on_task(self.server, self.place, state)
 
     def _on_late_progress(self, params: Members) -> None:
         """Progress of a request that has already ended."""
@@ -595,12 +590,6 @@ class BaseLink(ABC):
         """See `core.ports.SubscriptionLink`."""
         if not self.lost.done():
             (self._legacy_subscriptions if self.dialect.era == "legacy" else self._modern_subscriptions).drop(uri)
-
-    def _send_subscription(self, method: str, uri: str) -> HubRequest:
-        """Subscribe to one resource of a legacy server, or unsubscribe."""
-        own_request = HubRequest(self.server)
-        self._dispatch(self.next_id(), method, self.dialect.params({"uri": msgspec.json.encode(uri)}), own_request)
-        return own_request
 
     def _listen_to(self, uris: Collection[str]) -> None:
         """Replace a modern server's subscription by one for its lists and these resources."""
@@ -715,14 +704,6 @@ class BaseLink(ABC):
         """See `upstream.redaction.Redacting`."""
         return self.redact
 
-    def _on_cancelled(self, params: Members) -> None:
-        """The server cancelled its request; the specification forbids a reply."""
-        id = bytes(params.get("requestId", b""))
-        self._drop_early(id)
-        asked = self._questions.pop(id, None)
-        if asked is not None:
-            asked.retract()
-
     def _note_question(self) -> None:
         """The server asked without naming a call."""
         self.has_asked = True
@@ -745,17 +726,14 @@ class BaseLink(ABC):
             self.place.is_lost = True
             self.lost.set_result(reason)
             self._listen_done()
-            self._drop_subscriptions()
+            # Break the reference cycles with this link, so that it is freed at once.
+            self.__dict__.pop("_legacy_subscriptions", None)
+            if (modern_subscriptions := self.__dict__.pop("_modern_subscriptions", None)) is not None:
+                modern_subscriptions.stop()
             self.on_lost(reason)
             questions, self._questions = self._questions, {}
             for asked in questions.values():
                 asked.retract()
-
-    def _drop_subscriptions(self) -> None:
-        """Break the reference cycles with this link, so that it is freed at once."""
-        self.__dict__.pop("_legacy_subscriptions", None)
-        if (jointly := self.__dict__.pop("_modern_subscriptions", None)) is not None:
-            jointly.stop()
 
 
 def reply_to(request: Request) -> bytes:

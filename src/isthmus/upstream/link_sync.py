@@ -168,16 +168,12 @@ class LogLevelSync:
     async def _follow(self, link: BaseLink, own_request: HubRequest | None) -> None:
         try:
             while own_request is not None:
-                await self._answered(link, own_request)
+                try:
+                    await link.answered(own_request)
+                except Fault as fault:
+                    level = log.debug if isinstance(fault, NotConnected) else log.warning
+                    level("server refused a log level", server=self._server, reason=fault.message)
                 own_request = self._ask(link) if link in self._due else None
         finally:
             del self._asking[link]
             self._due.discard(link)
-
-    async def _answered(self, link: BaseLink, own_request: HubRequest) -> None:
-        """Wait for the response; a refusal is only logged."""
-        try:
-            await link.answered(own_request)
-        except Fault as fault:
-            level = log.debug if isinstance(fault, NotConnected) else log.warning
-            level("server refused a log level", server=self._server, reason=fault.message)

@@ -279,25 +279,23 @@ class _Post:
             self._fail(BadReply(self._link.server, f"an answer of over {limit} bytes"))
             self.abandon()
 
-    def on_end(self) -> None:
-        """The response is complete."""
-        if not self.is_over:
-            self._read(b"".join(self._chunks))
-
     def on_lost(self, lost_: ConnectionLost) -> None:
         """The connection broke."""
         if not self.is_over:
             self._link.on_doubt()
             self._fail(lost(self._link.server, lost_.reason, may_have_left=lost_.may_have_left))
 
-    def _read(self, body: bytes) -> None:
+    def on_end(self) -> None:
+        """The response is complete."""
+        if self.is_over:
+            return
+        body = b"".join(self._chunks)
         message = jsonrpc.decode_reply(body, max_depth=self._link.limits.depth) if body else None
         if isinstance(self.waiter, HubRequest) and self._says_no_method(body, message):
             self._fail(ServerError(self._link.server, jsonrpc.METHOD_NOT_FOUND, f"it answered HTTP {self._status}"))
         elif self._status in TURNED_AWAY:
-            detail = self._link.redact(
-                f"it answered HTTP {self._status}{_words(message)}{_ADVICE.get(self._status, '')}"
-            )
+            words = f" ({message.message})" if isinstance(message, ErrorReply) and message.message else ""
+            detail = self._link.redact(f"it answered HTTP {self._status}{words}{_ADVICE.get(self._status, '')}")
             if self._status == UNAUTHORIZED:
                 self._link.on_unauthorized()
             self._fail(turned_away(self._link.server, detail, self._status, self._login))
@@ -307,8 +305,10 @@ class _Post:
         elif isinstance(message, Response) and self._status == OK and self._is_own(message.id):
             self._finish()
             self.waiter.result(message.result)
+        elif self._status == OK and isinstance(message, Response | ErrorReply):
+            self._fail(BadReply(self._link.server, "the answer to another request"))
         else:
-            self._fail(BadReply(self._link.server, self._complaint(message)))
+            self._fail(BadReply(self._link.server, f"HTTP {self._status} without a usable JSON-RPC answer"))
 
     def _says_no_method(self, body: bytes, message: object) -> bool:
         """Whether the status alone means that the method is unknown; a JSON-RPC body takes precedence."""
@@ -320,15 +320,6 @@ class _Post:
 
     def _is_own(self, id: msgspec.Raw) -> bool:
         return jsonrpc.same_id(id, self.id)
-
-    def _complaint(self, message: object) -> str:
-        if self._status == OK and isinstance(message, Response | ErrorReply):
-            return "the answer to another request"
-        return f"HTTP {self._status} without a usable JSON-RPC answer"
-
-
-def _words(message: object) -> str:
-    return f" ({message.message})" if isinstance(message, ErrorReply) and message.message else ""
 
 
 class _RpcWaiter(CallWaiter):
@@ -380,8 +371,9 @@ def in_mcp_shape(answer: msgspec.Raw) -> msgspec.Raw:
     raws = None if tools is None else _entries(tools)
     if raws is None:
         return answer
+    entries = [b'{"name":%b}' % bytes(raw) if _is_string(raw) else raw for raw in raws]
     rest = {name: value for name, value in (members or {}).items() if name != "tools"}
-    return msgspec.Raw(jsonrpc.render({**rest, "tools": b"[%b]" % b",".join(map(_entry, raws))}))
+    return msgspec.Raw(jsonrpc.render({**rest, "tools": b"[%b]" % b",".join(entries)}))
 
 
 def _entries(tools: msgspec.Raw) -> list[Payload] | None:
@@ -392,19 +384,13 @@ def _entries(tools: msgspec.Raw) -> list[Payload] | None:
         return None
     if isinstance(table, list):
         return list(table)
-    return [_named(name, raw) for name, raw in table.items()]
-
-
-def _named(name: str, raw: msgspec.Raw) -> Payload:
-    """An entry of a table by name, whose value is a definition or a description."""
-    members = jsonrpc.object_members(raw)
-    if members is None:
-        members = {"description": raw} if _is_string(raw) else {}
-    return jsonrpc.render({**members, "name": msgspec.json.encode(name)})
-
-
-def _entry(raw: Payload) -> Payload:
-    return b'{"name":%b}' % bytes(raw) if _is_string(raw) else raw
+    entries: list[Payload] = []
+    for name, raw in table.items():  # the value is a definition or a description
+        members: Mapping[str, Payload] | None = jsonrpc.object_members(raw)
+        if members is None:
+            members = {"description": raw} if _is_string(raw) else {}
+        entries.append(jsonrpc.render({**members, "name": msgspec.json.encode(name)}))
+    return entries
 
 
 def _is_string(raw: Payload) -> bool:

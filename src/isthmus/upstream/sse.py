@@ -35,7 +35,7 @@ from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Payload
 from isthmus.wire.lines import Oversized
 from isthmus.wire.mcp.messages import Implementation
-from isthmus.wire.sse import SseDecoder, SseEvent
+from isthmus.wire.sse import SseDecoder
 
 SPARE_CONNECTIONS = 8
 """Connections beside those for calls: the stream, pings, listings, notifications."""
@@ -107,33 +107,28 @@ class SseLink(DuplexLink):
             ConnectFailed: the endpoint is at another origin, or cannot be reached.
             Fault: the server did not answer `initialize`.
         """
-        endpoint = await self._open()
+        for _ in range(HOPS_MAX):
+            self._stream = stream = _Stream(self)
+            head = self._request_head("GET", self._target, {"accept": EVENT_STREAM, "cache-control": "no-store"})
+            stream.ticket = self._client.send(head, None, stream)
+            try:
+                async with asyncio.timeout(self.start_seconds):
+                    endpoint, location = await stream.opened
+            except TimeoutError:
+                if not stream.is_stream:
+                    raise ConnectFailed(f"it did not answer within {self.start_seconds:g} s") from None
+                raise WrongCarrier(f"its stream named no endpoint within {self.start_seconds:g} s") from None
+            if location is None:
+                break
+            self._target = same_origin_target(self._origin, self._target, location, "redirects to", stays=self.stays)
+        else:
+            raise ConnectFailed("it redirects in circles")
         target = same_origin_target(self._origin, self._target, endpoint, "wants its messages sent to")
         self._endpoint = target
         self._head = self._new_head(target)
         await self._initialize()
         # Many servers refuse messages before `initialized`, and another connection may be faster.
         await self._one_way_posts.quiet()
-
-    async def _open(self) -> str:
-        for _ in range(HOPS_MAX):
-            self._stream = stream = _Stream(self)
-            head = self._request_head("GET", self._target, {"accept": EVENT_STREAM, "cache-control": "no-store"})
-            stream.ticket = self._client.send(head, None, stream)
-            endpoint, location = await self._endpoint_of(stream)
-            if location is None:
-                return endpoint
-            self._target = same_origin_target(self._origin, self._target, location, "redirects to", stays=self.stays)
-        raise ConnectFailed("it redirects in circles")
-
-    async def _endpoint_of(self, stream: _Stream) -> tuple[str, str | None]:
-        try:
-            async with asyncio.timeout(self.start_seconds):
-                return await stream.opened
-        except TimeoutError:
-            if not stream.is_stream:
-                raise ConnectFailed(f"it did not answer within {self.start_seconds:g} s") from None
-            raise WrongCarrier(f"its stream named no endpoint within {self.start_seconds:g} s") from None
 
     def _request_head(self, verb: str, target: str, headers: Mapping[str, str]) -> bytes:
         """A head with the operator's headers; the protocol's own take precedence, whatever their case."""
@@ -221,17 +216,14 @@ class SseLink(DuplexLink):
     # -- receiving -------------------------------------------------------------------------------------------------
 
     def _answered(self, id: Payload | None) -> SentRequest | None:
-        posted = super()._answered(self._own_id(id) if self.is_dedicated and id is not None else id)
+        if self.is_dedicated and id is not None:  # the request may have its caller's id on the wire
+            pending = self._pending.items()
+            own = (own for own, posted in pending if jsonrpc.same_id(id, posted.wire_id or b"%d" % own))
+            id = next((b"%d" % number for number in own), None)
+        posted = super()._answered(id)
         if isinstance(posted, PostedRequest):
             posted.on_response()
         return posted
-
-    def _own_id(self, id: Payload) -> Payload | None:
-        """Our id of the request with this id on the wire; None if there is no such request."""
-        for own, posted in self._pending.items():
-            if jsonrpc.same_id(id, posted.wire_id or b"%d" % own):
-                return b"%d" % own
-        return None
 
     def spoiled(self, reason: str) -> None:
         """The stream is unusable."""
@@ -304,8 +296,9 @@ class PostedRequest(SentRequest):
         """The POST was accepted or refused."""
         self._is_over = True
         if self._status not in ACCEPTED:
-            words = _words(self._words) + ADVICE.get(self._status, "")
-            self._link.refused(self, self._status, words, self._login)
+            message = jsonrpc.decode(self._words) if self._words else None
+            words = f" ({message.message})" if isinstance(message, ErrorReply) and message.message else ""
+            self._link.refused(self, self._status, words + ADVICE.get(self._status, ""), self._login)
 
     def on_lost(self, lost_: ConnectionLost) -> None:
         """The connection broke; an accepted message stays accepted."""
@@ -357,24 +350,18 @@ class _Stream:
             if self._is_over:
                 return
             if isinstance(event, Oversized):
-                self._spoil(f"it sent an event of over {event.limit_bytes} bytes")
-            else:
-                self._take(event)
-
-    def _take(self, event: SseEvent) -> None:
-        if self._has_endpoint:
-            if event.event == "message" and event.data:
-                self._link.read(event.data)
-        elif event.event == "endpoint" and not self.opened.done():
-            self._has_endpoint = True
-            self.opened.set_result((event.data.decode(errors="replace"), None))
-
-    def _spoil(self, reason: str) -> None:
-        if self._has_endpoint:
-            self._link.spoiled(reason)
-        else:
-            self._over(reason)
-            self.close()
+                reason = f"it sent an event of over {event.limit_bytes} bytes"
+                if self._has_endpoint:
+                    self._link.spoiled(reason)
+                else:
+                    self._over(reason)
+                    self.close()
+            elif self._has_endpoint:
+                if event.event == "message" and event.data:
+                    self._link.read(event.data)
+            elif event.event == "endpoint" and not self.opened.done():
+                self._has_endpoint = True
+                self.opened.set_result((event.data.decode(errors="replace"), None))
 
     def on_end(self) -> None:
         """The server ended the stream."""
@@ -405,8 +392,3 @@ def _refusal(status: int, headers: Mapping[str, str]) -> ConnectFailed:
         return failed
     kind = media_type(headers)[:60] or "no content type"
     return WrongCarrier(f"it gives no event stream: it answered HTTP {status} with {kind}")
-
-
-def _words(body: bytes) -> str:
-    message = jsonrpc.decode(body) if body else None
-    return f" ({message.message})" if isinstance(message, ErrorReply) and message.message else ""

@@ -105,16 +105,13 @@ class LegacySubscriptions:
         self._under_way.discard(uri)
         refusal = answer.exception()
         if method == SUBSCRIBE:
-            assert refusal is None or isinstance(refusal, Fault), "waiters are told nothing else"
-            self._agreed(uri, refusal)
+            assert refusal is None or isinstance(refusal, Fault), "a HubRequest fails with nothing else"
+            if refusal is None:
+                self._told.add(uri)
+                _give(self._wanted.get(uri), None)
+            else:
+                _give(self._wanted.pop(uri, None), refusal)
         self._settle(uri)
-
-    def _agreed(self, uri: str, refusal: Fault | None) -> None:
-        if refusal is None:
-            self._told.add(uri)
-            _give(self._wanted.get(uri), None)
-        else:
-            _give(self._wanted.pop(uri, None), refusal)
 
 
 class ModernSubscriptions:
@@ -164,21 +161,18 @@ class ModernSubscriptions:
         if uri in self._told:
             return
         if uri not in self._answers:
-            self._add(uri)
+            if uri not in self.wanted:
+                if self._wanted_bytes + _size(uri) > WATCHED_BYTES_MAX:
+                    raise TooManySubscriptions(len(self.wanted))
+                self.wanted.add(uri)
+                self._wanted_bytes += _size(uri)
+            if not any(group is self._newest for group in self._groups):
+                self._newest = set()
+                self._groups.append(self._newest)
+            self._newest.add(uri)
+            self._answers[uri] = asyncio.get_running_loop().create_future()
+            self._advance_soon()
         await _raised(self._answers[uri])
-
-    def _add(self, uri: str) -> None:
-        if uri not in self.wanted:
-            if self._wanted_bytes + _size(uri) > WATCHED_BYTES_MAX:
-                raise TooManySubscriptions(len(self.wanted))
-            self.wanted.add(uri)
-            self._wanted_bytes += _size(uri)
-        if not any(group is self._newest for group in self._groups):
-            self._newest = set()
-            self._groups.append(self._newest)
-        self._newest.add(uri)
-        self._answers[uri] = asyncio.get_running_loop().create_future()
-        self._advance_soon()
 
     def drop(self, uri: str) -> None:
         """Unsubscribe; many at once cost one request."""
@@ -258,7 +252,8 @@ class ModernSubscriptions:
         """The server refused the last request; the subscription before it stays active."""
         group = sorted(self._take_trial())
         self._refusals += 1
-        if len(group) > 1 and self._refusals <= REFUSALS_MAX and not _is_unknown(refusal):
+        is_method_unknown = isinstance(refusal, ServerError) and refusal.code == jsonrpc.METHOD_NOT_FOUND
+        if len(group) > 1 and self._refusals <= REFUSALS_MAX and not is_method_unknown:
             middle = len(group) // 2
             self._groups.extend(({*group[:middle]}, {*group[middle:]}))
         else:
@@ -317,11 +312,6 @@ async def _raised(answer: Answer) -> None:
 def _give(answer: Answer | None, refusal: Fault | None) -> None:
     if answer is not None and not answer.done():
         answer.set_result(refusal)
-
-
-def _is_unknown(refusal: Fault) -> bool:
-    """Whether the server does not know the method at all."""
-    return isinstance(refusal, ServerError) and refusal.code == jsonrpc.METHOD_NOT_FOUND
 
 
 def _size(uri: str) -> int:

@@ -18,7 +18,6 @@ import msgspec
 from isthmus.core.calls.inflight import InFlight, OpenQuestion
 from isthmus.core.pauses import in_turn
 from isthmus.core.ports import HubExchange, LateProgressExchange, TaskLink
-from isthmus.core.watch.server_tasks import LinkSession
 from isthmus.model.calls import NOT_ASKED, TASK_KINDS, Declined, LogMessage, OnReply, Outcome, Question, Reply, Result
 from isthmus.model.faults import BadReply, Fault, Lost, NotConnected, ServerError, Unanswered
 from isthmus.model.features import Feature
@@ -47,24 +46,16 @@ def note_task(inflight: InFlight, server: ServerName, answer: Payload) -> None:
     state = read_state(answer)
     if tasks is None or state is None:
         return
-    call, place = inflight.call, _place_of(inflight)
+    call, exchange = inflight.call, inflight.exchange
+    link: object = inflight.link
+    place = link.link_session_of(inflight) if isinstance(link, TaskLink) else None
     if call.kind not in TASK_KINDS:
-        exchange, request = inflight.exchange, _request_of(inflight)
+        id = getattr(inflight.carriage, "id", inflight.carriage)
+        request = id if isinstance(id, int) else -1  # unknown
         report = exchange.reporter() if request >= 0 and isinstance(exchange, LateProgressExchange) else None
         tasks.made(call.caller, server, place, state, session=call.session, request=request, report=report)
     elif state.id == inflight.name:  # a response about another task says nothing about this one
         tasks.answered(call.caller, server, place, state)
-
-
-def _place_of(inflight: InFlight) -> LinkSession | None:
-    link: object = inflight.link
-    return link.link_session_of(inflight) if isinstance(link, TaskLink) else None
-
-
-def _request_of(inflight: InFlight) -> int:
-    """The id of a call's request; -1 if unknown."""
-    id = getattr(inflight.carriage, "id", inflight.carriage)
-    return id if isinstance(id, int) else -1
 
 
 ROUNDS_MAX = 10
@@ -199,7 +190,8 @@ class CallWaiter:
             self._end(BadReply(self.server, detail))
         else:
             is_typed = answer.result_type is not None
-            whose = self.server if self._is_about_task() else None
+            is_about_task = call.kind in TASK_KINDS or TASK in call.extra
+            whose = self.server if is_about_task else None
             keeps = answer.ttl_seconds, answer.is_public
             if whose is not None:
                 note_task(self.inflight, self.server, payload)
@@ -237,10 +229,6 @@ class CallWaiter:
         """An error result without the link's credentials."""
         link: object = self.inflight.link
         return redact_result(payload, link.redactor_for(self.inflight)) if isinstance(link, Redacting) else payload
-
-    def _is_about_task(self) -> bool:
-        call = self.inflight.call
-        return call.kind in TASK_KINDS or TASK in call.extra
 
     def _require(self, payload: msgspec.Raw) -> None:
         """The server needs input. Return that to a caller that retries by itself; else ask, and send the call again."""
@@ -369,12 +357,9 @@ class _OneOfCalls(CallWaiter):
 
     def ask(self, question: Question, reply: OnReply) -> OpenQuestion | None:
         """Ask the caller; the timeouts of all its calls are paused meanwhile."""
-        return ask_caller(self.inflight, question, reply, self._others, lasts=_lasts(question))
-
-
-def _lasts(question: Question) -> bool:
-    """Whether the question may outlive its call: roots belong to the client, and a task outlives its call."""
-    return CAPABILITY_NEEDED[question.method] == "roots" or RELATED.encode() in bytes(question.params)
+        # Such questions may outlive the call: roots belong to the client, and a task outlives its call.
+        lasts = CAPABILITY_NEEDED[question.method] == "roots" or RELATED.encode() in bytes(question.params)
+        return ask_caller(self.inflight, question, reply, self._others, lasts=lasts)
 
 
 def lost(server: ServerName, detail: str, *, may_have_left: bool) -> Fault:
