@@ -17,7 +17,8 @@ from typing import Any, Self
 import msgspec
 
 from isthmus.app.hub import LOCAL, RunningHub
-from isthmus.app.serve import Access, Routes
+from isthmus.app.routes import Routes
+from isthmus.app.serve import Access
 from isthmus.config.load import load
 from isthmus.core.calls.inflight import InFlight
 from isthmus.frontends.http.listener import HttpListener, HttpListenerSettings

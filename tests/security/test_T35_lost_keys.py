@@ -18,7 +18,7 @@ import structlog
 from isthmus.app.hub import RunningHub
 from isthmus.app.identity import TRUST_SECONDS, Identities
 from isthmus.app.key_files import KeyFile
-from isthmus.app.serve import Routes
+from isthmus.app.routes import Routes
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.frontends.http.auth import Authenticator, OriginGuard
 from isthmus.frontends.http.listener import HttpListener, HttpListenerSettings

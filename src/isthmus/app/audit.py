@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import msgspec
@@ -86,20 +86,15 @@ async def prune_idle_seats(state: Path, before: float) -> None:
         if journal is None:
             continue
         try:
-            with suppress(OSError, AuditKeyDamaged):
-                await _prune(state, seat, journal, before)
+            with (
+                suppress(OSError, AuditKeyDamaged),
+                closing(FileAuditSigner(state, read_keys(state, seat), slot=seat)) as seals,
+            ):
+                await journal.open_log(_Pruner(seals))
+                while await journal.prune_log(before=before, limit=PRUNED_AT_ONCE):
+                    pass
         finally:
             await journal.aclose()
-
-
-async def _prune(state: Path, seat: int, journal: SqliteJournal, before: float) -> None:
-    seals = FileAuditSigner(state, read_keys(state, seat), slot=seat)
-    try:
-        await journal.open_log(_Pruner(seals))
-        while await journal.prune_log(before=before, limit=PRUNED_AT_ONCE):
-            pass
-    finally:
-        seals.close()
 
 
 class _Pruner:
@@ -228,7 +223,7 @@ class AuditLog:
     def follow(self, running: RunningHub, pins: DefinitionPins | None) -> None:
         """The same for a hub without callers."""
         if pins is not None:
-            pins.tell = self._tell
+            pins.tell = lambda event, facts: self.audit.note(event, **{key: str(each) for key, each in facts.items()})
 
         def keep() -> float:
             return running.configuration.audit.keep
@@ -243,9 +238,6 @@ class AuditLog:
             if each.id not in self.closed:
                 about = {"caller": each.owner.name, "tenant": each.owner.tenant, "id": each.id}
                 self.audit.note(CALL_LOST, **about, outcome=LOST_OUTCOME, executed="unknown")
-
-    def _tell(self, event: str, facts: Mapping[str, object]) -> None:
-        self.audit.note(event, **{key: str(value) for key, value in facts.items()})
 
     def _compare_keys(self, keys: MintedKeys) -> None:
         """Record keys that were created or became invalid since the last check."""

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from isthmus.config.codes import BAD_EXTENSION, UNRESOLVED_VARIABLE
 from isthmus.config.extensions import EXTENSIONS
-from isthmus.config.findings import ConfigError, Finding, Place
+from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration
 from isthmus.model.names import ServerName
 from isthmus.upstream.settings import ServerSettings
@@ -115,6 +115,11 @@ def keep_fixed_settings(running: Configuration, read: Configuration) -> Configur
         place = Place(read.file, EXTENSIONS)
         raise ConfigError(place.finding(message, advice="restart the hub to change them", code=BAD_EXTENSION))
     lost = {server.name: found for server in running.servers if (found := _lost_variables(server.name, running, read))}
+    findings = []
+    for name, variables in lost.items():
+        origin = running.origins[f"servers.{name}"]
+        message = f"keeps its earlier settings: {', '.join(variables)} is no longer set"
+        findings.append(Place(origin.file, origin.path).finding(message, code=UNRESOLVED_VARIABLE))
     kept = tuple(server for server in running.servers if server.name in lost or _is_kept(server.name, running, read))
     names = {server.name for server in kept}
     limits = _with_fixed("limits", running.hub.limits, read.hub.limits)
@@ -125,7 +130,7 @@ def keep_fixed_settings(running: Configuration, read: Configuration) -> Configur
         relay=replace(read.relay, face=_with_fixed("relay", running.relay.face, read.relay.face)),
         a2a=_with_fixed("a2a", running.a2a, read.a2a),
         servers=(*(server for server in read.servers if server.name not in names), *kept),
-        warnings=(*read.warnings, *(_lost_finding(name, found, running) for name, found in lost.items())),
+        warnings=(*read.warnings, *findings),
         # Keep what is known of these servers, or the next reload would take them for removed or for new.
         unresolved=_mixed(running.unresolved, read.unresolved, lambda name: name in names),
         origins=_mixed(running.origins, read.origins, lambda path: _is_below(path, names)),
@@ -142,12 +147,6 @@ def _lost_variables(name: ServerName, running: Configuration, read: Configuratio
     origins = [origin for path, origin in running.origins.items() if _is_below(path, {name})]
     had = {f"${{{variable}}}" for origin in origins for variable in origin.borrowed}
     return tuple(sorted(unset & had))
-
-
-def _lost_finding(name: ServerName, lost: tuple[str, ...], running: Configuration) -> Finding:
-    origin = running.origins[f"servers.{name}"]
-    message = f"keeps its earlier settings: {', '.join(lost)} is no longer set"
-    return Place(origin.file, origin.path).finding(message, code=UNRESOLVED_VARIABLE)
 
 
 def _is_kept(name: ServerName, running: Configuration, read: Configuration) -> bool:

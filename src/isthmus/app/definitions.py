@@ -55,7 +55,7 @@ class DefinitionPins:
         self._configuration = configuration
         self._is_lasting = is_lasting
         self._modes = _modes_of(configuration)
-        self.tell: Tell = _nobody
+        self.tell: Tell = lambda _event, _facts: None
         self._hub: Hub | None = None
         self._background: BackgroundTasks | None = None
         self._worker = ThreadPoolExecutor(1, "definitions")
@@ -84,23 +84,18 @@ class DefinitionPins:
         self._configuration, self._modes = configuration, _modes_of(configuration)
         if before == (configuration.hub.pin, self._modes):
             return
-        self._open_late()
+        if self._file is None and self._background is not None:  # it was not needed or not available at the start
+            try:
+                self._file, known, _ = _opened(configuration, is_lasting=self._is_lasting)
+            except ConfigError as error:
+                log.error("tool definitions can be neither stored nor approved", reason=str(error))
+            else:
+                if self._file is not None:
+                    self.pins.learn(known)
+                    self._looked_up_to = self._file.last_read_approval()
+                    self._background.spawn("approvals", self._look_for_approvals())
         for server in list(self._hub.server_queues) if self._hub is not None else ():
             self._review_again(server)
-
-    def _open_late(self) -> None:
-        """Open the file if it was not needed or not available at the start."""
-        if self._file is not None or self._background is None:
-            return
-        try:
-            self._file, known, _ = _opened(self._configuration, is_lasting=self._is_lasting)
-        except ConfigError as error:
-            log.error("tool definitions can be neither stored nor approved", reason=str(error))
-            return
-        if self._file is not None:
-            self.pins.learn(known)
-            self._looked_up_to = self._file.last_read_approval()
-            self._background.spawn("approvals", self._look_for_approvals())
 
     async def aclose(self) -> None:
         """Write what is waiting and close the file."""
@@ -128,8 +123,15 @@ class DefinitionPins:
         self._unwritten.append(sighting)
 
     def _pass_on(self) -> None:
+        """Report the sightings of this loop iteration, and hand them to the worker thread."""
         taken = self._take()
-        self._say([each for each in taken if each.is_change or each.is_withheld])
+        sightings = [each for each in taken if each.is_change or each.is_withheld]
+        for sighting in sightings[:TOLD_ONE_BY_ONE]:
+            self._report(sighting)
+        rest = Counter((_event_of(each), each.server) for each in sightings[TOLD_ONE_BY_ONE:])
+        for (event, server), count in rest.items():
+            log.warning("more tools have changed than are named", event_kind=event, server=server, tools=count)
+            self.tell(event, {"server": server, "tools": count})
         if self._file is None:
             return
         try:
@@ -137,14 +139,17 @@ class DefinitionPins:
         except RuntimeError:
             self._unwritten += taken  # it is closing and writes the rest itself
 
-    def _say(self, sightings: list[Sighting]) -> None:
-        for sighting in sightings[:TOLD_ONE_BY_ONE]:
-            _log(sighting)
-            self.tell(_event_of(sighting), _facts(sighting))
-        rest = Counter((_event_of(each), each.server) for each in sightings[TOLD_ONE_BY_ONE:])
-        for (event, server), count in rest.items():
-            log.warning("more tools have changed than are named", event_kind=event, server=server, tools=count)
-            self.tell(event, {"server": server, "tools": count})
+    def _report(self, sighting: Sighting) -> None:
+        shown = f"{sighting.server}.{sighting.tool}"
+        if sighting.is_withheld:
+            why = "its definition has changed" if sighting.is_change else "it was never seen before"
+            log.warning("a tool is withheld", tool=shown, reason=why, advice=f"isthmus approve {shown}")
+        else:
+            log.warning("a tool's definition has changed", tool=shown, advice="isthmus approve --changes shows how")
+        facts: dict[str, object] = {"server": sighting.server, "tool": sighting.tool}
+        if sighting.variant:
+            facts["listed_to"] = sighting.variant
+        self.tell(_event_of(sighting), {**facts, "fingerprint": sighting.fingerprint.hex()})
 
     def _left_out(self, server: ServerName, tools: LeftOut) -> None:
         for tool, why in list(tools.items())[:TOLD_ONE_BY_ONE]:
@@ -164,7 +169,8 @@ class DefinitionPins:
             return
         now = time.time()
         self._unkept += [
-            (each, SeenDefinition(*_key_of(each), each.fingerprint, each.definition, now)) for each in sightings
+            (each, SeenDefinition(each.server, each.variant, each.tool, each.fingerprint, each.definition, now))
+            for each in sightings
         ]
         del self._unkept[UNKEPT_MAX:]
         if not self._unkept:
@@ -193,7 +199,13 @@ class DefinitionPins:
                 else:
                     is_first = False
                     for change in approved:
-                        self._approved(change)
+                        self._looked_up_to = change.number
+                        server = ServerName(change.server)
+                        self.pins.approve(server, change.variant, FeatureName(change.tool), change.fingerprint)
+                        about = {"server": change.server, "tool": change.tool, "fingerprint": change.fingerprint.hex()}
+                        log.info("a tool's definition was approved", **about)
+                        self.tell("definition.approved", about)
+                        self._review_again(server)
             await asyncio.sleep(LOOK_SECONDS)
 
     def _look(self) -> list[DefinitionChange]:
@@ -204,19 +216,6 @@ class DefinitionPins:
         if approved:
             self._file.set_last_read_approval(approved[-1].number)
         return approved
-
-    def _approved(self, change: DefinitionChange) -> None:
-        self._looked_up_to = change.number
-        server = ServerName(change.server)
-        self.pins.approve(server, change.variant, FeatureName(change.tool), change.fingerprint)
-        facts = {"server": change.server, "tool": change.tool, "fingerprint": change.fingerprint.hex()}
-        log.info("a tool's definition was approved", **facts)
-        self.tell("definition.approved", facts)
-        self._review_again(server)
-
-
-def _nobody(_kind: str, _facts: Mapping[str, object]) -> None:
-    """The default without an audit log."""
 
 
 def _modes_of(configuration: Configuration) -> dict[ServerName, Pinning]:
@@ -252,25 +251,5 @@ def _opened(configuration: Configuration, *, is_lasting: bool) -> _Opened:
     return file, known, waiting
 
 
-def _key_of(sighting: Sighting) -> tuple[str, str, str]:
-    return sighting.server, sighting.variant, sighting.tool
-
-
-def _facts(sighting: Sighting) -> dict[str, object]:
-    facts: dict[str, object] = {"server": sighting.server, "tool": sighting.tool}
-    if sighting.variant:
-        facts["listed_to"] = sighting.variant
-    return {**facts, "fingerprint": sighting.fingerprint.hex()}
-
-
 def _event_of(sighting: Sighting) -> str:
     return "definition.withheld" if sighting.is_withheld else "definition.changed"
-
-
-def _log(sighting: Sighting) -> None:
-    shown = f"{sighting.server}.{sighting.tool}"
-    if sighting.is_withheld:
-        why = "its definition has changed" if sighting.is_change else "it was never seen before"
-        log.warning("a tool is withheld", tool=shown, reason=why, advice=f"isthmus approve {shown}")
-    else:
-        log.warning("a tool's definition has changed", tool=shown, advice="isthmus approve --changes shows how")

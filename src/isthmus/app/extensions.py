@@ -13,7 +13,6 @@ import msgspec
 import structlog
 
 from isthmus.config.codes import BAD_EXTENSION
-from isthmus.config.extensions import Extension
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration
 from isthmus.config.tables import STORAGE
@@ -60,14 +59,12 @@ class Contained:
             self._complain(type(error).__name__)
             return None
         if isinstance(found, Caller):
-            return found if self._is_known_sound(found) or self._is_sound(found) else None
+            try:
+                is_sound = found in self._sound or self._is_sound(found)
+            except TypeError:  # not hashable: it has a list instead of a tuple
+                is_sound = self._is_sound(found)
+            return found if is_sound else None
         return found if isinstance(found, Unprovable) and isinstance(found.reason, str) else None
-
-    def _is_known_sound(self, caller: Caller) -> bool:
-        try:
-            return caller in self._sound
-        except TypeError:  # not hashable: it has a list instead of a tuple
-            return False
 
     def _is_sound(self, caller: Caller) -> bool:
         """Whether this is a well-formed caller; cached, because each of its calls checks it."""
@@ -109,11 +106,8 @@ def verifiers_of(configuration: Configuration) -> list[Verifier]:
     Raises:
         ConfigError: an extension cannot be used.
     """
-    return [_verifier(each) for each in configuration.extensions.of("identity")]
-
-
-def _verifier(extension: Extension) -> Verifier:
-    return Contained(extension.name, cast("Verifier", extension.make("caller_of", "knows")))
+    found = configuration.extensions.of("identity")
+    return [Contained(each.name, cast("Verifier", each.make("caller_of", "knows"))) for each in found]
 
 
 def narrowing_of(configuration: Configuration) -> CustomPolicy | None:
@@ -122,12 +116,9 @@ def narrowing_of(configuration: Configuration) -> CustomPolicy | None:
     Raises:
         ConfigError: an extension cannot be used.
     """
-    policies = [(each.name, _policy(each)) for each in configuration.extensions.of("policy")]
+    found = configuration.extensions.of("policy")
+    policies = [(each.name, cast("PolicyExtension", each.make("allows"))) for each in found]
     return _Narrowing(policies) if policies else None
-
-
-def _policy(extension: Extension) -> PolicyExtension:
-    return cast("PolicyExtension", extension.make("allows"))
 
 
 class _Narrowing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -14,7 +14,7 @@ from isthmus.app.config_diff import ConfigDiff, compare
 from isthmus.app.extensions import narrowing_of
 from isthmus.app.links import ME, Links
 from isthmus.app.validation import ValidationWorker
-from isthmus.config.findings import Finding, Place
+from isthmus.config.findings import Place
 from isthmus.config.settings import Configuration
 from isthmus.core.audit import Value
 from isthmus.core.background import BackgroundTasks
@@ -63,27 +63,20 @@ def marked_modules(configuration: Configuration) -> Mapping[Place, PythonSetting
 async def import_tools(modules: Mapping[Place, PythonSettings], functions: HubFunctions) -> None:
     """Import the modules one after the other, and log those that fail."""
     redirect_prints()  # standard output may carry a protocol
-    findings = [finding for place, reach in modules.items() if (finding := await _import_one(place, reach)) is not None]
-    functions.settle(_notes(findings))
-
-
-async def _import_one(place: Place, reach: PythonSettings) -> Finding | None:
-    try:
-        async with asyncio.timeout(START_SECONDS):
-            await asyncio.wrap_future(begin_to_import(reach))
-    except TimeoutError:
-        why = f"importing {reach.target} takes over {START_SECONDS:g} s"
-    except ConnectFailed as failed:
-        why = str(failed)
-    else:
-        return None
-    finding = place.finding(f"gives no tools: {why}")
-    log.warning("configuration", finding=str(finding))
-    return finding
-
-
-def _notes(findings: Sequence[Finding]) -> tuple[str, ...]:
-    return tuple(f"{finding.path} {finding.message}" for finding in findings)
+    notes = []
+    for place, reach in modules.items():
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await asyncio.wrap_future(begin_to_import(reach))
+            continue
+        except TimeoutError:
+            why = f"importing {reach.target} takes over {START_SECONDS:g} s"
+        except ConnectFailed as failed:
+            why = str(failed)
+        finding = place.finding(f"gives no tools: {why}")
+        log.warning("configuration", finding=str(finding))
+        notes.append(f"{finding.path} {finding.message}")
+    functions.settle(tuple(notes))
 
 
 LOCAL = Caller("local", "local", Grants(("*",)), is_anyone=True, is_operator=True)

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import structlog
@@ -93,7 +92,10 @@ class Minted:
         try:
             self._read()
         except (OSError, StoreDamaged) as error:
-            self._complain(reason_of(error))
+            if (reason := reason_of(error)) != self._complaint:
+                self._complaint = reason
+                told = "cannot read the list of keys; its last known state is used for a short while"
+                log.error(told, file=str(self._file.path), reason=reason, seconds=TRUST_SECONDS)
             return
         if self._complaint:
             log.info("the list of keys can be read again", file=str(self._file.path))
@@ -110,12 +112,6 @@ class Minted:
             self.keys = self._file.read()
             self._seen = seen
         self._good_at = self._clock()
-
-    def _complain(self, reason: str) -> None:
-        if reason != self._complaint:
-            self._complaint = reason
-            told = "cannot read the list of keys; its last known state is used for a short while"
-            log.error(told, file=str(self._file.path), reason=reason, seconds=TRUST_SECONDS)
 
 
 class Identities(Container[Caller]):
@@ -193,11 +189,10 @@ class Identities(Container[Caller]):
     def __contains__(self, caller: object) -> bool:
         if caller in self._live:
             return True
-        return isinstance(caller, Caller) and self._is_verified(caller.at_large)
-
-    def _is_verified(self, caller: Caller) -> bool:
-        """Whether a verifier knows this caller and its tenant's bounds are current."""
-        return self._is_still(caller, self._configuration.tenants.unbound(caller))
+        if not isinstance(caller, Caller):
+            return False
+        verified = caller.at_large
+        return self._is_still(verified, self._configuration.tenants.unbound(verified))
 
     def callers(self) -> frozenset[Caller]:
         """Callers with a valid key. Callers of verifiers are not known in advance."""
@@ -232,9 +227,8 @@ class Identities(Container[Caller]):
         if credential is None:
             return None
         caller = self._ring.caller_of(credential)
-        return caller if caller is not None else self._verified(credential)
-
-    def _verified(self, credential: bytes) -> Caller | Unprovable | None:
+        if caller is not None:
+            return caller
         doubt: Unprovable | None = LOST if self._is_lost else None
         for verifier in self.verifiers:
             found = verifier.caller_of(credential)
@@ -244,12 +238,9 @@ class Identities(Container[Caller]):
         return doubt
 
     def verified(self, found: Caller) -> Caller:
-        """Accept a caller from a verifier."""
-        # A token that was issued for a key already has that key's bounds.
-        return found if found in self._live else self._note(found)
-
-    def _note(self, found: Caller) -> Caller:
-        """Narrow a verified caller by its tenant, and keep checking that it is still valid."""
+        """Narrow a caller from a verifier by its tenant, and keep checking that it is still valid."""
+        if found in self._live:  # a token that was issued for a key already has that key's bounds
+            return found
         caller = self._bounded(found)
         self._shown[caller] = found
         if len(self._shown) > SHOWN_MAX:
@@ -290,13 +281,14 @@ class Identities(Container[Caller]):
             advice = "restart the hub if it is to be open"
             said = "must not be empty while the hub requires keys"
             raise ConfigError(Place(configuration.file, CALLERS).finding(said, advice=advice, code=NO_USABLE_CALLER))
-        return partial(self._take, configuration, anybody)
 
-    def _take(self, configuration: Configuration, anybody: Caller | None) -> None:
-        self._configuration = configuration
-        self._bounds.clear()
-        self._anybody = anybody
-        self._build()
+        def apply() -> None:
+            self._configuration = configuration
+            self._bounds.clear()
+            self._anybody = anybody
+            self._build()
+
+        return apply
 
     async def run(self, on_change: Callable[[], None]) -> None:
         """Watch the keys until cancelled; call `on_change` when a caller was added, changed or removed."""
@@ -319,7 +311,9 @@ class Identities(Container[Caller]):
     def look(self) -> bool:
         """Apply the current keys; return whether a caller changed or became invalid."""
         has_lost = self._has_lost_shown()
-        if not (self._has_changed() or (self._anybody is not None and self._minted.is_wanted)):
+        minted = self._minted
+        has_changed = minted.keys is not self._taken or minted.is_lost != self._is_lost or self._now() >= self._next_end
+        if not has_changed and (self._anybody is None or not minted.is_wanted):
             return has_lost
         before = self._live
         if self._anybody is not None and self._minted.is_wanted:
@@ -341,11 +335,6 @@ class Identities(Container[Caller]):
 
     def _is_still(self, caller: Caller, found: Caller) -> bool:
         return self._bounded(found) == caller and any(verifier.knows(found) for verifier in self.verifiers)
-
-    def _has_changed(self) -> bool:
-        """Whether the table is out of date, or a key in it has expired."""
-        minted = self._minted
-        return minted.keys is not self._taken or minted.is_lost != self._is_lost or self._now() >= self._next_end
 
     def _build(self) -> None:
         """Build the table of keys from the configuration and the list."""

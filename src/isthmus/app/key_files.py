@@ -132,7 +132,11 @@ class KeyFile:
         finally:
             with suppress(FileNotFoundError):
                 os.unlink(draft)
-        _sync_folder(self.folder)
+        descriptor = os.open(self.folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
     def _write(self, path: Path, content: bytes) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -181,14 +185,6 @@ def reason_of(error: OSError | StoreDamaged) -> str:
     if isinstance(error, FileNotFoundError):
         return "it is gone"
     return str(error.strerror if isinstance(error, OSError) else error)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def offer_secret(file: Path, size_bytes: int) -> None:

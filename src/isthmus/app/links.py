@@ -93,7 +93,12 @@ class Links:
             if settings.secrets:
                 link.redact = settings.redact
         else:
-            await _be_ready(login)
+            try:
+                await login.ready()
+            except LoginNeeded as needed:
+                raise _wanting(str(needed)) from needed
+            except NotReady as not_ready:
+                raise ConnectFailed(str(not_ready)) from not_ready
             link = await self._reach_with(login, settings, carrier)
         link.on_task, link.on_progress = self._tasks.notified, self._tasks.progressed
         if self._profile is not None:
@@ -131,15 +136,44 @@ class Links:
             case HttpSettings():
                 return self._http(settings, reach, carrier, credentials)
             case WebSocketSettings():
-                socket = self._socket(settings, reach, credentials)
+                socket = SocketLink(
+                    settings.name,
+                    ME,
+                    self.limits,
+                    url=reach.url,
+                    credentials=credentials,
+                    egress=self._egress_to(settings),
+                    background=self._background,
+                )
                 await socket.start()
                 return socket
             case JsonRpcSettings():
-                return self._rpc(settings, reach, credentials)
+                return RpcLink(
+                    settings.name,
+                    ME,
+                    self.limits,
+                    reach=reach,
+                    credentials=credentials,
+                    egress=self._egress_to(settings),
+                    background=self._background,
+                    max_calls=settings.max_calls,
+                )
             case AgentSettings():
-                return self._agent(settings, reach, credentials)
+                agent = AgentLink(
+                    settings.name,
+                    ME,
+                    self.limits,
+                    reach=reach,
+                    credentials=credentials,
+                    egress=self._egress_to(settings),
+                    background=self._background,
+                    max_calls=settings.max_calls,
+                )
+                agent.task_owners = self._given
+                return agent
             case PythonSettings():
-                return self._python(settings, reach)
+                background, most = self._background, settings.max_calls
+                return PythonLink(settings.name, ME, self.limits, reach=reach, background=background, max_calls=most)
             case _:
                 assert_never(reach)
 
@@ -208,48 +242,6 @@ class Links:
         link.dedicate_to_caller()
         return link
 
-    def _socket(self, settings: ServerSettings, reach: WebSocketSettings, credentials: Credentials) -> SocketLink:
-        return SocketLink(
-            settings.name,
-            ME,
-            self.limits,
-            url=reach.url,
-            credentials=credentials,
-            egress=self._egress_to(settings),
-            background=self._background,
-        )
-
-    def _rpc(self, settings: ServerSettings, reach: JsonRpcSettings, credentials: Credentials) -> RpcLink:
-        return RpcLink(
-            settings.name,
-            ME,
-            self.limits,
-            reach=reach,
-            credentials=credentials,
-            egress=self._egress_to(settings),
-            background=self._background,
-            max_calls=settings.max_calls,
-        )
-
-    def _agent(self, settings: ServerSettings, reach: AgentSettings, credentials: Credentials) -> AgentLink:
-        link = AgentLink(
-            settings.name,
-            ME,
-            self.limits,
-            reach=reach,
-            credentials=credentials,
-            egress=self._egress_to(settings),
-            background=self._background,
-            max_calls=settings.max_calls,
-        )
-        link.task_owners = self._given
-        return link
-
-    def _python(self, settings: ServerSettings, reach: PythonSettings) -> PythonLink:
-        return PythonLink(
-            settings.name, ME, self.limits, reach=reach, background=self._background, max_calls=settings.max_calls
-        )
-
 
 def _shown(settings: ServerSettings) -> StaticCredentials:
     """The credentials of a server without a login."""
@@ -264,15 +256,6 @@ def _wanting(why: str) -> ConnectFailed:
     failed = ConnectFailed(why)
     failed.wants_login = True
     return failed
-
-
-async def _be_ready(login: Login) -> None:
-    try:
-        await login.ready()
-    except LoginNeeded as needed:
-        raise _wanting(str(needed)) from needed
-    except NotReady as not_ready:
-        raise ConnectFailed(str(not_ready)) from not_ready
 
 
 def over_http(url: str) -> str:

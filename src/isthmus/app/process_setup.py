@@ -1,16 +1,17 @@
-"""Ends processes that a killed hub left behind, when the next hub starts on the same state folder.
+"""Sets up the process of a hub: left-over child processes, memory privacy, open files, and the garbage collector.
 
 Each run marks its child processes with a family number (`transport.process_tree`). The state folder has a file for
 each number, which the hub keeps locked. The system releases the lock when the hub ends in any way, so a file that can
-be locked belongs to a dead hub. The commands that run a hub use this.
+be locked belongs to a dead hub. The commands that run a hub use this, and so do `app.serve` and `app.relay`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import fcntl
+import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -18,6 +19,9 @@ from typing import IO
 import structlog
 
 from isthmus.transport.process_tree import begin_family, end_marked
+
+if sys.platform != "win32":
+    import resource
 
 log = structlog.get_logger(__name__)
 
@@ -67,8 +71,7 @@ def _end_left(file: Path) -> None:
         file.unlink()
 
 
-if sys.platform != "win32":
-    import resource
+# -- limits of the process ---------------------------------------------------------------------------------------------
 
 PR_SET_DUMPABLE = 4
 
@@ -84,3 +87,93 @@ def keep_private() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def raise_limit(wanted: int) -> int:
+    """Raise the limit on open files to `wanted`, or as far as the system allows; return the limit.
+
+    It is never lowered. On systems without such a limit, `wanted` is returned.
+    """
+    if sys.platform == "win32":
+        return wanted
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return wanted if soft == resource.RLIM_INFINITY else soft
+    goal = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (goal, hard))
+    except (OSError, ValueError):  # macOS has a lower limit of its own that it does not show here
+        return soft
+    return goal
+
+
+# -- the garbage collector ---------------------------------------------------------------------------------------------
+# A full collection with ten thousand dial-in servers blocks the hub for half a second and finds nothing, because
+# reference counting frees removed servers.
+
+COLLECT_AFTER = 20_000
+"""Allocations between two collections, instead of 700. A call's objects die with it, so more frequent collections
+find nothing."""
+
+COLLECT_OLD_AFTER = 2
+"""Young collections between two older ones, instead of 10. Otherwise long-lived cycles (removed servers, sessions)
+would grow to hundreds of megabytes before a collection."""
+
+CROWD = 500
+"""From this many servers on, full collections take so long that they are postponed."""
+
+FREEZE_AFTER = 250
+"""New servers between two freezes of all existing objects: some 20,000 objects, as many as one collection scans
+anyway."""
+
+THOROUGH_AFTER = 4
+"""After this many times the current number of servers have joined, everything is scanned once. Nothing else finds
+frozen objects that became cycles, such as sessions of other frontends."""
+
+
+def spare_the_collector() -> None:
+    """Collect rarely, and never scan the objects that exist now."""
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER, COLLECT_OLD_AFTER, COLLECT_OLD_AFTER)
+
+
+class CrowdCollector:
+    """Postpones full collections while there are many servers. `servers` returns their number, including away ones."""
+
+    def __init__(self, servers: Callable[[], int]) -> None:
+        self._servers = servers
+        self._new = 0
+        """Servers that joined since the last freeze."""
+        self._came = 0
+        """Servers that joined between the last full collection and the last freeze."""
+        self._is_crowded = False
+
+    def joined(self) -> None:
+        """A server joined."""
+        self._new += 1
+        if self._new < FREEZE_AFTER or (servers := self._servers()) < CROWD:
+            return
+        self._is_crowded = True
+        self._came += self._new
+        self._new = 0
+        if self._came > THOROUGH_AFTER * servers:
+            self._look_at_all()
+        else:
+            _look()
+
+    def look(self) -> None:
+        """Run a full collection once the crowd is gone; call it now and then."""
+        if self._is_crowded and self._servers() < CROWD:
+            self._is_crowded = False
+            self._look_at_all()
+
+    def _look_at_all(self) -> None:
+        self._came = 0
+        gc.unfreeze()
+        _look()
+
+
+def _look() -> None:
+    """Collect cycles among objects that are not frozen yet, then freeze the rest."""
+    gc.collect()
+    gc.freeze()

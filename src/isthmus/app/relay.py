@@ -6,14 +6,13 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import structlog
 
-from isthmus.app.gc_tuning import CrowdCollector
 from isthmus.app.hub import RunningHub
 from isthmus.app.links import ME
+from isthmus.app.process_setup import CrowdCollector
 from isthmus.app.relay_keys import Keys, KnownAgents, NoTokens, Revocations
 from isthmus.config.settings import Configuration
 from isthmus.frontends.http.auth import Authenticator
@@ -84,13 +83,15 @@ class Relay:
         Raises:
             ConfigError: the key in the state folder is invalid.
         """
-        return partial(self._change, configuration, self._read_with(configuration))
+        tokens = self._read_with(configuration)
 
-    def _change(self, configuration: Configuration, tokens: RelayTokenReader) -> None:
-        self._revocations.change(configuration.relay.tokens.revoked)
-        self._tokens = tokens
-        self.face.change(_face_of(configuration), self._tokens)
-        self.recheck()
+        def apply() -> None:
+            self._revocations.change(configuration.relay.tokens.revoked)
+            self._tokens = tokens
+            self.face.change(_face_of(configuration), tokens)
+            self.recheck()
+
+        return apply
 
     async def wait_idle(self) -> None:
         """Return once every device is disconnected."""

@@ -92,17 +92,14 @@ class Keys:
             self._kept = relay_key(None, self._state)
             self._has_complained = False
         except OSError as error:
-            self._complain(error)
+            if not self._has_complained:
+                self._has_complained = True
+                nobody = "the relay refuses everybody: its key cannot be stored"
+                told = nobody if self._kept is None else "the relay keeps its current key: the key file cannot be read"
+                log.warning(told, reason=str(error))
         except KeyDamaged as damaged:
             raise ConfigError(Place(None, "hub.state").finding(f"cannot be used: {damaged}")) from damaged
         return self._kept
-
-    def _complain(self, error: OSError) -> None:
-        if not self._has_complained:
-            self._has_complained = True
-            nobody = "the relay refuses everybody: its key cannot be stored"
-            told = nobody if self._kept is None else "the relay keeps its current key: the key file cannot be read"
-            log.warning(told, reason=str(error))
 
 
 class NoTokens:
@@ -251,18 +248,16 @@ class Revocations:
             if seen is None and self._seen is not None:
                 raise FileNotFoundError(errno.ENOENT, "it is gone")  # revoked tokens must not become valid again
             if self._noted is None or seen != self._seen:
-                self._noted = frozenset() if seen is None else _ids_in(self._file)
+                text = b"" if seen is None else read_regular_file(self._file, REVOKED_BYTES)
+                self._noted = frozenset(text.decode(errors="replace").split())
                 self._seen = seen
             self._good_at, self._has_complained = now, False
         except (OSError, ValueError) as error:
-            self._complain(error)
+            if not self._has_complained:
+                self._has_complained = True
+                log.error("the list of revoked tokens cannot be read", file=str(self._file), reason=str(error))
             if now - self._good_at > TRUST_SECONDS:
                 self._noted = None  # until then the last known ids are used
-
-    def _complain(self, error: OSError | ValueError) -> None:
-        if not self._has_complained:
-            self._has_complained = True
-            log.error("the list of revoked tokens cannot be read", file=str(self._file), reason=str(error))
 
 
 def _look_of(file: Path) -> tuple[int, ...] | None:
@@ -272,7 +267,3 @@ def _look_of(file: Path) -> tuple[int, ...] | None:
     except FileNotFoundError:
         return None
     return seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns
-
-
-def _ids_in(file: Path) -> frozenset[str]:
-    return frozenset(read_regular_file(file, REVOKED_BYTES).decode(errors="replace").split())

@@ -59,8 +59,17 @@ async def survey(files: Files) -> Survey:
 
 
 def _survey(files: tuple[Path, ...]) -> Survey:
-    folders = [_folder(place) for file in files for place in (file, _resolved(file))]
-    return Survey(tuple(map(_look, files)), {folder: _inode(folder) for folder in folders})
+    folders: dict[Path, int] = {}
+    for file in files:
+        places = [file]
+        with suppress(OSError, RuntimeError):  # a symbolic link to itself
+            places.append(file.resolve())
+        for place in places:
+            # If the folder is missing, the nearest existing parent: its creation must be noticed.
+            folder = next((above for above in place.parents if above.is_dir()), Path(place.anchor))
+            look = _look(folder)
+            folders[folder] = 0 if look is None else look[0]
+    return Survey(tuple(map(_look, files)), folders)
 
 
 def _look(file: Path) -> Look:
@@ -69,23 +78,6 @@ def _look(file: Path) -> Look:
     except OSError:
         return None
     return seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns
-
-
-def _folder(file: Path) -> Path:
-    """The folder of a file; if it is missing, its nearest existing parent, so that its creation is noticed."""
-    return next((above for above in file.parents if above.is_dir()), Path(file.anchor))
-
-
-def _inode(folder: Path) -> int:
-    look = _look(folder)
-    return 0 if look is None else look[0]
-
-
-def _resolved(file: Path) -> Path:
-    try:
-        return file.resolve()
-    except (OSError, RuntimeError):  # a symbolic link to itself
-        return file
 
 
 async def quiet(files: Files, hurry: asyncio.Event) -> None:
@@ -120,7 +112,10 @@ class Watch:
                 seen = await self._follow(seen)
             except OSError as error:
                 # For example, no watches are left, or a folder was just deleted; the next check finds another.
-                self._complain(error)
+                if not self._has_complained:
+                    self._has_complained = True
+                    told = "files cannot be watched; they are polled instead"
+                    log.warning(told, reason=str(error), every=LOOK_SECONDS)
                 await asyncio.sleep(LOOK_SECONDS)
                 seen = await self._compare(seen)
 
@@ -150,11 +145,6 @@ class Watch:
         if now.looks != seen.looks:
             self._on_change()
         return now
-
-    def _complain(self, error: OSError) -> None:
-        if not self._has_complained:
-            self._has_complained = True
-            log.warning("files cannot be watched; they are polled instead", reason=str(error), every=LOOK_SECONDS)
 
 
 log = structlog.get_logger(__name__)
@@ -249,7 +239,10 @@ class Reloader:
         """Read the files, apply and log the differences; None if they were refused."""
         try:
             read, ahead = await asyncio.to_thread(self._read)
-            self._tell_ahead(ahead)
+            if ahead is not None and ahead != self._ahead:
+                told = "another file takes precedence but is not used until a restart"
+                log.warning(told, file=str(ahead), followed=str(self._running.configuration.file))
+            self._ahead = ahead
             taken = keep_fixed_settings(self._running.configuration, read)
             self._on_change(taken)
         except ConfigError as error:
@@ -274,23 +267,10 @@ class Reloader:
         A file that somebody else puts into the working folder must not decide who may call.
         """
         file = self._running.configuration.file
-        if file is not None:
-            _check_is_there(file)
+        if file is not None and not os.path.isfile(file):  # deleting it does not mean running without one
+            advice = "restart the hub to run without it"
+            raise ConfigError(Place(None, str(file)).finding("is gone", advice=advice, code=MISSING_FILE))
         return self._source.load(file=file), None if file is None else self._source.ahead_of(file)
-
-    def _tell_ahead(self, file: Path | None) -> None:
-        if file is not None and file != self._ahead:
-            followed = str(self._running.configuration.file)
-            told = "another file takes precedence but is not used until a restart"
-            log.warning(told, file=str(file), followed=followed)
-        self._ahead = file
-
-
-def _check_is_there(file: Path) -> None:
-    """Raises: ConfigError if the file is gone; deleting it does not mean running without one."""
-    if not os.path.isfile(file):
-        advice = "restart the hub to run without it"
-        raise ConfigError(Place(None, str(file)).finding("is gone", advice=advice, code=MISSING_FILE))
 
 
 def _tell_new(warnings: Iterable[Finding], told: Container[Finding]) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import sqlite3
-import sys
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
@@ -18,49 +17,42 @@ from urllib.parse import urlsplit
 
 import structlog
 
+from isthmus.app.a2a import GrpcService, Pushes, check_grpc, open_a2a, open_grpc
 from isthmus.app.audit import AuditLog, close_audit, open_audit
-from isthmus.app.counted_requests import CountedRequests
 from isthmus.app.definitions import DefinitionPins
 from isthmus.app.extensions import opened_by_extension, verifiers_of
-from isthmus.app.gc_tuning import spare_the_collector
 from isthmus.app.hub import RunningHub
 from isthmus.app.identity import Identities
 from isthmus.app.links import ME
-from isthmus.app.pushes import Pushes
+from isthmus.app.process_setup import raise_limit, spare_the_collector
 from isthmus.app.relay import Relay
 from isthmus.app.reload import Reloader, Source
+from isthmus.app.routes import CountedRequests, Face, Routes, StreamingFace
 from isthmus.app.tokens import TokenService
 from isthmus.config.files import home_folder, resolve_path
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration, HubSettings
-from isthmus.config.tables import A2A, STORAGE
+from isthmus.config.tables import STORAGE
 from isthmus.core.access.bytes_in_flight import BytesInFlight
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports import ClosableJournal, HealthReportingJournal
 from isthmus.core.tasks.record import TaskOwner
 from isthmus.core.tasks.storage_quota import Retention
-from isthmus.frontends.a2a.cards import AgentCards
 from isthmus.frontends.a2a.http import A2aHttp
-from isthmus.frontends.a2a.push_notifications import PushNotifications
-from isthmus.frontends.a2a.service import A2aService
-from isthmus.frontends.http.auth import COMING_FROM, Authenticator, Fields, OriginGuard
+from isthmus.frontends.http.auth import Authenticator, OriginGuard
 from isthmus.frontends.http.health import PATHS as HEALTH_PATHS
 from isthmus.frontends.http.health import Health
 from isthmus.frontends.http.listener import HttpListener, HttpListenerSettings
-from isthmus.frontends.http.request_cycle import PEER, IncomingRequest, Message, Receive, Send, join_headers, respond
-from isthmus.frontends.mcp.http import NOT_FOUND, McpHttp
+from isthmus.frontends.mcp.http import McpHttp
 from isthmus.frontends.mcp.hub_tasks import REALM
 from isthmus.frontends.mcp.methods import VERSIONS
 from isthmus.frontends.mcp.sse import PATHS as SSE_PATHS
 from isthmus.frontends.mcp.sse import McpSse
-from isthmus.frontends.oauth.http import OauthHttp
 from isthmus.frontends.relay.http import RelayHttp
-from isthmus.frontends.rest.http import RestHttp, is_rest
+from isthmus.frontends.rest.http import RestHttp
 from isthmus.frontends.wellknown.http import ServerCards, WellKnown
 from isthmus.identity.verifier import Verifier
 from isthmus.model.callers import Caller
-from isthmus.model.calls import Surface
-from isthmus.model.names import ServerName
 from isthmus.storage.journal_base import StateInUse, StateUnusable
 from isthmus.storage.memory import MemoryJournal
 from isthmus.storage.server_lists import ServerListFiles
@@ -68,6 +60,8 @@ from isthmus.storage.sqlite import SqliteJournal
 from isthmus.telemetry import logs
 from isthmus.telemetry.loop_lag import LoopMonitor
 from isthmus.transport.egress import Egress
+
+log = structlog.get_logger(__name__)
 
 GUESSED = "keys.guessed"
 """The audit event for failed attempts above the limit; at most once a minute."""
@@ -131,7 +125,12 @@ class Access:
         """
         take = self.identities.prepare(configuration)
         guard = _guard(configuration.hub)
-        _log_as(self._configuration.hub, configuration.hub)
+        before, now = self._configuration.hub, configuration.hub
+        if (before.log_level, before.log_format, before.log_file) != (now.log_level, now.log_format, now.log_file):
+            try:
+                logs.configure(now.log_level, now.log_format, now.log_file)
+            except OSError as error:
+                raise ValueError(f"log.file cannot be written: {now.log_file}: {error.strerror}") from error
         take()
         self._configuration = configuration
         if self._auth is not None:
@@ -145,16 +144,12 @@ class Access:
             face.retain(self.identities)
         if self._running is not None:
             self._running.targets.change(self._running.configuration.targets, self.identities)
-            self._log_changes()
+            before, self._known = self._known, self.identities.callers()
+            gone, come = before - self._known, self._known - before
+            for told, callers in (("a key is no longer valid", gone), ("a key is now valid", come)):
+                for caller in sorted(callers, key=lambda each: (each.tenant, each.name, each.key)):
+                    log.info(told, caller=caller.name, tenant=caller.tenant, key=caller.key)
             self._running.know_tenants(self._known)
-
-    def _log_changes(self) -> None:
-        """Log which callers were added, changed or removed."""
-        before, self._known = self._known, self.identities.callers()
-        gone, come = before - self._known, self._known - before
-        for told, callers in (("a key is no longer valid", gone), ("a key is now valid", come)):
-            for caller in sorted(callers, key=lambda each: (each.tenant, each.name, each.key)):
-                log.info(told, caller=caller.name, tenant=caller.tenant, key=caller.key)
 
     def _tell(self) -> None:
         """Warn if the hub is open."""
@@ -181,14 +176,6 @@ def _guard(settings: HubSettings) -> OriginGuard:
     )
 
 
-def _log_as(before: HubSettings, now: HubSettings) -> None:
-    if (before.log_level, before.log_format, before.log_file) != (now.log_level, now.log_format, now.log_file):
-        try:
-            logs.configure(now.log_level, now.log_format, now.log_file)
-        except OSError as error:
-            raise ValueError(f"log.file cannot be written: {now.log_file}: {error.strerror}") from error
-
-
 async def open_journal(configuration: Configuration) -> ClosableJournal:
     """Open the journal for tasks; in memory, with a warning, if another hub uses the default folder.
 
@@ -197,12 +184,15 @@ async def open_journal(configuration: Configuration) -> ClosableJournal:
     """
     if configuration.storage.is_foreign:
         return await opened_by_extension(configuration)
-    if configuration.storage.url is not None:
-        return await _in_database(configuration)
-    return _in_folder(configuration.hub)
-
-
-async def _in_database(configuration: Configuration) -> ClosableJournal:
+    if configuration.storage.url is None:
+        settings = configuration.hub
+        try:
+            return SqliteJournal(Path(settings.state))
+        except (StateInUse, OSError, sqlite3.Error) as error:
+            if settings.state != str(resolve_path(HubSettings().state, Path(), home_folder())):
+                raise ConfigError(Place(None, "hub.state").finding(f"cannot be used: {error}")) from error
+            log.warning("tasks will not outlast this hub", reason=str(error))
+            return MemoryJournal()
     place = Place(configuration.file, STORAGE).at("url")
     if find_spec("asyncpg") is None:
         advice = "get it with: pip install 'isthmus[postgres]'"
@@ -215,103 +205,6 @@ async def _in_database(configuration: Configuration) -> ClosableJournal:
         raise ConfigError(place.finding(f"cannot be used: {error}")) from error
 
 
-def _in_folder(settings: HubSettings) -> ClosableJournal:
-    try:
-        return SqliteJournal(Path(settings.state))
-    except (StateInUse, OSError, sqlite3.Error) as error:
-        if settings.state != str(resolve_path(HubSettings().state, Path(), home_folder())):
-            raise ConfigError(Place(None, "hub.state").finding(f"cannot be used: {error}")) from error
-        log.warning("tasks will not outlast this hub", reason=str(error))
-        return MemoryJournal()
-
-
-NEEDED = ("grpc", "google.protobuf")
-
-
-class GrpcService(Protocol):
-    """A running gRPC server."""
-
-    async def drain(self, within: float) -> None:
-        """Refuse new requests and let running ones finish."""
-
-    async def close(self) -> None:
-        """Cut what is left."""
-
-
-def check_grpc(configuration: Configuration, find: Callable[[str], object] = find_spec) -> None:
-    """Raises: ConfigError if gRPC is configured and cannot be spoken."""
-    if configuration.a2a.grpc_port is None or all(_is_there(name, find) for name in NEEDED):
-        return
-    said = "grpc_port needs a library that is not installed; get it with: pip install 'isthmus[grpc]'"
-    raise ConfigError(Place(configuration.file, A2A).mistake(ValueError(said)))
-
-
-def _is_there(name: str, find: Callable[[str], object]) -> bool:
-    try:
-        return find(name) is not None
-    except ModuleNotFoundError:  # of `google` itself
-        return False
-
-
-async def open_grpc(running: RunningHub, agent: A2aHttp, auth: Authenticator) -> GrpcService | None:
-    """Start gRPC and announce it in the card; None if it is not configured.
-
-    Raises:
-        DoorError: the address cannot be listened on.
-    """
-    hub, port = running.configuration.hub, running.configuration.a2a.grpc_port
-    if port is None:
-        return None
-    from isthmus.frontends.a2a.grpc import A2aGrpc, GrpcSettings  # noqa: PLC0415 - only who wants it has the library
-
-    limits = hub.limits
-    settings = GrpcSettings(hub.host, port, limits.request_bytes, limits.lag_seconds, connections=limits.connections)
-    service = A2aGrpc(agent, auth, running.background, settings)
-    bound = await service.open()
-    service.bases = grpc_bases(hub.public_url, hub.host, bound)
-    agent.speak_grpc(grpc_address(hub.public_url, bound))
-    return service
-
-
-def grpc_bases(public_url: str | None, host: str, port: int) -> tuple[str, ...]:
-    """The gRPC address as clients write it, without a scheme."""
-    if public_url is not None:
-        return (f"https://{grpc_address(public_url, port)}", f"http://{grpc_address(public_url, port)}", public_url)
-    hosts = dict.fromkeys(("localhost", "127.0.0.1", "[::1]", f"[{host}]" if ":" in host else host))
-    return tuple(f"{scheme}://{each}:{port}" for each in hosts for scheme in ("http", "https"))
-
-
-def grpc_address(public_url: str | None, port: int) -> str:
-    """The card's gRPC address: the port at the host of the hub's own address."""
-    host = "localhost" if public_url is None else urlsplit(public_url).hostname or ""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-if sys.platform != "win32":
-    import resource
-
-
-def raise_limit(wanted: int) -> int:
-    """Raise the limit on open files to `wanted`, or as far as the system allows; return the limit.
-
-    It is never lowered. On systems without such a limit, `wanted` is returned.
-    """
-    if sys.platform == "win32":
-        return wanted
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return wanted if soft == resource.RLIM_INFINITY else soft
-    goal = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (goal, hard))
-    except (OSError, ValueError):  # macOS has a lower limit of its own that it does not show here
-        return soft
-    return goal
-
-
-log = structlog.get_logger(__name__)
-
-
 STDIN = 0
 
 OTHER_DESCRIPTORS = 8192
@@ -319,87 +212,6 @@ OTHER_DESCRIPTORS = 8192
 
 LAST_WORDS_SECONDS = 0.1
 """Time for callers and servers to learn that their calls were cancelled at the end of a drain."""
-
-
-class Face(Protocol):
-    """A frontend that is an ASGI application."""
-
-    async def serve(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-
-
-class StreamingFace(Protocol):
-    """A frontend with open streams."""
-
-    def end_streams(self) -> None:
-        """End its streams."""
-
-
-class Routes:
-    """Maps paths to frontends. Paths must match exactly; nothing is normalised."""
-
-    def __init__(
-        self,
-        surface: Surface,
-        mcp: McpHttp,
-        rest: RestHttp,
-        faces: Mapping[str, Face],
-        agent: A2aHttp | None = None,
-        well_known: WellKnown | None = None,
-        relay: RelayHttp | None = None,
-        oauth: OauthHttp | None = None,
-    ) -> None:
-        """`surface` is that of `/mcp`; `faces` maps exact paths to frontends."""
-        self._everything = surface
-        self._mcp = mcp
-        self._rest = rest
-        self._faces = faces
-        self._agent = agent
-        self._well_known = well_known
-        self._relay = relay
-        self._oauth = oauth
-        self.preflight: Callable[[Fields], bytes | None] = lambda _: None
-        """The answer to a CORS preflight; see `Authenticator.preflight`."""
-
-    def take(self, arrival: IncomingRequest) -> bool:
-        """Let the path's frontend answer a complete request at once, if it can."""
-        path: str = arrival.scope["path"]
-        surface = self._surface(path)
-        if surface is not None:
-            return self._mcp.take(surface, arrival)
-        return is_rest(path) and self._rest.take(arrival)
-
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        COMING_FROM.set(scope["client"])
-        path: str = scope["path"]
-        if scope["method"] == "OPTIONS" and (lines := self.preflight(join_headers(scope["headers"]))) is not None:
-            scope["extensions"][PEER].answer(204, lines, b"")
-            return
-        if self._well_known is not None and self._well_known.is_at(path, scope["method"]):
-            await self._well_known.serve(scope, receive, send)
-            return
-        surface = self._surface(path)
-        if surface is not None:
-            await self._mcp.serve(surface, scope, receive, send)
-        elif is_rest(path):
-            await self._rest.serve(scope, receive, send)
-        elif (face := self._faces.get(path)) is not None:
-            await face.serve(scope, receive, send)
-        elif self._oauth is not None and self._oauth.is_at(path):
-            await self._oauth.serve(scope, receive, send)
-        elif self._agent is not None and self._agent.is_at(path):
-            await self._agent.serve(scope, receive, send)
-        elif self._relay is not None and self._relay.is_at(path):
-            await self._relay.serve(scope, receive, send)
-        else:
-            respond(scope["extensions"][PEER], 404, NOT_FOUND)
-
-    def _surface(self, path: str) -> Surface | None:
-        if path == "/mcp":
-            return self._everything
-        # The frontend decides whether the server exists and whether this caller may know.
-        return Surface("own", ServerName(path[5:])) if path.startswith("/mcp/") else None
 
 
 async def serve(
@@ -440,9 +252,12 @@ async def serve(
             books.attach(running, auth, access.identities, pins)
         await _recover(running, access.identities, books)
         mcp = McpHttp(running.mcp_methods(), auth)
-        sse = McpSse(running.mcp_methods(), auth, running.background, running.surface, _path_of(settings.public_url))
-        ports: list[int] = []
-        agent = _agent(running, access.identities, pushes.pushing, auth, lambda: _address(settings, ports))
+        # A proxy may serve the hub under a path.
+        prefix = "" if settings.public_url is None else urlsplit(settings.public_url).path.rstrip("/")
+        sse = McpSse(running.mcp_methods(), auth, running.background, running.surface, prefix)
+        ports = [settings.port]
+        address = lambda: settings.public_url or f"http://localhost:{ports[-1]}"  # noqa: E731
+        agent = open_a2a(running, access.identities, pushes.pushing, auth, address)
         retention = Retention(journal, time.time, lambda: running.configuration.a2a.keep, running.tasks.forget_before)
         running.background.spawn("retention", retention.run())
         pushes.start()
@@ -454,10 +269,10 @@ async def serve(
         well_known = _well_known(running, access.identities, auth)
         tokens.on_proved = running.logins.proved
         oauth = tokens.open(auth, running.background, Egress())
-        routes = Routes(running.surface, mcp, rest, _by_path(running, sse, auth), agent, well_known, shown, oauth)
-        routes.preflight = auth.preflight
+        health = Health(running.hub, auth, lambda: isinstance(journal, HealthReportingJournal) and journal.is_failing)
+        faces: dict[str, Face] = {**dict.fromkeys(HEALTH_PATHS, health), **dict.fromkeys(SSE_PATHS, sse)}
+        routes = Routes(running.surface, mcp, rest, faces, agent, well_known, shown, oauth)
         http_listener = _http_listener(configuration, auth, routes, (mcp, sse, agent), shown)
-        http_listener.allow_pages(auth.cors_lines)
         grpc = await open_grpc(running, agent, auth)
         port = await http_listener.open()
         ports.append(port)
@@ -482,18 +297,17 @@ async def serve(
 
 async def _recover(running: RunningHub, identities: Identities, books: AuditLog | None) -> None:
     """End the tasks that the last hub left unfinished."""
-    running.tasks.offline_queue.find_caller = partial(_caller_of, identities)
+
+    def find_caller(owner: TaskOwner) -> Caller | None:
+        found = identities.find(owner.tenant, owner.name)
+        return None if found is None else found.on("mcp" if owner.realm == REALM else "a2a")
+
+    running.tasks.offline_queue.find_caller = find_caller
     lost = await running.tasks.recover()
     if books is not None:
         books.tasks_lost(lost)
     if lost:
         log.warning("tasks were running when the last hub ended; they have failed", tasks=len(lost))
-
-
-def _caller_of(identities: Identities, owner: TaskOwner) -> Caller | None:
-    """The current caller of a task's owner; None if it is no longer known."""
-    found = identities.find(owner.tenant, owner.name)
-    return None if found is None else found.on("mcp" if owner.realm == REALM else "a2a")
 
 
 async def _relay(running: RunningHub, auth: Authenticator) -> Relay | None:
@@ -520,35 +334,26 @@ def _http_listener(
     limits = configuration.hub.limits
     in_flight = BytesInFlight(limits.caller_bytes, limits.tenant_bytes)
     counted = CountedRequests(routes, auth, in_flight, limits.request_bytes)
-    http_listener = HttpListener(counted, _door_settings(configuration))
+    settings = HttpListenerSettings(
+        host=configuration.hub.host,
+        port=configuration.hub.port,
+        max_body_bytes=limits.request_bytes,
+        stall_bytes=limits.lag_bytes,
+        stall_seconds=limits.lag_seconds,
+        drain_seconds=limits.drain_seconds,
+        max_connections=limits.connections,
+        max_connections_per_address=limits.connections_per_address,
+    )
+    http_listener = HttpListener(counted, settings)
     http_listener.offer(routes.take)
+    http_listener.allow_pages(auth.cors_lines)
+    routes.preflight = auth.preflight
     if relay is not None:
         http_listener.offer_sockets(relay.upgrade)
         streaming = (*streaming, relay)
     for face in streaming:
         http_listener.on_drain(face.end_streams)
     return http_listener
-
-
-def _agent(
-    running: RunningHub,
-    identities: Identities,
-    pushing: PushNotifications,
-    auth: Authenticator,
-    address: Callable[[], str],
-) -> A2aHttp:
-    settings = running.configuration.a2a
-    desk = A2aService(running.hub, running.tasks, running.journal, settings, time.time, pushing, running.targets)
-    needs_key = lambda: identities.wants_proof  # noqa: E731
-    gives_tokens = lambda: identities.wants_proof and bool(identities.callers())  # noqa: E731
-    token_urls = lambda: [each.token_url for each in running.configuration.issuers if each.token_url]  # noqa: E731
-    cards = AgentCards(running.hub, settings, ME.version, address, needs_key, time.time, gives_tokens, token_urls)
-    return A2aHttp(desk, auth, cards)
-
-
-def _address(settings: HubSettings, ports: Sequence[int]) -> str:
-    """The hub's address: `public_url`, else this machine."""
-    return settings.public_url or f"http://localhost:{ports[0] if ports else settings.port}"
 
 
 def _well_known(running: RunningHub, identities: Identities, auth: Authenticator) -> WellKnown | None:
@@ -559,18 +364,6 @@ def _well_known(running: RunningHub, identities: Identities, auth: Authenticator
     cards = ServerCards(ME, address, VERSIONS)
     needs_key = lambda: identities.wants_proof  # noqa: E731
     return WellKnown(running.hub, auth, cards, needs_key, lambda: running.configuration.a2a.name)
-
-
-def _by_path(running: RunningHub, sse: McpSse, auth: Authenticator) -> dict[str, Face]:
-    """The frontends with exact paths."""
-    journal = running.journal
-    health = Health(running.hub, auth, lambda: isinstance(journal, HealthReportingJournal) and journal.is_failing)
-    return {**dict.fromkeys(HEALTH_PATHS, health), **dict.fromkeys(SSE_PATHS, sse)}
-
-
-def _path_of(public_url: str | None) -> str:
-    """The path under which a proxy serves the hub."""
-    return "" if public_url is None else urlsplit(public_url).path.rstrip("/")
 
 
 def _change(
@@ -592,20 +385,6 @@ def _change(
     retention.look_again()
     if take_tokens is not None:
         take_tokens()
-
-
-def _door_settings(configuration: Configuration) -> HttpListenerSettings:
-    limits = configuration.hub.limits
-    return HttpListenerSettings(
-        host=configuration.hub.host,
-        port=configuration.hub.port,
-        max_body_bytes=limits.request_bytes,
-        stall_bytes=limits.lag_bytes,
-        stall_seconds=limits.lag_seconds,
-        drain_seconds=limits.drain_seconds,
-        max_connections=limits.connections,
-        max_connections_per_address=limits.connections_per_address,
-    )
 
 
 async def _until_told(
@@ -655,17 +434,13 @@ async def _close(running: RunningHub, signals: Signals, pushes: Pushes, grpc: Gr
     if grpc is not None:
         await grpc.close()
     pushes.close()
-    await _end(running, signals)
-    await pushes.aclose()
-
-
-async def _end(running: RunningHub, signals: Signals) -> None:
-    """Stop every server in good order; after a second signal, at once."""
+    # Every server ends in good order; after a second signal, at once.
     background = BackgroundTasks("end")
     closing = background.spawn("closing", running.aclose())
     again = background.spawn("second signal", signals.wait_for(2))
     await asyncio.wait({closing, again}, return_when=asyncio.FIRST_COMPLETED)
     await background.aclose()
+    await pushes.aclose()
 
 
 class Signals:
@@ -723,10 +498,6 @@ class Signals:
         try:
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 self._loop.remove_signal_handler(number)
-            signal.signal(signal.SIGTERM, _nothing)
+            signal.signal(signal.SIGTERM, lambda _number, _frame: None)
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-
-
-def _nothing(_number: int, _frame: object) -> None:
-    """The hub has ended already."""

@@ -136,13 +136,11 @@ class _Conversation:
             self._face.cancel_all(why)
             await asyncio.sleep(WITHDRAWAL_SECONDS)
         try:
-            await asyncio.wait_for(self._last_words(), CLOSE_SECONDS)
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._face.finish()
+                await self._outlet.flushed()
         except TimeoutError:
             log.warning("the caller did not read its last responses", unsent=self._outlet.unsent_bytes)
-
-    async def _last_words(self) -> None:
-        await self._face.finish()
-        await self._outlet.flushed()
 
 
 class Inlet:
@@ -231,7 +229,8 @@ class Outlet:
         self._is_lost = False
         self._lag: asyncio.TimerHandle | None = None
         self._empty: asyncio.Future[None] | None = None
-        self._can_wait = _is_pipe_or_socket(descriptor)
+        mode = os.fstat(descriptor).st_mode
+        self._can_wait = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
         if self._can_wait:
             os.set_blocking(descriptor, False)
 
@@ -266,28 +265,22 @@ class Outlet:
     def _send(self) -> None:
         try:
             while self._unsent:
-                self._taken(os.write(self._descriptor, self._unsent[0]))
+                count = os.write(self._descriptor, self._unsent[0])
+                self.unsent_bytes -= count
+                self._sent_bytes += count
+                if rest := self._unsent[0][count:]:
+                    self._unsent[0] = rest
+                else:
+                    self._unsent.popleft()
         except BlockingIOError:
-            self._wait()
+            if not self._is_waiting:
+                self._is_waiting = True
+                self._loop.add_writer(self._descriptor, self._send)
+                self._watch()
         except OSError as error:
             self._give_up(f"cannot write to the caller ({error.strerror})")
         else:
             self._done()
-
-    def _taken(self, count: int) -> None:
-        self.unsent_bytes -= count
-        self._sent_bytes += count
-        rest = self._unsent[0][count:]
-        if rest:
-            self._unsent[0] = rest
-        else:
-            self._unsent.popleft()
-
-    def _wait(self) -> None:
-        if not self._is_waiting:
-            self._is_waiting = True
-            self._loop.add_writer(self._descriptor, self._send)
-            self._watch()
 
     def _watch(self) -> None:
         self._lag = self._loop.call_later(self._lag_seconds, self._judge, self._sent_bytes)
@@ -302,16 +295,13 @@ class Outlet:
     def _done(self) -> None:
         """Everything is written."""
         if self._is_waiting:
-            self._stop_waiting()
+            self._is_waiting = False
+            self._loop.remove_writer(self._descriptor)
+            if self._lag is not None:
+                self._lag.cancel()
             self.on_room()
         if self._empty is not None and not self._empty.done():
             self._empty.set_result(None)
-
-    def _stop_waiting(self) -> None:
-        self._is_waiting = False
-        self._loop.remove_writer(self._descriptor)
-        if self._lag is not None:
-            self._lag.cancel()
 
     def _give_up(self, why: str) -> None:
         self._forget()
@@ -322,8 +312,3 @@ class Outlet:
         self._unsent.clear()
         self.unsent_bytes = 0
         self._done()
-
-
-def _is_pipe_or_socket(descriptor: int) -> bool:
-    mode = os.fstat(descriptor).st_mode
-    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)

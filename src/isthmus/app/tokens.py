@@ -131,21 +131,18 @@ async def fetch_keys(settings: IssuerSettings, egress: Egress, background: Backg
 
 async def _find_keys(issuer: str, fetcher: Fetcher) -> str:
     """Find the address of an issuer's keys. Raises: KeysNotFound, UrlRefused, FetchFailed."""
-    for place in _metadata_places(issuer):
+    parts = urlsplit(issuer)
+    origin, path = f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/")
+    # OpenID Connect puts the issuer's path before the well-known one, RFC 8414 after it.
+    places = (
+        f"{origin}{path}/.well-known/openid-configuration",
+        f"{origin}/.well-known/oauth-authorization-server{path}",
+    )
+    for place in places:
         answer = await fetcher.get("its metadata", place)
         if answer.status == 200:
             return _read_place(answer.body, issuer)
     raise KeysNotFound("it publishes no metadata: say where its keys are, as jwks")
-
-
-def _metadata_places(issuer: str) -> tuple[str, ...]:
-    """The metadata addresses: OpenID Connect puts the issuer's path before the well-known one, RFC 8414 after it."""
-    parts = urlsplit(issuer)
-    origin, path = f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/")
-    return (
-        f"{origin}{path}/.well-known/openid-configuration",
-        f"{origin}/.well-known/oauth-authorization-server{path}",
-    )
 
 
 def _read_place(document: bytes, issuer: str) -> str:
@@ -198,7 +195,8 @@ class TokenService:
         """Start fetching keys, let the authenticator announce the token endpoint, and return its frontend."""
         self._keys = IssuerKeys(egress, background)
         self._keys.follow(tuple(self._issuers))
-        auth.refuse = Challenges(self.address, self._explain, self._proof_algorithms).refuse
+        algorithms = lambda: PROOF_ALGORITHMS if self._configuration.issuers else ()  # noqa: E731
+        auth.refuse = Challenges(self.address, self._explain, algorithms).refuse
         auth.prove = self.prove
         return OauthHttp(auth, self, self.address, self._trusted, PROOF_ALGORITHMS)
 
@@ -228,12 +226,9 @@ class TokenService:
         for issuer in issuers:
             issuer.tells_rights = are_exchanged
         self._issuers = Issuers(issuers, self._proofs)
-        self._issuers.on_proved = self._proved
+        self._issuers.on_proved = lambda *proved: self.on_proved(*proved)  # noqa: PLW0108 - it is set later
         if self._keys is not None:
             self._keys.follow(issuers)
-
-    def _proved(self, caller: Caller, credential: bytes, until: float) -> None:
-        self.on_proved(caller, credential, until)
 
     def address(self, fields: Fields) -> str | None:
         """The hub's address as this request's sender sees it; None if no token is needed."""
@@ -268,9 +263,6 @@ class TokenService:
             return self.identities.verified(found)
         self._refused = (fields, found)
         return Unprovable(found.reason) if found.is_issuer_away else None
-
-    def _proof_algorithms(self) -> Sequence[str]:
-        return PROOF_ALGORITHMS if self._configuration.issuers else ()
 
     # -- as who gives tokens -----------------------------------------------------------------------------------------
 

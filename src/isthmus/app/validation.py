@@ -87,7 +87,13 @@ class ValidationWorker:
 
     async def _work(self) -> None:
         try:
-            while await self._has_work():
+            while True:
+                if not self._queue:
+                    self._arrived.clear()
+                    try:
+                        await asyncio.wait_for(self._arrived.wait(), IDLE_SECONDS)
+                    except TimeoutError:
+                        return
                 waiting = self._queue.popleft()
                 caller = waiting.inflight.call.caller
                 try:
@@ -101,15 +107,6 @@ class ValidationWorker:
             self._task = None
             await self._end_process()
 
-    async def _has_work(self) -> bool:
-        if not self._queue:
-            self._arrived.clear()
-            try:
-                await asyncio.wait_for(self._arrived.wait(), IDLE_SECONDS)
-            except TimeoutError:
-                return False
-        return True
-
     async def _check(self, waiting: _Waiting) -> None:
         inflight = waiting.inflight
         tool = inflight.target.feature
@@ -118,7 +115,11 @@ class ValidationWorker:
             wrong = await self._ask(schema, bytes(inflight.call.arguments))
         except TimeoutError:
             log.warning("arguments took too long to validate", server=tool.server, tool=tool.name)
-            self._refuse(tool.digest)
+            now = asyncio.get_running_loop().time()
+            if len(self._refused) >= REFUSED_MAX:
+                self._refused = {key: until for key, until in self._refused.items() if until > now}
+            if len(self._refused) < REFUSED_MAX:
+                self._refused[tool.digest] = now + REFUSE_SECONDS
             wrong = EXPENSIVE
         except (SpawnFailed, ConnectionError) as error:
             log.warning("no process to validate arguments in", reason=str(error))
@@ -144,13 +145,6 @@ class ValidationWorker:
         except BaseException:
             await self._end_process(at_once=True)
             raise
-
-    def _refuse(self, digest: bytes) -> None:
-        now = asyncio.get_running_loop().time()
-        if len(self._refused) >= REFUSED_MAX:
-            self._refused = {key: until for key, until in self._refused.items() if until > now}
-        if len(self._refused) < REFUSED_MAX:
-            self._refused[digest] = now + REFUSE_SECONDS
 
     async def _end_process(self, *, at_once: bool = False) -> None:
         process, self._process = self._process, None

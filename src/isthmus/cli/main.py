@@ -48,7 +48,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 COLLECT = (20_000, 2, 2)
 """Thresholds of the garbage collector. Loaded modules stay; scanning them again and again takes a tenth of the start.
-The same values as in `app.gc_tuning`, which is not loaded here."""
+The same values as in `app.process_setup`, which is not loaded here."""
 
 
 class LazyGroup(click.Group):

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no suc
 
 SCRIPT = """
 import resource, sys
-from isthmus.app.serve import raise_limit
+from isthmus.app.process_setup import raise_limit
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, 300))
 print(*[raise_limit(int(wanted)) for wanted in sys.argv[1:]], resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from isthmus.app.gc_tuning import CROWD, FREEZE_AFTER, THOROUGH_AFTER, CrowdCollector
+from isthmus.app.process_setup import CROWD, FREEZE_AFTER, THOROUGH_AFTER, CrowdCollector
 
 
 class Cycle:

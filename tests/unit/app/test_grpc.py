@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.app.serve import check_grpc, grpc_address
+from isthmus.app.a2a import check_grpc, grpc_address
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.frontends.a2a.settings import A2aSettings

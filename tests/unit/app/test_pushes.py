@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.app.a2a import Owners, Pushes
 from isthmus.app.hub import LOCAL, RunningHub
 from isthmus.app.identity import FILE_MARKS, TRUST_SECONDS
-from isthmus.app.pushes import Owners, Pushes
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.ports import Document
 from isthmus.core.tasks.delivery import DELIVERY

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from isthmus import __version__
-from isthmus.app import gc_tuning
+from isthmus.app import process_setup
 from isthmus.cli import main as module
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.main import COLLECT, WithoutRich, cli, main
@@ -146,7 +146,7 @@ def test_a_hub_starts_without_rich_and_what_it_loads_may_use_it(first: str, said
 
 
 def test_the_collector_looks_as_seldom_as_that_of_a_hub() -> None:
-    assert COLLECT == (gc_tuning.COLLECT_AFTER, gc_tuning.COLLECT_OLD_AFTER, gc_tuning.COLLECT_OLD_AFTER)
+    assert COLLECT == (process_setup.COLLECT_AFTER, process_setup.COLLECT_OLD_AFTER, process_setup.COLLECT_OLD_AFTER)
 
 
 def test_once_structlog_is_there_rich_is_found() -> None:

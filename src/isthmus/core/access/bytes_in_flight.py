@@ -1,7 +1,7 @@
 """Counts the bytes of long requests that each caller and each tenant has in progress.
 
 A request counts from its header, with the length that it announces, until it is answered. Short requests are not
-counted: the number of connections bounds them. `app.counted_requests` uses it before a frontend reads the body.
+counted: the number of connections bounds them. `app.routes` uses it before a frontend reads the body.
 """
 
 from __future__ import annotations

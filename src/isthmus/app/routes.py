@@ -1,0 +1,155 @@
+"""Maps the paths of a hub to its frontends, and bounds the bytes that a caller has in progress. Used by `app.serve`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from isthmus.core.access.bytes_in_flight import BytesInFlight
+from isthmus.frontends.a2a.http import A2aHttp
+from isthmus.frontends.http.auth import COMING_FROM, Authenticator, Fields
+from isthmus.frontends.http.request_cycle import (
+    JSON,
+    PEER,
+    App,
+    IncomingRequest,
+    Message,
+    Peer,
+    Receive,
+    Send,
+    header_lines,
+    join_headers,
+    respond,
+)
+from isthmus.frontends.mcp.exchange import code_of, data_of
+from isthmus.frontends.mcp.http import NOT_FOUND, McpHttp
+from isthmus.frontends.oauth.http import OauthHttp
+from isthmus.frontends.relay.http import RelayHttp
+from isthmus.frontends.rest.faults import problem_of
+from isthmus.frontends.rest.http import RestHttp, answer_problem, is_rest
+from isthmus.frontends.wellknown.http import WellKnown
+from isthmus.model.calls import Surface
+from isthmus.model.names import ServerName
+from isthmus.wire import jsonrpc
+
+COUNTED_BYTES = 64 * 1024
+"""Shorter bodies are not counted; the listener reads that much ahead of every connection."""
+
+
+class Face(Protocol):
+    """A frontend that is an ASGI application."""
+
+    async def serve(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+
+
+class StreamingFace(Protocol):
+    """A frontend with open streams."""
+
+    def end_streams(self) -> None:
+        """End its streams."""
+
+
+class Routes:
+    """Maps paths to frontends. Paths must match exactly; nothing is normalised."""
+
+    def __init__(
+        self,
+        surface: Surface,
+        mcp: McpHttp,
+        rest: RestHttp,
+        faces: Mapping[str, Face],
+        agent: A2aHttp | None = None,
+        well_known: WellKnown | None = None,
+        relay: RelayHttp | None = None,
+        oauth: OauthHttp | None = None,
+    ) -> None:
+        """`surface` is that of `/mcp`; `faces` maps exact paths to frontends."""
+        self._everything = surface
+        self._mcp = mcp
+        self._rest = rest
+        self._faces = faces
+        self._agent = agent
+        self._well_known = well_known
+        self._relay = relay
+        self._oauth = oauth
+        self.preflight: Callable[[Fields], bytes | None] = lambda _: None
+        """The answer to a CORS preflight; see `Authenticator.preflight`."""
+
+    def take(self, arrival: IncomingRequest) -> bool:
+        """Let the path's frontend answer a complete request at once, if it can."""
+        path: str = arrival.scope["path"]
+        surface = self._surface(path)
+        if surface is not None:
+            return self._mcp.take(surface, arrival)
+        return is_rest(path) and self._rest.take(arrival)
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        COMING_FROM.set(scope["client"])
+        path: str = scope["path"]
+        if scope["method"] == "OPTIONS" and (lines := self.preflight(join_headers(scope["headers"]))) is not None:
+            scope["extensions"][PEER].answer(204, lines, b"")
+            return
+        if self._well_known is not None and self._well_known.is_at(path, scope["method"]):
+            await self._well_known.serve(scope, receive, send)
+            return
+        surface = self._surface(path)
+        if surface is not None:
+            await self._mcp.serve(surface, scope, receive, send)
+        elif is_rest(path):
+            await self._rest.serve(scope, receive, send)
+        elif (face := self._faces.get(path)) is not None:
+            await face.serve(scope, receive, send)
+        elif self._oauth is not None and self._oauth.is_at(path):
+            await self._oauth.serve(scope, receive, send)
+        elif self._agent is not None and self._agent.is_at(path):
+            await self._agent.serve(scope, receive, send)
+        elif self._relay is not None and self._relay.is_at(path):
+            await self._relay.serve(scope, receive, send)
+        else:
+            respond(scope["extensions"][PEER], 404, NOT_FOUND)
+
+    def _surface(self, path: str) -> Surface | None:
+        if path == "/mcp":
+            return self._everything
+        # The frontend decides whether the server exists and whether this caller may know.
+        return Surface("own", ServerName(path[5:])) if path.startswith("/mcp/") else None
+
+
+class CountedRequests:
+    """Passes requests to an application as long as their callers have room.
+
+    A request that exceeds the bound gets 429 in the form of its path's frontend, before its body is read.
+    """
+
+    def __init__(self, app: App, auth: Authenticator, in_flight: BytesInFlight, longest: int) -> None:
+        """`longest` is the size that counts for a body without a length."""
+        self._app = app
+        self._auth = auth
+        self._in_flight = in_flight
+        self._longest = longest
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        size = 0
+        for name, value in scope["headers"]:
+            if name in (b"content-length", b"transfer-encoding"):
+                size = int(value) if name == b"content-length" else self._longest
+                break
+        if size <= COUNTED_BYTES:
+            return await self._app(scope, receive, send)
+        caller = self._auth.caller_of(join_headers(scope["headers"]), scope)
+        if caller is None:  # the frontend says why
+            return await self._app(scope, receive, send)
+        refused = self._in_flight.enter(caller, size)
+        if refused is not None:
+            peer: Peer = scope["extensions"][PEER]
+            if is_rest(scope["path"]):
+                return answer_problem(peer, problem_of(refused))
+            lines = JSON + header_lines([(b"retry-after", b"1")])
+            return peer.answer(429, lines, jsonrpc.error(None, code_of(refused), refused.message, data_of(refused)))
+        try:
+            return await self._app(scope, receive, send)
+        finally:
+            self._in_flight.leave(caller, size)
