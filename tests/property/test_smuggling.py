@@ -25,7 +25,7 @@ from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.settings import Limits
 from isthmus.frontends.mcp.exchange import JsonRpcReply
-from isthmus.frontends.mcp.methods import McpMethods
+from isthmus.frontends.mcp.methods import McpMethods, check_meta
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING
 from isthmus.model.features import Tool
@@ -35,7 +35,7 @@ from isthmus.upstream.dialect import LegacyDialect, McpDialect, ModernDialect
 from isthmus.wire import jsonrpc, lines
 from isthmus.wire.jsonrpc import Request
 from isthmus.wire.mcp import modern
-from isthmus.wire.mcp.messages import Implementation, Members
+from isthmus.wire.mcp.messages import Implementation
 from tests.property.bodies import any_body
 from tests.unit.core.doubles import DONE, Listener
 
@@ -150,9 +150,7 @@ class Bench:
         return tuple(self.link.sent)
 
     def _call(self, request: Request, claims: modern.RoutingHeaders | None) -> None:
-        meta: Members | JsonRpcReply | None = None
-        if self.mcp_methods.era_of(request, None if claims is None else claims.version) == "modern":
-            meta = self.mcp_methods.check(request, claims)
+        meta = check_meta(request, claims)
         if isinstance(meta, JsonRpcReply):
             return
         read = self.mcp_methods.read_call(request, LIMITED, EVERYTHING, meta)

@@ -276,4 +276,4 @@ async def test_nobody_waits_for_a_server_that_joins_a_hub_at_work(desk: Desk) ->
     desk.write({"slow": {"url": "http://127.0.0.1:9/mcp"}})
     await desk.reloader.reload()
     assert desk.running.hub.snapshot.server_statuses[ServerName("slow")].state == "starting"
-    assert not desk.running.hub.is_settling()
+    assert not desk.running.hub.settling

@@ -223,9 +223,9 @@ async def test_a_server_that_is_removed_while_it_starts_leaves_nothing(kept: Kep
     held(kept)
     kept.keep()
     await kept.until(lambda: len(kept.links) == 1)
-    assert kept.hub.is_settling()
+    assert kept.hub.settling
     kept.supervisor.remove(NAME)
-    assert not kept.hub.is_settling()
+    assert not kept.hub.settling
     await kept.until(lambda: kept.links[0].is_closed and len(kept.background) == 0)
     assert kept.hub.snapshot.server_statuses == {}
 

@@ -97,7 +97,8 @@ class Hub:
         self._changed: dict[ServerName, ServerStatus | None] = {}
         """Changes since the snapshot, None for a removed server. One snapshot covers many changes: copying thousands of
         statuses for each would block the loop for seconds."""
-        self._settling: dict[ServerName, asyncio.Future[None]] = {}
+        self.settling: dict[ServerName, asyncio.Future[None]] = {}
+        """Servers without a cached list that are connecting for the first time. Lists and calls wait for them."""
         self._list_loaders: dict[ServerName, ListLoader] = {}
         self._watchers: dict[Callable[[], None], None] = {}
         self._to_notify: dict[Callable[[], None], None] = {}
@@ -224,7 +225,7 @@ class Hub:
         if learner is not None:
             self._list_loaders[server_queue.server] = learner
         if is_awaited and not server_status.is_settled:
-            self._settling[server_queue.server] = self._loop.create_future()
+            self.settling[server_queue.server] = self._loop.create_future()
         self.publish(server_status)
 
     def close_server_queue(self, server: ServerName) -> None:
@@ -233,7 +234,7 @@ class Hub:
         self._list_loaders.pop(server, None)
         self.result_cache.forget(server)
         self.review.forget(server)
-        if (settling := self._settling.pop(server, None)) is not None:
+        if (settling := self.settling.pop(server, None)) is not None:
             settling.set_result(None)
         self._change(server, None)
 
@@ -245,7 +246,7 @@ class Hub:
     def publish(self, server_status: ServerStatus) -> None:
         """Put a server's new status into the next snapshot, and notify watchers."""
         if (server_status.is_settled or server_status.is_recalled) and (
-            settling := self._settling.pop(server_status.server, None)
+            settling := self.settling.pop(server_status.server, None)
         ) is not None:
             settling.set_result(None)
         server_status = self.review.reviewed(server_status)
@@ -317,14 +318,10 @@ class Hub:
 
     # -- waiting for servers that start --------------------------------------------------------------------------------
 
-    def is_settling(self) -> bool:
-        """Whether a server without a cached list is still connecting for the first time."""
-        return bool(self._settling)
-
     def awaited(self) -> list[ServerName]:
         """Servers that a list of everything would wait for now."""
         waits = self._unsettled(EVERYTHING, None)
-        return [server for server, settling in self._settling.items() if settling in waits]
+        return [server for server, settling in self.settling.items() if settling in waits]
 
     async def settle(
         self, surface: Surface, *, within: float | None = None, until: Callable[[], bool] | None = None
@@ -341,8 +338,8 @@ class Hub:
             await asyncio.wait(waits, timeout=max(waits.values()), return_when=when)
 
     def _unsettled(self, surface: Surface, within: float | None) -> dict[asyncio.Future[None], float]:
-        servers = self._settling if surface.server is None else self._settling.keys() & {surface.server}
-        began = {self._settling[server]: self.server_queues[server].opened_at for server in servers}
+        servers = self.settling if surface.server is None else self.settling.keys() & {surface.server}
+        began = {self.settling[server]: self.server_queues[server].opened_at for server in servers}
         return self._seconds_left(began, within)
 
     def _seconds_left(
@@ -356,7 +353,7 @@ class Hub:
 
     async def view(self, grants: Grants, surface: Surface) -> View:
         """What these permissions see, after waiting a moment for servers that start."""
-        if self._settling:
+        if self.settling:
             await self.settle(surface)
         return self.snapshot.view(grants, surface)
 
@@ -372,7 +369,7 @@ class Hub:
 
         With `within`, the wait ends so many seconds after a server was added.
         """
-        if self._settling:
+        if self.settling:
             await self.settle(surface, within=within)
         if client_caps and (waits := self._load_lists(caller, surface, client_caps, within)):
             await asyncio.wait(waits, timeout=max(waits.values()))
@@ -380,8 +377,8 @@ class Hub:
 
     def awaits(self, servers: Iterable[ServerName]) -> bool:
         """Whether a list waits for one of these servers."""
-        awaited = self._settling and self._unsettled(EVERYTHING, None)
-        return bool(awaited) and any(self._settling.get(server) in awaited for server in servers)
+        awaited = self.settling and self._unsettled(EVERYTHING, None)
+        return bool(awaited) and any(self.settling.get(server) in awaited for server in servers)
 
     def _load_lists(
         self, caller: Caller, surface: Surface, client_caps: ClientCapabilities, within: float | None = None
@@ -453,17 +450,14 @@ def _fail_with_bug(inflight: InFlight, defect: Exception) -> None:
 Stage: TypeAlias = Callable[[Hub, InFlight], Outcome | None]
 
 
-def admit(hub: Hub, _: InFlight) -> Fault | None:
-    """Refuse the call if the hub is shutting down."""
-    return Draining() if hub.is_draining else None
-
-
 def find(hub: Hub, inflight: InFlight) -> Fault | None:
     """Look the name up in the caller's own view, which is also what the caller's lists show.
 
     A denied tool is not in the view: denied and unknown are one answer. If its server was never reached, a caller that
-    may use the tool is told that the server is down.
+    may use the tool learns that the server is down. While the hub shuts down, every call is refused.
     """
+    if hub.is_draining:
+        return Draining()
     call = inflight.call
     if call.kind == "tool":  # nearly all calls: the short way
         route = hub.snapshot.find_tool(call.caller.grants, call.surface, call.client_caps, call.name)
@@ -502,20 +496,17 @@ def _unknown(call: Call, view: View) -> Fault:
             return UnknownTool(call.name) if server is None else NotConnected(server, "it was removed")
 
 
-def fill(_: Hub, inflight: InFlight) -> Fault | None:
-    """Add the operator's default arguments."""
+def validate(hub: Hub, inflight: InFlight) -> Fault | None:
+    """Add the operator's default arguments, and check all arguments against the tool's own schema.
+
+    `submit` passes arguments that take long to check to the worker.
+    """
     route = inflight.route
-    assert route is not None  # not `target`: as a property it costs more than the rest of this
+    assert route is not None  # not `target`: a property costs a function call
     if route.defaults:
         arguments = fill_defaults(inflight.call.arguments, route.defaults)
         inflight.call = msgspec.structs.replace(inflight.call, arguments=arguments)
-    return None
-
-
-def validate(hub: Hub, inflight: InFlight) -> Fault | None:
-    """Check the arguments against the tool's own schema; `submit` passes those that take long to the worker."""
-    assert inflight.route is not None
-    detail = inflight.route.check(inflight.call.arguments)
+    detail = route.check(inflight.call.arguments)
     if detail is None:
         return None
     if detail is EXPENSIVE and hub.validation is not None:
@@ -571,4 +562,4 @@ def submit(hub: Hub, inflight: InFlight) -> Fault | None:
     return inflight.server_queue.submit(inflight)
 
 
-STAGES: tuple[Stage, ...] = (admit, find, fill, validate, use_cache, assign, submit)
+STAGES: tuple[Stage, ...] = (find, validate, use_cache, assign, submit)

@@ -355,7 +355,7 @@ class InFlight:
         seconds = self._loop.time() - self._started
         recorder.ended(self.call, server, outcome, seconds, self.link)
         if recorder.audit_gate is None:
-            self._deliver(outcome)
+            self.deliver(outcome)
         else:
             self.outcome, self.is_sealed = None, True
             self._bucket = None  # an answer that arrives while it is being written must not start the clock
@@ -363,27 +363,21 @@ class InFlight:
         return True
 
     def deliver(self, outcome: Outcome) -> None:
-        """Send the outcome to the caller, once the audit log has it or cannot have it. The audit gate calls it once."""
+        """Send the outcome to the caller. With an audit gate, that calls it once the log has the outcome or cannot."""
         self.outcome = outcome
-        self._deliver(outcome)
-
-    def _deliver(self, outcome: Outcome) -> None:
         if self.keep is not None:
             self.keep(self, outcome)
         if self.questions:
-            self._end_questions(outcome)
+            # Before the caller receives the end: afterwards it may have no stream to retract them.
+            questions, self.questions = self.questions, ()
+            if self.server_queue is not None:
+                self.server_queue.question_closed(self)
+            for asked in questions:
+                asked.ended(self, outcome)
         try:
             self.exchange.end(outcome)
         except Exception:  # one caller's broken exchange must not affect the link, which serves others
             log.exception("exchange failed to handle an outcome", tool=self.call.name)
-
-    def _end_questions(self, outcome: Outcome) -> None:
-        """Close the questions before the caller receives the end: afterwards it may have no stream to retract them."""
-        questions, self.questions = self.questions, ()
-        if self.server_queue is not None:
-            self.server_queue.question_closed(self)
-        for asked in questions:
-            asked.ended(self, outcome)
 
     def is_cleared(self, send: Callable[[InFlight], None]) -> bool:
         """Whether the call may be sent now; otherwise `send` is called once its exchange has stored that."""

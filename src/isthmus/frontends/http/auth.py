@@ -139,7 +139,15 @@ class OriginGuard:
         origin = fields.get(b"origin")
         if origin is None and fields.get(b"sec-fetch-site") == b"cross-site" and not _is_click(fields):
             return OriginRefusal(403, "Pages of another site may not use this hub.")
-        return self._recall(host, origin)
+        pair = (host, origin)
+        if pair in self._verdicts:
+            return self._verdicts[pair]
+        verdict = self._decide(host.decode("latin-1"), None if origin is None else origin.decode("latin-1"))
+        if len(host) + len(origin or b"") <= CACHED_VALUE_BYTES:
+            if len(self._verdicts) >= CACHED_PAIRS:
+                self._verdicts.clear()
+            self._verdicts[pair] = verdict
+        return verdict
 
     def cors_lines(self, origin: bytes) -> bytes:
         """Header lines that let a page of this origin read an answer; empty unless the operator lists the origin.
@@ -156,17 +164,6 @@ class OriginGuard:
                     self._cors.clear()
                 self._cors[origin] = lines
         return lines
-
-    def _recall(self, host: bytes, origin: bytes | None) -> OriginRefusal | None:
-        pair = (host, origin)
-        if pair in self._verdicts:
-            return self._verdicts[pair]
-        verdict = self._decide(host.decode("latin-1"), None if origin is None else origin.decode("latin-1"))
-        if len(host) + len(origin or b"") <= CACHED_VALUE_BYTES:
-            if len(self._verdicts) >= CACHED_PAIRS:
-                self._verdicts.clear()
-            self._verdicts[pair] = verdict
-        return verdict
 
     def _decide(self, host: str, origin: str | None) -> OriginRefusal | None:
         asked = _parse_authority(host)

@@ -351,15 +351,16 @@ class HttpServerConnection(HttpToolsProtocol):
                 break
         else:
             return False
-        if len(self._waiting) >= MAX_PIPELINED or not 0 < len(body) <= self._settings.max_body_bytes:
+        if len(self._waiting) >= MAX_PIPELINED or not 0 < len(body) <= min(
+            AT_ONCE_BYTES, self._settings.max_body_bytes
+        ):
             return False
         self._watched = {}
         self._origin = None  # Heads with an Origin are not cached.
-        self._announced_bytes = self._body_bytes = len(body)
-        cycle = self._make_cycle(seen.scope_for(body), is_kept_alive=True)
-        self._admit(cycle)
-        cycle.add_body(body)
-        self.on_message_complete()
+        self._since = self.loop.time()
+        self._received_bytes = 0
+        is_kept_alive = self.server_state.idle_until is None
+        self._start(RequestCycle(self, seen.scope_for(body), is_kept_alive=is_kept_alive, body=body))
         return True
 
     def _cache_head(self, data: bytes, scope: Message) -> None:
@@ -469,7 +470,20 @@ class HttpServerConnection(HttpToolsProtocol):
         # Kept alive, with a length and nothing else that decides how its body is read.
         is_plain = is_kept_alive and self._announced_bytes > 0 and len(self._watched) == 1 and self._origin is None
         self._scope = scope if is_plain and len(self._cached_heads) < HEADS_MAX else None
-        self._admit(self._make_cycle(scope, is_kept_alive=is_kept_alive))
+        if len(self._waiting) >= MAX_PIPELINED:
+            refuse_now(503, "Too many requests are waiting on this connection.")
+        self._arriving = RequestCycle(
+            self,
+            scope,
+            is_kept_alive=is_kept_alive and self.server_state.idle_until is None,
+            owes_continue=self._watched.get(b"expect", b"").lower() == b"100-continue",
+            # Whether the body can be awaited without a reader: the client sends it unasked, and it fits.
+            is_short=self.server_state.at_once is not None
+            and 0 < self._announced_bytes <= AT_ONCE_BYTES
+            and b"expect" not in self._watched,
+            cors=b"" if self._origin is None else self.server_state.cors_lines(self._origin),
+        )
+        self._start(self._arriving)
 
     def _make_scope(self, version: str, method: str) -> Message:
         if self.url != self._target.whole:
@@ -519,31 +533,13 @@ class HttpServerConnection(HttpToolsProtocol):
     def _refuse_long_body(self) -> NoReturn:
         refuse_now(413, f"The request's body is longer than {self._settings.max_body_bytes} bytes.")
 
-    def _make_cycle(self, scope: Message, *, is_kept_alive: bool) -> RequestCycle:
-        return RequestCycle(
-            self,
-            scope,
-            is_kept_alive=is_kept_alive and self.server_state.idle_until is None,
-            owes_continue=self._watched.get(b"expect", b"").lower() == b"100-continue",
-            # Whether the body can be awaited without a reader: the client sends it unasked, and it fits.
-            is_short=self.server_state.at_once is not None
-            and 0 < self._announced_bytes <= AT_ONCE_BYTES
-            and b"expect" not in self._watched,
-            cors=b"" if self._origin is None else self.server_state.cors_lines(self._origin),
-        )
-
-    def _admit(self, cycle: RequestCycle) -> None:
-        if len(self._waiting) >= MAX_PIPELINED:
-            refuse_now(503, "Too many requests are waiting on this connection.")
-        self._arriving = cycle
-        if self._running is None:
-            self._start(cycle)
-            return
-        self._waiting.append(cycle)
-        if len(self._waiting) >= MAX_WAITING:
-            self.flow.pause_reading()
-
     def _start(self, cycle: RequestCycle) -> None:
+        """Start a request, or let it wait for those before it."""
+        if self._running is not None:
+            self._waiting.append(cycle)
+            if len(self._waiting) >= MAX_WAITING:
+                self.flow.pause_reading()
+            return
         self._running = cycle
         if cycle.has_whole_body or not cycle.is_short:
             self._begin(cycle)
@@ -551,8 +547,14 @@ class HttpServerConnection(HttpToolsProtocol):
 
     def _begin(self, cycle: RequestCycle) -> None:
         at_once = self.server_state.at_once
-        if at_once is not None and cycle.has_whole_body and cycle.is_taken(at_once):
-            return
+        if at_once is not None and cycle.has_whole_body:
+            try:
+                if at_once(cycle):
+                    return
+            except Exception:  # its failure affects only this request
+                log.exception("the sync handler failed", path=cycle.scope["path"])
+                cycle.fail()
+                return
         # An ASGI application is a coroutine, so each request is one task. The listener's state owns it.
         task = self.loop.create_task(cycle.run(cast(App, self.app)))
         self.tasks.add(task)

@@ -160,24 +160,24 @@ class RequestCycle:
         scope: Message,
         *,
         is_kept_alive: bool,
-        owes_continue: bool,
+        owes_continue: bool = False,
         is_short: bool = False,
         cors: bytes = b"",
+        body: bytes | None = None,
     ) -> None:
-        """`cors` are header lines for the web page that sent the request; empty for other clients."""
+        """`cors` are header lines for the web page that sent the request, `body` is the whole body if it is there."""
         self.scope = scope
         self.cors = cors
         self.is_short = is_short
         self.is_kept_alive = is_kept_alive
         self.owes_continue = owes_continue
-        self.has_whole_body = False
-        self.pending_bytes = 0
+        self.has_whole_body = self._has_event = body is not None
+        self.pending_bytes = 0 if body is None else len(body)
         self.is_started = False
         self.is_complete = False
         self.is_gone = False
         self._connection = connection
-        self._body: list[bytes] = []
-        self._has_event = False
+        self._body: list[bytes] = [] if body is None else [body]
         self._waiter: asyncio.Future[None] | None = None
         self._held_head: bytes | None = None
         self._framing: Framing = "length"
@@ -218,7 +218,7 @@ class RequestCycle:
 
     def answer(self, status: int, lines: bytes, body: bytes) -> None:
         """See `Peer`."""
-        if self.is_over:
+        if self.is_gone or self.is_complete:
             return
         self.is_started = True
         length = b"" if status == NO_CONTENT else b"content-length: %d\r\n" % len(body)
@@ -226,8 +226,7 @@ class RequestCycle:
             body = b""  # only its length is sent: a client would read the bytes as the next response
         if self.cors:
             lines = self._with_cors(lines)
-        self._connection.put([STATUS_LINE[status], lines, length, *self._closing_lines(), body])
-        self._finish()
+        self._finish([STATUS_LINE[status], lines, length, *self._closing_lines(), body])
 
     def begin(self, status: int, lines: bytes) -> None:
         """See `Peer`."""
@@ -289,15 +288,6 @@ class RequestCycle:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def is_taken(self, at_once: SyncHandler) -> bool:
-        """Offer the request to the sync handler; its failure affects only this request."""
-        try:
-            return at_once(self)
-        except Exception:
-            log.exception("the sync handler failed", path=self.scope["path"])
-            self._fail()
-            return True
-
     # ASGI
 
     async def run(self, app: App) -> None:
@@ -310,24 +300,24 @@ class RequestCycle:
             raise
         except Exception:  # one request's bug must not reach other requests, nor its text the client
             log.exception("the application failed", path=self.scope["path"])
-            self._fail()
+            self.fail()
         else:
             if not self.is_over:
                 log.error("the application returned without a whole response", path=self.scope["path"])
-                self._fail()
+                self.fail()
         finally:
             # Breaks the reference cycle between the scope and this object.
             self.scope.pop("extensions", None)
 
-    def _fail(self) -> None:
+    def fail(self) -> None:
+        """Answer 500, or abort the connection if the response has begun."""
         if self.is_over:
             return
         if not self.is_unsaid:
             self._connection.transport.abort()
             return
         self.is_kept_alive = False
-        self._connection.put([render_error(500, "The hub failed to answer this request.", lines=self.cors)])
-        self._finish()
+        self._finish([render_error(500, "The hub failed to answer this request.", lines=self.cors)])
 
     async def receive(self) -> Message:
         """ASGI `receive`: a piece of the body, or the disconnect."""
@@ -413,9 +403,10 @@ class RequestCycle:
         if self._held_head is not None:
             pieces.insert(0, self._held_head)
             self._held_head = None
-        self._connection.put(pieces)
         if is_last:
-            self._finish()
+            self._finish(pieces)
+        else:
+            self._connection.put(pieces)
 
     def _framed(self, body: bytes, *, is_last: bool) -> list[bytes]:
         match self._framing:
@@ -432,10 +423,11 @@ class RequestCycle:
                 pieces = [b"%x\r\n" % len(body), body, b"\r\n"] if body else []
                 return [*pieces, b"0\r\n\r\n"] if is_last else pieces
 
-    def _finish(self) -> None:
+    def _finish(self, last_pieces: list[bytes]) -> None:
         self.is_complete = True
         self._wake()
         self._disconnect_callbacks.clear()
+        self._connection.put(last_pieces)
         self._connection.on_response_complete()
 
 

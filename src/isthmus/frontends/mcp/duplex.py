@@ -25,7 +25,7 @@ from isthmus.frontends.mcp.exchange import (
     updated_notification,
 )
 from isthmus.frontends.mcp.input_required import LegacyClientInput
-from isthmus.frontends.mcp.methods import McpMethods, client_capabilities
+from isthmus.frontends.mcp.methods import McpMethods, check_meta, client_capabilities
 from isthmus.frontends.mcp.subscriptions import (
     CallerSubscriptions,
     ListChangeFeed,
@@ -139,7 +139,7 @@ class DuplexSession:
         """Receive one message. The error response to an unreadable one is returned, for the transport to send."""
         message = jsonrpc.decode(body, max_depth=self._hub.limits.depth)
         match message:
-            case Request(method=method) if method in CALLS and not self._hub.is_settling():
+            case Request(method=method) if method in CALLS and not self._hub.settling:
                 # Now and not in a task: its cancellation may be the next message.
                 self._begin()
                 self._call(message)
@@ -203,10 +203,10 @@ class DuplexSession:
     async def _answer(self, request: Request) -> None:
         if request.method in CALLS:
             return await self._call_when_settled(request)
-        era = self._methods.era_of(request, None)
-        meta = self._methods.check(request, None) if era == "modern" else None
+        meta = check_meta(request, None)
         if isinstance(meta, JsonRpcReply):
             return self._reply(meta)
+        era: Era = "legacy" if meta is None else "modern"
         if request.method == modern.LISTEN and era == "modern":
             return await self._listen(request)
         reply = await self._methods.change_subscription(request, self._subscriptions) if era == "legacy" else None
@@ -233,10 +233,10 @@ class DuplexSession:
             self._reply(cancelled_reply(request.id))
 
     def _call(self, request: Request) -> None:
-        era = self._methods.era_of(request, None)
-        meta = self._methods.check(request, None) if era == "modern" else None
+        meta = check_meta(request, None)
         if isinstance(meta, JsonRpcReply):
             return self._reply(meta)
+        era: Era = "legacy" if meta is None else "modern"
         resolved = None if meta is None else self._resolve_caller(meta)
         caller, session, shares_link = resolved or (self._caller, self._session, False)
         read = self._methods.read_call(

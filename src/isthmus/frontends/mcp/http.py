@@ -36,7 +36,7 @@ from isthmus.frontends.mcp.event_store import CallStream, ConnectionStream
 from isthmus.frontends.mcp.exchange import ClientInput, JsonRpcReply, McpExchange, cancelled_reply, refuse
 from isthmus.frontends.mcp.http_streams import HttpEventStream, OpenStreams, set_over
 from isthmus.frontends.mcp.input_required import SuspendedCall
-from isthmus.frontends.mcp.methods import VERSIONS, McpMethods, client_capabilities
+from isthmus.frontends.mcp.methods import VERSIONS, McpMethods, check_meta, client_capabilities
 from isthmus.frontends.mcp.sessions import HttpSession, HttpSessions
 from isthmus.frontends.mcp.subscriptions import CallerSubscriptions, TaskStatusNotifier
 from isthmus.frontends.mcp.tasks import needs_session
@@ -214,7 +214,8 @@ class McpHttpExchange(McpExchange):
             self._bucket.pop(self, None)
         reply = self._reply_to(outcome)
         if self._stream is None:
-            self._peer.answer(status_of(reply, self._era), JSON, reply.body)
+            status = 200 if reply.code is None else status_of(reply, self._era)
+            self._peer.answer(status, JSON, reply.body)
         else:
             self._stream.end(reply.body)
         on_end, self.on_end = self.on_end, None  # it may hold this call, which holds this exchange
@@ -302,16 +303,15 @@ class McpHttp:
     def take(self, surface: Surface, arrival: IncomingRequest) -> bool:
         """Start a call at once, if the request is a call that needs no waiting; False leaves it to `serve`."""
         scope = arrival.scope
-        if scope["method"] != "POST" or self.hub.is_settling():
+        if scope["method"] != "POST" or self.hub.settling:
             return False
-        fields = join_headers(scope["headers"])
-        caller = self._auth.admit(fields, "mcp", scope)
-        if isinstance(caller, Denied):
+        fields, body = join_headers(scope["headers"]), arrival.body
+        if not is_json(fields) or isinstance(caller := self._auth.admit(fields, "mcp", scope), Denied):
             return False
         request = McpHttpRequest(self, caller, surface, scope["headers"], fields, arrival)
-        if not is_json(fields) or not accepts_something(fields) or not request.is_path_visible():
+        if not accepts_something(fields) or not request.is_path_visible():
             return False
-        message = jsonrpc.decode(arrival.body, max_depth=self.hub.limits.depth)
+        message = jsonrpc.decode(body, max_depth=self.hub.limits.depth)
         if not isinstance(message, Request) or message.method not in CALLS:
             return False
         request.start_call(message)
@@ -463,7 +463,7 @@ class McpHttpRequest:
                 _receive(session, message)
 
     def _is_modern(self, request: Request) -> bool:
-        return self._methods.era_of(request, text_of(self._headers, VERSION_HEADER)) == "modern"
+        return modern.is_modern(request, text_of(self._headers, VERSION_HEADER), legacy.VERSIONS)
 
     async def _request(self, request: Request) -> None:
         if request.method in CALLS:
@@ -521,20 +521,17 @@ class McpHttpRequest:
 
     def _check(self, request: Request) -> tuple[Era, HttpSession | None, Members | None] | None:
         """A request's era with its session, or its `_meta` if it is modern; None if it was refused."""
-        version = text_of(self._headers, VERSION_HEADER)
-        if self._methods.era_of(request, version) == "modern":
-            if len(self._headers) != len(self._raw_headers) and (twice := repeated_header(self._raw_headers)):
-                meta: Members | JsonRpcReply = refuse(
-                    request.id, modern.HEADER_MISMATCH, f"the header {twice} is given twice"
-                )
-            else:
-                headers = modern.RoutingHeaders(
-                    version, text_of(self._headers, METHOD_HEADER), text_of(self._headers, NAME_HEADER)
-                )
-                meta = self._methods.check(request, headers)
-            if isinstance(meta, JsonRpcReply):
-                self._reply(meta, status_of(meta, "modern"))
-                return None
+        fields = self._headers
+        headers = modern.RoutingHeaders(
+            text_of(fields, VERSION_HEADER), text_of(fields, METHOD_HEADER), text_of(fields, NAME_HEADER)
+        )
+        meta = check_meta(request, headers)
+        if meta is not None and len(fields) != len(self._raw_headers) and (twice := repeated_header(self._raw_headers)):
+            meta = refuse(request.id, modern.HEADER_MISMATCH, f"the header {twice} is given twice")
+        if isinstance(meta, JsonRpcReply):
+            self._reply(meta, status_of(meta, "modern"))
+            return None
+        if meta is not None:
             return "modern", None, meta
         id = self._headers.get(SESSION_HEADER)
         if id is None or request.method == "initialize":

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Raw
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.calls.hub import Hub, Stage, admit, fill, find, validate
+from isthmus.core.calls.hub import Hub, Stage, find, validate
 from isthmus.core.calls.inflight import Deadlines, InFlight, OpenQuestion
 from isthmus.core.catalog.view import View
 from isthmus.core.ports import Exchange, Journal, LateProgressExchange, ReportProgress
@@ -74,7 +74,7 @@ ENDED_SECONDS = 60.0
 
 QUEUED = "The call waits for its server and has not been sent yet"
 
-CHECKS: tuple[Stage, ...] = (admit, find, fill, validate)
+CHECKS: tuple[Stage, ...] = (find, validate)
 """A call that fails one of these is refused and does not become a task."""
 
 RETRY_SECONDS = 1.0

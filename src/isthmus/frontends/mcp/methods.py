@@ -113,17 +113,6 @@ class McpMethods:
         self._instructions = instructions
         self._header_params = HeaderParamCheck()
 
-    def era_of(self, request: Request, version_header: str | None) -> Era:
-        """The era of a request."""
-        return "modern" if modern.is_modern(request, version_header, legacy.VERSIONS) else "legacy"
-
-    def check(self, request: Request, headers: modern.RoutingHeaders | None) -> Members | JsonRpcReply:
-        """Check a modern request's `_meta`, and over HTTP its headers; returns the members of `_meta`."""
-        checked = modern.check(request, headers, VERSIONS)
-        if isinstance(checked, modern.Rejection):
-            return refuse(request.id, checked.code, checked.message, checked.data)
-        return checked
-
     def is_known(self, request: Request, caller: Caller, surface: Surface) -> bool:
         """Whether the caller sees what a call names, so that the call need not wait for starting servers."""
         kind = _NAMED.get(request.method)
@@ -287,9 +276,11 @@ class McpMethods:
             self.face,
         )
         if headers is not None and call.kind == "tool":
-            mismatch = self._header_params.find_mismatch(call, self.hub.snapshot, headers)
-            if mismatch is not None:
-                return refuse(request.id, modern.HEADER_MISMATCH, mismatch)
+            checks, snapshot = self._header_params, self.hub.snapshot
+            if checks.is_needed or snapshot is not checks.snapshot:
+                mismatch = checks.find_mismatch(call, snapshot, headers)
+                if mismatch is not None:
+                    return refuse(request.id, modern.HEADER_MISMATCH, mismatch)
         if asked.extra or asked.kind in TASK_KINDS:
             # A caller's own answers and state are dropped where the hub does not expect any: a modern server would
             # believe them.
@@ -354,6 +345,16 @@ class McpMethods:
         ):
             hub_tasks.watch(inflight)
         return inflight
+
+
+def check_meta(request: Request, headers: modern.RoutingHeaders | None) -> Members | JsonRpcReply | None:
+    """Check a modern request's `_meta`, and over HTTP its headers; returns its members. None for a legacy request."""
+    if not modern.is_modern(request, None if headers is None else headers.version, legacy.VERSIONS):
+        return None
+    checked = modern.check(request, headers, VERSIONS)
+    if isinstance(checked, modern.Rejection):
+        return refuse(request.id, checked.code, checked.message, checked.data)
+    return checked
 
 
 def client_capabilities(request: Request, era: Era, known: ClientCapabilities = NO_CAPABILITIES) -> ClientCapabilities:
@@ -519,14 +520,15 @@ class HeaderParamCheck:
 
     def __init__(self) -> None:
         self._by_digest: dict[bytes, HeaderParams] = {}
-        self._snapshot: Snapshot | None = None
-        self._is_needed = False
+        self.snapshot: Snapshot | None = None
+        self.is_needed = False
+        """Whether a tool in this snapshot may have such headers; otherwise calls need no check."""
 
     def find_mismatch(self, call: Call, snapshot: Snapshot, headers: Mapping[bytes, bytes]) -> str | None:
         """How the headers contradict the arguments; None if they agree, or the tool has no such headers."""
-        if snapshot is not self._snapshot:
-            self._snapshot, self._is_needed = snapshot, _has_annotations(snapshot)
-        if not self._is_needed:
+        if snapshot is not self.snapshot:
+            self.snapshot, self.is_needed = snapshot, _has_annotations(snapshot)
+        if not self.is_needed:
             return None
         route = snapshot.view(call.caller.grants, call.surface, call.client_caps).routes.get(call.name)
         if route is None:

@@ -356,7 +356,7 @@ class RelayHttp:
 
     def _settling(self) -> asyncio.Future[None] | None:
         """Done once all configured servers have been tried; None if they have been."""
-        if not self._hub.is_settling():
+        if not self._hub.settling:
             return None
         if self._settled is None or self._settled.done():
             self._settled = self._background.spawn("relay waits for servers", self._hub.settle(EVERYTHING))

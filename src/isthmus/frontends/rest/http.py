@@ -104,7 +104,7 @@ class RestHttp:
         scope = arrival.scope
         match = ROUTER.find(scope["path"])
         operation = None if match is None else match.methods.get(scope["method"])
-        if match is None or operation is None or not operation.is_call or self.hub.is_settling():
+        if match is None or operation is None or not operation.is_call or self.hub.settling:
             return False
         fields = join_headers(scope["headers"])
         caller = self._auth.admit(fields, "rest", scope)

@@ -30,6 +30,7 @@ from isthmus.wire.mcp.messages import (
 
 VERSION = "2026-07-28"
 VERSIONS = (VERSION,)
+_VERSION_TEXT = msgspec.json.encode(VERSION)
 
 _PREFIX = "io.modelcontextprotocol/"
 VERSION_KEY = _PREFIX + "protocolVersion"
@@ -98,7 +99,8 @@ def check(request: Request, headers: RoutingHeaders | None, supported: tuple[str
     meta = object_members(request.params.get("_meta", b""))
     if meta is None or VERSION_KEY not in meta or CAPABILITIES_KEY not in meta:
         return _incomplete(meta, headers, supported)
-    version = read_string(meta[VERSION_KEY])
+    # Nearly every request has this version, in this spelling.
+    version = VERSION if bytes(meta[VERSION_KEY]) == _VERSION_TEXT else read_string(meta[VERSION_KEY])
     if headers is not None and (mismatch := _mismatch(request, version, headers)) is not None:
         return Rejection(HEADER_MISMATCH, mismatch)
     if version is None:

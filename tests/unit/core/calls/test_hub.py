@@ -211,14 +211,14 @@ async def test_a_call_keeps_the_tool_that_it_found() -> None:
 async def test_a_listing_waits_for_a_first_attempt_that_is_under_way() -> None:
     stage = Stage(limits=Limits(listing_seconds=60.0))
     starting(stage.hub)
-    assert stage.hub.is_settling()
+    assert stage.hub.settling
     listing = asyncio.ensure_future(stage.hub.view(ANYONE.grants, EVERYTHING))
     await asyncio.sleep(0)
     assert not listing.done()
     stage.hub.publish(ready(tool("find", SLOW), server=SLOW))
     async with asyncio.timeout(30):
         assert list((await listing).routes) == ["files.read", "slow.find"]
-    assert not stage.hub.is_settling()
+    assert not stage.hub.settling
 
 
 async def test_a_listing_does_not_wait_for_ever_and_names_who_is_missing() -> None:
@@ -236,7 +236,7 @@ async def test_a_failed_first_attempt_ends_the_wait_as_well() -> None:
     stage = Stage()
     starting(stage.hub)
     stage.hub.publish(ServerStatus(SLOW, "retrying", "no such program", is_settled=True))
-    assert not stage.hub.is_settling()
+    assert not stage.hub.settling
     view = await stage.hub.view(ANYONE.grants, EVERYTHING)
     assert view.missing[SLOW].reason == "no such program"
 
@@ -253,7 +253,7 @@ async def test_news_of_an_unsettled_server_keeps_listings_waiting() -> None:
     stage = Stage()
     starting(stage.hub)
     stage.hub.publish(ServerStatus(SLOW, detail="still installing"))
-    assert stage.hub.is_settling()
+    assert stage.hub.settling
 
 
 async def test_a_hub_counts_what_runs_and_what_waits_on_all_lanes() -> None:
@@ -322,7 +322,7 @@ async def test_a_closed_lane_is_seen_by_nobody_and_nobody_waits_for_it() -> None
     running, listener = stage.start()
     stage.hub.close_server_queue(SLOW)
     stage.hub.close_server_queue(SERVER)
-    assert not stage.hub.is_settling()
+    assert not stage.hub.settling
     assert (stage.hub.snapshot.server_statuses, stage.hub.server_queues) == ({}, {})
     assert stage.hub.running() == 1
     running.finish(DONE)

@@ -12,7 +12,7 @@ from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.credentials.sealing import ProcessSealer
 from isthmus.frontends.mcp.exchange import call_reply, cancelled_reply, event_notification, updated_params
 from isthmus.frontends.mcp.input_required import ModernClientInput
-from isthmus.frontends.mcp.methods import client_capabilities, render_list
+from isthmus.frontends.mcp.methods import check_meta, client_capabilities, render_list
 from isthmus.model.calls import EVERYTHING, Call, LogMessage, Result
 from isthmus.model.names import ServerName
 from isthmus.wire.jsonrpc import Request
@@ -25,8 +25,7 @@ ID = msgspec.Raw(b"1")
 
 def read(hosted: Hosted, method: str, params: dict[str, Any], level: Any = None) -> tuple[Call, msgspec.Raw | None]:
     request = Request(ID, method, members(params))
-    is_modern = hosted.mcp_methods.era_of(request, None) == "modern"
-    meta = hosted.mcp_methods.check(request, None) if is_modern else None
+    meta = check_meta(request, None)
     assert meta is None or isinstance(meta, dict)
     made = hosted.mcp_methods.read_call(request, ANYONE, EVERYTHING, meta, level)
     assert isinstance(made, tuple)

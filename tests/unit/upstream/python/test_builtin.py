@@ -165,10 +165,10 @@ async def test_a_call_that_comes_when_its_function_is_gone_says_so(scene: Scene)
 
 async def test_who_lists_waits_until_all_modules_have_been_imported(background: BackgroundTasks) -> None:
     scene = Scene(background, is_settled=False)
-    assert scene.hub.is_settling()
+    assert scene.hub.settling
     assert "builtin.echo" in scene.listed()
     scene.functions.settle(("one module less",))
-    assert not scene.hub.is_settling()
+    assert not scene.hub.settling
     assert scene.hub.snapshot.server_statuses[BUILTIN].notes == ("one module less",)
     scene.functions.close()
 
