@@ -1,1 +1,1 @@
-"""Servers that connect to the hub instead of being connected to."""
+"""Servers that dial in: they connect to the hub, instead of the hub to them."""

@@ -1,8 +1,8 @@
 """One agent and the servers that dialled in under it, and how such servers are named.
 
 The registry has one `DialInAgent` per agent; frontends see it as `core.ports.AgentServers`. A name must not depend on
-who comes first: a permission could then mean another agent's server. So the strongest claim has the name, and the
-registry renames the others.
+which server connects first: a permission could then mean another agent's server. So the strongest claim gets the name,
+and the registry renames the others.
 """
 
 from __future__ import annotations
@@ -25,53 +25,53 @@ from isthmus.upstream.dialin.registry_store import ServerRecord
 from isthmus.upstream.listing import Listing
 
 LENGTH_MAX = 50
-"""What a server's name may have."""
+"""The longest server name."""
 
 DEFAULT_ID = "default"
-"""A server that says nothing of itself."""
+"""The id of a server without a name of its own."""
 
 ID_LENGTH_MAX = 64
-"""What is kept of the name that a server gives itself."""
+"""The longest id that is made from a server's own name."""
 
 LOOKED_AT_MAX = 100
-"""Names among which that is looked for which a server had before."""
+"""How many possible names are searched for the one that a server had before."""
 
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
 
 
 class NameClaim(msgspec.Struct, frozen=True):
-    """One server, and how good its right to a name is."""
+    """One server, and the strength of its claim to a name."""
 
     agent: str
     """The agent's key."""
     server_id: str
     prefix: str
-    """What its agent's servers are called, before they are made legal."""
+    """The common prefix of the agent's servers, possibly with illegal characters."""
     is_configured: bool
-    """Whether its agent is."""
+    """Whether its agent is configured."""
     is_barred: bool
-    """Its plain name begins as those of an agent that is configured, and it is not that agent's."""
+    """Its plain name begins with the prefix of another agent, which is configured."""
 
     @property
     def plain(self) -> ServerName:
-        """`{agent}_{server_id}` made legal, however long."""
+        """`{agent}_{server_id}` with legal characters, of any length."""
         return ServerName(_legal(f"{self.prefix}_{self.server_id}"))
 
     @property
     def strength(self) -> tuple[bool, bool, int, bool, str, str]:
-        """The greater has the name. No two servers have the same.
+        """The greater one gets the name; no two servers have the same.
 
-        What is configured first, then who has the name as it is and not only once it was made legal, then the longer
-        agent: that is what a token proves, where a server calls itself what it likes. The rest is the same every time.
+        Configured agents come first, then names that were legal from the start, then longer agents: a token proves the
+        agent, but a server chooses its own id. The other members only make the order total.
         """
         is_exact = self.plain == f"{self.prefix}_{self.server_id}"
         rank = self.is_configured, self.is_configured or is_exact, len(self.prefix), is_exact
         return *rank, self.agent, self.server_id
 
     def names(self) -> Iterator[ServerName]:
-        """What it could be called, the best first: its plain name if that may be, else with digits of the pair.
+        """Its possible names, the best first: its plain name if that is allowed, then names with digits of a hash.
 
-        They never end: who knows the digits beforehand could have all of a few.
+        They are endless: an attacker could predict the digits and occupy a limited number of names.
         """
         plain = self.plain
         if len(plain) <= LENGTH_MAX and not self.is_barred:
@@ -83,37 +83,34 @@ class NameClaim(msgspec.Struct, frozen=True):
                 yield ServerName(f"{plain[: LENGTH_MAX - 7]}_{text[start : start + 6]}")
 
     def names_from(self, last: ServerName) -> Iterator[ServerName]:
-        """What it could be called that had this name before: no better one, which may have been another's meanwhile."""
+        """Its possible names from `last` on, its former name: a better one may belong to another server meanwhile."""
         if last not in islice(self.names(), LOOKED_AT_MAX):
             return self.names()
         return dropwhile(lambda name: name != last, self.names())
 
 
 class NameRules:
-    """Bids, given what is configured of agents: names that begin as theirs are theirs, also before they come."""
+    """Makes claims by the configuration: names with the prefix of a configured agent are reserved for it."""
 
     def __init__(self, agents: Mapping[str, AgentRules]) -> None:
         self._prefixes = {key: rules.name or key for key, rules in agents.items()}
         self._kept = {_legal(prefix) for prefix in self._prefixes.values()}
 
     def __eq__(self, other: object) -> bool:
-        """Whether everybody is called the same by both."""
+        """Whether both lead to the same names."""
         return isinstance(other, NameRules) and self._prefixes == other._prefixes
 
     __hash__ = None  # type: ignore[assignment]
 
     def bid(self, agent: str, server_id: str) -> NameClaim:
-        """An agent's server."""
+        """The claim of a server."""
         prefix = self._prefixes.get(agent, agent)
         is_configured = agent in self._prefixes
-        reconnector = self._reconnector(_legal(f"{prefix}_{server_id}"))
-        is_barred = reconnector is not None and not (is_configured and reconnector == _legal(prefix))
-        return NameClaim(agent, server_id, prefix, is_configured, is_barred)
-
-    def _reconnector(self, plain: str) -> str | None:
-        """With what the names begin among which this one is kept; the longest, if there are several."""
+        plain = _legal(f"{prefix}_{server_id}")
         ends = (at for at in range(len(plain) - 1, 0, -1) if plain[at] == "_")
-        return next((plain[:at] for at in ends if plain[:at] in self._kept), None)
+        reserved = next((plain[:at] for at in ends if plain[:at] in self._kept), None)  # the longest
+        is_barred = reserved is not None and not (is_configured and reserved == _legal(prefix))
+        return NameClaim(agent, server_id, prefix, is_configured, is_barred)
 
 
 def _legal(text: str) -> str:
@@ -121,24 +118,24 @@ def _legal(text: str) -> str:
 
 
 def own_id(name: str | None) -> str:
-    """What a server is called under its agent that only gave itself a name."""
+    """The id of a server that is made from its own name."""
     text = "".join(character for character in name or "" if character.isprintable()).strip()
     return text[:ID_LENGTH_MAX].strip() or DEFAULT_ID
 
 
 def twin_id(server_id: str, number: int) -> str:
-    """What the so many-th of those with one name is called; the first just so."""
+    """The id of the nth server with the same name; the first has the plain one."""
     return server_id if number == 1 else f"{server_id}_{number}"
 
 
 log = structlog.get_logger(__name__)
 
 LEFT_OUT = " (max_tools)"
-"""How the note ends that tools found no room."""
+"""The end of the note about tools over the limit."""
 
 
 class AgentServer:
-    """One server of an agent. It outlives its connections."""
+    """One server of an agent, across its connections."""
 
     __slots__ = (
         "_tools",
@@ -159,46 +156,46 @@ class AgentServer:
         self.server_id = server_id
         self.reconnector = reconnector
         self.is_named = False
-        """It said what it is to be called when it dialled; else that is what it calls itself."""
+        """Its client chose the id when it connected; otherwise the id is made from the server's own name."""
         self.offered = 0
-        """How many tools it has, whether or not all found room."""
+        """How many tools it has, including those over the limit."""
         self.told: str | None = None
-        """What was last logged of tools that found none."""
+        """The last logged note about tools over the limit."""
         self._tools = 0
         self.came = came
-        """When it came for the first time."""
+        """When it connected for the first time."""
         self.since = came
-        """When it came last, or went."""
+        """When it last connected or disconnected."""
         self.title: str | None = None
-        """What it calls itself."""
+        """Title and version from its `serverInfo`."""
         self.welcome = b""
         """See `core.ports.DialledInServer`."""
 
     @property
     def server(self) -> ServerName:
-        """What it is called in the hub."""
+        """Its name in the hub."""
         return self.reconnector.settings.name
 
     @property
     def is_here(self) -> bool:
-        """Whether it is connected and has been listed."""
+        """Whether it is connected and listed."""
         return self.reconnector.link is not None
 
     @property
     def is_trimmed(self) -> bool:
-        """Whether some of its tools found no room."""
+        """Whether some of its tools are left out because of the limit."""
         return left_out(self.reconnector.listing) is not None
 
     def trim(self, listing: Listing) -> Listing:
-        """A listing with no more tools than its agent may still have; servers that are away make room for it."""
-        if left_out(listing) is None:  # else these are the tools that were kept of a listing before
+        """The listing within the limit of its agent; tools of absent servers make room for it."""
+        if left_out(listing) is None:  # otherwise it was trimmed before
             self.offered = len(listing.tools)
         kept = self._cut(listing, self.agent.max_tools - self.agent.tools_here(beside=self))
         self.agent.fit(self, len(kept.tools))
         return kept
 
     def shorten(self, room: int) -> None:
-        """Keep no more tools than so many of those that are known."""
+        """Keep only this many tools."""
         self.reconnector.relisted(self._cut(self.reconnector.listing, room))
 
     def _cut(self, listing: Listing, room: int) -> Listing:
@@ -210,17 +207,17 @@ class AgentServer:
         return kept
 
     def has_fewer_tools(self) -> bool:
-        """Whether it has fewer than when this was last asked."""
+        """Whether it has fewer tools than at the last call of this method."""
         before, self._tools = self._tools, len(self.reconnector.listing.tools)
         return self._tools < before
 
     def likeness(self, tools: Set[str]) -> float:
-        """How much of what it lists, and of these tools, is the same: from 0 to 1."""
+        """The similarity of its tools and these, from 0 to 1."""
         own = {tool.name for tool in self.reconnector.listing.tools}
         return len(own & tools) / (len(own | tools) or 1)
 
     def take(self, link: DialInLink) -> None:
-        """Let a greeted and listed link be this server's."""
+        """Use an initialized and listed link for this server."""
         link.seat = self
         link.listing = self.trim(link.listing)
         if link.who is not None:
@@ -229,7 +226,7 @@ class AgentServer:
         self.reconnector.take(link)
 
     def shown(self) -> DialledServer:
-        """It for people."""
+        """Its state for people."""
         reconnector, link = self.reconnector, self.reconnector.link
         return DialledServer(
             self.agent.key,
@@ -246,7 +243,7 @@ class AgentServer:
         )
 
     def record(self, now: float) -> ServerRecord:
-        """What is remembered of it."""
+        """Its state for the journal."""
         reconnector = self.reconnector
         return ServerRecord(
             self.agent.key,
@@ -263,7 +260,7 @@ class AgentServer:
 
 
 class DialInAgent:
-    """The servers of one agent, in the order in which they first came."""
+    """The servers of one agent, in the order of their first connection."""
 
     __slots__ = (
         "__weakref__",
@@ -280,9 +277,9 @@ class DialInAgent:
     def __init__(self, key: str, max_tools: int) -> None:
         self.key = key
         self.max_tools = max_tools
-        """Of all its servers together."""
+        """The limit for all its servers together."""
         self.connections = 0
-        """Sockets of its servers."""
+        """The number of its servers' sockets."""
         self._seats: dict[str, AgentServer] = {}
         self._list: tuple[AgentServer, ...] = ()
         self._arriving: dict[DialInLink, ConnectingServer] = {}
@@ -299,31 +296,31 @@ class DialInAgent:
         return self._list
 
     def seat(self, server_id: str) -> AgentServer | None:
-        """The server of this name."""
+        """The server with this id."""
         return self._seats.get(server_id)
 
     def add(self, seat: AgentServer) -> None:
-        """One more, unless it is one of them already."""
+        """Add a server, unless it is there already."""
         if seat.server_id not in self._seats:
             self._seats[seat.server_id] = seat
             self.changed()
 
     def remove(self, seat: AgentServer) -> None:
-        """One less."""
+        """Remove a server."""
         if self._seats.get(seat.server_id) is seat:
             del self._seats[seat.server_id]
             self.changed()
 
     def changed(self) -> None:
-        """The list of servers, or a name in it, is another: who compares lists finds a new one."""
+        """The list of servers, or a name in it, has changed: replace the tuple, so that comparisons see it."""
         self._list = tuple(self._seats.values())
         self.tell()
 
     def place_for(self, name: str, tools: Set[str], alive: Set[DialInLink]) -> tuple[str, list[DialInLink]]:
-        """Where a server belongs that only has a name, and whose sign of life must be asked for before that is sure.
+        """The id for a server that has only a name, and the links to ping before that is certain.
 
-        Of those of this name that are not here, the one whose tools are most like these, for many programs have one
-        name; if all are here, it is new. Who is more like it, or before it and as much so, may only seem to be here.
+        It is the absent server of this name whose tools are most similar, because many programs share one name; if none
+        is absent, the id is new. A connected server that is more similar may be a dead connection of the same program.
         """
         seats: list[AgentServer] = []
         while (seat := self._seats.get(twin_id(name, len(seats) + 1))) is not None:
@@ -335,17 +332,17 @@ class DialInAgent:
         return place, [link for link in unsure if link is not None and link not in alive]
 
     def longest_away(self) -> AgentServer | None:
-        """Who makes room first."""
+        """The server that is away longest; None if all are connected."""
         return min((seat for seat in self._list if not seat.is_here), key=lambda seat: seat.since, default=None)
 
     # -- tools -----------------------------------------------------------------------------------------------------
 
     def tools_here(self, beside: AgentServer) -> int:
-        """Tools of all others that are here."""
+        """The number of tools of all other connected servers."""
         return sum(len(seat.reconnector.listing.tools) for seat in self._list if seat.is_here and seat is not beside)
 
     def fit(self, beside: AgentServer | None = None, tools: int = 0) -> None:
-        """Keep to the limit, given that the server `beside` has so many tools: who is away longest loses some first."""
+        """Enforce the limit if server `beside` has this many tools. Servers that are away longest lose tools first."""
         others = [seat for seat in self._list if seat is not beside]
         excess = tools + sum(len(seat.reconnector.listing.tools) for seat in others) - self.max_tools
         if excess <= 0:
@@ -358,14 +355,14 @@ class DialInAgent:
                 excess -= had
 
     def limit(self, max_tools: int) -> None:
-        """Take another limit, for those who are known, too."""
+        """Apply a new limit, also to the known servers."""
         if max_tools != self.max_tools:
             self.max_tools = max_tools
             self.fit()
             self.look_at_trimmed()
 
     def make_room(self, after: float) -> None:
-        """Have tools of who is away make room for those that found none, in a while."""
+        """After this time, list trimmed servers again, so that tools of absent ones make room."""
         if not self._is_to_make_room and any(seat.is_trimmed for seat in self._list):
             self._is_to_make_room = True
             asyncio.get_running_loop().call_later(after, self._make_room)
@@ -375,19 +372,19 @@ class DialInAgent:
         self.look_at_trimmed()
 
     def look_at_trimmed(self, beside: AgentServer | None = None) -> None:
-        """There may be room for more tools of others."""
+        """List trimmed servers again: there may be room for their tools."""
         for seat in self._list:
             if seat.is_trimmed and seat is not beside:
                 seat.reconnector.look()
 
-    # -- those who come --------------------------------------------------------------------------------------------
+    # -- connecting servers ----------------------------------------------------------------------------------------
 
     def expect(self, link: DialInLink, label: str, *, is_named: bool) -> None:
-        """A server is connected and not listed yet."""
+        """Add a server that is connected and not listed yet."""
         self._arriving[link] = ConnectingServer(label, is_named, asyncio.get_running_loop().create_future())
 
     def has_come(self, link: DialInLink) -> None:
-        """It is listed now, or gone."""
+        """The server of this link is listed, or has disconnected."""
         if (arrival := self._arriving.pop(link, None)) is None:
             return
         if link.seat is None:
@@ -400,30 +397,27 @@ class DialInAgent:
         return tuple(self._arriving.values()) if self._arriving else ()
 
     def arrivals(self) -> tuple[tuple[DialInLink, str], ...]:
-        """Links that are not listed yet, and what their servers are called as far as is known."""
+        """Links that are not listed yet, with the ids of their servers as far as they are known."""
         return tuple((link, arrival.label) for link, arrival in self._arriving.items())
 
-    # -- telling ---------------------------------------------------------------------------------------------------
+    # -- notifications ---------------------------------------------------------------------------------------------
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
         """See `core.ports.AgentServers`."""
         self._watchers[callback] = None
-        return lambda: self._unwatch(callback)
-
-    def _unwatch(self, callback: Callable[[], None]) -> None:
-        self._watchers.pop(callback, None)
+        return lambda: self._watchers.pop(callback, None)
 
     def tell(self) -> None:
-        """Something of it is other than before."""
+        """Notify the watchers of a change."""
         for watcher in tuple(self._watchers):
             try:
                 watcher()
-            except Exception:  # one broken watcher must not keep a server, or the others, from their news
+            except Exception:  # one broken watcher must not stop the others
                 log.exception("a watcher of an agent failed", agent=self.key)
 
 
 def cut(listing: Listing, room: int, limit: int, offered: int) -> Listing:
-    """A listing with no more tools than there is room for; a note says how many there were."""
+    """A listing with at most `room` tools; a note says how many were left out."""
     tools = listing.tools
     if len(tools) <= room:
         return listing
@@ -434,5 +428,5 @@ def cut(listing: Listing, room: int, limit: int, offered: int) -> Listing:
 
 
 def left_out(listing: Listing) -> str | None:
-    """The note that tools of it were left out, if they were."""
+    """The note about tools that were left out; None if there is none."""
     return next((note for note in listing.notes.get("tools", ()) if note.endswith(LEFT_OUT)), None)

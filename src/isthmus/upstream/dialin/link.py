@@ -17,12 +17,11 @@ import msgspec
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.settings import Limits
 from isthmus.model.calls import NO_CAPABILITIES, Call, ClientCapabilities
-from isthmus.model.faults import BadArguments, Fault, ServerError
+from isthmus.model.faults import BadArguments, Executed, Fault, Lost, NotConnected, ServerError
 from isthmus.model.features import TOPICS, Topic
 from isthmus.model.names import ServerName
 from isthmus.model.relay import Claim
 from isthmus.upstream.dialect import ModernDialect
-from isthmus.upstream.dialin.mux import read_error
 from isthmus.upstream.duplex import DuplexLink, SentRequest
 from isthmus.upstream.link import PROBE_SECONDS, ConnectFailed
 from isthmus.upstream.listing import Listing
@@ -34,7 +33,7 @@ from isthmus.wire.mcp import legacy, modern
 from isthmus.wire.mcp.messages import CONVERSATION_KEY, ConversationMark, Implementation
 
 _KEY = secrets.token_bytes(32)
-"""Whoever reads a mark learns nothing from it, and two agents cannot compare theirs."""
+"""The key of the hashes in marks: agents can neither reverse nor compare them."""
 
 MARK_BYTES = 16
 
@@ -52,7 +51,7 @@ class CallerMarkDialect(ModernDialect):
         return super().call_params(msgspec.structs.replace(call, meta=meta), name, token)
 
     def _envelope(self, client_caps: ClientCapabilities) -> bytes:
-        # A caller's folders are on its own machine, where the server is not.
+        # A caller's folders are on its own machine, not on the server's.
         return super()._envelope(frozenset(each for each in client_caps if each.partition(".")[0] != "roots"))
 
 
@@ -68,74 +67,77 @@ def _hashed(*parts: str) -> str:
 
 
 class DialInChannel(Protocol):
-    """An open channel, whose owner closes it."""
+    """An open channel; its owner closes it."""
 
     @property
     def client(self) -> str | None:
-        """The address that it was dialled from."""
+        """The address of the peer."""
 
     def frame(self, message: bytes) -> bytes:
         """One message, ready to be written."""
 
     def write(self, data: bytes) -> int:
-        """Send frames; return the offset of their end in all that was ever written."""
+        """Send frames; returns the offset of their end in the stream of written bytes."""
 
     def has_left(self, offset: int) -> bool:
         """Whether the byte before `offset` may have reached the server."""
 
     def buffered_bytes(self) -> int:
-        """How much the server has not taken yet."""
+        """Bytes that were written and not sent yet."""
 
     async def is_alive(self, within: float) -> bool:
-        """Whether the peer gives a sign of life when it is asked for one."""
+        """Whether the peer answers a ping."""
 
     def kill(self) -> None:
-        """End it at once."""
+        """Close it without a handshake."""
 
     def close(self, code: int, reason: str) -> None:
-        """Say goodbye; nothing is heard afterwards, and nobody need wait."""
+        """Start closing; nothing is received afterwards."""
 
     async def aclose(self, code: int = 1000, reason: str = "") -> None:
-        """Say goodbye and wait a moment for the peer's."""
+        """Close it, and wait a moment for the peer."""
 
 
 @runtime_checkable
 class NamedChannel(Protocol):
-    """A channel whose peer wants to know what its server is called in the hub."""
+    """A channel whose peer wants to know the name of its server in the hub."""
 
     def named(self, server: str, grace: float) -> None:
-        """Tell it, and for how long calls wait in the hub while the server is away."""
+        """Send the name, and how long calls wait in the hub while the server is away."""
 
 
 EVERYTHING: ClientCapabilities = frozenset({"elicitation", "roots", "sampling"})
-"""What is said to be answered when the server is greeted: there is one link, and somebody may be able to."""
+"""The client capabilities in `initialize`: all callers share the link, and some may have them."""
 
 STRAY_SECONDS = 60.0
-"""How long a server may still ask about a call that was given up. Where there is one link for all, nobody could be
-asked anything after the first such call, were it for ever."""
+"""How long a question may still be about a cancelled call. It is bounded because all callers share the link: no caller
+could be asked anything after the first cancelled call otherwise."""
 
 TOLD_SECONDS = 5.0
-"""How long, once it has shown by an answer that it has read of its being given up."""
+"""The same, once the server has answered a ping that was sent after the cancellation."""
 
 STRAYS_MAX = 64
-"""Calls that were given up and whose answer, which some servers give all the same, is looked out for."""
+"""Cancelled calls whose late response is watched for; some servers respond all the same."""
 
 NUDGE_SECONDS = 0.3
-"""How long a call goes unanswered until its server is nudged. A pipe whose program has died finds that out when it is
-to write to it, and only then closes its socket; whoever waits must not wait for long."""
+"""How long a call waits before its server is pinged. A pipe notices only when it writes that its program has died, and
+then closes its socket, so the ping ends the call early."""
 
 NUDGE_GROWTH = 1.125
-"""By how much longer the pause is for each nudge that was not read. A tool that keeps its program from reading for ten
-minutes leaves fewer than 50 of them in its pipe, not 3 KB: a full one would stop whoever writes to it, who would then
-answer no WebSocket ping either, and be taken for gone."""
+"""The growth of the pause with each unread ping. If a tool blocks its program for ten minutes, fewer than 50 pings
+(3 KB) wait in its pipe. A full pipe would block its client, which could then answer no WebSocket ping either."""
 
 HEARING_SECONDS = 0.25
-"""How long a server may take to say that it tells of changes before it is listed."""
+"""How long the first list waits for the server to confirm its subscription."""
 
 WELCOME_BYTES_MAX = 16 * 1024
 
 MESSAGE_BYTES_MAX = 1024 * 1024 - 1024
-"""What most take: a message of a megabyte, less what is around its parameters."""
+"""Most clients accept messages of one megabyte; the rest is for the envelope."""
+
+HUBS_OWN = frozenset({"executed", "reason"})
+HUBS_WORDS = HUBS_OWN | {"server", "retryAfter"}
+"""Members that a hub adds to the data of an error; the first two are always present."""
 
 NORMAL = 1000
 REFUSED = 1008
@@ -143,39 +145,39 @@ FAILED = 1011
 
 
 class Trimming(Protocol):
-    """Whose a link is."""
+    """The server that a link belongs to, as far as the link needs it."""
 
     def trim(self, listing: Listing) -> Listing:
-        """The listing without what is too much."""
+        """The listing without tools over the limit."""
 
 
 class DialInLink(DuplexLink):
-    """One server's channel. `on_gone` hears once that it carries nothing more."""
+    """One server's channel. `on_gone` is called once, when the channel has ended."""
 
     carrier = "dial-in"
     start_seconds = 60.0
-    """A pipe dials before it starts the program behind it, which may have to be installed first. To be closed meanwhile
-    would end that program, and have the pipe wait twice as long from then on."""
+    """A pipe connects before it starts its program, which may have to be installed first. Closing it meanwhile would
+    end that program, and double the pipe's pause between attempts."""
     can_ask = False
-    """Set for a modern server, which is told with each call what its caller can be asked."""
+    """True for a modern server: each call carries the capabilities of its caller."""
 
     _nudge: asyncio.TimerHandle | None = None
     _nudged_id = 0
-    """The last request when it was last looked whether a call waits."""
+    """The id of the last request at the last check for waiting calls."""
     _nudged_at = 0.0
     _unread: tuple[int, ...] = ()
-    """Nudges of which it has not shown that it has read them."""
+    """The ids of pings that the server has not answered."""
 
     is_leaving = False
-    """Its client has said that it is about to end."""
+    """Its client has announced that it will close."""
 
     _strayed: frozenset[bytes] = frozenset()
-    """Ids of calls that were given up, of which nothing was heard since."""
+    """The ids of cancelled calls without a response so far."""
     _strayed_at = 0.0
     _has_doubts = False
-    """It asked, or may ask, about something that is none of those."""
+    """A question may be about a cancelled call that is not in `_strayed`."""
     _told_id: bytes | None = None
-    """The request by whose answer it shows that it has read of their being given up; None once it has."""
+    """The id of the ping after the last cancellation; None once it is answered."""
 
     def __init__(
         self,
@@ -188,48 +190,48 @@ class DialInLink(DuplexLink):
         *,
         is_muxed: bool,
     ) -> None:
-        """`number` is larger than that of every link that came before."""
+        """`number` increases with every link."""
         super().__init__(server, me, limits)
         self._offered: DialInChannel = channel
         self._channel = channel
         self.claim = claim
         self.number = number
         self.came = 0.0
-        """When it came, in seconds since the epoch."""
+        """When it connected, in seconds since the epoch."""
         self.is_muxed = is_muxed
         self.client_caps = EVERYTHING
         self.listing = Listing()
-        """What it listed when it came."""
+        """Its first list."""
         self.seat: Trimming | None = None
-        """Whose it is; None until that is known."""
+        """The server that it belongs to; None until it is assigned."""
         self.early: frozenset[Topic] = frozenset()
-        """What it has announced since it was listed, until somebody keeps it."""
+        """Changes that the server announced between its first list and its assignment."""
         self.on_changed = self._changed_early
         self.who: Implementation | None = None
-        """Who it says it is."""
+        """The server's `serverInfo`."""
         self.welcome = b""
-        """Its answer to `initialize`, or what that would have been; empty if it does not say, or says too much."""
+        """The result of `initialize`, or its equivalent for a modern server; empty if it is missing or too long."""
         self.on_gone: Callable[[DialInLink], None] | None = None
         self.on_leaving: Callable[[], None] | None = None
-        """Hears that nothing more is to be sent on it."""
+        """Called when no more requests may be sent on it."""
 
     @property
     def client(self) -> str | None:
-        """The address that it dialled from."""
+        """The address of the client."""
         return self._offered.client
 
     @property
     def channel(self) -> DialInChannel:
-        """What carries it."""
+        """The channel of this link."""
         return self._offered
 
-    # -- greeting --------------------------------------------------------------------------------------------------
+    # -- handshake -------------------------------------------------------------------------------------------------
 
     async def handshake(self, era: Era) -> None:
-        """Open the link in an earlier way, and in the modern one if the server refuses that.
+        """Initialize a legacy session, or a modern one if the server refuses that.
 
-        Pipes end with the program behind them, and some of those end on what they do not know: only our own client,
-        which is a hub itself, is asked for its era first. Raises as `BaseLink.handshake` does.
+        Some programs behind pipes exit on unknown methods, so only our own client is asked for its era first. Raises as
+        `BaseLink.handshake` does.
         """
         try:
             await super().handshake(era)
@@ -248,14 +250,14 @@ class DialInLink(DuplexLink):
         known: Listing | None = None,
         client_caps: ClientCapabilities = NO_CAPABILITIES,
     ) -> Listing:
-        """See `BaseLink.list_features`; what its agent may not have is left out."""
+        """See `BaseLink.list_features`; tools over the agent's limit are left out."""
         listing = await super().list_features(topics, known, client_caps)
         return listing if self.seat is None else self.seat.trim(listing)
 
     async def hear(self) -> None:
-        """Have a modern server tell of changes before it is listed: of one between the two nobody would be told.
+        """Subscribe to a modern server's changes before its first list, so that no change is missed.
 
-        One that does not say in a moment that it tells is listed all the same, and again once it does.
+        If the confirmation is late, the server is listed anyway, and again once it has confirmed.
         """
         self.listen()
         listen_ack = self.listen_ack
@@ -282,13 +284,13 @@ class DialInLink(DuplexLink):
         if self.is_muxed:
             self.dialect = CallerMarkDialect(self._me, self.claim.key)
         self.who = legacy.read_server_info((jsonrpc.object_members(discovery.meta) or {}).get(modern.SERVER_KEY))
-        if self.who is not None:  # as it would have greeted a device, which knows no other way
+        if self.who is not None:  # devices know only the legacy form
             self.welcome = legacy.initialize_result(legacy.LATEST, self.who, self.abilities(), None)
 
     def read(self, text: bytes) -> None:
-        """Take one message of the server; one that only an answer may be as long as, only if one is waited for.
+        """Receive one message. Without open requests, messages longer than a notification are dropped.
 
-        To read five megabytes takes ten milliseconds, during which nobody else is heard.
+        Parsing five megabytes blocks the event loop for ten milliseconds.
         """
         if len(text) > self.limits.notification_bytes and not self._pending:
             self._log_garbage(text)
@@ -306,7 +308,7 @@ class DialInLink(DuplexLink):
     # -- requests --------------------------------------------------------------------------------------------------
 
     def _dispatch(self, id: int, method: str, params: bytes, waiter: Waiter) -> None:
-        """As on any such link; what a pipe could not take would end its connection, and every call on it."""
+        """Send a request, unless it is longer than a pipe accepts: that would end the connection and all its calls."""
         if len(params) > MESSAGE_BYTES_MAX and not self.is_muxed:
             name = waiter.inflight.call.name if isinstance(waiter, CallWaiter) else method
             detail = f"{len(params)} bytes, where a server that dials in is sent {MESSAGE_BYTES_MAX} at most"
@@ -317,7 +319,7 @@ class DialInLink(DuplexLink):
     # -- questions -------------------------------------------------------------------------------------------------
 
     def send(self, inflight: InFlight) -> None:
-        """See `core.ports.Link`. What is asked between calls from now on may be about one that is over."""
+        """See `core.ports.Link`. Questions between calls may be about an earlier call from now on."""
         super().send(inflight)
         self.can_wait = False
         if self._nudge is None and not self.is_muxed:
@@ -328,28 +330,21 @@ class DialInLink(DuplexLink):
         self._nudge = asyncio.get_running_loop().call_later(NUDGE_SECONDS, self._nudge_if_waiting)
 
     def _nudge_if_waiting(self) -> None:
-        """Say something if a call has been on its way since the last look; unread, it is said less and less often."""
+        """Send a ping if a call has waited since the last check; the more are unread, the rarer they become."""
         calls = (id for id, sent in self._pending.items() if isinstance(sent.waiter, CallWaiter))
         oldest = next(calls, None)
         if oldest is None or self.lost.done():
             self._nudge = None
             return
-        if oldest <= self._nudged_id and self._is_nudge_due() and self._can_reply():
+        now = asyncio.get_running_loop().time()
+        pause = NUDGE_SECONDS * NUDGE_GROWTH ** len(self._unread)
+        is_due = not self._unread or now - self._nudged_at >= pause
+        if oldest <= self._nudged_id and is_due and self._can_reply():
             id = self.next_id()
             self._unread += (id,)
-            self._nudged_at = asyncio.get_running_loop().time()
+            self._nudged_at = now
             self._say(jsonrpc.request(id, self.dialect.probe, self.dialect.params()))
         self._nudge_later()
-
-    def _is_nudge_due(self) -> bool:
-        pause = NUDGE_SECONDS * NUDGE_GROWTH ** len(self._unread)
-        return not self._unread or asyncio.get_running_loop().time() - self._nudged_at >= pause
-
-    def _has_read(self, id: Payload) -> None:
-        """What it answers it has read, and with that whatever was written before."""
-        with suppress(ValueError):
-            answered = int(bytes(id))
-            self._unread = tuple(nudge for nudge in self._unread if nudge > answered)
 
     def _note_abandoned(self, inflight: InFlight) -> None:
         super()._note_abandoned(inflight)
@@ -360,11 +355,11 @@ class DialInLink(DuplexLink):
         self._doubt()
 
     def _doubt(self) -> None:
-        """From now on the server may ask about what is over, until it shows that it does not."""
+        """From now on a question may be about a cancelled call, until the server answers a ping."""
         loop = asyncio.get_running_loop()
         self._strayed_at = loop.time()
         self._told_id = str(self.next_id()).encode()
-        loop.call_soon(self._sound, self._told_id)  # which has to come after what says that the call is given up
+        loop.call_soon(self._sound, self._told_id)  # after the cancel notification
 
     def _sound(self, id: bytes) -> None:
         if id == self._told_id and not self.lost.done() and self._can_reply():
@@ -373,19 +368,18 @@ class DialInLink(DuplexLink):
     def _answered(self, id: Payload | None) -> SentRequest | None:
         sent = super()._answered(id)
         if id is not None and self._unread:
-            self._has_read(id)
+            with suppress(ValueError):
+                answered = int(bytes(id))  # the server has read all earlier messages, too
+                self._unread = tuple(nudge for nudge in self._unread if nudge > answered)
         if sent is None and id is not None and self.abandoned_session is not None:
-            self._answered_late(bytes(id))
+            late = bytes(id)
+            if late == self._told_id:
+                self._told_id = None
+            elif late in self._strayed:  # an answered call asks no more questions
+                self._strayed -= {late}
+                if not self._strayed and not self._has_doubts:
+                    self.abandoned_session = None
         return sent
-
-    def _answered_late(self, id: bytes) -> None:
-        """What has been answered asks nothing more."""
-        if id == self._told_id:
-            self._told_id = None
-        elif id in self._strayed:
-            self._strayed -= {id}
-            if not self._strayed and not self._has_doubts:
-                self.abandoned_session = None
 
     def _on_request(self, request: Request) -> None:
         if self.abandoned_session is not None:
@@ -403,26 +397,26 @@ class DialInLink(DuplexLink):
     # -- the channel -----------------------------------------------------------------------------------------------
 
     def leaves(self) -> None:
-        """Its client is about to end: what was sent is still answered, and nothing more is to be sent."""
+        """Its client will close: open requests are still answered, and no new ones may be sent."""
         self.is_leaving = True
         if not self.lost.done() and self.on_leaving is not None:
             self.on_leaving()
 
     def ended(self, reason: str) -> None:
-        """The channel carries nothing more."""
+        """The channel has ended."""
         self._on_broken(reason)
 
     def end(self, code: int, words: str, reason: str) -> None:
-        """Close it: `words` are told to the peer, `reason` to whoever has calls on it."""
+        """Close it: the peer gets `words`, and the callers of open calls get `reason`."""
         self._on_broken(reason, is_dead=False)
         self._offered.close(code, words)
 
     async def aclose(self) -> None:
-        """Give it up; the channel sees to its end by itself."""
+        """Close the link; the channel ends by itself."""
         self.end(NORMAL, "", "closed by the hub")
 
     def _frame(self, message: bytes) -> bytes:
-        # A pipe writes each frame as one line, so that a line break inside would make two messages of it.
+        # A pipe writes each frame as one line, so a line break inside would make two messages.
         return self._offered.frame(jsonrpc.compact(message))
 
     def _cut(self) -> None:
@@ -436,7 +430,7 @@ class DialInLink(DuplexLink):
 
 
 def renamed(listing: Listing, server: ServerName) -> Listing:
-    """The same listing of a server that is called otherwise."""
+    """The same listing under another server name."""
     replace = msgspec.structs.replace
     return replace(
         listing,
@@ -445,3 +439,33 @@ def renamed(listing: Listing, server: ServerName) -> Listing:
         resources=tuple(replace(each, server=server) for each in listing.resources),
         templates=tuple(replace(each, server=server) for each in listing.templates),
     )
+
+
+# -- errors of our own client ----------------------------------------------------------------------------------------
+
+
+class _HubError(msgspec.Struct):
+    executed: Executed
+    reason: str
+
+
+def read_error(server: ServerName, reply: ErrorReply) -> Fault | ErrorReply:
+    """The meaning of an error from a client that is a hub itself.
+
+    Such a client knows whether its server ran. If the server did not answer, this returns the fault that this hub would
+    have found itself; an error of the server itself is returned as the server sent it.
+    """
+    members = None if reply.data is None else jsonrpc.object_members(reply.data)
+    if members is None or not members.keys() >= HUBS_OWN:
+        return reply
+    try:
+        told = msgspec.json.decode(jsonrpc.render(members), type=_HubError)
+    except msgspec.MsgspecError:
+        return reply
+    if told.executed == "yes":
+        own = {name: value for name, value in members.items() if name not in HUBS_WORDS}
+        return msgspec.structs.replace(reply, data=msgspec.Raw(jsonrpc.render(own)) if own else None)
+    detail = reply.message.partition(": ")[2] or reply.message
+    if told.executed == "no":
+        return NotConnected(server, detail)
+    return Lost(server, detail, executed="unknown", is_behind=True)

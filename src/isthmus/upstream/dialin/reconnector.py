@@ -33,26 +33,26 @@ from isthmus.upstream.settings import Carrier, DialInServerSettings, ServerSetti
 log = structlog.get_logger(__name__)
 
 REFRESH_SECONDS = 600.0
-"""A list this old is asked for anew. Ten times as long as of other servers: there are many more of these."""
+"""The age at which a list is read again: ten times that of other servers, because there are many more of these."""
 
 SPREAD = 0.2
-"""By how much of that each is earlier or later, so that those who came together are not asked together."""
+"""The random share of that by which a refresh is earlier: servers that connect together are not listed together."""
 
 REPLACED = "新连接替换"
-"""What the original relay says to a socket whose place another one takes."""
+"""The close reason of the original relay for a connection that another one replaces."""
 
 _REACH = DialInServerSettings()
 
 
 class DialInReconnector(Reconnector):
-    """Keeps one server that dials in; it is not seen before it has come for the first time, or was remembered."""
+    """Maintains one server that dials in. It is hidden until it has connected once, or was loaded from the journal."""
 
     absent: ServerState = "away"
 
     def __init__(
         self, hub: Hub, background: BackgroundTasks, name: ServerName, agent: str, on_stand: Callable[[], None]
     ) -> None:
-        """`on_stand` is called when the server's standing changed."""
+        """`on_stand` is called when the server's state has changed."""
         super().__init__(hub, background, ServerQueue(name, hub.limits), ServerSettings(name, _REACH), _nowhere)
         self.is_hidden = True
         self.server_status = msgspec.structs.replace(self.server_status, agent=agent, carrier=DialInLink.carrier)
@@ -62,27 +62,27 @@ class DialInReconnector(Reconnector):
         self._unwatch: Callable[[], None] | None = None
 
     def _make_pool(self) -> None:
-        """There is the one that came."""
+        """There is no pool: the only link is the one that connected."""
 
     @property
     def link(self) -> DialInLink | None:
-        """What came; None while it is away."""
+        """The server's link; None while it is away."""
         return self._link if isinstance(self._link, DialInLink) else None
 
     @property
     def listing(self) -> Listing:
-        """What it last listed."""
+        """Its last list."""
         return self._listing
 
     def relisted(self, listing: Listing) -> None:
-        """Offer less than it last listed."""
+        """Replace the list by a shorter one."""
         self._listing = listing
         self._publish_status(**self._offer())
 
-    # -- coming ----------------------------------------------------------------------------------------------------
+    # -- connecting ------------------------------------------------------------------------------------------------
 
     def remember(self, listing: Listing, abilities: frozenset[Ability], reason: str) -> None:
-        """Show a server that is known from before and has not come yet."""
+        """Show a stored server that has not connected yet."""
         self._listing = renamed(listing, self.settings.name)
         self.server_queue.explain(reason)
         self._publish_status(
@@ -91,23 +91,22 @@ class DialInReconnector(Reconnector):
         self._show_once()
 
     def take(self, link: DialInLink) -> None:
-        """Use a link that was greeted and listed, in place of the one that is there, if there is one.
+        """Use an initialized and listed link, instead of the current one if there is one.
 
-        Calls that wait go on the new one; those that were sent on the old one end as lost.
+        Queued calls use the new link; calls that were sent on the old one end as lost.
         """
         before = self.link
         self._part_from(before)
         link.server = self.settings.name
-        link.on_lost = self._went
-        link.on_leaving = self._leaves
+        link.on_lost = lambda reason: self._give_up(reason, None)
+        link.on_leaving = lambda: self._be_away("its client is ending", is_failure=False)
         link.on_changed = self._note_change
         if link.dialect.era == "modern":
             link.on_gap = self._on_gap
         self._schedule.clear()
         self._is_doubtful = False
-        self.server_queue.refuse_tools(
-            _tools_of(self._listing) - _tools_of(link.listing)
-        )  # another program may have come
+        # Another program may have connected.
+        self.server_queue.refuse_tools(_tools_of(self._listing) - _tools_of(link.listing))
         self._listing = link.listing = renamed(link.listing, self.settings.name)
         self._use_link(link)
         self._show_once()
@@ -130,13 +129,18 @@ class DialInReconnector(Reconnector):
         )
 
     def _part_from(self, link: DialInLink | None) -> None:
-        """Hear nothing more of a link."""
+        """Detach from a link: its callbacks do nothing from now on."""
         if link is not None:
             link.on_lost = link.on_updated = link.on_log = link.on_doubt = link.on_changed = link.on_gap = _unheard
             link.on_leaving = None
             self._subscription_sync.forget(link)
             self._log_level_sync.forget(link)
-        self._stop_work()
+        if self._work is not None:
+            self._work.cancel()
+            self._work = None
+        if self._refresh is not None:
+            self._refresh.cancel()
+            self._refresh = None
 
     def _show_once(self) -> None:
         if self.is_hidden:
@@ -144,10 +148,10 @@ class DialInReconnector(Reconnector):
             self._on_stand()
 
     def load_lists(self, caller: Caller, client_caps: ClientCapabilities) -> ListLoad | None:
-        """See `core.ports.ListLoader`: only a modern server is told of each caller what it can be asked."""
+        """See `core.ports.ListLoader`."""
         return None if self._link is None else super().load_lists(caller, client_caps)
 
-    # -- work ------------------------------------------------------------------------------------------------------
+    # -- listing ---------------------------------------------------------------------------------------------------
 
     def _plan_refresh(self) -> None:
         super()._plan_refresh()
@@ -155,23 +159,19 @@ class DialInReconnector(Reconnector):
         early = (self._due - loop.time()) * SPREAD * random.random()  # noqa: S311 - spread, not secrecy
         if self._refresh is not None:
             self._refresh.cancel()
-        self._refresh = loop.call_at(self._due - early, self._look_again)
+        self._refresh = loop.call_at(self._due - early, self.look)
 
     def _refresh_seconds(self) -> float:
         return REFRESH_SECONDS
 
-    def _look_again(self) -> None:
-        self._refresh = None
-        self.look()
-
     def look(self) -> None:
-        """List the server again, and soon: something may have changed that nobody announces."""
+        """List the server again soon, because a change may not have been announced."""
         self._schedule.doubt(TOPICS)
         self._lists_by_capability.refresh()
         self._wake()
 
     def _wake(self) -> None:
-        """Do what there is to do, in a task that ends with it."""
+        """Start a task for the pending work, unless one is running."""
         link = self.link
         if link is not None and self._work is None and not self.is_leaving:
             self._work = self._background.spawn(
@@ -179,7 +179,7 @@ class DialInReconnector(Reconnector):
             )
 
     def crashed(self, error: BaseException) -> None:
-        """A defect in the keeper itself: who dials again is greeted again."""
+        """Close the link after a defect in the hub; the client will connect again."""
         if self.link is not None:
             self.link.end(FAILED, "the hub failed", f"a defect in the hub: {error}")
 
@@ -201,25 +201,10 @@ class DialInReconnector(Reconnector):
             if self._work is asyncio.current_task():
                 self._work = None
 
-    def _stop_work(self) -> None:
-        if self._work is not None:
-            self._work.cancel()
-            self._work = None
-        if self._refresh is not None:
-            self._refresh.cancel()
-            self._refresh = None
-
-    # -- going -----------------------------------------------------------------------------------------------------
-
-    def _leaves(self) -> None:
-        """Its client is ending: from now on it is away, and the link is left to answer what was sent on it."""
-        self._be_away("its client is ending", is_failure=False)
-
-    def _went(self, reason: str) -> None:
-        self._give_up(reason, None)
+    # -- disconnecting ---------------------------------------------------------------------------------------------
 
     def _give_up(self, reason: str, last_output: str | None, login: str | None = None) -> None:
-        """It went: calls and listings hear why."""
+        """The link was lost: calls and lists show the reason."""
         self._be_away(self.settings.reason(reason), is_failure=True)
 
     def _be_away(self, reason: str, *, is_failure: bool) -> None:
@@ -232,14 +217,14 @@ class DialInReconnector(Reconnector):
         self._publish_status(state=self.absent, reason=_in_words(reason))
 
     def release(self) -> DialInLink | None:
-        """Let go of the link, which goes on to work for another keeper; calls that were sent on it are not touched."""
+        """Return the link for use by another reconnector; calls that were sent on it continue."""
         link = self.link
         self._part_from(link)
         self._link = None
         return link
 
     def close(self, code: int, words: str, reason: str) -> None:
-        """Forget the server: nobody sees it from now on, and its link is closed."""
+        """Remove the server and close its link."""
         link = self.release()
         self.is_leaving = True
         if not self.is_hidden:
@@ -271,7 +256,7 @@ def _in_words(reason: str) -> str:
 
 
 def _unheard(*_: object) -> None:
-    """Nobody listens to a link that is not kept any more."""
+    """The callback of a link that is not in use any more."""
 
 
 async def _nowhere(settings: ServerSettings, carrier: Carrier, subject: Subject | None) -> Never:

@@ -1,9 +1,7 @@
-"""The registry of servers that dial in.
+"""The registry of servers that dial in: it accepts, initializes and names them, and keeps absent ones for a while.
 
-Sockets are accepted, initialized and assigned; absent servers are kept a while.
-
-The relay frontend offers sockets (`accept`); `app` creates the registry. `upstream.dialin.reconnector` takes care of an
-assigned server.
+The relay frontend passes sockets to `accept` and `accept_mux`; `app` creates the registry. A `DialInReconnector`
+maintains each server.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable
-from functools import partial
 from weakref import WeakValueDictionary
 
 import structlog
@@ -38,13 +35,13 @@ from isthmus.wire.mcp.messages import Implementation
 log = structlog.get_logger(__name__)
 
 ARRIVE_SECONDS = 120.0
-"""How long a server may take from its socket to its last list; each single answer has less."""
+"""How long a server may take from its socket to its first list; each single response has less."""
 
 ALIVE_SECONDS = 3.0
-"""How long a server has for a sign of life when another one comes by the same name."""
+"""How long a server may take to answer a ping when another one connects with the same name."""
 
 MAKE_ROOM_SECONDS = 60.0
-"""How long the tools of a server that went keep their room from others' that found none; it may be back at once."""
+"""How long the tools of a disconnected server still count against the limit; it may be back at once."""
 
 COMING = "it has not said yet what it offers"
 
@@ -64,7 +61,7 @@ class DialInRegistry:
         now: Callable[[], float] = time.time,
         journal: Journal | None = None,
     ) -> None:
-        """Without a `journal` nobody is remembered when the process ends. Needs a running loop."""
+        """Without a `journal` no server survives a restart of the hub. Needs a running loop."""
         self._hub = hub
         self._background = background
         self._me = me
@@ -72,34 +69,34 @@ class DialInRegistry:
         self._names = NameRules(settings.agents)
         self._now = now
         self._agents: WeakValueDictionary[str, DialInAgent] = WeakValueDictionary()
-        """Those somebody holds: a seat, a socket, or a device."""
+        """Agents that a server, a socket or a device refers to."""
         self._seats: dict[ServerName, AgentServer] = {}
         self._links: dict[DialInLink, DialInAgent] = {}
-        """Every server that is connected."""
+        """All connected servers."""
         self._hosts: dict[MuxHost, DialInAgent] = {}
         """Sockets that several servers share."""
         self._connections = 0
         self._came = 0
-        """Counts links."""
-        self.on_come: Callable[[], None] = _unheard
-        """Hears of each server that comes, before it is greeted."""
+        """The number of links so far."""
+        self.on_come: Callable[[], None] = lambda: None
+        """Called for each server that connects, before it is initialized."""
         self._away: dict[AgentServer, float] = {}
-        """When each went, the first to be forgotten first."""
+        """When each absent server disconnected, the earliest first."""
         self._forgetting: asyncio.TimerHandle | None = None
         self._is_closing = False
         self._remembered = None if journal is None else RegistryStore(journal, background, now)
 
-    # -- what the face asks ----------------------------------------------------------------------------------------
+    # -- for the frontend ------------------------------------------------------------------------------------------
 
     def roster(self, agent: str) -> DialInAgent:
-        """See `faces.relay.ports.DialIns`."""
+        """See `frontends.relay.http.DialInPort`."""
         found = self._agents.get(agent)
         if found is None:
             found = self._agents[agent] = DialInAgent(agent, self._settings.max_tools)
         return found
 
     def servers(self) -> tuple[DialledServer, ...]:
-        """See `faces.relay.ports.DialIns`."""
+        """See `frontends.relay.http.DialInPort`."""
         seated = [seat.shown() for seat in self._seats.values()]
         coming = [
             DialledServer(agent.key, label, link.server, "connecting", link.came, reason=COMING, client=link.client)
@@ -109,16 +106,16 @@ class DialInRegistry:
         return (*seated, *coming)
 
     def connections(self) -> int:
-        """Sockets of servers, in all."""
+        """The number of sockets of servers."""
         return self._connections
 
     def connections_of(self, agent: str) -> int:
-        """Sockets of one agent's servers."""
+        """The number of sockets of one agent's servers."""
         found = self._agents.get(agent)
         return 0 if found is None else found.connections
 
     def room_for(self, agent: str, others: int, others_of_agent: int) -> str | None:
-        """Why no further socket fits, given how many there are of devices; None if one does."""
+        """Why the limits allow no further socket; None if they do. `others` are the sockets of devices."""
         most, each = self._settings.max_connections, self._settings.max_agent_connections
         if self._connections + others >= most:
             return f"the relay has {most} connections, as many as it may have (max_connections)"
@@ -126,15 +123,19 @@ class DialInRegistry:
             return f"the agent has {each} connections, as many as it may have (max_agent_connections)"
         return None
 
-    # -- coming ----------------------------------------------------------------------------------------------------
+    # -- connecting ------------------------------------------------------------------------------------------------
 
     def accept(self, socket: AcceptedSocket, claim: Claim, server_id: str | None) -> Hearer:
-        """See `faces.relay.ports.DialIns`."""
+        """See `frontends.relay.http.DialInPort`."""
         return self.accept_channel(socket, claim, server_id, is_muxed=False)
 
     def accept_mux(self, socket: AcceptedSocket, claim: Claim) -> Hearer:
-        """See `faces.relay.ports.DialIns`."""
-        host = MuxHost(socket, claim, self, self._host_ended, self._hub.limits.reply_bytes)
+        """See `frontends.relay.http.DialInPort`."""
+
+        def on_ended(host: MuxHost) -> None:
+            self._count(self._hosts.pop(host), -1)
+
+        host = MuxHost(socket, claim, self, on_ended, self._hub.limits.reply_bytes)
         agent = self._hosts[host] = self.roster(claim.key)
         self._count(agent, 1)
         if self._is_closing:
@@ -142,7 +143,7 @@ class DialInRegistry:
         return host
 
     def accept_channel(self, channel: DialInChannel, claim: Claim, server_id: str | None, *, is_muxed: bool) -> Hearer:
-        """Use an open channel as one server's, from now on its owner; it may be closed at once."""
+        """Take over an open channel as the connection of one server; it may be closed at once."""
         agent = self.roster(claim.key)
         if not is_muxed:
             self._count(agent, 1)
@@ -164,11 +165,15 @@ class DialInRegistry:
         agent.expect(link, label, is_named=server_id is not None)
         self.on_come()
         arrival = self._receive(agent, link, server_id)
-        self._background.spawn(f"arrival at {agent.key}", arrival, on_crash=partial(_failed, link))
+
+        def on_crash(error: BaseException) -> None:
+            link.end(FAILED, "the hub failed", f"a defect in the hub: {error}")
+
+        self._background.spawn(f"arrival at {agent.key}", arrival, on_crash=on_crash)
         return link
 
     async def _receive(self, agent: DialInAgent, link: DialInLink, server_id: str | None) -> None:
-        """Greet a server, list it and give it its seat, or close its channel and say why."""
+        """Initialize, list and register a server, or close its channel with the reason."""
         try:
             async with asyncio.timeout(ARRIVE_SECONDS):
                 await link.handshake("auto" if link.is_muxed else "legacy")
@@ -188,7 +193,7 @@ class DialInRegistry:
             agent.has_come(link)
 
     async def _place(self, agent: DialInAgent, link: DialInLink) -> str:
-        """What a server is called under its agent that does not say so: by its name, unless another has that."""
+        """The id of a server whose client chose none: its own name, unless another connected server has that."""
         name = own_id(None if link.who is None else link.who.name)
         tools = frozenset(tool.name for tool in link.listing.tools)
         alive: set[DialInLink] = set()
@@ -204,31 +209,32 @@ class DialInRegistry:
                     other.end(REFUSED, "it gives no sign of life", "it gave no sign of life, and another came for it")
 
     def _seat(self, agent: DialInAgent, link: DialInLink, server_id: str, *, is_named: bool) -> None:
-        """Raises `ConnectFailed` if there is no seat for it."""
+        """Register a link under its server's id.
+
+        Raises:
+            ConnectFailed: its agent has too many servers.
+        """
         if link.lost.done() or link.is_leaving or self._is_closing:
             return
         seat = agent.seat(server_id)
         if seat is not None and seat.reconnector.link is not None and seat.reconnector.link.number > link.number:
-            link.end(NORMAL, REPLACED, "another connection took its place")  # a newer one, which was greeted faster
+            link.end(NORMAL, REPLACED, "another connection took its place")  # a newer one was faster
             return
         if seat is None:
-            self._make_place(agent)
+            most = self._settings.max_servers
+            while len(agent.seats()) >= most:
+                oldest = agent.longest_away()
+                if oldest is None:
+                    raise ConnectFailed(f"its agent has {most} servers, as many as it may have (max_servers)")
+                self._drop(oldest, "another server of its agent took its place")
             seat = self._new_seat(agent, server_id, self._now())
         seat.is_named = is_named
         seat.take(link)
         agent.add(seat)
         _tell_name(seat, link)
 
-    def _make_place(self, agent: DialInAgent) -> None:
-        most = self._settings.max_servers
-        while len(agent.seats()) >= most:
-            oldest = agent.longest_away()
-            if oldest is None:
-                raise ConnectFailed(f"its agent has {most} servers, as many as it may have (max_servers)")
-            self._drop(oldest, "another server of its agent took its place")
-
     def _new_seat(self, agent: DialInAgent, server_id: str, came: float, last: ServerName | None = None) -> AgentServer:
-        """`last` is what it was called before the hub was started."""
+        """`last` is its name before the restart of the hub."""
         bid = self._names.bid(agent.key, server_id)
         name = self._claim(bid, bid.names() if last is None else bid.names_from(last))
         reconnector = DialInReconnector(self._hub, self._background, name, agent.key, lambda: self._stood(seat))
@@ -237,38 +243,36 @@ class DialInRegistry:
         return seat
 
     def _claim(self, bid: NameClaim, names: Iterable[ServerName], beside: Collection[ServerName] = ()) -> ServerName:
-        """The best of a server's names; a weaker one that has it is given another, on the connection that it has."""
-        name = next(name for name in names if name not in beside and self._may_have(bid, name))
-        holder = self._seats.get(name)
-        if holder is not None and self._bid(holder) != bid:
-            self._rename(holder, {*beside, name})
-        return name
-
-    def _may_have(self, bid: NameClaim, name: ServerName) -> bool:
-        holder = self._seats.get(name)
-        return name not in self._hub.server_queues if holder is None else bid.strength >= self._bid(holder).strength
+        """The first name that no stronger server has. A weaker server that has it is renamed without reconnecting."""
+        for name in names:
+            holder = self._seats.get(name)
+            if name in beside or (holder is None and name in self._hub.server_queues):
+                continue
+            if holder is None or self._bid(holder) == bid:
+                return name
+            if bid.strength >= self._bid(holder).strength:
+                self._rename(holder, {*beside, name})
+                return name
+        raise AssertionError("a server has endlessly many names")
 
     def _bid(self, seat: AgentServer) -> NameClaim:
         return self._names.bid(seat.agent.key, seat.server_id)
 
-    # -- going -----------------------------------------------------------------------------------------------------
+    # -- disconnecting ---------------------------------------------------------------------------------------------
 
     def _gone(self, link: DialInLink) -> None:
-        """A link carries nothing more."""
+        """A link has ended."""
         agent = self._links.pop(link)
         agent.has_come(link)
         if not link.is_muxed:
             self._count(agent, -1)
-
-    def _host_ended(self, host: MuxHost) -> None:
-        self._count(self._hosts.pop(host), -1)
 
     def _count(self, agent: DialInAgent, step: int) -> None:
         self._connections += step
         agent.connections += step
 
     def _stood(self, seat: AgentServer) -> None:
-        """A server's standing changed."""
+        """A server's state has changed."""
         if seat.is_here == (seat in self._away):
             seat.since = self._now()
             if seat.is_here:
@@ -280,11 +284,12 @@ class DialInRegistry:
                     seat.agent.make_room(MAKE_ROOM_SECONDS)
         if seat.has_fewer_tools():
             seat.agent.look_at_trimmed(seat)
-        self._keep(seat)
+        if self._remembered is not None and not self._is_closing:
+            self._remembered.keep(seat.record(self._now()))
         seat.agent.tell()
 
     def _plan_forgetting(self) -> None:
-        """One timer for all: who went first is forgotten first."""
+        """Set the timer for the server that disconnected first; there is one timer for all."""
         if self._forgetting is not None or self._is_closing:
             return
         if (first := next(iter(self._away.values()), None)) is not None:
@@ -309,7 +314,7 @@ class DialInRegistry:
         return "forgotten"
 
     def _drop(self, seat: AgentServer, why: str) -> None:
-        """Forget a server."""
+        """Remove a server."""
         self._away.pop(seat, None)
         self._seats.pop(seat.server, None)
         seat.reconnector.close(REFUSED, why, why)
@@ -318,13 +323,13 @@ class DialInRegistry:
         if self._remembered is not None:
             self._remembered.forget(seat.agent.key, seat.server_id)
 
-    # -- changing --------------------------------------------------------------------------------------------------
+    # -- new settings ----------------------------------------------------------------------------------------------
 
     def change(self, settings: DialInSettings) -> None:
-        """Take other settings, and the hub's limits; how many servers there may be holds for who comes from now on."""
+        """Apply new settings and the hub's limits. The limit of servers applies to new connections only."""
         names, self._names = self._names, NameRules(settings.agents)
         self._settings = settings
-        if names != self._names:  # the strongest first: those after it find free what it leaves
+        if names != self._names:  # the strongest first, because it may free a name
             for seat in sorted(self._seats.values(), key=lambda seat: self._bid(seat).strength, reverse=True):
                 self._rename(seat)
         limits = self._hub.limits
@@ -341,13 +346,13 @@ class DialInRegistry:
         self._plan_forgetting()
 
     def make_room(self, names: Iterable[ServerName]) -> None:
-        """Let go of names that configured servers are about to have."""
+        """Rename servers whose names new configured servers will use."""
         wanted = {*names}
         for name in wanted & self._seats.keys():
             self._rename(self._seats[name], wanted)
 
     def _rename(self, seat: AgentServer, beside: Collection[ServerName] = ()) -> None:
-        """Give a server the best name that there is for it, on the connection that it has."""
+        """Give a server the best name that it can have, without reconnecting."""
         before, old, bid = seat.reconnector, seat.server, self._bid(seat)
         name = self._claim(bid, bid.names(), beside)
         if name == old:
@@ -377,26 +382,22 @@ class DialInRegistry:
         for link in [link for link in self._links if not is_good(link.claim)]:
             link.end(REFUSED, words, "its token is good no more")
 
-    # -- remembering -----------------------------------------------------------------------------------------------
-
-    def _keep(self, seat: AgentServer) -> None:
-        if self._remembered is not None and not self._is_closing:
-            self._remembered.keep(seat.record(self._now()))
+    # -- restoring -------------------------------------------------------------------------------------------------
 
     async def recall(self) -> None:
-        """Show those who were here before the hub was started, as away until they come."""
+        """Restore the servers from before the restart, as away until they connect."""
         if self._remembered is None:
             return
         for record in await self._remembered.load():
             self._load_cached(record)
-            await asyncio.sleep(0)  # there may be thousands, and others wait
+            await asyncio.sleep(0)  # there may be thousands, and other tasks wait
         self._away = dict(sorted(self._away.items(), key=lambda entry: entry[1]))
         self._plan_forgetting()
 
     def _load_cached(self, record: ServerRecord) -> None:
         agent = self.roster(record.agent)
         if self._is_closing or agent.seat(record.server_id) is not None:
-            return  # it is here already
+            return  # it has connected already
         if record.seen + self._settings.forget <= self._now() or len(agent.seats()) >= self._settings.max_servers:
             assert self._remembered is not None
             self._remembered.forget(*record.key)
@@ -412,12 +413,12 @@ class DialInRegistry:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     async def aclose(self) -> None:
-        """Close every socket once, saying that the hub will be back."""
+        """Close all sockets with the code for a restart."""
         self._is_closing = True
         if self._forgetting is not None:
             self._forgetting.cancel()
         for seat in self._seats.values():
-            seat.reconnector.is_hidden = True  # what becomes of ten thousand of them now is no news to anybody
+            seat.reconnector.is_hidden = True  # no notifications about up to ten thousand servers now
             seat.reconnector.leave()
         words = "the hub is shutting down"
         channels = [link.channel for link in self._links if not link.is_muxed]
@@ -431,9 +432,9 @@ class DialInRegistry:
 
 
 def _checked_once(is_valid: Callable[[Claim], bool]) -> Callable[[Claim], bool]:
-    """Whether a claim is good; of those that neither expire nor can be revoked, one is asked for all of a key.
+    """A check of claims that asks once per key for claims that neither expire nor can be revoked.
 
-    There may be ten thousand of them, of which most are so, and they are looked at every other second.
+    There may be ten thousand claims, most of them of this kind, and they are checked every other second.
     """
     known: dict[str, bool] = {}
 
@@ -456,14 +457,6 @@ def _turn_away(link: DialInLink, code: int, why: str) -> None:
     if link.lost.done():
         log.info("server left before it was listed", server=link.server, client=link.client, reason=link.lost.result())
     else:
-        reason = why[:REASON_LENGTH_MAX]  # which may quote it
+        reason = why[:REASON_LENGTH_MAX]  # it may quote the server
         log.info("server turned away", server=link.server, client=link.client, reason=reason)
         link.end(code, reason, reason)
-
-
-def _failed(link: DialInLink, error: BaseException) -> None:
-    link.end(FAILED, "the hub failed", f"a defect in the hub: {error}")
-
-
-def _unheard() -> None:
-    """Nobody wants to know who comes."""

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TypeAlias, get_args
 
@@ -28,32 +29,32 @@ KIND = "dialin"
 HERE, AWAY = "here", "away"
 
 RECORD_BYTES_MAX = 2 * 1024 * 1024
-"""A server that lists more is not remembered: as many tools as an agent may have by default, of four kilobytes each."""
+"""Longer records are not stored. It is room for the default number of tools of an agent, of four kilobytes each."""
 
 AGENT_BYTES_MAX = 4 * 1024 * 1024
-"""All servers of one agent together, so that few agents cannot have others forgotten."""
+"""All records of one agent together, so that few agents cannot displace the others."""
 
 RECORDS_MAX = 20_000
 RECORDS_BYTES_MAX = 32 * 1024 * 1024
-"""All of them together. Tasks are kept in the same journal, and must find room there."""
+"""All records together. Tasks share the journal and need room there."""
 
 PAUSE_SECONDS = 1.0
-"""Between two rounds of writing, so that a server that comes and goes is written once a second at most."""
+"""Between two rounds of writing, so that an unstable server is written once a second at most."""
 
 CLOSE_SECONDS = 2.0
-"""How long a hub that stops waits for the last round."""
+"""How long shutdown waits for the last round."""
 
 AT_ONCE = 256
-"""Documents that wait for the journal at a time."""
+"""Documents per round of writing or reading."""
 
 TITLE_LENGTH_MAX = 400
 
 Key: TypeAlias = tuple[str, str]
-"""An agent's key, and what the server is called under it."""
+"""The key of an agent, and the id of a server of it."""
 
 
 class ServerRecord(msgspec.Struct, frozen=True):
-    """What is remembered of one server. Times are in seconds since the epoch."""
+    """The stored state of one server. Times are in seconds since the epoch."""
 
     agent: str
     server_id: str
@@ -61,22 +62,22 @@ class ServerRecord(msgspec.Struct, frozen=True):
     listing: Listing
     abilities: frozenset[Ability]
     came: float
-    """When it came for the first time: who came first is asked for first."""
+    """When it connected for the first time; servers are restored in this order."""
     seen: float
-    """When it was last there; of one that was there when the hub ended, when it was read again."""
+    """When it was last connected; for a server that was connected when the hub ended, the time of loading."""
     is_here: bool = False
     is_named: bool = False
-    """It named itself when it dialled; else its id is what it calls itself."""
+    """Its client chose the id when it connected; otherwise the id is the name in its `serverInfo`."""
     title: str | None = None
 
     @property
     def key(self) -> Key:
-        """Under which it is kept."""
+        """The key of its document."""
         return self.agent, self.server_id
 
 
 class _RecordHead(msgspec.Struct):
-    """What a document says beside its lists, which are written as their servers do."""
+    """The members of a document besides the lists, which keep the JSON of the server."""
 
     name: str
     came: float
@@ -86,7 +87,7 @@ class _RecordHead(msgspec.Struct):
 
 
 class _StoredRecord(msgspec.Struct, frozen=True):
-    """The document that the journal has, as far as is known."""
+    """The last known version of a document in the journal."""
 
     version: int
     size_bytes: int
@@ -94,7 +95,7 @@ class _StoredRecord(msgspec.Struct, frozen=True):
 
 
 class RegistryStore:
-    """Keeps records up to date in the journal; `now` tells the time in seconds since the epoch."""
+    """Keeps the records in the journal up to date; `now` returns seconds since the epoch."""
 
     def __init__(self, journal: Journal, background: BackgroundTasks, now: Callable[[], float]) -> None:
         self._journal = journal
@@ -103,23 +104,23 @@ class RegistryStore:
         self._known: dict[Key, _StoredRecord] = {}
         self._bytes = 0
         self._bytes_of: Counter[str] = Counter()
-        """Those of each agent."""
+        """The bytes of each agent."""
         self._promised = 0, 0
-        """Bytes and documents that are being written, which have no room elsewhere."""
+        """Bytes and documents that are being written and not in the totals yet."""
         self._promised_to: Counter[str] = Counter()
         self._due: dict[Key, ServerRecord | None] = {}
-        """What is to be written, or with None taken away."""
+        """Records to write, or None to delete."""
         self._work: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
 
-    # -- what is told ----------------------------------------------------------------------------------------------
+    # -- changes ---------------------------------------------------------------------------------------------------
 
     def keep(self, record: ServerRecord) -> None:
-        """Remember a server as it is now, in a while."""
+        """Store a record soon."""
         self._put(record.key, record)
 
     def forget(self, agent: str, server_id: str) -> None:
-        """Remember a server no more."""
+        """Delete a record soon."""
         self._put((agent, server_id), None)
 
     def _put(self, key: Key, record: ServerRecord | None) -> None:
@@ -128,7 +129,7 @@ class RegistryStore:
             self._work = self._background.spawn("remembering what dialled in", self._write_all())
 
     async def aclose(self) -> None:
-        """Write what is still to be written, within `CLOSE_SECONDS`."""
+        """Write pending records, for at most `CLOSE_SECONDS`."""
         self._hurry.set()
         if self._work is not None:
             await asyncio.wait({self._work}, timeout=CLOSE_SECONDS)
@@ -142,20 +143,15 @@ class RegistryStore:
                 keys = [*due]
                 for start in range(0, len(keys), AT_ONCE):
                     await self._write({key: due[key] for key in keys[start : start + AT_ONCE]})
-                await self._pause()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._hurry.wait(), PAUSE_SECONDS)
         finally:
             self._work = None
 
-    async def _pause(self) -> None:
-        try:
-            await asyncio.wait_for(self._hurry.wait(), PAUSE_SECONDS)
-        except TimeoutError:
-            return
-
     def _document(self, key: Key, record: ServerRecord | None) -> Document | None:
-        """What is to be written; None if there is nothing to change."""
+        """The document to write; None if nothing changes."""
         known = self._known.get(key)
-        body = None if record is None else _write(record)
+        body = None if record is None else _encode_record(record)
         if body is not None and not self._take_room(key[0], known, len(body)):
             log.warning("a server that dialled in is too much to be remembered", agent=key[0], size_bytes=len(body))
             body = None
@@ -167,7 +163,7 @@ class RegistryStore:
         return Document(KIND, *key, 1 if known is None else known.version + 1, record.seen, body, state=state)
 
     def _take_room(self, agent: str, known: _StoredRecord | None, size_bytes: int) -> bool:
-        """Whether there is room for a document, which it has from now on."""
+        """Reserve room for a document; returns whether there is room."""
         more_bytes, more = (size_bytes, 1) if known is None else (size_bytes - known.size_bytes, 0)
         bytes_taken, taken = self._promised
         has_room = (
@@ -204,20 +200,20 @@ class RegistryStore:
             await self._look_again(unsure, due)
 
     async def _look_again(self, documents: Sequence[Document], due: dict[Key, ServerRecord | None]) -> None:
-        """See what the journal has of what was not written as it should have been, and write that once more."""
+        """Read documents that could not be written, and write them once more."""
         try:
             for document in documents:
                 key = document.owner, document.id
                 self._forget(key)
                 if (found := await self._journal.read(KIND, *key)) is not None:
                     self._note(found)
-                if not self._hurry.is_set():  # else it would be tried for as long as the hub waits for it
+                if not self._hurry.is_set():  # otherwise shutdown would wait for endless retries
                     self._due.setdefault(key, due[key])
         except OSError as error:
             log.warning("what dialled in could not be looked up", error=str(error))
 
     def _note(self, document: Document) -> None:
-        """The journal has this."""
+        """Note the version of a document in the journal."""
         key = document.owner, document.id
         self._forget(key)
         if document.body is not None:
@@ -238,7 +234,7 @@ class RegistryStore:
     # -- reading ---------------------------------------------------------------------------------------------------
 
     async def load(self) -> list[ServerRecord]:
-        """Everything that is remembered, in the order in which it came; what is too much of it is forgotten."""
+        """All records, in the order of their first connection. Those over the limits are deleted, the oldest first."""
         records: OrderedDict[Key, ServerRecord] = OrderedDict()
         last: Document | None = None
         try:
@@ -246,19 +242,16 @@ class RegistryStore:
                 last = found[-1]
                 for document in found:
                     self._note(document)
-                    if (record := _read(document, self._now())) is not None:
+                    if (record := _decode_record(document, self._now())) is not None:
                         records[record.key] = record
-                self._drop_oldest(records)
+                while records and (len(records) > RECORDS_MAX or self._bytes > RECORDS_BYTES_MAX):
+                    key, _ = records.popitem(last=False)
+                    self._weigh(key, -self._known[key].size_bytes)
+                    self._known[key] = msgspec.structs.replace(self._known[key], size_bytes=0)
+                    self.forget(*key)
         except OSError as error:
             log.warning("what dialled in before could not be read", error=str(error))
         return sorted(records.values(), key=lambda record: record.came)
-
-    def _drop_oldest(self, records: OrderedDict[Key, ServerRecord]) -> None:
-        while records and (len(records) > RECORDS_MAX or self._bytes > RECORDS_BYTES_MAX):
-            key, _ = records.popitem(last=False)
-            self._weigh(key, -self._known[key].size_bytes)
-            self._known[key] = msgspec.structs.replace(self._known[key], size_bytes=0)
-            self.forget(*key)
 
 
 def _settle(wait: asyncio.Future[WriteResult], verdict: WriteResult) -> None:
@@ -273,13 +266,13 @@ def _mark(state: str, body: bytes) -> bytes:
 # -- documents -------------------------------------------------------------------------------------------------------
 
 
-def _write(record: ServerRecord) -> bytes:
+def _encode_record(record: ServerRecord) -> bytes:
     title = None if record.title is None else record.title[:TITLE_LENGTH_MAX]
     head = _RecordHead(record.name, record.came, sorted(record.abilities), record.is_named, title)
     return msgspec.json.encode(head)[:-1] + b"," + written_lists(record.listing) + b"}"
 
 
-def _read(document: Document, now: float) -> ServerRecord | None:
+def _decode_record(document: Document, now: float) -> ServerRecord | None:
     """A record; None, and a warning, if the document is damaged."""
     body = document.body or b""
     try:

@@ -1,4 +1,4 @@
-"""How servers that dial in are kept: settings, checked when made. `config` fills them from `[relay]`."""
+"""Settings of servers that dial in, checked when they are made. `config` fills them from `[relay]`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class DialInSettings:
     grace: float = 0.0
     """How long calls wait for a server that is away before they fail."""
     forget: float = 86_400.0
-    """How long a server that is away is remembered with its tools."""
+    """How long a server that is away stays listed."""
     max_servers: int = 32
-    """Servers of one agent, those that are away included: the one away longest makes room."""
+    """Servers of one agent, including absent ones. The one that is away longest makes room."""
     max_tools: int = 500
     """Tools of all servers of one agent."""
     max_agent_connections: int = 64
@@ -36,7 +36,7 @@ class DialInSettings:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
 
     def rules_of(self, agent: str) -> AgentRules:
-        """What is configured of an agent, by its key."""
+        """The configuration of an agent, by its key."""
         return self.agents.get(agent, NO_AGENT_RULES)
 
     def grace_of(self, agent: str) -> float:

@@ -11,7 +11,8 @@ import pytest
 from isthmus.model.faults import Lost, NotConnected
 from isthmus.model.names import ServerName
 from isthmus.model.relay import Claim
-from isthmus.upstream.dialin.mux import MuxChannel, MuxHost, read_error
+from isthmus.upstream.dialin.link import read_error
+from isthmus.upstream.dialin.mux import MuxChannel, MuxHost
 from isthmus.wire.jsonrpc import ErrorReply
 from isthmus.wire.relay import mux
 from isthmus.wire.relay.mux import ChannelClosed, ChannelOpened, Frame, OpenChannel
