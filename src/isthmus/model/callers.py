@@ -6,9 +6,8 @@ tool is decided by `core.access.policy`, compiled from `Grants`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import lru_cache
-from itertools import count
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -88,20 +87,16 @@ class Caller(msgspec.Struct, frozen=True, cache_hash=True):
         Its tenant and its frontend may narrow its grants, and what nobody configured is not among them; nor is it if
         they deny by label, since the server could have that label.
         """
-        return self.may_name_targets and all(
-            "*" in each.allow and not any(map(_may_mean_anything, each.deny)) for each in self._bounds()
-        )
-
-    def _bounds(self) -> Iterator[Grants]:
-        """All grants that bound its own, by frontends and tenants."""
-        own = len(narrowed_on(self))
+        if not self.may_name_targets:
+            return False
+        own, depth = len(narrowed_on(self)), 0
         each: Grants | None = self.grants
-        for depth in count():
-            if each is None:
-                return
-            if depth != own:
-                yield each
-            each = each.within
+        while each is not None:
+            # At this depth are its own grants; all others are bounds of frontends and tenants.
+            if depth != own and ("*" not in each.allow or any(map(_may_mean_anything, each.deny))):
+                return False
+            each, depth = each.within, depth + 1
+        return True
 
     @property
     def at_large(self) -> Caller:

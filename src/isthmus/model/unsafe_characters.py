@@ -33,9 +33,5 @@ def escaped_misjoined(text: str) -> str:
 
 def escaped(character: str) -> str:
     """A character as both JSON and Python read it; beyond U+FFFF as two surrogates."""
-    return "".join(f"\\u{int.from_bytes(half):04x}" for half in _halves(character))
-
-
-def _halves(character: str) -> list[bytes]:
     units = character.encode("utf-16-be", "surrogatepass")
-    return [units[at : at + 2] for at in range(0, len(units), 2)]
+    return "".join(f"\\u{int.from_bytes(units[at : at + 2]):04x}" for at in range(0, len(units), 2))

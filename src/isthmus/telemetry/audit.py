@@ -129,12 +129,6 @@ class Audit:
         if len(self._facts) == RECORD_BATCH:
             self._loop.call_soon(self._encode_some)
 
-    def _encode(self) -> None:
-        """Encode the collected facts, here and not in the journal's thread; see `RECORD_BATCH`."""
-        facts, self._facts = self._facts, []
-        self._records += [EncodedRecord(*self._scribe.record(fact)) for fact in facts]
-        self._drop_excess()
-
     def _encode_some(self) -> Fact | None:
         """Encode facts up to a call with long arguments; return that one."""
         done, long = 0, None
@@ -174,28 +168,29 @@ class Audit:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._encode()
+        # Here and not in the journal's thread; see `RECORD_BATCH`.
+        facts, self._facts = self._facts, []
+        self._records += [EncodedRecord(*self._scribe.record(fact)) for fact in facts]
+        self._drop_excess()
         self._write_encoded()
 
     def _write_encoded(self) -> None:
-        if self._records and self._retry is None and self._pending < IN_HAND_MAX:
-            self._write()
-
-    def _write(self) -> None:
+        if not self._records or self._retry is not None or self._pending >= IN_HAND_MAX:
+            return
         records, self._records = self._records, []
-        told, self.lost = self.lost, 0
-        if told:
-            first = EncodedRecord(*self._scribe.record(AuditEvent(self._now(), LOST, {"records": told})))
+        lost, self.lost = self.lost, 0
+        if lost:
+            first = EncodedRecord(*self._scribe.record(AuditEvent(self._now(), LOST, {"records": lost})))
             records.insert(0, first)
         self._pending += 1
         self._idle.clear()
-        self._ledger.write((), partial(self._written, records, told), records)
+        self._ledger.write((), partial(self._written, records, lost), records)
 
-    def _written(self, records: list[EncodedRecord], told: int, verdict: WriteResult) -> None:
+    def _written(self, records: list[EncodedRecord], lost: int, verdict: WriteResult) -> None:
         self._pending -= 1
         if verdict != "kept":
-            self.lost += told
-            self._records[:0] = records[1:] if told else records
+            self.lost += lost
+            self._records[:0] = records[1:] if lost else records
             self._drop_excess()
             if self._retry is None:
                 log.error("cannot write the audit log; retrying", records=len(self._records))

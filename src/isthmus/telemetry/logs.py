@@ -76,21 +76,17 @@ class LogFile:
         """Append whole lines."""
         if time.monotonic() - self._checked_at > CHECK_SECONDS:
             self._check_moved()
-        try:
-            self._append(text.encode("utf-8", "backslashreplace"))
-        except OSError:
-            self._fallback.write(text)
-            self._fallback.flush()
-        return len(text)
-
-    def _append(self, line: bytes) -> None:
         # On a full disk the end of a line may be missing; the next line still starts on a new one.
-        line = b"\n" + line if self._is_cut else line
-        written = os.write(self._descriptor, line)
+        line = (b"\n" if self._is_cut else b"") + text.encode("utf-8", "backslashreplace")
+        written = 0
+        with suppress(OSError):
+            written = os.write(self._descriptor, line)
         if written:
             self._is_cut = not line[:written].endswith(b"\n")
         if written < len(line):
-            raise OSError("the line was written in part")
+            self._fallback.write(text)
+            self._fallback.flush()
+        return len(text)
 
     def flush(self) -> None:
         """Nothing to flush: every line is written at once."""
@@ -139,6 +135,12 @@ def configure(level: str = "info", format: Format = "auto", file: str | None = N
     target = None if file is None else LogFile(Path(file), stderr)
     number = getattr(logging, level.upper())
     is_terminal = target is None and sys.stderr.isatty()
+    renderers: list[Any] = [_one_line]
+    if format == "console" or (format == "auto" and is_terminal):
+        # The pretty traceback shows local variables, which may be secrets.
+        plain = structlog.dev.plain_traceback
+        console = structlog.dev.ConsoleRenderer(colors=is_terminal, exception_formatter=plain)
+        renderers = [_indent_traceback, console]
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -146,14 +148,19 @@ def configure(level: str = "info", format: Format = "auto", file: str | None = N
             structlog.processors.TimeStamper(fmt="iso", utc=True, key="ts"),
             structlog.processors.format_exc_info,
             _bound_values,
-            *_renderers(format, is_terminal=is_terminal),
+            *renderers,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.WriteLoggerFactory(target or stderr),  # type: ignore[arg-type]  # it only needs `write` and `flush`
         # A cached logger would ignore a new configuration; lines are rare enough.
         cache_logger_on_first_use=False,
     )
-    _configure_libraries(max(number, logging.WARNING))
+    # Of libraries only warnings, unless the root logger already has handlers.
+    root = logging.getLogger()
+    if not root.handlers:
+        root.addHandler(_Bridge())
+    if any(isinstance(handler, _Bridge) for handler in root.handlers):
+        root.setLevel(max(number, logging.WARNING))
     if _Target.file is not None:
         _Target.file.close()
     _Target.file = target
@@ -163,16 +170,6 @@ def reopen() -> None:
     """Reopen the log file now, for example after log rotation."""
     if _Target.file is not None:
         _Target.file.reopen()
-
-
-def _renderers(format: Format, *, is_terminal: bool) -> list[Any]:
-    if format == "json" or (format == "auto" and not is_terminal):
-        return [_one_line]
-    console = structlog.dev.ConsoleRenderer(
-        colors=is_terminal,
-        exception_formatter=structlog.dev.plain_traceback,  # the pretty one shows local variables, which may be secrets
-    )
-    return [_indent_traceback, console]
 
 
 # -- libraries that log the ordinary way (uvicorn, asyncio) --------------------------------------------------
@@ -187,22 +184,14 @@ class _Bridge(logging.Handler):
         line.log(record.levelno, record.getMessage(), logger=record.name, exc_info=record.exc_info)
 
 
-def _configure_libraries(level: int) -> None:
-    """Log only warnings of libraries, unless the root logger already has handlers."""
-    root = logging.getLogger()
-    if not root.handlers:
-        root.addHandler(_Bridge())
-    if any(isinstance(handler, _Bridge) for handler in root.handlers):
-        root.setLevel(level)
-
-
 # -- bounds and escapes --------------------------------------------------------------------------------------
 
 
 def _bound_values(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     for key, value in event.items():
         if key == "exception" and isinstance(value, str):
-            event[key] = _traceback(value)
+            # Each line by itself: a traceback may quote a peer.
+            event[key] = "\n".join(_escaped(line) for line in value[:LINE_LENGTH_MAX].split("\n"))
         else:
             event[key] = _bounded(value, VALUE_LENGTH_MAX)
     return event
@@ -234,12 +223,12 @@ def _one_line(logger: object, name: str, event: MutableMapping[str, Any]) -> str
     for length in SHORTER:
         if len(text) <= LINE_LENGTH_MAX:
             break
-        text = str(_JSON(logger, name, {key: _cut(value, length) for key, value in event.items()}))
+        shorter = {
+            key: value if value is None or isinstance(value, int | float) else str(value)[:length]
+            for key, value in event.items()
+        }
+        text = str(_JSON(logger, name, shorter))
     return text
-
-
-def _cut(value: Any, length: int) -> Any:
-    return value if value is None or isinstance(value, int | float) else str(value)[:length]
 
 
 def _escaped(text: str) -> str:
@@ -257,8 +246,3 @@ def _indent_traceback(_: object, __: str, event: MutableMapping[str, Any]) -> Mu
     if isinstance(event.get("exception"), str):
         event["exception"] = "\n".join(INDENT + line for line in event["exception"].split("\n"))
     return event
-
-
-def _traceback(text: str) -> str:
-    """Escape each line of a traceback, which may quote a peer."""
-    return "\n".join(_escaped(line) for line in text[:LINE_LENGTH_MAX].split("\n"))

@@ -186,24 +186,21 @@ class _Patterns:
         self.labels: set[str] = set()
         """The patterns of tags and hints."""
         for pattern in patterns:
-            self._add(pattern)
+            if is_of_agent(pattern):
+                self._agents.add(_agent_in(pattern))
+                continue
+            if is_of_label(pattern):
+                _check_label(pattern)
+                self.labels.add(pattern)
+                continue
+            server, tool = _parse(pattern)
+            if server is None:
+                self._everything = True
+            elif tool is None:
+                self._servers.add(server)
+            else:
+                self._tools[server].add(tool)
         self._tools = dict(self._tools)  # lookups must not add keys
-
-    def _add(self, pattern: str) -> None:
-        if is_of_agent(pattern):
-            self._agents.add(_agent_in(pattern))
-            return
-        if is_of_label(pattern):
-            _check_label(pattern)
-            self.labels.add(pattern)
-            return
-        server, tool = _parse(pattern)
-        if server is None:
-            self._everything = True
-        elif tool is None:
-            self._servers.add(server)
-        else:
-            self._tools[server].add(tool)
 
     def cover(self, server: ServerName, tool: FeatureName, labels: frozenset[str]) -> bool:
         if self.cover_all_of(server) or tool in self._tools.get(server, ()):

@@ -112,7 +112,11 @@ class TenantCalls:
 
         Not called for the tenant that is `uncounted`; every counted call must `leave`.
         """
-        self._notice(tenant)
+        if not self.are_several:
+            if (self.uncounted is not None and tenant != self.uncounted) or self._under_way.keys() - {tenant}:
+                self.are_several, self.uncounted = True, None
+            elif self._most(tenant, 0) is None:
+                self.uncounted = tenant
         running = self._under_way.get(tenant, 0)
         if (most := self._most(tenant, usual)) is not None and running >= most:
             return TooManyCalls(tenant, running)
@@ -126,14 +130,6 @@ class TenantCalls:
             self._under_way[tenant] = left
         else:
             del self._under_way[tenant]
-
-    def _notice(self, tenant: str) -> None:
-        if self.are_several:
-            return
-        if (self.uncounted is not None and tenant != self.uncounted) or self._under_way.keys() - {tenant}:
-            self.are_several, self.uncounted = True, None
-        elif self._most(tenant, 0) is None:
-            self.uncounted = tenant
 
     def _most(self, tenant: str, usual: int) -> int | None:
         if (said := self._known.get(tenant)) is not None and said.max_calls is not None:

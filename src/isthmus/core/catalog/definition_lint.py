@@ -68,7 +68,7 @@ def flags_of(feature: Feature) -> tuple[str, ...]:
         "control-characters": any(CONTROL.search(text) for text in odd),
         "invisible-characters": any(INVISIBLE.search(text) or MISJOINED.search(text) for text in odd),
         "unusual-name": isinstance(feature, Tool | Prompt) and _NAME.fullmatch(feature.name) is None,
-        "long-description": _bytes_of(feature, "description") > DESCRIPTION_BYTES,
+        "long-description": len(memoryview(feature.definition.get("description", b""))) > DESCRIPTION_BYTES,
         "reads-like-orders": _reads_like_orders(texts),
     }
     return tuple(flag for flag, is_found in found.items() if is_found)
@@ -76,15 +76,14 @@ def flags_of(feature: Feature) -> tuple[str, ...]:
 
 def with_flags(feature: F, flags: tuple[str, ...]) -> F:
     """The feature with its flags in its `_meta`, beside the server's own members."""
-    meta = _object(feature.definition.get("_meta"))
+    raw = feature.definition.get("_meta")
+    try:
+        meta = {} if raw is None else msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    except msgspec.MsgspecError:
+        meta = {}
     meta[MARK] = msgspec.Raw(msgspec.json.encode(flags))
     definition = {**feature.definition, "_meta": msgspec.Raw(msgspec.json.encode(meta))}
     return type(feature).of(feature.server, feature.name, definition)
-
-
-def _bytes_of(feature: Feature, member: str) -> int:
-    raw = feature.definition.get(member)
-    return 0 if raw is None else len(memoryview(raw))
 
 
 def _is_plain(feature: Feature) -> bool:
@@ -108,18 +107,17 @@ def _looked_at(feature: Feature) -> dict[str, msgspec.Raw]:
 def _reads_like_orders(texts: list[str]) -> bool:
     # One line per text: patterns do not match across lines.
     joined = "\n".join(" ".join(text.lower().split()) for text in texts)
-    return any(_begins_orders(joined, beginning, rest) for beginning, rest in _ORDERS.items())
-
-
-def _begins_orders(text: str, beginning: str, rest: re.Pattern[str]) -> bool:
-    at = text.find(beginning)
-    for _ in range(BEGINNINGS_MAX):
-        if at < 0:
-            return False
-        if rest.match(text, at + len(beginning)):
+    for beginning, rest in _ORDERS.items():
+        at = joined.find(beginning)
+        for _ in range(BEGINNINGS_MAX):
+            if at < 0:
+                break
+            if rest.match(joined, at + len(beginning)):
+                return True
+            at = joined.find(beginning, at + 1)
+        if at >= 0 and beginning != "<":
             return True
-        at = text.find(beginning, at + 1)
-    return beginning != "<" and at >= 0
+    return False
 
 
 def _texts(feature: Feature) -> Iterator[str]:
@@ -130,27 +128,16 @@ def _texts(feature: Feature) -> Iterator[str]:
             value = msgspec.json.decode(raw)
         except (msgspec.MsgspecError, RecursionError, ValueError):
             continue  # a client cannot read it either
-        yield from _texts_in(value)
-
-
-def _texts_in(value: Any) -> Iterator[str]:
-    waiting = [value]
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, str):
-            yield each
-        elif isinstance(each, dict):
-            yield from each
-            waiting += each.values()
-        elif isinstance(each, list):
-            waiting += each
-
-
-def _object(raw: msgspec.Raw | None) -> dict[str, msgspec.Raw]:
-    try:
-        return {} if raw is None else msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-    except msgspec.MsgspecError:
-        return {}
+        waiting = [value]
+        while waiting:
+            each = waiting.pop()
+            if isinstance(each, str):
+                yield each
+            elif isinstance(each, dict):
+                yield from each
+                waiting += each.values()
+            elif isinstance(each, list):
+                waiting += each
 
 
 SCHEMAS: Final = ("inputSchema", "outputSchema")
@@ -188,21 +175,18 @@ def outside_reference(tool: Tool) -> str | None:
     """Why a schema of the tool cannot be used: what it refers to outside of itself; None if it does not."""
     for member in SCHEMAS:
         raw = tool.definition.get(member)
-        if raw is not None and (why := _outside_reference_in(bytes(raw))) is not None:
+        if raw is None or _is_within_itself(text := bytes(raw)):
+            continue
+        if text.count(b"{") + text.count(b"[") > PARTS_MAX:
+            return f"its {member} has over {PARTS_MAX} parts, and may refer to what is not in it"
+        try:
+            why = _first_outside(msgspec.json.decode(text))
+        except (msgspec.MsgspecError, RecursionError, ValueError):
+            # Other programs may be able to read it, such as a number of a thousand digits, and follow its references.
+            why = "cannot be read, and may refer to what is not in it"
+        if why is not None:
             return f"its {member} {why}"
     return None
-
-
-def _outside_reference_in(text: bytes) -> str | None:
-    if _is_within_itself(text):
-        return None
-    if text.count(b"{") + text.count(b"[") > PARTS_MAX:
-        return f"has over {PARTS_MAX} parts, and may refer to what is not in it"
-    try:
-        return _first_outside(msgspec.json.decode(text))
-    except (msgspec.MsgspecError, RecursionError, ValueError):
-        # Other programs may be able to read it, such as a number of a thousand digits, and follow its references.
-        return "cannot be read, and may refer to what is not in it"
 
 
 def _is_within_itself(text: bytes) -> bool:
@@ -243,14 +227,11 @@ def _tables(schema: Any) -> Iterator[_Place]:
             if isinstance(id := node.get("$id"), str):
                 base = _document(base, id)
             yield node, base, kind
-            members = ((key, each) for key, each in node.items() if isinstance(each, dict | list))
-            waiting += [(each, base, _kind_of(key, kind)) for key, each in members]
-
-
-def _kind_of(key: str, around: _Kind) -> _Kind:
-    if around == "definitions":
-        return "schema"
-    return "definitions" if around == "schema" and key in _DEFINITIONS else "other"
+            for key, each in node.items():
+                if isinstance(each, dict | list):
+                    is_table = kind == "schema" and key in _DEFINITIONS
+                    below: _Kind = "schema" if kind == "definitions" else "definitions" if is_table else "other"
+                    waiting.append((each, base, below))
 
 
 def _document(base: str, reference: str) -> str:

@@ -71,7 +71,20 @@ class Review:
         seen = self._seen.get(server_status.server)
         if seen is None or _listed(seen.raw) != _listed(server_status):
             seen = self._seen[server_status.server] = _ReviewedStatus(server_status, self._review(server_status))
-        return server_status if seen.shown is seen.raw else _with_lists_of(server_status, seen.shown)
+        shown = seen.shown
+        if shown is seen.raw:
+            return server_status
+        return msgspec.structs.replace(
+            server_status,
+            tools=shown.tools,
+            prompts=shown.prompts,
+            resources=shown.resources,
+            templates=shown.templates,
+            variants=shown.variants,
+            withheld=shown.withheld,
+            left_out=shown.left_out,
+            notes=shown.notes,
+        )
 
     async def prepare(self, features: Iterable[Feature]) -> None:
         """Lint definitions that are about to be published, in slices: a thousand tools would delay every call."""
@@ -112,7 +125,11 @@ class Review:
             variants[client_caps], missing, outside = self._offer(offer, client_caps)
             withheld += [name for name in missing if name not in withheld]
             left_out = {**outside, **left_out}
-        self._report(server_status.server, left_out)
+        reported = self._reported.get(server_status.server, {})
+        if left_out != reported:
+            self._reported[server_status.server] = left_out
+            if news := {name: why for name, why in left_out.items() if reported.get(name) != why}:
+                self.on_left_out(server_status.server, news)
         if base == _lists(server_status) and variants == server_status.variants:
             return server_status
         return msgspec.structs.replace(
@@ -134,19 +151,14 @@ class Review:
             ),
         )
 
-    def _report(self, server: ServerName, left_out: LeftOut) -> None:
-        reported = self._reported.get(server, {})
-        if left_out == reported:
-            return
-        self._reported[server] = left_out
-        news = {name: why for name, why in left_out.items() if reported.get(name) != why}
-        if news:
-            self.on_left_out(server, news)
-
     def _offer(self, offer: FeatureLists, client_caps: ClientCapabilities) -> _VisibleLists:
         left_out = {tool.name: why for tool in offer.tools if (why := self._lint(tool).outside_reference) is not None}
-        usable = tuple(tool for tool in offer.tools if tool.name not in left_out) if left_out else offer.tools
-        tools, withheld = self._passing(usable, client_caps)
+        tools = tuple(tool for tool in offer.tools if tool.name not in left_out) if left_out else offer.tools
+        withheld: list[FeatureName] = []
+        if self.pins is not None:
+            passing = {tool.name: self.pins.passes(tool, client_caps) for tool in tools}
+            if withheld := [name for name, may_pass in passing.items() if not may_pass]:
+                tools = tuple(tool for tool in tools if passing[tool.name])
         changed = FeatureLists(
             self._marked(tools),
             self._marked(offer.prompts),
@@ -155,16 +167,6 @@ class Review:
             offer.abilities,
         )
         return _VisibleLists(offer if changed == offer else changed, withheld, left_out)
-
-    def _passing(
-        self, tools: tuple[Tool, ...], client_caps: ClientCapabilities
-    ) -> tuple[tuple[Tool, ...], list[FeatureName]]:
-        if self.pins is None:
-            return tools, []
-        passing = {tool.name: self.pins.passes(tool, client_caps) for tool in tools}
-        if all(passing.values()):
-            return tools, []
-        return tuple(tool for tool in tools if passing[tool.name]), [name for name in passing if not passing[name]]
 
     def _marked(self, features: tuple[F, ...]) -> tuple[F, ...]:
         if not any(self._lint(feature).flags for feature in features):
@@ -195,20 +197,6 @@ def _lists(server_status: ServerStatus) -> FeatureLists:
         server_status.resources,
         server_status.templates,
         server_status.abilities,
-    )
-
-
-def _with_lists_of(server_status: ServerStatus, shown: ServerStatus) -> ServerStatus:
-    return msgspec.structs.replace(
-        server_status,
-        tools=shown.tools,
-        prompts=shown.prompts,
-        resources=shown.resources,
-        templates=shown.templates,
-        variants=shown.variants,
-        withheld=shown.withheld,
-        left_out=shown.left_out,
-        notes=shown.notes,
     )
 
 

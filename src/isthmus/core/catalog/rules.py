@@ -122,40 +122,31 @@ _META = ("fastmcp", "_fastmcp")
 def labels_of(feature: Feature, rules: ToolRules) -> Labels:
     """The labels of one feature, by whether they are believed."""
     own = frozenset(f"{TAG}{tag}" for tag in (*rules.tags_of_all, *rules.tags.get(feature.name, ())))
-    claimed = _claimed(_text_of(feature, "_meta"))
-    hints = _hints(_text_of(feature, "annotations")) if isinstance(feature, Tool) else {}
-    said = claimed | {f"{HINT}{hint}" for hint, is_set in hints.items() if is_set}
+    meta = _object(feature, "_meta")
+    lists = [table.get("tags") for table in map(meta.get, _META) if isinstance(table, dict)]
+    claimed = {f"{TAG}{tag}" for tags in lists if isinstance(tags, list) for tag in tags if isinstance(tag, str)}
+    hints = _hints(feature) if isinstance(feature, Tool) else {}
+    claimed |= {f"{HINT}{hint}" for hint, is_set in hints.items() if is_set}
     if rules.is_trusted:
-        return Labels(own | said, own | said)
+        return Labels(own | claimed, own | claimed)
     suspected = {f"{HINT}{hint}" for hint in hints if HINT_MEMBERS[hint][1]}
-    return Labels(own, own | said | suspected)
+    return Labels(own, own | claimed | suspected)
 
 
-def _text_of(feature: Feature, member: str) -> bytes:
-    return bytes(feature.definition.get(member, b""))
-
-
-def _claimed(meta: bytes) -> frozenset[str]:
-    """The tags that a server sets."""
-    said = _object(meta)
-    tables = [said.get(name) for name in _META]
-    lists = [table.get("tags") for table in tables if isinstance(table, dict)]
-    return frozenset(f"{TAG}{tag}" for tags in lists if isinstance(tags, list) for tag in tags if isinstance(tag, str))
-
-
-def _hints(annotations: bytes) -> dict[Hint, bool]:
+def _hints(tool: Tool) -> dict[Hint, bool]:
     """The hints of a tool; a value that is not a boolean counts as missing."""
-    said = _object(annotations)
+    annotations = _object(tool, "annotations")
     hints: dict[Hint, bool] = {}
     for hint, (member, default) in HINT_MEMBERS.items():
-        value = said.get(member)
+        value = annotations.get(member)
         hints[hint] = value if isinstance(value, bool) else default
     if hints["read-only"]:
         hints["destructive"] = False  # only meaningful for a tool that changes something
     return hints
 
 
-def _object(text: bytes) -> dict[str, Any]:
+def _object(feature: Feature, member: str) -> dict[str, Any]:
+    text = bytes(feature.definition.get(member, b""))
     try:
         found = msgspec.json.decode(text) if text else {}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

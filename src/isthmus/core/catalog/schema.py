@@ -8,6 +8,7 @@ event loop for long returns `EXPENSIVE`, and a worker process does it (`core.por
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, NoReturn, Protocol
 
 import jsonschema_rs
@@ -73,16 +74,15 @@ def compile_check(schema: msgspec.Raw, *, limit_bytes: int, budget: int | None =
 
 
 def _validator(schema: Any) -> jsonschema_rs.Validator:
+    def refuse(uri: str) -> NoReturn:
+        raise ValueError(f"the schema refers to {uri}, which is not fetched")
+
     options = jsonschema_rs.RegexOptions(size_limit=PATTERN_BYTES_MAX, dfa_size_limit=PATTERN_BYTES_MAX)
-    return jsonschema_rs.validator_for(schema, retriever=_refuse, pattern_options=options)
+    return jsonschema_rs.validator_for(schema, retriever=refuse, pattern_options=options)
 
 
 def _always_expensive(arguments: msgspec.Raw) -> str:
     return EXPENSIVE
-
-
-def _refuse(uri: str) -> NoReturn:
-    raise ValueError(f"the schema refers to {uri}, which is not fetched")
 
 
 class _Check:
@@ -172,27 +172,25 @@ class CheckCache:
 
     def of(self, tool: Tool) -> Callable[[msgspec.Raw], str | None]:
         """The check of this tool; it is compiled on the first call."""
-        return lambda arguments: self._run(tool, arguments)
 
-    def _run(self, tool: Tool, arguments: msgspec.Raw) -> str | None:
-        key = tool.digest
-        try:
-            check = self._checks[key]
-        except KeyError:
-            check = self._compile(tool)
-            if len(self._checks) >= self._capacity:
-                self._checks.clear()
-            self._checks[key] = check
-        return None if check is None else check(arguments)
+        def run(arguments: msgspec.Raw) -> str | None:
+            try:
+                check = self._checks[tool.digest]
+            except KeyError:
+                check = self._compile(tool)
+            return None if check is None else check(arguments)
+
+        return run
 
     def _compile(self, tool: Tool) -> ArgumentCheck | None:
-        schema = tool.definition.get("inputSchema")
-        if schema is None:
-            return None
-        try:
-            return compile_check(schema, limit_bytes=self._limit_bytes)
-        except UnusableSchema:
-            return None  # the server still checks
+        check: ArgumentCheck | None = None
+        if (schema := tool.definition.get("inputSchema")) is not None:
+            with suppress(UnusableSchema):  # the server still checks
+                check = compile_check(schema, limit_bytes=self._limit_bytes)
+        if len(self._checks) >= self._capacity:
+            self._checks.clear()
+        self._checks[tool.digest] = check
+        return check
 
 
 def no_check(_: msgspec.Raw) -> str | None:

@@ -127,7 +127,10 @@ class _Applied:
             self.is_recursive = True
             return _Work(), _Work()
         self._open.add(key)
-        here, below = _own_work(schema), _Work(*_work_below(schema))
+        # Below, the cost per member or element besides their own schemas.
+        named = schema.get("patternProperties")
+        count = len(named) if isinstance(named, dict) else 0
+        here, below = _own_work(schema), _Work(UNIQUE_KEYWORDS * bool(schema.get("uniqueItems")) + count, count)
         for same in self._same_value(schema):
             more, deeper = self.of(same)
             here, below = here.and_also(more), below.and_also(deeper)
@@ -179,13 +182,6 @@ def _own_work(schema: dict[str, Any]) -> _Work:
     return _Work(keywords, patterns)
 
 
-def _work_below(schema: dict[str, Any]) -> _Work:
-    """The cost per member or element, besides their own schemas."""
-    named = schema.get("patternProperties")
-    count = len(named) if isinstance(named, dict) else 0
-    return _Work(UNIQUE_KEYWORDS * bool(schema.get("uniqueItems")) + count, count)
-
-
 def _nodes(value: object) -> int:
     if isinstance(value, dict):
         return sum(1 + _nodes(member) for member in value.values())
@@ -224,23 +220,25 @@ class _Unfolding:
         if isinstance(node, list):
             total = sum(self.of(element) for element in node)
         elif isinstance(node, dict):
-            total = 1 + sum(self.of(member) for member in node.values()) + self._of_references(node)
+            total = 1 + sum(self.of(member) for member in node.values())
+            if node is not self._root and any(isinstance(node.get(key), str) for key in self._anchors):
+                raise ValueError("a part of it has an id, which would be the base of its references")
+            found = [node[key] for key in _REFERENCES if isinstance(node.get(key), str)]
+            total += sum(self._of_target(self.target(reference)) for reference in found)
         if total > SUBSCHEMAS_MAX:
             raise ValueError(f"it unfolds to over {SUBSCHEMAS_MAX} subschemas")
         return total
-
-    def _of_references(self, node: dict[str, Any]) -> int:
-        if node is not self._root and any(isinstance(node.get(key), str) for key in self._anchors):
-            raise ValueError("a part of it has an id, which would be the base of its references")
-        found = [node[key] for key in _REFERENCES if isinstance(node.get(key), str)]
-        return sum(self._of_target(self.target(reference)) for reference in found)
 
     def _of_target(self, target: object) -> int:
         key = id(target)
         if key in self._sizes:
             return self._sizes[key]
         if key in self._returns:
-            return self._again(key)
+            self._returns[key] += 1
+            if self._returns[key] > 1:
+                raise ValueError("it refers to itself more than once, which may double the work at every level")
+            self._outermost = min(self._outermost, list(self._returns).index(key))
+            return 1
         depth = len(self._returns)
         self._returns[key] = 0
         outermost, self._outermost = self._outermost, depth
@@ -250,13 +248,6 @@ class _Unfolding:
             self._sizes[key] = size
         self._outermost = min(outermost, self._outermost)
         return size
-
-    def _again(self, key: int) -> int:
-        self._returns[key] += 1
-        if self._returns[key] > 1:
-            raise ValueError("it refers to itself more than once, which may double the work at every level")
-        self._outermost = min(self._outermost, list(self._returns).index(key))
-        return 1
 
     def target(self, reference: str) -> object:
         """The target of a reference.
@@ -268,13 +259,11 @@ class _Unfolding:
             raise ValueError(f"it refers to {reference[:100]}, which is not followed")
         found = self._root
         for step in unquote(reference[1:]).split("/")[1:]:
-            found = _member(found, step.replace("~1", "/").replace("~0", "~"), reference)
+            name = step.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, dict) and name in found:
+                found = found[name]
+            elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+                found = found[int(name)]
+            else:
+                raise ValueError(f"it refers to {reference[:100]}, which is not there")
         return found
-
-
-def _member(node: object, step: str, reference: str) -> object:
-    if isinstance(node, dict) and step in node:
-        return node[step]
-    if isinstance(node, list) and step.isdecimal() and int(step) < len(node):
-        return node[int(step)]
-    raise ValueError(f"it refers to {reference[:100]}, which is not there")

@@ -8,7 +8,6 @@ are methods of unlisted servers (`View.unlisted`). `explain_access` says why a p
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import Literal, TypeAlias, get_args
 
 import msgspec
@@ -206,8 +205,15 @@ class Snapshot:
 
     def policy(self, grants: Grants) -> Policy:
         """The policy of these permissions for this snapshot."""
-        # Not methods: a view that refers to its snapshot would keep an old one in memory.
-        agent_of, tags_of = partial(_agent_of, self.server_statuses), partial(_tags_of, self.server_statuses)
+        # Without `self`: a view that refers to its snapshot would keep an old one in memory.
+        statuses = self.server_statuses
+
+        def agent_of(server: ServerName) -> str | None:
+            return None if (status := statuses.get(server)) is None else status.agent
+
+        def tags_of(server: ServerName) -> tuple[str, ...]:
+            return () if (status := statuses.get(server)) is None else status.rules.tags_of_all
+
         return Policy(grants, agent_of, tags_of, self._custom_policy)
 
     def _compile(self, grants: Grants, surface: Surface, client_caps: ClientCapabilities) -> View:
@@ -216,9 +222,16 @@ class Snapshot:
         view = View(
             policy, {server_status.server: _offer(server_status, client_caps).abilities for server_status in shown}
         )
-        view.hubs = _hubs_behind(shown)
+        hubs: dict[str, int] = {}
+        for server_status in shown:
+            for id, steps in server_status.hubs.items():
+                hubs[id] = max(steps + 1, hubs.get(id, 0))  # on the longest way
+        view.hubs = hubs
         if surface.style == "llm":
-            view.aliases = self._llm_aliases(surface)
+            # Over all tools, whatever the caller may use: a name means the same to all callers.
+            if self._aliases is None:
+                self._aliases = llm_aliases((self._names_of(surface, "tools") or {}).values())
+            view.aliases = self._aliases
         if surface.style == "own" and surface.server is not None:
             view.whole = next((each.server for each in shown if _is_whole(each, policy)), None)
         for server_status in shown:
@@ -273,22 +286,15 @@ class Snapshot:
             return None
         key = (surface.style, listed)
         if key not in self._names:
-            self._names[key] = self._make_names(surface.style, listed)
+            if listed == "resources":
+                templates = self.pairs("templates")
+                names = uri_table(self.pairs(listed), TemplateClaims(templates) if templates else None)
+            elif listed == "templates":
+                names = uri_table(self.pairs(listed))
+            else:
+                names = llm_table(self.pairs(listed)) if surface.style == "llm" else CanonicalNames()
+            self._names[key] = names
         return self._names[key]
-
-    def _llm_aliases(self, surface: Surface) -> dict[str, str]:
-        """Aliases over all tools, whatever the caller may use: a name means the same to all callers."""
-        if self._aliases is None:
-            self._aliases = llm_aliases((self._names_of(surface, "tools") or {}).values())
-        return self._aliases
-
-    def _make_names(self, style: str, listed: ListName) -> dict[Pair, str]:
-        if listed == "resources":
-            templates = self.pairs("templates")
-            return uri_table(self.pairs(listed), TemplateClaims(templates) if templates else None)
-        if listed == "templates":
-            return uri_table(self.pairs(listed))
-        return llm_table(self.pairs(listed)) if style == "llm" else CanonicalNames()
 
     def pairs(self, listed: ListName = "tools") -> list[Pair]:
         """Everything in one list, of every server and for all capabilities: a name means the same to all callers."""
@@ -298,16 +304,6 @@ class Snapshot:
             if server_status.state != "disabled"
             for feature in _all_of(server_status, listed)
         ]
-
-
-def _agent_of(server_statuses: Mapping[ServerName, ServerStatus], server: ServerName) -> str | None:
-    server_status = server_statuses.get(server)
-    return None if server_status is None else server_status.agent
-
-
-def _tags_of(server_statuses: Mapping[ServerName, ServerStatus], server: ServerName) -> tuple[str, ...]:
-    server_status = server_statuses.get(server)
-    return () if server_status is None else server_status.rules.tags_of_all
 
 
 def _labels(policy: Policy, feature: Feature, rules: ToolRules) -> Labels:
@@ -365,15 +361,6 @@ def _is_whole(server_status: ServerStatus, policy: Policy) -> bool:
     """Whether nothing of a server is hidden from these permissions."""
     is_all_shown = not server_status.withheld and not server_status.left_out
     return server_status.rules.changes_nothing and is_all_shown and policy.may_use_all_of(server_status.server)
-
-
-def _hubs_behind(shown: Iterable[ServerStatus]) -> dict[str, int]:
-    """Hubs behind these servers, with the number of hubs between on the longest way."""
-    hubs: dict[str, int] = {}
-    for server_status in shown:
-        for id, steps in server_status.hubs.items():
-            hubs[id] = max(steps + 1, hubs.get(id, 0))
-    return hubs
 
 
 def _offer(server_status: ServerStatus, client_caps: ClientCapabilities) -> ServerStatus | FeatureLists:

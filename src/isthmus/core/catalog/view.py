@@ -155,17 +155,18 @@ class View:
     def digest_of(self, topic: Topic) -> bytes:
         """Changes exactly when that list does."""
         if topic not in self._digests:
-            self._digests[topic] = _digest(*self._tables(topic))
+            tables: Mapping[Topic, tuple[dict[str, Route], ...]] = {
+                "tools": (self.routes,),
+                "prompts": (self.prompts,),
+                "resources": (self.resources, self.templates),
+            }
+            total = hashlib.blake2b(digest_size=16)
+            for table in tables[topic]:
+                for exposed, route in table.items():
+                    total.update(exposed.encode("utf-8", "surrogatepass") + b"\0" + route.feature.digest)
+                total.update(b"\0\0")
+            self._digests[topic] = total.digest()
         return self._digests[topic]
-
-    def _tables(self, topic: Topic) -> tuple[dict[str, Route], ...]:
-        match topic:
-            case "tools":
-                return (self.routes,)
-            case "prompts":
-                return (self.prompts,)
-            case "resources":
-                return (self.resources, self.templates)
 
     def withhold(self, server: ServerName, denied: Iterable[str]) -> None:
         """Deny resources also by way of a template, and those of denied templates in any way.
@@ -214,9 +215,15 @@ class View:
             case "resource":
                 return self.find_resource(name)
             case "task" | "task_result" | "task_cancel" | "task_update":
-                return self._find_task(name)
+                # A task belongs to one server; where there are several, its id must be qualified.
+                servers = [each for each, abilities in self.servers.items() if not abilities.isdisjoint(TASK_ABILITIES)]
+                server = servers[0] if servers and len(self.servers) == 1 else None
+                return None if server is None else _unlisted_route(server, name)
             case "method":
-                return self._find_method(name)
+                # Methods are for callers that may use the whole server, because their effect is unknown here.
+                if self.whole is None or METHOD.fullmatch(name) is None:
+                    return None
+                return _unlisted_route(self.whole, name)
 
     def by_alias(self, name: str) -> Route | None:
         """The tool whose name with underscores this is."""
@@ -242,19 +249,6 @@ class View:
         is_allowed = rules.shows(method) and self._policy.allows(server, tool.name)
         return ruled_route(tool, name, rules) if is_allowed else None
 
-    def _find_method(self, name: str) -> FoundRoute | None:
-        """Methods are for callers that may use the whole server, because their effect is unknown here."""
-        if self.whole is None or METHOD.fullmatch(name) is None:
-            return None
-        return FoundRoute(Route(Tool.of(self.whole, FeatureName(name), {}), name), name)
-
-    def _find_task(self, id: str) -> FoundRoute | None:
-        """A task belongs to one server; where there are several, its id must be qualified."""
-        servers = [server for server, abilities in self.servers.items() if not abilities.isdisjoint(TASK_ABILITIES)]
-        if len(self.servers) != 1 or not servers:
-            return None
-        return FoundRoute(Route(Tool.of(servers[0], FeatureName(id), {}), id), id)
-
     def find_resource(self, uri: str) -> FoundRoute | None:
         """Where a URI is read: a listed resource, a template's, or any URI of the only server.
 
@@ -263,7 +257,9 @@ class View:
         listed = self.resources.get(uri)
         if listed is not None:
             return _found(listed)
-        whose = self._named_in(uri)
+        # Only templates of the server that a qualified URI names can match it.
+        servers = (server for server, abilities in self.servers.items() if "resources" in abilities)
+        whose = next((server for server in servers if uri.startswith(qualified(server, ""))), None)
         own = uri if whose is None else uri.removeprefix(qualified(whose, ""))
         routes = self._templates_for(own, whose)
         claims = {route.feature.server for route in routes}
@@ -272,11 +268,6 @@ class View:
         if len(claims) > 1:
             return None  # no server may answer for another, however well its template matches
         return FoundRoute(routes[0], own) if routes else self._unlisted(uri, own, whose)
-
-    def _named_in(self, uri: str) -> ServerName | None:
-        """The server that a qualified URI names; only its templates can match it."""
-        servers = (server for server, abilities in self.servers.items() if "resources" in abilities)
-        return next((server for server in servers if uri.startswith(qualified(server, ""))), None)
 
     def _templates_for(self, own: str, whose: ServerName | None) -> list[Route]:
         """The templates that match a URI, the most specific first."""
@@ -311,14 +302,9 @@ class View:
         return tuple(dict.fromkeys(meant))[:CANDIDATES_MAX]
 
 
+def _unlisted_route(server: ServerName, name: str) -> FoundRoute:
+    return FoundRoute(Route(Tool.of(server, FeatureName(name), {}), name), name)
+
+
 def _found(route: Route | None) -> FoundRoute | None:
     return None if route is None else FoundRoute(route, route.feature.name)
-
-
-def _digest(*tables: Mapping[str, Route]) -> bytes:
-    total = hashlib.blake2b(digest_size=16)
-    for table in tables:
-        for exposed, route in table.items():
-            total.update(exposed.encode("utf-8", "surrogatepass") + b"\0" + route.feature.digest)
-        total.update(b"\0\0")
-    return total.digest()

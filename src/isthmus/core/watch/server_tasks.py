@@ -137,7 +137,11 @@ class ServerTasks:
     ) -> None:
         """A task was created for a caller; `report` is called with progress of the `request` that created it."""
         owner = _owner(caller)
-        self._supersede(owner, place, self._named.get((server, state.id), []))
+        # A server that reuses an id has forgotten the earlier task.
+        for task in list(self._named.get((server, state.id), ())):
+            is_given_anew = task.place is place and (task.owner == owner or task.state.is_over)
+            if is_given_anew or not self._is_there(task) or _is_lost(task.place):
+                self._drop(task)
         own = self._of.setdefault(owner, _DropOrder())
         while len(own) >= EACH_MAX:
             self._drop(own.first())
@@ -153,13 +157,6 @@ class ServerTasks:
         self._named.setdefault(task.name, []).append(task)
         own.put(task)
         self._all.put(task)
-
-    def _supersede(self, owner: Owner, place: LinkSession | None, before: list[ServerTask]) -> None:
-        """Drop tasks with the same id: a server that reuses an id has forgotten the earlier task."""
-        for task in list(before):
-            is_given_anew = task.place is place and (task.owner == owner or task.state.is_over)
-            if is_given_anew or not self._is_there(task) or _is_lost(task.place):
-                self._drop(task)
 
     def answered(self, caller: Caller, server: ServerName, place: LinkSession | None, state: ServerTaskState) -> None:
         """A server returned the state of a task to its caller."""

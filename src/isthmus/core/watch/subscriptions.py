@@ -62,27 +62,18 @@ class Subscriptions:
         self._count(key, follower, 1)
         links = self._links(key[0], follower)
         if links:
-            fault = await self._subscribe_first(key, follower, links)
+            # The resource would be read from the first link. The others may have to replace it later: they are
+            # subscribed in the background once it has succeeded.
+            fault = await self.subscribe(links[0], key[1])
+            others = [link for link in links[1:] if key[1] not in self._asked.get(link, {})]
+            current = self._owners.get(key[0])
+            if fault is None and others and current is not None and follower is not None:
+                current.subscribe_also(follower, others, key[1])
         else:  # the next link will be subscribed
             why = NotConnected(key[0], "it cannot be subscribed to now")
             fault = why if len(listeners) == 1 and not self._is_separate(owners, follower) else None
         if fault is not None and self._drop(key, tell):
             self._release(key, [link for link in links if key[1] in self._asked.get(link, {})], {})
-        return fault
-
-    async def _subscribe_first(
-        self, key: Key, follower: Subscriber | None, links: Sequence[SubscriptionLink]
-    ) -> Fault | None:
-        """Subscribe on the first link, from which the resource would be read.
-
-        The other links may have to replace it later: they are subscribed in the background once it has succeeded.
-        """
-        server, uri = key
-        fault = await self.subscribe(links[0], uri)
-        others = [link for link in links[1:] if uri not in self._asked.get(link, {})]
-        owners = self._owners.get(server)
-        if fault is None and others and owners is not None and follower is not None:
-            owners.subscribe_also(follower, others, uri)
         return fault
 
     def remove(self, key: Key, tell: Tell) -> None:
@@ -194,15 +185,6 @@ class Subscriptions:
             if not answer.cancelled():
                 return answer.result()
         # There was no request, or it was cancelled before its response.
-        return await self._request(link, uri, asked)
-
-    async def subscribe_also(self, key: Key, follower: Subscriber, links: Sequence[SubscriptionLink]) -> None:
-        """Subscribe further links to a resource, unless its subscriber has left."""
-        server, uri = key
-        if uri in self.followers(server).get(follower, ()):
-            await asyncio.gather(*(self.subscribe(link, uri) for link in links))
-
-    async def _request(self, link: SubscriptionLink, uri: str, asked: dict[str, Answer]) -> Fault | None:
         answer = asked[uri] = asyncio.get_running_loop().create_future()
         fault: Fault | None = None
         try:
@@ -216,6 +198,12 @@ class Subscriptions:
             if not _has_agreed(answer) and asked.get(uri) is answer:
                 del asked[uri]
         return fault
+
+    async def subscribe_also(self, key: Key, follower: Subscriber, links: Sequence[SubscriptionLink]) -> None:
+        """Subscribe further links to a resource, unless its subscriber has left."""
+        server, uri = key
+        if uri in self.followers(server).get(follower, ()):
+            await asyncio.gather(*(self.subscribe(link, uri) for link in links))
 
     def subscribed(self, link: SubscriptionLink) -> list[str]:
         """The URIs that a link is subscribed to, or being subscribed to."""
