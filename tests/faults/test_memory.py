@@ -15,7 +15,7 @@ from isthmus.frontends.http.request_cycle import RequestCycle
 from isthmus.model.calls import Result
 from isthmus.upstream import http_shared
 from isthmus.upstream.streamable_http import link as streamable
-from isthmus.upstream.streamable_http.post import Post
+from isthmus.upstream.streamable_http.http_exchanges import Post
 from tests.faults.asking_server import ASKED
 from tests.faults.caller import Caller
 from tests.faults.scripted import EVENTS, HangUp, Heard, Scripted, door_of, events, hub_of, reply

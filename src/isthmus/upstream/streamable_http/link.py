@@ -10,158 +10,31 @@ import asyncio
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from functools import partial
-from typing import Literal, Protocol
-
-import structlog
 
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.ports import Credentials
 from isthmus.core.settings import Limits
 from isthmus.core.watch.server_tasks import LinkSession
-from isthmus.model.calls import NO_CAPABILITIES, Call, ClientCapabilities, LogMessage
-from isthmus.model.faults import BadReply, Fault, NotConnected, ServerError, UnknownTool
+from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities, LogMessage
+from isthmus.model.faults import BadReply, Fault, NotConnected, UnknownTool
 from isthmus.model.features import TOPICS, Feature, Topic
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress, parse_url
-from isthmus.transport.http import ConnectionLost, Ticket, client_for, header_lines, request_head
-from isthmus.upstream.http_shared import EVENT_STREAM, OK, CallerHeaders, OneWayPosts, media_type, same_origin_target
+from isthmus.transport.http import ConnectionLost, client_for, header_lines, request_head
+from isthmus.upstream.http_shared import EVENT_STREAM, CallerHeaders, OneWayPosts, same_origin_target
 from isthmus.upstream.link import BaseLink, ConnectFailed, WrongCarrier
 from isthmus.upstream.listing import Listing, leave_out
-from isthmus.upstream.redaction import Redact, redact_error
 from isthmus.upstream.settings import Era
-from isthmus.upstream.streamable_http.post import LINGER_SECONDS, Post
+from isthmus.upstream.streamable_http.http_exchanges import LINGER_SECONDS, NotificationStream, Post
 from isthmus.upstream.waiters import CallWaiter, Waiter, log_alone, lost, turned_away, waiter_for
 from isthmus.wire import jsonrpc
-from isthmus.wire.jsonrpc import ErrorReply, Notification, Payload, Request
-from isthmus.wire.lines import Oversized
+from isthmus.wire.jsonrpc import Payload, Request
 from isthmus.wire.mcp import legacy, modern
 from isthmus.wire.mcp.calls import METHODS, QUESTIONS
 from isthmus.wire.mcp.lists import TOOLS
 from isthmus.wire.mcp.messages import CANCELLED, PROGRESS, Implementation, Members, cancelled_params, token_of
 from isthmus.wire.mcp.modern import HeaderParams, annotated_params, is_annotation_valid, param_headers
-from isthmus.wire.sse import SseDecoder
-
-SERVER_TROUBLE = 500
-"""From here on a status means temporary trouble: the stream is tried again."""
-
-PASSING = (408, 409, 425, 429)
-"""So do these; 409 above all, from a server that allows one stream and has not noticed that the last one broke."""
-
-
-REFUSAL_BYTES = 64 * 1024
-"""How much of a refusal is read for the server's error message."""
-
-
-class ChangesOwner(Protocol):
-    """What the stream needs of its link."""
-
-    server: ServerName
-    limits: Limits
-    redact: Redact
-
-    def on_stream_open(self, stream: NotificationStream, honoured: Collection[str] | None = None) -> None:
-        """The server tells on the stream from now on; of resources only these, if it says which."""
-
-    def on_stream_refused(self, stream: NotificationStream, refusal: Fault) -> None:
-        """The server gives no such stream."""
-
-    def on_stream_ended(self, stream: NotificationStream) -> None:
-        """The stream has ended and may be opened again."""
-
-    def on_notification(self, method: str, params: Members) -> None:
-        """The server tells something."""
-
-    def asked(self, request: Request, waiter: None = None) -> None:
-        """The server asks something of its own."""
-
-
-class NotificationStream:
-    """The stream on which a server announces changes.
-
-    In the legacy era it is open with its response head; a modern server acknowledges it in its first message.
-    """
-
-    def __init__(self, link: ChangesOwner, era: Literal["legacy", "modern"]) -> None:
-        self._link = link
-        self._is_modern = era == "modern"
-        self._decoder = SseDecoder(link.limits.notification_bytes)
-        self._words = b""
-        self._status = 0
-        self._is_stream = False
-        self._refusal: Fault | None = None
-        self.ticket: Ticket | None = None
-        self.is_resumed = False
-        """Whether it was resumed after an event."""
-
-    @property
-    def event_id(self) -> str | None:
-        """The id of the last event."""
-        return self._decoder.last_event_id
-
-    @property
-    def retry(self) -> float | None:
-        """The pause in seconds that the server asks for before the stream is opened again."""
-        return None if self._decoder.retry is None else self._decoder.retry / 1000
-
-    def close(self) -> None:
-        """Stop the stream."""
-        if self.ticket is not None:
-            self.ticket.abort()
-
-    def on_head(self, status: int, headers: Mapping[str, str]) -> None:
-        """Read the status; a server without such a stream is not asked again."""
-        self._status = status
-        self._is_stream = status == OK and media_type(headers) == EVENT_STREAM
-        if self._is_stream and not self._is_modern:
-            self._link.on_stream_open(self)
-
-    def on_body(self, chunk: bytes) -> None:
-        """Read notifications."""
-        if not self._is_stream:
-            self._words += chunk[: REFUSAL_BYTES - len(self._words)]
-            return
-        for event in self._decoder.feed(chunk):
-            if not isinstance(event, Oversized) and event.data:
-                self._read(event.data)
-
-    def _read(self, data: bytes) -> None:
-        match jsonrpc.decode(data, max_depth=self._link.limits.depth, max_values=None):
-            case Notification(method=method, params=params):
-                self._link.on_stream_open(self, modern.read_granted(params) if method == modern.ACKNOWLEDGED else None)
-                self._link.on_notification(method, params)
-            case Request() as request:
-                self._link.asked(request)
-            case ErrorReply() as refused:
-                reply = redact_error(refused, self._link.redact)
-                self._refusal = ServerError(self._link.server, reply.code, reply.message, reply.data)
-            case _:
-                pass
-
-    def on_end(self) -> None:
-        """The server ended the stream, or refused it."""
-        if (refusal := self._refusal or self._refused()) is not None:
-            self._link.on_stream_refused(self, refusal)
-        else:
-            self._link.on_stream_ended(self)
-
-    def on_lost(self, lost_: ConnectionLost) -> None:
-        """The stream broke, or could not be opened."""
-        self.on_end()
-
-    def _refused(self) -> Fault | None:
-        """Why the server refuses the stream for good; None if there was a stream, or may be one later."""
-        if self._is_stream or not self._status or self._status >= SERVER_TROUBLE or self._status in PASSING:
-            return None
-        match jsonrpc.decode(self._words):
-            case ErrorReply() as refused:
-                reply = redact_error(refused, self._link.redact)
-                return ServerError(self._link.server, reply.code, reply.message, reply.data)
-            case _:
-                return BadReply(self._link.server, f"HTTP {self._status} instead of a stream of changes")
-
-
-log = structlog.get_logger(__name__)
 
 SPARE_CONNECTIONS = 8
 """Connections beside those for calls: pings, listings, the notification stream."""
@@ -292,24 +165,20 @@ class StreamableLink(BaseLink):
                 await super().handshake(era)
             except (NotConnected, BadReply):
                 if self._location is None:
-                    self._check_carrier()
+                    if self._wrong is not None and not self._is_endpoint:
+                        raise WrongCarrier(f"it answered a POST of MCP with {self._wrong}") from None
                     raise
                 # Only within the origin: credentials must not reach another.
                 place = same_origin_target(self._origin, self._target, self._location, "redirects to", stays=self.stays)
                 self._target, self._location = place, None
             else:
                 self._is_initialized = True
-                await self._listen_for_questions()
+                if self.client_caps and self.dialect.era == "legacy" and self._session is not None:
+                    # A legacy server may ask on the stream, unless it names the call (those on the TypeScript SDK do).
+                    # Questions before the stream is open are lost, so it opens before a call can make the server ask.
+                    await self._open_stream_first()
                 return
         raise ConnectFailed("it redirects in circles")
-
-    async def _listen_for_questions(self) -> None:
-        """Open the stream on which a legacy server may ask, before a call can make it ask.
-
-        Questions that come sooner are lost. Servers on the TypeScript SDK ask there, unless they name the call.
-        """
-        if self.client_caps and self.dialect.era == "legacy" and self._session is not None:
-            await self._open_stream_first()
 
     async def _open_stream_first(self) -> None:
         self._expect_listening()
@@ -335,11 +204,6 @@ class StreamableLink(BaseLink):
             self._is_endpoint |= is_endpoint
             self._wrong = answer
 
-    def _check_carrier(self) -> None:
-        """Raise `WrongCarrier` if the peer does not know Streamable HTTP."""
-        if self._wrong is not None and not self._is_endpoint:
-            raise WrongCarrier(f"it answered a POST of MCP with {self._wrong}")
-
     # -- sending ---------------------------------------------------------------------------------------------------
 
     def send(self, inflight: InFlight) -> None:
@@ -354,7 +218,9 @@ class StreamableLink(BaseLink):
         body = jsonrpc.request(id, method, self.dialect.call_params(call, name, id))
         post = Post(self, id, method, None if call.kind == "method" else name, body, waiter)
         if call.request_id is not None:
-            self._use_caller_id(post, call, name)
+            post.wire_id = self.caller_request_id(call, [other.wire_id for other in self._posts.values()])
+            if post.wire_id is not None:
+                post.body = jsonrpc.request_as(post.wire_id, method, self.dialect.call_params(call, name, id))
         if self.dialect.era == "modern" and (places := self._places_of(inflight.target.feature)):
             lines += header_lines(param_headers(places, inflight.call.arguments))
         post.lines = lines
@@ -362,13 +228,6 @@ class StreamableLink(BaseLink):
         self._send(post)
         if self._early:
             self._deliver_early_soon()
-
-    def _use_caller_id(self, post: Post, call: Call, name: str) -> None:
-        """Use the caller's own id for the request, if possible."""
-        post.wire_id = self.caller_request_id(call, [other.wire_id for other in self._posts.values()])
-        if post.wire_id is not None:
-            params = self.dialect.call_params(call, name, post.id)
-            post.body = jsonrpc.request_as(post.wire_id, post.method, params)
 
     def _places_of(self, tool: Feature) -> HeaderParams:
         """The tool's arguments that are repeated in headers; cached per definition."""
@@ -384,13 +243,12 @@ class StreamableLink(BaseLink):
 
     def _send(self, post: Post) -> None:
         self._posts[post.id] = post
-        if self._expired is not None and not self._is_let_through(post):
-            self._expired.append(post)  # a new session is being opened
-        else:
-            self._transmit(post)
-
-    def _is_let_through(self, post: Post) -> bool:
-        return post.method == "initialize" or (self._is_rechecking and post.method == TOOLS.method)
+        if self._expired is not None:  # a new session is being opened
+            is_part_of_that = post.method == "initialize" or (self._is_rechecking and post.method == TOOLS.method)
+            if not is_part_of_that:
+                self._expired.append(post)
+                return
+        self._transmit(post)
 
     def _transmit(self, post: Post) -> None:
         post.session = self._session
@@ -428,12 +286,6 @@ class StreamableLink(BaseLink):
             post.fail(lost(self.server, "its session expired while the stream was away", may_have_left=True))
             return
         post.ticket = self._client.send(self._listen_head(event_id) + post.lines, None, post)
-
-    def _give_up_resumes(self) -> None:
-        waiting, self._resumes = self._resumes, {}
-        for post, (timer, _) in waiting.items():
-            timer.cancel()
-            post.fail(lost(self.server, "closed by the hub", may_have_left=True))
 
     def _listen_head(self, event_id: str | None = None) -> bytes:
         """The head of a GET for a stream, from the beginning or after an event."""
@@ -569,7 +421,7 @@ class StreamableLink(BaseLink):
         post.fail(UnknownTool(inflight.call.name))
         return True
 
-    # -- hearing of changes ----------------------------------------------------------------------------------------
+    # -- notification stream ---------------------------------------------------------------------------------------
 
     def listen(self) -> None:
         """Open the notification stream: a GET in the legacy era, a request in the modern one.
@@ -657,19 +509,19 @@ class StreamableLink(BaseLink):
     async def aclose(self) -> None:
         """End the session, if there is one, and every connection."""
         self._lose("closed by the hub")
-        self._give_up_resumes()
+        waiting, self._resumes = self._resumes, {}
+        for post, (timer, _) in waiting.items():
+            timer.cancel()
+            post.fail(lost(self.server, "closed by the hub", may_have_left=True))
         if self._relisten is not None:
             self._relisten.cancel()
         try:
             if self._session is not None and self._is_initialized:
-                await self._end_session()
+                response = _AnyResponse()
+                self._client.send(self._request_head("DELETE", self._state_headers("", None)), None, response)
+                await asyncio.wait([response.ended], timeout=LINGER_SECONDS)
         finally:
             await self._client.aclose()
-
-    async def _end_session(self) -> None:
-        done = _Ended()
-        self._client.send(self._request_head("DELETE", self._state_headers("", None)), None, done)
-        await asyncio.wait([done.on_post_over], timeout=LINGER_SECONDS)
 
 
 def _is_header(event_id: str) -> bool:
@@ -677,18 +529,18 @@ def _is_header(event_id: str) -> bool:
     return 0 < len(event_id) <= EVENT_ID_LENGTH_MAX and event_id.isascii() and event_id.isprintable()
 
 
-class _Ended:
-    """Ends `over` when the response is there, whatever it is."""
+class _AnyResponse:
+    """Ends `ended` with the response, whatever it is."""
 
     def __init__(self) -> None:
-        self.on_post_over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> None: ...
 
     def on_body(self, chunk: bytes) -> None: ...
 
     def on_end(self) -> None:
-        self.on_post_over.set_result(None)
+        self.ended.set_result(None)
 
     def on_lost(self, lost_: ConnectionLost) -> None:
-        self.on_post_over.set_result(None)
+        self.ended.set_result(None)

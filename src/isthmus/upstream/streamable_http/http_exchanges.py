@@ -1,27 +1,29 @@
-"""One POST and its response: collects JSON or reads events, and reports the end to the waiter.
+"""HTTP exchanges of a Streamable HTTP link: a POST and its response, and the stream of a server's notifications.
 
-A stream of events that ends too soon is resumed after its last event, if the server gave its events ids.
+A POST collects JSON or reads events, and reports the end to the waiter. A stream of events that ends too soon is
+resumed after its last event, if the server gave its events ids. `StreamableLink` creates both.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping
+from typing import Literal, Protocol
 
 import msgspec
 
 from isthmus.core.pauses import in_turn
 from isthmus.core.settings import Limits
-from isthmus.model.faults import BadReply, Fault
+from isthmus.model.faults import BadReply, Fault, ServerError
 from isthmus.model.names import ServerName
 from isthmus.transport.http import ConnectionLost, Ticket
 from isthmus.upstream.http_shared import ADVICE, EVENT_STREAM, OK, UNAUTHORIZED, advice_for, login_url, media_type
+from isthmus.upstream.redaction import redact_error
 from isthmus.upstream.waiters import LATER_BYTES, CallWaiter, Waiter, lost, turned_away
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Notification, Request, Response
 from isthmus.wire.lines import Oversized
-from isthmus.wire.mcp import legacy
+from isthmus.wire.mcp import legacy, modern
 from isthmus.wire.mcp.messages import LOGGED, PROGRESS, PROGRESS_TOKEN, Members, read_log
 from isthmus.wire.sse import SseDecoder
 
@@ -51,14 +53,18 @@ FAILURES_MAX = 3
 
 PASSING = (408, 409, 425, 429)
 SERVER_TROUBLE = 500
-"""With these, and from here on, a server may give the stream later."""
+"""With these, and from here on, a server may give the stream later; 409 comes above all from a server that allows one
+stream and has not noticed that the last one broke."""
+
+WORDS_BYTES_MAX = 64 * 1024
+"""How much of a refused stream is read for the server's error message."""
 
 LINGER_SECONDS = 1.0
 """How long a server may keep an event stream open after its response."""
 
 
-class PostOwner(Protocol):
-    """What a POST needs from its link."""
+class ExchangeOwner(Protocol):
+    """What an exchange needs from its link."""
 
     server: ServerName
     limits: Limits
@@ -96,6 +102,15 @@ class PostOwner(Protocol):
 
     def on_post_over(self, post: Post) -> None:
         """A request has ended."""
+
+    def on_stream_open(self, stream: NotificationStream, honoured: Collection[str] | None = None) -> None:
+        """The server uses the stream from now on; `honoured` are the resources that it names, if it names them."""
+
+    def on_stream_refused(self, stream: NotificationStream, refusal: Fault) -> None:
+        """The server gives no such stream."""
+
+    def on_stream_ended(self, stream: NotificationStream) -> None:
+        """The stream has ended and may be opened again."""
 
 
 class Rest:
@@ -142,7 +157,9 @@ class Post:
         "wire_id",
     )
 
-    def __init__(self, link: PostOwner, id: int, method: str, name: str | None, body: bytes, waiter: Waiter) -> None:
+    def __init__(
+        self, link: ExchangeOwner, id: int, method: str, name: str | None, body: bytes, waiter: Waiter
+    ) -> None:
         self._link = link
         self.id = id
         self.method = method
@@ -211,7 +228,18 @@ class Post:
     def on_body(self, chunk: bytes) -> None:
         """Read a part of the body."""
         if self._decoder is not None:
-            self._read_events(chunk, self._decoder)
+            for event in self._decoder.feed(chunk):
+                if isinstance(event, Oversized):
+                    self._spoil(f"an event of over {event.limit_bytes} bytes")
+                    return
+                if self.is_over:
+                    return
+                if event.event == "endpoint":
+                    # The older HTTP+SSE transport, at an address that accepts any verb.
+                    self._link.on_carrier_judged("a stream of HTTP+SSE", is_endpoint=False)
+                    self._spoil("a stream of the earlier HTTP+SSE transport")
+                elif event.data:
+                    self._read_event(event.data)
             return
         self._size += len(chunk)
         if self._size > self._link.limits.reply_bytes:
@@ -228,14 +256,9 @@ class Post:
         elif self._rest is not None:
             self._miss(f"it answered HTTP {self._status} to who came back to its stream", self._rest)
         elif self._size > LATER_BYTES:
-            in_turn(self._read_late)
+            in_turn(self._read_whole)  # a long response in its own turn of the event loop
         else:
-            self._read_whole(b"".join(self._chunks))
-
-    def _read_late(self) -> None:
-        """Read a long response in its own turn of the event loop."""
-        if not self.is_over:
-            self._read_whole(b"".join(self._chunks))
+            self._read_whole()
 
     def on_lost(self, lost_: ConnectionLost) -> None:
         """The connection broke; after the response, that does not matter."""
@@ -279,7 +302,10 @@ class Post:
 
     # -- JSON ------------------------------------------------------------------------------------------------------
 
-    def _read_whole(self, body: bytes) -> None:
+    def _read_whole(self) -> None:
+        if self.is_over:
+            return
+        body = b"".join(self._chunks)
         message = jsonrpc.decode(body, max_depth=self._link.limits.depth, max_values=None) if body else None
         if self._status == OK and isinstance(message, Response | ErrorReply):
             self._answer(message)
@@ -287,8 +313,20 @@ class Post:
         is_endpoint = isinstance(message, ErrorReply) or self._status not in NO_ENDPOINT
         self._link.on_carrier_judged(f"HTTP {self._status}", is_endpoint=is_endpoint)
         if self._status == NOT_FOUND and self.session is not None:
-            self._session_gone()
-        elif self._is_session_refused(message):
+            if self._was_expired:
+                self.fail(turned_away(self._link.server, "it forgot its session twice", NOT_FOUND))
+                return
+            self._was_expired = True
+            self.ticket = None
+            self._status = self._size = 0
+            self._chunks = []
+            self._link.on_session_gone(self)
+        elif (
+            self._status == BAD_REQUEST
+            and self.session is not None
+            and isinstance(message, ErrorReply)
+            and message.id is None
+        ):
             # Many servers answer so instead of 404. It proves nothing about the request, but the link is unusable.
             self._link.on_doubt()
             self.fail(BadReply(self._link.server, self._link.redact(f"HTTP 400{_words(message)}")))
@@ -301,10 +339,6 @@ class Post:
             self._answer(message)
         else:
             self.fail(BadReply(self._link.server, f"HTTP {self._status} without a usable JSON-RPC answer"))
-
-    def _is_session_refused(self, message: object) -> bool:
-        is_unaddressed = isinstance(message, ErrorReply) and message.id is None
-        return self._status == BAD_REQUEST and self.session is not None and is_unaddressed
 
     def _answer(self, message: Response | ErrorReply) -> None:
         if isinstance(message, ErrorReply):
@@ -320,31 +354,7 @@ class Post:
         """Whether this id is the request's id on the wire, instead of the link's own."""
         return self.wire_id is not None and jsonrpc.same_id(id, self.wire_id)
 
-    def _session_gone(self) -> None:
-        if self._was_expired:
-            self.fail(turned_away(self._link.server, "it forgot its session twice", NOT_FOUND))
-            return
-        self._was_expired = True
-        self.ticket = None
-        self._status = self._size = 0
-        self._chunks = []
-        self._link.on_session_gone(self)
-
     # -- events ----------------------------------------------------------------------------------------------------
-
-    def _read_events(self, chunk: bytes, decoder: SseDecoder) -> None:
-        for event in decoder.feed(chunk):
-            if isinstance(event, Oversized):
-                self._spoil(f"an event of over {event.limit_bytes} bytes")
-                return
-            if self.is_over:
-                return
-            if event.event == "endpoint":
-                # The older HTTP+SSE transport, at an address that accepts any verb.
-                self._link.on_carrier_judged("a stream of HTTP+SSE", is_endpoint=False)
-                self._spoil("a stream of the earlier HTTP+SSE transport")
-            elif event.data:
-                self._read_event(event.data)
 
     def _read_event(self, data: bytes) -> None:
         match jsonrpc.decode(data, max_depth=self._link.limits.depth, max_values=None):
@@ -352,9 +362,19 @@ class Post:
                 message.id is None or _is_own(message.id, self.id) or self._is_renamed(message.id)
             ):
                 self._answer(message)
-                self._linger()
+                if self.ticket is not None:
+                    # The server may end its stream, so that the connection can be reused; but not for ever.
+                    asyncio.get_running_loop().call_later(LINGER_SECONDS, self.ticket.abort)
+            # On a request's own stream, progress and logs belong to that request.
+            case Notification(method=method, params=params) if method == PROGRESS and _is_own(
+                params.get(PROGRESS_TOKEN), self.id
+            ):
+                self.waiter.progress(params)
+            case Notification(method=method, params=params) if method == LOGGED:
+                if (line := read_log(params)) is not None:
+                    self.waiter.log(line)
             case Notification(method=method, params=params):
-                self._noted(method, params)
+                self._link.on_notification(method, params)
             case Request() as request:
                 self._link.asked(request, self.waiter)
                 self._useless += 1
@@ -362,21 +382,6 @@ class Post:
                 self._useless += 1  # a response to another request, or not a message: the real one may still come
         if self._useless > USELESS_MAX:
             self._spoil(f"over {USELESS_MAX} messages that are not its answer")
-
-    def _noted(self, method: str, params: Members) -> None:
-        """On a request's own stream, progress and logs belong to that request."""
-        if method == PROGRESS and _is_own(params.get(PROGRESS_TOKEN), self.id):
-            self.waiter.progress(params)
-        elif method == LOGGED:
-            if (line := read_log(params)) is not None:
-                self.waiter.log(line)
-        else:
-            self._link.on_notification(method, params)
-
-    def _linger(self) -> None:
-        """Let the server end its stream, so that the connection can be reused; but not for ever."""
-        if self.ticket is not None:
-            asyncio.get_running_loop().call_later(LINGER_SECONDS, self.ticket.abort)
 
     def _spoil(self, detail: str) -> None:
         ticket = self.ticket
@@ -391,3 +396,88 @@ def _words(message: object) -> str:
 
 def _is_own(id: msgspec.Raw | None, own: int) -> bool:
     return id is not None and bytes(id) == str(own).encode()
+
+
+class NotificationStream:
+    """The stream on which a server announces changes.
+
+    In the legacy era it is open with its response head; a modern server acknowledges it in its first message.
+    """
+
+    def __init__(self, link: ExchangeOwner, era: Literal["legacy", "modern"]) -> None:
+        self._link = link
+        self._is_modern = era == "modern"
+        self._decoder = SseDecoder(link.limits.notification_bytes)
+        self._words = b""
+        self._status = 0
+        self._is_stream = False
+        self._refusal: Fault | None = None
+        self.ticket: Ticket | None = None
+        self.is_resumed = False
+        """Whether it was resumed after an event."""
+
+    @property
+    def event_id(self) -> str | None:
+        """The id of the last event."""
+        return self._decoder.last_event_id
+
+    @property
+    def retry(self) -> float | None:
+        """The pause in seconds that the server asks for before the stream is opened again."""
+        return None if self._decoder.retry is None else self._decoder.retry / 1000
+
+    def close(self) -> None:
+        """Stop the stream."""
+        if self.ticket is not None:
+            self.ticket.abort()
+
+    def on_head(self, status: int, headers: Mapping[str, str]) -> None:
+        """Read the status; a server without such a stream is not asked again."""
+        self._status = status
+        self._is_stream = status == OK and media_type(headers) == EVENT_STREAM
+        if self._is_stream and not self._is_modern:
+            self._link.on_stream_open(self)
+
+    def on_body(self, chunk: bytes) -> None:
+        """Read notifications."""
+        if not self._is_stream:
+            self._words += chunk[: WORDS_BYTES_MAX - len(self._words)]
+            return
+        for event in self._decoder.feed(chunk):
+            if isinstance(event, Oversized) or not event.data:
+                continue
+            match jsonrpc.decode(event.data, max_depth=self._link.limits.depth, max_values=None):
+                case Notification(method=method, params=params):
+                    granted = modern.read_granted(params) if method == modern.ACKNOWLEDGED else None
+                    self._link.on_stream_open(self, granted)
+                    self._link.on_notification(method, params)
+                case Request() as request:
+                    self._link.asked(request)
+                case ErrorReply() as refused:
+                    self._refusal = self._server_error(refused)
+                case _:
+                    pass
+
+    def on_end(self) -> None:
+        """The server ended the stream, or refused it."""
+        if (refusal := self._refusal or self._refused()) is not None:
+            self._link.on_stream_refused(self, refusal)
+        else:
+            self._link.on_stream_ended(self)
+
+    def on_lost(self, lost_: ConnectionLost) -> None:
+        """The stream broke, or could not be opened."""
+        self.on_end()
+
+    def _refused(self) -> Fault | None:
+        """Why the server refuses the stream for good; None if there was a stream, or may be one later."""
+        if self._is_stream or not self._status or self._status >= SERVER_TROUBLE or self._status in PASSING:
+            return None
+        message = jsonrpc.decode(self._words)
+        if isinstance(message, ErrorReply):
+            return self._server_error(message)
+        return BadReply(self._link.server, f"HTTP {self._status} instead of a stream of changes")
+
+    def _server_error(self, reply: ErrorReply) -> ServerError:
+        reply = redact_error(reply, self._link.redact)
+        return ServerError(self._link.server, reply.code, reply.message, reply.data)
