@@ -19,7 +19,7 @@ from isthmus.library import (
     UserContext,
     UserPermissions,
 )
-from isthmus.library.engine import read_plan
+from isthmus.library.server_config import read_plan
 from isthmus.upstream.settings import HttpSettings
 from tests.hubs import PATIENT, serving, stdio
 from tests.library.services import SETTLE_SECONDS

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from isthmus.core.catalog.names import LLM_LENGTH_MAX, llm_form
 from isthmus.library.client import MCPClientWrapper
 from isthmus.library.contracts import ToolResult, ToolStatus
-from isthmus.library.manager import MCPConfigLoader, MCPManager, _RegisteredTools
-from isthmus.library.registry import ToolRegistry
-from isthmus.library.server_config import MCPServerConfig
+from isthmus.library.manager import MCPManager, ToolRegistry, _RegisteredTools
+from isthmus.library.server_config import MCPConfigLoader, MCPServerConfig
 from isthmus.model.names import FeatureName, ServerName, loses_letters
 from tests.faults import light_server
 from tests.unit.library.benches import Bench

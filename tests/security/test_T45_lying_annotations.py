@@ -30,7 +30,7 @@ READER = "isthmus/core/catalog/rules.py"
 OWN_SAY = {
     "isthmus/upstream/python/builtin.py",  # what the hub says of its own tools
     "isthmus/upstream/python/signatures.py",  # documentation of what functions may say of theirs
-    "isthmus/library/functions.py",  # the same
+    "isthmus/library/tools.py",  # the same
     "isthmus/library/integration_base.py",  # `is_destructive`, which believes trusted servers only (see below)
     "isthmus/integrations/openai_agents.py",  # passes them on to a framework
 }

@@ -101,7 +101,7 @@ UNTOUCHED = listed("""
     credentials.authorization.DeviceLogin.verification_uri_complete frontends.a2a.task_view._Block.uri
     frontends.a2a.task_view._Resource.uri identity.issuers.Bound.issuer identity.issuers.Unproven.is_issuer_away
     identity.dpop_proofs.ProvenRequest.urls identity.settings.IssuerSettings.token_url
-    library.function_schemas.ToolDef.origin
+    library.llm_format.ToolDef.origin
     config.dialects.Dialect.bare_url upstream.settings.DialInServerSettings.url
     wire.a2a.cards.AgentCard.documentation_url wire.a2a.cards.AgentCard.icon_url wire.a2a.cards.AgentExtension.uri
     wire.a2a.cards.OAuth.authorization_url

@@ -35,7 +35,6 @@ from langgraph.types import interrupt
 from pydantic import Field
 
 from isthmus.library.contracts import ToolRequest, ToolResult, ToolStatus, ToolStreamChunk, UniversalTool, UserContext
-from isthmus.library.function_schemas import provider_schema
 from isthmus.library.integration_base import (
     AgentTools,
     Approval,
@@ -46,8 +45,8 @@ from isthmus.library.integration_base import (
     not_approved,
     unreadable_arguments,
 )
+from isthmus.library.llm_format import ModelImage, ModelText, model_parts, provider_schema, result_record, result_text
 from isthmus.library.loop_thread import LoopThread
-from isthmus.library.model_content import ModelImage, ModelText, model_parts, result_record, result_text
 from isthmus.library.service import ToolService
 
 INVALID_TOOL_NAME: str = getattr(
@@ -365,15 +364,15 @@ class _ModelTurn:
         if called in self._tools:
             return True
         # The response format is a tool as well, which is not in the list.
-        return self.request.response_format is None and called not in map(_tool_name, self.request.tools)
-
-
-def _tool_name(tool: Any) -> Any:
-    """The name of any tool: an object, or a definition in a provider's form."""
-    if not isinstance(tool, dict):
-        return getattr(tool, "name", None)
-    function = tool.get("function")
-    return function.get("name") if isinstance(function, dict) else tool.get("name")
+        if self.request.response_format is not None:
+            return False
+        for tool in self.request.tools:  # objects, or definitions in a provider's form
+            function = tool.get("function") if isinstance(tool, dict) else None
+            definition = function if isinstance(function, dict) else tool
+            name = definition.get("name") if isinstance(definition, dict) else getattr(tool, "name", None)
+            if called == name:
+                return False
+        return True
 
 
 def _refusal(call: Any, result: ToolResult) -> ToolMessage:

@@ -34,7 +34,6 @@ from mcp.types import Tool as MCPTool
 
 from isthmus.library.contracts import ToolRequest, ToolResult, ToolStreamChunk, UniversalTool, UserContext
 from isthmus.library.errors import ServiceClosedError, ToolNotFoundError
-from isthmus.library.function_schemas import provider_schema
 from isthmus.library.integration_base import (
     AgentTools,
     Approval,
@@ -45,7 +44,7 @@ from isthmus.library.integration_base import (
     not_approved,
     unreadable_arguments,
 )
-from isthmus.library.model_content import ModelImage, model_parts, result_record, result_text, to_json
+from isthmus.library.llm_format import ModelImage, model_parts, provider_schema, result_record, result_text, to_json
 from isthmus.library.results import refused_result
 from isthmus.library.service import SESSION_KEY, ToolService
 
@@ -264,8 +263,16 @@ class HubServer(MCPServer):
     ) -> None:
         """Arguments as for `hub_tools`; `on_event` gets only the chunk, since the SDK does not pass the context."""
         check_values("A HubServer", user_context=user_context, headers=headers)
-        options.setdefault("custom_data_extractor", _result_from_meta)
-        options.setdefault("tool_meta_resolver", self._meta)
+
+        def extract_result(call: MCPToolCustomDataContext) -> Mapping[str, Any] | None:
+            return None if call.result_meta is None else call.result_meta.get(STATUS_KEY)
+
+        def resolve_meta(call: MCPToolMetaContext) -> dict[str, Any] | None:
+            session = self._session(call.run_context)
+            return None if session is None else {SESSION_KEY: session}
+
+        options.setdefault("custom_data_extractor", extract_result)
+        options.setdefault("tool_meta_resolver", resolve_meta)
         super().__init__(**options)
         self._tools = AgentTools(service, names)
         self._user = user_context
@@ -303,7 +310,21 @@ class HubServer(MCPServer):
         self, run_context: RunContextWrapper[Any] | None = None, agent: AgentBase[Any] | None = None
     ) -> list[MCPTool]:
         """See `MCPServer`; no request to a server is needed."""
-        return [_mcp_tool(tool) for tool in await self._tools.tools(self._user)]
+        listed: list[MCPTool] = []
+        for tool in await self._tools.tools(self._user):
+            hints: Mapping[str, Any] = tool.metadata.get("annotations") or {}
+            members = {
+                "name": llm_name_of(tool),
+                "title": tool.metadata.get("title"),
+                "description": tool.description,
+                "inputSchema": provider_schema(tool.parameters_schema),
+                # Invalid hints are dropped: one of them would fail the whole list.
+                "annotations": {
+                    key: hint for key, hint in hints.items() if key.endswith("Hint") and isinstance(hint, bool)
+                },
+            }
+            listed.append(MCPTool.model_validate({key: value for key, value in members.items() if value is not None}))
+        return listed
 
     async def call_tool(
         self, tool_name: str, arguments: dict[str, Any] | None, meta: dict[str, Any] | None = None
@@ -324,18 +345,15 @@ class HubServer(MCPServer):
 
         async def explain(context: RunContextWrapper[Any], error: Exception) -> str:
             if isinstance(context, ToolContext) and _parse_arguments(context.tool_arguments) is None:
-                return await self._unreadable(context)
+                tool = await self._tools.find(context.tool_name, self._user)
+                result = unreadable_arguments(tool.name if tool is not None else context.tool_name)
+                self._tools.service.noted(result, context.tool_arguments, self._user, self._session(context))
+                # The SDK stores an extractor's result here, but calls no extractor after a failure.
+                context._custom_data = result_record(result)
+                return result_text(result)
             return str(await _awaited(default(context, error)))
 
         return None if default is None else explain
-
-    async def _unreadable(self, context: ToolContext[Any]) -> str:
-        tool = await self._tools.find(context.tool_name, self._user)
-        result = unreadable_arguments(tool.name if tool is not None else context.tool_name)
-        self._tools.service.noted(result, context.tool_arguments, self._user, self._session(context))
-        # The SDK stores an extractor's result here, but calls no extractor after a failure.
-        context._custom_data = result_record(result)
-        return result_text(result)
 
     async def list_prompts(self) -> ListPromptsResult:
         """See `MCPServer`. Permissions cover tools only, so a server with a user has no prompts."""
@@ -355,25 +373,8 @@ class HubServer(MCPServer):
             )
         return GetPromptResult.model_validate(await self._tools.service.get_prompt(name, arguments))
 
-    def _meta(self, call: MCPToolMetaContext) -> dict[str, Any] | None:
-        session = self._session(call.run_context)
-        return None if session is None else {SESSION_KEY: session}
-
     def _session(self, context: RunContextWrapper[Any]) -> str | None:
         return CallOptions(session_id=self._session_id).session(context, _group_of(context))
-
-
-def _mcp_tool(tool: UniversalTool) -> MCPTool:
-    hints = tool.metadata.get("annotations") or {}
-    members = {
-        "name": llm_name_of(tool),
-        "title": tool.metadata.get("title"),
-        "description": tool.description,
-        "inputSchema": provider_schema(tool.parameters_schema),
-        # Invalid hints are dropped: one of them would fail the whole list.
-        "annotations": {key: value for key, value in hints.items() if key.endswith("Hint") and isinstance(value, bool)},
-    }
-    return MCPTool.model_validate({key: value for key, value in members.items() if value is not None})
 
 
 def _call_result(result: ToolResult) -> CallToolResult:
@@ -390,8 +391,3 @@ def _call_result(result: ToolResult) -> CallToolResult:
     if isinstance(result.result_data, dict) and result.metadata.get("structured"):
         members["structuredContent"] = result.result_data
     return CallToolResult.model_validate(members)
-
-
-def _result_from_meta(call: MCPToolCustomDataContext) -> Mapping[str, Any] | None:
-    meta = call.result_meta
-    return None if meta is None else meta.get(STATUS_KEY)

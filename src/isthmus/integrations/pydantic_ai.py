@@ -8,7 +8,7 @@ of its return and a `HubResultEvent`; progress and logs are `HubProgressEvent` a
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -29,8 +29,7 @@ from pydantic_ai.toolsets import AbstractToolset, ToolsetTool
 from pydantic_core import SchemaValidator, ValidationError, core_schema
 
 from isthmus.library.contracts import ToolRequest, ToolResult, ToolStatus, ToolStreamChunk, UniversalTool, UserContext
-from isthmus.library.errors import ToolDeniedError, ToolNotFoundError, ToolUnreachableError
-from isthmus.library.function_schemas import provider_schema
+from isthmus.library.errors import ToolDeniedError, ToolError, ToolNotFoundError, ToolUnreachableError
 from isthmus.library.integration_base import (
     AgentTools,
     Approval,
@@ -40,7 +39,14 @@ from isthmus.library.integration_base import (
     not_approved,
     unreadable_arguments,
 )
-from isthmus.library.model_content import ModelImage, model_parts, result_record, result_text, result_value
+from isthmus.library.llm_format import (
+    ModelImage,
+    model_parts,
+    provider_schema,
+    result_record,
+    result_text,
+    result_value,
+)
 from isthmus.library.results import refused_result
 from isthmus.library.service import ToolService
 
@@ -145,12 +151,24 @@ class HubToolset(AbstractToolset[DepsT], Generic[DepsT]):
         """
         user = self._options.user(ctx)
         tools = await self._tools.tools(user, is_shared=self._options.is_shared)
-        for part in _last_parts(ctx):
+        # Tools are listed just before the model gets the last message, which may still be changed.
+        last = ctx.messages[-1] if ctx.messages else None
+        for part in last.parts if isinstance(last, ModelRequest) else ():
             if _is_unknown_tool(part):
                 await self._explain(part, user, ctx)
             elif isinstance(text := getattr(part, "content", None), _FailureText):
-                await _store_result(part, text, ctx)
-            elif _is_denied(part) and (denied := await self._tools.find(part.tool_name, user)) is not None:
+                # The result belongs where a successful call has it, and the message needs the plain text.
+                part.content = str(text)
+                if isinstance(part, ToolReturnPart):
+                    part.metadata = result_record(text.result)
+                if not text.is_emitted:
+                    await _emit(ctx, _result_event(text.result))
+            elif (
+                isinstance(part, ToolReturnPart)
+                and getattr(part, "outcome", None) == "denied"
+                and part.metadata is None
+                and (denied := await self._tools.find(part.tool_name, user)) is not None
+            ):
                 # pydantic-ai tells the model, in its own words or in those of the person who rejected the call.
                 result = self._noted(ctx, not_approved(denied), _arguments_of(part, ctx))
                 part.metadata = result_record(result)
@@ -163,7 +181,16 @@ class HubToolset(AbstractToolset[DepsT], Generic[DepsT]):
 
     async def _explain(self, part: _CallAnswer, user: UserContext | None, ctx: RunContext[DepsT]) -> None:
         """Replace pydantic-ai's reply to an unknown tool by the hub's."""
-        result = await self._unknown_tool_result(str(part.tool_name), str(part.content), user)
+        name = str(part.tool_name)
+        refusal: ToolError = ToolNotFoundError(name)
+        try:
+            await self._tools.resolve(name, user)  # found: it is new, or a wrapper has filtered it
+        except (ToolDeniedError, ToolUnreachableError) as error:
+            refusal = error
+        except ToolNotFoundError as error:
+            # pydantic-ai's reply lists the model's tools, as wrapping toolsets have renamed or filtered them.
+            refusal = ToolNotFoundError(name, [each for each in error.suggestions if repr(each) in str(part.content)])
+        result = refused_result(ToolRequest(name), refusal)
         stored = part.metadata if isinstance(part, ToolReturnPart) else None
         # Another toolset may have stored a result, but one that knows the tool overrules it.
         if stored is None or (
@@ -174,24 +201,22 @@ class HubToolset(AbstractToolset[DepsT], Generic[DepsT]):
                 part.metadata = result_record(result)
             await _emit(ctx, _result_event(result))
 
-    async def _unknown_tool_result(self, name: str, reply: str, user: UserContext | None) -> ToolResult:
-        """The result of a call to a tool that the model does not have: unknown, new, or filtered by a wrapper."""
-        try:
-            await self._tools.resolve(name, user)
-        except (ToolDeniedError, ToolUnreachableError) as error:
-            return refused_result(ToolRequest(name), error)
-        except ToolNotFoundError as error:
-            # pydantic-ai's reply lists the model's tools, as wrapping toolsets have renamed or filtered them.
-            known = [each for each in error.suggestions if repr(each) in reply]
-            return refused_result(ToolRequest(name), ToolNotFoundError(name, known))
-        return refused_result(ToolRequest(name), ToolNotFoundError(name))
-
     def _toolset_tool(
         self, tool: UniversalTool, noted: Callable[[ToolResult, object], ToolResult]
     ) -> ToolsetTool[DepsT]:
         return HubToolsetTool(
             toolset=self,
-            tool_def=_definition(tool),
+            tool_def=ToolDefinition(
+                name=llm_name_of(tool),
+                description=tool.description or None,
+                parameters_json_schema=provider_schema(tool.parameters_schema),
+                strict=False,  # a strict schema requires every argument
+                metadata={
+                    "tool": tool.name,
+                    "server": tool.namespace,
+                    "annotations": tool.metadata.get("annotations") or {},
+                },
+            ),
             max_retries=self._max_retries,
             args_validator=_ObjectValidator(tool, noted),
             universal=tool,
@@ -261,26 +286,7 @@ class _ObjectValidator:
             raise ModelRetry(_failure_text(result, is_emitted=False)) from error
 
 
-def _definition(tool: UniversalTool) -> ToolDefinition:
-    return ToolDefinition(
-        name=llm_name_of(tool),
-        description=tool.description or None,
-        parameters_json_schema=provider_schema(tool.parameters_schema),
-        strict=False,  # a strict schema requires every argument
-        metadata={"tool": tool.name, "server": tool.namespace, "annotations": tool.metadata.get("annotations") or {}},
-    )
-
-
 # -- unknown and denied tools ------------------------------------------------------------------------------------------
-
-
-def _last_parts(ctx: RunContext[Any]) -> Sequence[Any]:
-    """The parts of the message that the model gets next.
-
-    Tools are listed just before that, and until then the history may be changed.
-    """
-    last = ctx.messages[-1] if ctx.messages else None
-    return last.parts if isinstance(last, ModelRequest) else ()
 
 
 def _arguments_of(part: _CallAnswer, ctx: RunContext[Any]) -> object:
@@ -301,11 +307,6 @@ def _is_unknown_tool(part: Any) -> TypeGuard[_CallAnswer]:
         return retry is not None and retry.cause == "unknown_tool"
     # In releases without a cause, the part has no metadata: there only `HubResultEvent` has the status.
     return isinstance(part, RetryPromptPart) and str(part.content).startswith(f"Unknown tool name: {part.tool_name!r}.")
-
-
-def _is_denied(part: Any) -> TypeGuard[ToolReturnPart]:
-    """Whether a person rejected the call, and no result is stored yet."""
-    return isinstance(part, ToolReturnPart) and getattr(part, "outcome", None) == "denied" and part.metadata is None
 
 
 # -- events ------------------------------------------------------------------------------------------------------------
@@ -357,12 +358,3 @@ def _failure_text(result: ToolResult, *, is_emitted: bool = True) -> _FailureTex
     text = _FailureText(result_text(result))
     text.result, text.is_emitted = result, is_emitted
     return text
-
-
-async def _store_result(part: _CallAnswer, text: _FailureText, ctx: RunContext[Any]) -> None:
-    """Store the result of a failed call where a successful one has it, and the plain text."""
-    part.content = str(text)
-    if isinstance(part, ToolReturnPart):
-        part.metadata = result_record(text.result)
-    if not text.is_emitted:
-        await _emit(ctx, _result_event(text.result))

@@ -43,23 +43,21 @@ def fence_schema(schema: Any, position: Position = "schema") -> Any:
     """A JSON Schema with all descriptions fenced; values that arguments are compared with stay unchanged."""
     match schema:
         case dict():
-            return {
-                strip_markers(key) if isinstance(key, str) else key: _fence_member(key, value, position)
-                for key, value in schema.items()
-            }
+            fenced: dict[Any, Any] = {}
+            for key, value in schema.items():
+                name = strip_markers(key) if isinstance(key, str) else key
+                if position != "schema":
+                    fenced[name] = fence_schema(value, "schema" if position == "schemas" else "value")
+                elif key == "description" and isinstance(value, str):
+                    fenced[name] = fence(value)
+                elif key in _SCHEMAS_BY_NAME and isinstance(value, dict):
+                    fenced[name] = fence_schema(value, "schemas")
+                else:
+                    fenced[name] = fence_schema(value, "value" if key in _VALUES else "schema")
+            return fenced
         case list():
             return [fence_schema(each, position) for each in schema]
         case str():
             return strip_markers(schema)
         case _:
             return schema
-
-
-def _fence_member(key: object, value: Any, position: Position) -> Any:
-    if position != "schema":
-        return fence_schema(value, "schema" if position == "schemas" else "value")
-    if key == "description" and isinstance(value, str):
-        return fence(value)
-    if key in _SCHEMAS_BY_NAME and isinstance(value, dict):
-        return fence_schema(value, "schemas")
-    return fence_schema(value, "value" if key in _VALUES else "schema")

@@ -46,24 +46,24 @@ from isthmus.library.errors import ServerConnectionError as ServerConnectionErro
 from isthmus.library.errors import ToolRegistryError as ToolRegistryError
 from isthmus.library.errors import UnresolvedToolsError as UnresolvedToolsError
 from isthmus.library.errors import WrongThreadError as WrongThreadError
-from isthmus.library.function_schemas import ToolDef as ToolDef
-from isthmus.library.functions import NoAnswerError as NoAnswerError
-from isthmus.library.functions import ToolContext, tool
 from isthmus.library.integration_base import is_destructive
+from isthmus.library.llm_format import ToolDef as ToolDef
 from isthmus.library.loop_thread import run
-from isthmus.library.manager import MCPConfigLoader as MCPConfigLoader
 from isthmus.library.manager import MCPManager as MCPManager
+from isthmus.library.manager import ToolRegistry as ToolRegistry
 from isthmus.library.questions import Questions
-from isthmus.library.registry import ToolRegistry as ToolRegistry
 from isthmus.library.resolver import TaskEngine as TaskEngine
 from isthmus.library.resolver import ToolResolver as ToolResolver
 from isthmus.library.resolver import create_task_request as create_task_request
+from isthmus.library.server_config import MCPConfigLoader as MCPConfigLoader
 from isthmus.library.server_config import MCPServerConfig
 from isthmus.library.service import BlockingToolService, ToolService
 from isthmus.library.streaming import BlockingChunks as BlockingChunks
 from isthmus.library.streaming import ChunkStream as ChunkStream
 from isthmus.library.tools import MCPTool as MCPTool
+from isthmus.library.tools import NoAnswerError as NoAnswerError
 from isthmus.library.tools import Tool as Tool
+from isthmus.library.tools import ToolContext, tool
 
 __all__ = [
     "AmbiguousToolError",

@@ -290,8 +290,13 @@ class Catalog:
             server = prefixes.get(max((each for each in prefixes if name.startswith(each)), key=len, default=""), "")
         if server not in self.silent:
             return None
-        if user is not None and not _could_use(user, ServerName(server), FeatureName(tool) if dot else None, name):
-            return ToolDeniedError(name, user.user_id)
+        if user is not None:
+            # A name for language models cannot be split, so any permission on the server is enough then.
+            policy, owner, own_name = policy_of(grants_of(user)), ServerName(server), FeatureName(tool)
+            names = all_names(owner, own_name, name, llm_form((owner, own_name))) if dot else {name}
+            is_covered = policy.allows(owner, own_name) if dot else policy.may_see_server(owner)
+            if not is_covered or not restricted_names(user).isdisjoint(names):
+                return ToolDeniedError(name, user.user_id)
         return ToolUnreachableError(name, server, self.missing[server])
 
     @cached_property
@@ -355,18 +360,6 @@ def _covers(policy: Policy, entry: ToolEntry) -> bool:
         return policy.may_use_all_of(entry.server)
     # A tool without a known server is granted by its whole name, written like a server's.
     return policy.allows(entry.server or ServerName(entry.full_name), entry.name)
-
-
-def _could_use(user: UserContext, server: ServerName, tool: FeatureName | None, name: str) -> bool:
-    """Whether a user's permissions would cover a tool of a server that never listed its tools.
-
-    A name for language models cannot be split, so `tool` is None then: any permission on the server is enough.
-    """
-    policy, restricted = policy_of(grants_of(user)), restricted_names(user)
-    if tool is None:
-        return policy.may_see_server(server) and name not in restricted
-    names = all_names(server, tool, name, llm_form((server, tool)))
-    return policy.allows(server, tool) and restricted.isdisjoint(names)
 
 
 def _is_restricted(entry: ToolEntry, restricted: frozenset[object]) -> bool:

@@ -17,9 +17,8 @@ from isthmus.core.catalog.names import canonical
 from isthmus.library.catalog import ToolEntry, check_name
 from isthmus.library.contracts import ToolRequest, ToolResult, ToolStatus, UniversalTool
 from isthmus.library.errors import ServerConnectionError, ServiceClosedError, ToolExecutionError
-from isthmus.library.function_schemas import MCP_RESULT_CHARS, truncate
+from isthmus.library.llm_format import MCP_RESULT_CHARS, result_text, to_json, truncate
 from isthmus.library.loop_thread import LoopThread, LoopThreadLock
-from isthmus.library.model_content import result_text, to_json
 from isthmus.library.questions import Questions
 from isthmus.library.resolver import HasCatalog, unregister_service
 from isthmus.library.server_config import MCPServerConfig
@@ -110,25 +109,21 @@ class MCPClient:
         async def connect() -> ToolService:
             async with self._connecting:
                 connected = self.service
-                if connected is None:
-                    connected = self._service = await self._start()
-                return connected
+                if connected is not None:
+                    return connected
+                service = ToolService(questions=self._questions)
+                try:
+                    await service.initialize({"mcp_servers": [self.config]})
+                    unregister_service(service)  # private to this client: not the default service of the process
+                    for server, why in service.failures.items():
+                        raise ServerConnectionError(server, why)
+                except BaseException:
+                    await service.shutdown()
+                    raise
+                self._service = service
+                return service
 
         return await LoopThread.shared().run(connect())
-
-    async def _start(self) -> ToolService:
-        service = ToolService(questions=self._questions)
-        try:
-            await service.initialize({"mcp_servers": [self.config]})
-            unregister_service(
-                service
-            )  # it is this client's own: nobody is to find it who looks for the service of the process
-            for server, why in service.failures.items():
-                raise ServerConnectionError(server, why)
-        except BaseException:
-            await service.shutdown()
-            raise
-        return service
 
     async def _request(self, service: HasCatalog, name: str, arguments: Mapping[str, Any] | None) -> ToolRequest:
         check_name(name)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, assert_never, get_args
 
 from isthmus.library.contracts import ToolResult, UniversalTool, UserContext
-from isthmus.library.function_schemas import anthropic_schema, gemini_schema, openai_schema
 from isthmus.library.integration_base import (
     AgentTools,
     Approval,
@@ -26,8 +25,17 @@ from isthmus.library.integration_base import (
     not_approved,
     unreadable_arguments,
 )
+from isthmus.library.llm_format import (
+    ModelImage,
+    ModelText,
+    anthropic_schema,
+    gemini_schema,
+    model_parts,
+    openai_schema,
+    result_text,
+    result_value,
+)
 from isthmus.library.loop_thread import LoopThread
-from isthmus.library.model_content import ModelImage, ModelText, model_parts, result_text, result_value
 from isthmus.library.service import ToolService
 
 Provider: TypeAlias = Literal["responses", "chat_completions", "anthropic", "gemini"]
@@ -301,16 +309,38 @@ def messages_for(done: Iterable[Dispatched]) -> list[dict[str, Any]]:
     tool_results: list[dict[str, Any]] = []
     responses: list[dict[str, Any]] = []
     for each in done:
-        provider: Provider = each.call.provider
+        call, result = each.call, each.result
+        provider: Provider = call.provider
         match provider:
+            case "chat_completions" if call.id is None:
+                messages.append({"role": "function", "name": call.name, "content": result_text(result)})
             case "chat_completions":
-                messages.append(_tool_message(each))
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": result_text(result)})
             case "responses":
-                messages.append(_function_call_output(each))
+                output: Any = result_text(result)
+                parts = model_parts(result)
+                if any(isinstance(part, ModelImage) for part in parts):
+                    output = [
+                        {"type": "input_image", "image_url": part.url}
+                        if isinstance(part, ModelImage)
+                        else {"type": "input_text", "text": part.text}
+                        for part in parts
+                    ]
+                messages.append({"type": "function_call_output", "call_id": call.id, "output": output})
             case "anthropic":
-                tool_results.append(_tool_result(each))
+                content = [
+                    {"type": "image", "source": {"type": "base64", "media_type": part.mime, "data": part.data}}
+                    if isinstance(part, ModelImage)
+                    else {"type": "text", "text": part.text}
+                    for part in model_parts(result)
+                    if part != ModelText("")  # a text block must not be empty; the list may be
+                ]
+                is_error = {} if result.is_success else {"is_error": True}
+                tool_results.append({"type": "tool_result", "tool_use_id": call.id, "content": content, **is_error})
             case "gemini":
-                responses.append(_function_response(each))
+                body = {"output": result_value(result)} if result.is_success else {"error": result_text(result)}
+                response = {"name": call.name, "response": body}
+                responses.append({"functionResponse": response if call.id is None else {**response, "id": call.id}})
             case _:
                 assert_never(provider)
     if tool_results:
@@ -318,44 +348,3 @@ def messages_for(done: Iterable[Dispatched]) -> list[dict[str, Any]]:
     if responses:
         messages.append({"role": "user", "parts": responses})
     return messages
-
-
-def _tool_message(done: Dispatched) -> dict[str, Any]:
-    text = result_text(done.result)
-    if done.call.id is None:
-        return {"role": "function", "name": done.call.name, "content": text}
-    return {"role": "tool", "tool_call_id": done.call.id, "content": text}
-
-
-def _function_call_output(done: Dispatched) -> dict[str, Any]:
-    parts = model_parts(done.result)
-    output: Any = result_text(done.result)
-    if any(isinstance(part, ModelImage) for part in parts):
-        output = [
-            {"type": "input_image", "image_url": part.url}
-            if isinstance(part, ModelImage)
-            else {"type": "input_text", "text": part.text}
-            for part in parts
-        ]
-    return {"type": "function_call_output", "call_id": done.call.id, "output": output}
-
-
-def _tool_result(done: Dispatched) -> dict[str, Any]:
-    content = [
-        {"type": "image", "source": {"type": "base64", "media_type": part.mime, "data": part.data}}
-        if isinstance(part, ModelImage)
-        else {"type": "text", "text": part.text}
-        for part in model_parts(done.result)
-        if part != ModelText("")  # a text block must not be empty; the list may be
-    ]
-    result = {"type": "tool_result", "tool_use_id": done.call.id, "content": content}
-    return result if done.result.is_success else {**result, "is_error": True}
-
-
-def _function_response(done: Dispatched) -> dict[str, Any]:
-    result = done.result
-    body = {"output": result_value(result)} if result.is_success else {"error": result_text(result)}
-    response = {"name": done.call.name, "response": body}
-    if done.call.id is not None:
-        response["id"] = done.call.id
-    return {"functionResponse": response}

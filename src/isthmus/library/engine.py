@@ -1,4 +1,4 @@
-"""The hub inside a `ToolService`: its configuration, its current tools, and its logging.
+"""The hub inside a `ToolService`: its current tools, its failures, and its logging.
 
 Runs on the loop thread; only the catalog may be read by other threads. Made by the service.
 """
@@ -8,42 +8,31 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
-from urllib.parse import urlsplit
+from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import structlog
 
 from isthmus.app.hub import RunningHub
-from isthmus.config.client_files import HostContext
-from isthmus.config.dialects import STANDARD
-from isthmus.config.files import Document, home_folder, resolve_path
 from isthmus.config.findings import ConfigError
-from isthmus.config.importing import load_servers
-from isthmus.config.load import load
-from isthmus.config.servers import server_names
-from isthmus.config.settings import Configuration, HubSettings, unfiled_settings
+from isthmus.config.settings import Configuration
 from isthmus.core.catalog.names import AmbiguousName, Pair, llm_aliases, llm_table, resolve
 from isthmus.core.catalog.pins import WITHHOLDING
 from isthmus.core.catalog.view import Route
-from isthmus.core.settings import HARD_SECONDS_MAX, Limits
-from isthmus.library.catalog import Catalog, ToolEntry
+from isthmus.library.catalog import Catalog
 from isthmus.library.contracts import ToolResult, UserContext
-from isthmus.library.errors import AmbiguousToolError, ConfigurationError, ToolError
+from isthmus.library.errors import AmbiguousToolError, ToolError
 from isthmus.library.permissions import UNRESTRICTED
 from isthmus.library.questions import Questions
 from isthmus.library.results import fault_of
-from isthmus.library.server_config import MCPServerConfig
+from isthmus.library.server_config import REMOTE_HUB, EnginePlan, invalid_config
 from isthmus.model.calls import EVERYTHING, Call, Surface
 from isthmus.model.faults import UnknownTool
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.storage.memory import MemoryJournal
-from isthmus.telemetry.audit import AuditMode
 from isthmus.upstream.python.registry import REGISTRY
-from isthmus.upstream.settings import HttpSettings, ServerSettings
 
 if TYPE_CHECKING:
     from isthmus.app.audit import AuditLog
@@ -52,192 +41,12 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-REMOTE_HUB = ServerName("hub")
-"""The server name of the running hub that a service is attached to."""
-
 FRONTEND = "library"
 """The name of this hub, and of its frontend, in the audit log."""
 
-SETTLE_SECONDS = 120.0
-"""How long a service waits for all first connection attempts; each attempt has a shorter limit of its own."""
 
-REMOTE_HUB_LIMITS = Limits(
-    call_seconds=HARD_SECONDS_MAX,
-    hard_seconds=HARD_SECONDS_MAX,
-    tools_per_server=100_000,
-    listing_seconds=SETTLE_SECONDS,
-)
-"""The running hub has its own limits, and lists the tools of all its servers. These only contain a defect of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class EnginePlan:
-    """The configuration of an engine."""
-
-    configuration: Configuration
-    surface: Surface = EVERYTHING
-    """The surface that has its tools."""
-    is_remote: bool = False
-    """Whether its only server is a running hub, without which the service cannot open."""
-    failures: Mapping[str, str] = field(default_factory=dict)
-    """Servers of the configuration that are invalid, and why."""
-
-
-def read_plan(given: object, hub: str | None, key: str | None) -> EnginePlan:
-    """Read the arguments of `ToolService.initialize`.
-
-    Raises:
-        ConfigurationError: they are invalid.
-    """
-    if hub is not None:
-        if given is not None:
-            raise ConfigurationError("give a configuration or hub=, not both: a running hub has its own configuration")
-        return _remote_plan(hub, key)
-    if key is not None:
-        raise ConfigurationError("key= is for a running hub: give its address as hub=")
-    failures: dict[str, str] = {}
-    if given is None:
-        configuration = Configuration(None, _without_audit(unfiled_settings()))
-    elif isinstance(given, Mapping):
-        table = given.get("tool_service", given)
-        if not isinstance(table, Mapping):
-            raise ConfigurationError(f"tool_service must be a dictionary, not {type(table).__name__}")
-        if unknown := [str(key) for key in table if key not in _KNOWN]:
-            raise ConfigurationError(f"unknown keys: {', '.join(unknown)}; known keys: {', '.join(_KNOWN)}")
-        servers, failures = _servers(table)
-        configuration = Configuration(None, _settings(table), tuple(servers))
-    elif isinstance(given, list | tuple):
-        raise ConfigurationError('a list of servers must be in a dictionary: {"mcp_servers": [...]}')
-    elif not isinstance(given, str | os.PathLike):
-        raise ConfigurationError(f"a configuration must be a dictionary or the path of a file, not {given!r}")
-    else:
-        configuration = _load_file(Path(given))
-    limits = replace(configuration.hub.limits, listing_seconds=SETTLE_SECONDS)
-    return EnginePlan(replace(configuration, hub=replace(configuration.hub, limits=limits)), failures=failures)
-
-
-def _remote_plan(address: object, key: object) -> EnginePlan:
-    if not isinstance(address, str):
-        raise ConfigurationError(f"hub must be the address of a running hub, not {address!r}")
-    if not isinstance(key, str | None):
-        raise ConfigurationError(f"key must be a string, not {type(key).__name__}")
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    try:
-        HttpSettings(address)  # validates it before it is split
-        parts = urlsplit(address)
-        endpoint = parts._replace(path=parts.path.rstrip("/") or "/mcp").geturl()
-        reach = HttpSettings(endpoint, headers)
-    except ValueError as error:
-        raise ConfigurationError(f"hub: {error}") from None
-    server = ServerSettings(
-        REMOTE_HUB, reach, timeout=REMOTE_HUB_LIMITS.call_seconds, secrets=frozenset([key] if key else [])
-    )
-    settings = _without_audit(replace(unfiled_settings(), limits=REMOTE_HUB_LIMITS))
-    return EnginePlan(Configuration(None, settings, (server,)), Surface("own", REMOTE_HUB), is_remote=True)
-
-
-def _load_file(file: Path) -> Configuration:
-    try:
-        configuration = load(file, os.environ, Path.cwd(), home_folder())
-    except ConfigError as error:
-        raise _invalid(error, f"the configuration {file}") from None
-    for finding in configuration.warnings:
-        log.warning("configuration", finding=str(finding))
-    if {"hub.audit", "hub.state"}.isdisjoint(configuration.origins):
-        return replace(configuration, hub=_without_audit(configuration.hub))
-    return configuration
-
-
-def _without_audit(settings: HubSettings) -> HubSettings:
-    """An embedded hub writes an audit log only if its configuration asks for one."""
-    return replace(settings, audit="off")
-
-
-_KNOWN = ("enable_mcp", "mcp_servers", "mcpServers", "servers", "inputs", "audit", "state")
-_NAMED = ("mcpServers", "servers", "mcp_servers")
-"""Keys that may hold a table of servers by name, as in a file."""
-
-
-def _settings(table: Mapping[str, Any]) -> HubSettings:
-    """The hub's settings: it has an audit log if the table has `audit`, `state` or both."""
-    defaults = unfiled_settings()
-    audit, state = table.get("audit"), table.get("state")
-    if audit is None and state is None:
-        return _without_audit(defaults)
-    if state is not None and (not isinstance(state, str | Path) or not str(state)):
-        raise ConfigurationError(f"state must be the path of a folder, not {state!r}")
-    folder = defaults.state if state is None else str(resolve_path(str(state), Path.cwd(), home_folder()))
-    if audit is not None and audit not in get_args(AuditMode):
-        raise ConfigurationError(f"audit must be one of {', '.join(get_args(AuditMode))}, not {audit!r}")
-    return replace(defaults, audit=audit or defaults.audit, state=folder)
-
-
-def _servers(table: Mapping[str, Any]) -> tuple[list[ServerSettings], dict[str, str]]:
-    """The servers of a dictionary, and the reasons why others are skipped.
-
-    Raises:
-        ConfigurationError: `mcp_servers` or another member has the wrong type.
-    """
-    is_enabled, listed = table.get("enable_mcp", True), table.get("mcp_servers", ())
-    if not isinstance(is_enabled, bool):
-        raise ConfigurationError(f"enable_mcp must be True or False, not {is_enabled!r}")
-    if isinstance(listed, str) or not hasattr(listed, "__iter__"):
-        raise ConfigurationError(f"mcp_servers must be a list of servers, not {type(listed).__name__}")
-    if not is_enabled:
-        return [], {}
-    found: dict[str, ServerSettings] = {}
-    failures: dict[str, str] = {}
-    for name, place, server in (*_listed_servers(listed), *_named_servers(table)):
-        if isinstance(server, ServerSettings) and name not in found:
-            found[name] = server
-            continue
-        why = server if isinstance(server, str) else f"another server has the name {name!r}: give this one another name"
-        log.warning("server left out", server=name, reason=why)
-        failures[place if name in found or name in failures else name] = why
-    return list(found.values()), failures
-
-
-ReadServer: TypeAlias = tuple[str, str, ServerSettings | str]
-"""A server's name, its place in the configuration, and its settings or why it is invalid."""
-
-
-def _listed_servers(listed: Iterable[Any]) -> Iterator[ReadServer]:
-    servers = [] if isinstance(listed, Mapping) else list(listed)
-    given = [server.get("name") if isinstance(server, Mapping) else None for server in servers]
-    names = server_names(name for name in given if isinstance(name, str))
-    for position, (server, name) in enumerate(zip(servers, given, strict=True)):
-        place = f"mcp_servers[{position}]"
-        legal_name = names[name] if isinstance(name, str) else None
-        if legal_name is not None and legal_name != name:
-            log.warning("server renamed", name=name, server=legal_name)
-        try:
-            settings = MCPServerConfig.of(server if legal_name is None else {**server, "name": legal_name}).settings()
-            yield settings.name, place, settings
-        except ConfigurationError as error:
-            yield legal_name or place, place, str(error)
-
-
-def _named_servers(table: Mapping[str, Any]) -> Iterator[ReadServer]:
-    """Servers in tables by name, read like those of an `mcp.json` in the current folder."""
-    for key in _NAMED:
-        servers = table.get(key)
-        if servers is None or (key == "mcp_servers" and not isinstance(servers, Mapping)):
-            continue
-        if not isinstance(servers, Mapping):
-            raise ConfigurationError(f"{key} must be a dictionary of servers by name, not {type(servers).__name__}")
-        here = Path.cwd()
-        document = Document(here / "mcp.json", {"mcpServers": dict(servers), "inputs": table.get("inputs")}, STANDARD)
-        roster = load_servers(document, HostContext(os.environ, here, home_folder()))
-        for finding in roster.findings:
-            log.warning("configuration", finding=str(replace(finding, file=None)))
-        for name, entry in roster.entries.items():
-            below = f"{entry.place.path}."
-            problems = [str(replace(each, file=None)) for each in roster.findings if f"{each.path}.".startswith(below)]
-            yield name, f"{key}.{entry.name}", roster.servers.get(name, "; ".join(problems))
-
-
-def _pins_of(configuration: Configuration) -> DefinitionPins | None:
-    """Tool pins, if the configuration withholds changed tools. Otherwise SQLite is not even imported."""
+def _open_pins(configuration: Configuration) -> DefinitionPins | None:
+    """Tool pins, if the configuration withholds changed tools; imported only then, because they need SQLite."""
     if not WITHHOLDING & {configuration.hub.pin, *(server.pin for server in configuration.servers)}:
         return None
     from isthmus.app.definitions import DefinitionPins  # noqa: PLC0415
@@ -245,12 +54,7 @@ def _pins_of(configuration: Configuration) -> DefinitionPins | None:
     try:
         return DefinitionPins(configuration, is_lasting=False)
     except ConfigError as error:
-        raise _invalid(error, "the configuration") from None
-
-
-def _invalid(error: ConfigError, subject: str) -> ConfigurationError:
-    findings = "; ".join(str(finding) for finding in error.findings)
-    return ConfigurationError(f"{subject} is invalid: {findings}")
+        raise invalid_config(error, "the configuration") from None
 
 
 async def open_engine(plan: EnginePlan, questions: Questions | None) -> HubEngine:
@@ -268,7 +72,7 @@ async def open_engine(plan: EnginePlan, questions: Questions | None) -> HubEngin
     try:
         audit_log = await open_audit(plan.configuration, journal, FRONTEND)
     except ConfigError as error:
-        raise _invalid(error, "the configuration") from None
+        raise invalid_config(error, "the configuration") from None
     try:
         return HubEngine(plan, questions, journal, audit_log)
     except BaseException:
@@ -292,7 +96,7 @@ class HubEngine:
         self._catalog: Catalog | None = None
         self._registered = REGISTRY.version
         self._watchers: dict[object, Callable[[], object]] = {}
-        self._pins = _pins_of(plan.configuration)
+        self._pins = _open_pins(plan.configuration)
         self._audit_log = audit_log
         audit = None if audit_log is None else audit_log.audit
         self.running = RunningHub(
@@ -313,24 +117,19 @@ class HubEngine:
         return self._audit_log is not None
 
     def record_refusal(self, call: Call, refusal: ToolResult, user: UserContext | None) -> None:
-        """Write a call that was refused outside the hub to the audit log."""
+        """Write a call that was refused outside the hub to the audit log, with its tool if the name is right."""
         if self._audit_log is None:
             return
         fault = fault_of(refusal)
-        entry = None if isinstance(fault, UnknownTool) else self._refused_tool(refusal, user)
-        if entry is not None:
-            call = msgspec.structs.replace(call, name=entry.exposed)
-        self._audit_log.audit.add((time.time(), call, None if entry is None else entry.server, fault, 0.0, False, ""))
-
-    def _refused_tool(self, refusal: ToolResult, user: UserContext | None) -> ToolEntry | None:
-        """The tool that a refused call named; None if its name is wrong too."""
-        namespace: object = refusal.tool_namespace
-        try:
-            return self.catalog().resolve_for(
-                user, refusal.tool_name, namespace if isinstance(namespace, str) else None
-            )
-        except (ToolError, TypeError):  # TypeError: the user is not a UserContext
-            return None
+        server: ServerName | None = None
+        if not isinstance(fault, UnknownTool):
+            namespace: object = refusal.tool_namespace
+            with suppress(ToolError, TypeError):  # TypeError: the user is not a UserContext
+                entry = self.catalog().resolve_for(
+                    user, refusal.tool_name, namespace if isinstance(namespace, str) else None
+                )
+                server, call = entry.server, msgspec.structs.replace(call, name=entry.exposed)
+        self._audit_log.audit.add((time.time(), call, server, fault, 0.0, False, ""))
 
     async def settle(self) -> None:
         """Wait until each server has connected or failed."""
@@ -490,21 +289,20 @@ def use_standard_logging() -> None:
         is_own = bool(args) and isinstance(args[0], str) and args[0].startswith("isthmus.")
         return _LoggerName(args[0]) if is_own else others(*args)
 
-    structlog.configure(processors=[_as_record, *known["processors"]], logger_factory=factory)
+    def as_record(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        if not isinstance(logger, _LoggerName):
+            return event
+        level = _LEVELS.get(method) or logging.getLevelNamesMapping().get(method.upper(), logging.INFO)
+        target = logging.getLogger(logger.name)
+        if target.isEnabledFor(level):
+            error = event.pop("exc_info", method == "exception")
+            # `repr` escapes control characters: a value can neither forge a line nor drive a terminal.
+            values = (
+                f"{key}={repr(value[:VALUE_LENGTH_MAX] if isinstance(value, str) else value)[: VALUE_LENGTH_MAX + 2]}"
+                for key, value in event.items()
+                if key != "event"
+            )
+            target.log(level, "%s", f"{event.get('event', '')} {' '.join(values)}".rstrip(), exc_info=error)
+        raise structlog.DropEvent
 
-
-def _as_record(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    if not isinstance(logger, _LoggerName):
-        return event
-    level = _LEVELS.get(method) or logging.getLevelNamesMapping().get(method.upper(), logging.INFO)
-    target = logging.getLogger(logger.name)
-    if target.isEnabledFor(level):
-        error = event.pop("exc_info", method == "exception")
-        # `repr` escapes control characters: a value can neither forge a line nor drive a terminal.
-        values = (
-            f"{key}={repr(value[:VALUE_LENGTH_MAX] if isinstance(value, str) else value)[: VALUE_LENGTH_MAX + 2]}"
-            for key, value in event.items()
-            if key != "event"
-        )
-        target.log(level, "%s", f"{event.get('event', '')} {' '.join(values)}".rstrip(), exc_info=error)
-    raise structlog.DropEvent
+    structlog.configure(processors=[as_record, *known["processors"]], logger_factory=factory)

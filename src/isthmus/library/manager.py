@@ -1,204 +1,218 @@
-"""The MCP servers of one agent: `MCPConfigLoader` finds and reads an `mcp.json`, `MCPManager` connects its servers.
+"""The tools of one agent: `ToolRegistry`, and `MCPManager`, which keeps the tools of an `mcp.json` in a registry.
 
-All servers are in one hub. The manager keeps their tools in the agent's registry and follows changes, so nobody has to
-list tools again at each turn. A server that fails costs its own tools and a log line. The loader reads every form of
-`mcp.json` that the hub understands; it logs problems instead of raising, since an agent should start without them too.
+The registry has the tools under their names for language models, own functions and MCP tools alike. All servers of a
+manager are in one hub. The manager follows changes of their tools, so nobody has to list tools again at each turn. A
+server that fails costs its own tools and a log line.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
-from isthmus.config import values
-from isthmus.config.client_files import HostContext
-from isthmus.config.dialects import STANDARD
-from isthmus.config.files import Document, home_folder, read_document, resolve_path
-from isthmus.config.findings import ConfigError
-from isthmus.config.importing import load_servers
-from isthmus.config.servers import LoadedServers
-from isthmus.core.catalog.names import Pair, llm_table
-from isthmus.core.settings import Limits
+from isthmus.core.catalog.names import Pair, llm_aliases, llm_table
 from isthmus.library.catalog import Catalog
 from isthmus.library.client import MCPClientWrapper, definition_of
-from isthmus.library.errors import ServiceClosedError
-from isthmus.library.function_schemas import MCP_RESULT_CHARS, ToolDef, schema_problem
+from isthmus.library.errors import (
+    LibraryError,
+    ServiceClosedError,
+    ToolExecutionError,
+    ToolNotFoundError,
+    ToolRegistryError,
+)
+from isthmus.library.llm_format import MCP_RESULT_CHARS, OpenAIMode, ToolDef, schema_problem
 from isthmus.library.loop_thread import LoopThread, LoopThreadLock
-from isthmus.library.registry import ToolRegistry
 from isthmus.library.resolver import unregister_service
-from isthmus.library.server_config import TIMEOUT_SECONDS, TIMEOUT_SECONDS_MIN, MCPServerConfig
+from isthmus.library.server_config import MCPConfigLoader
 from isthmus.library.service import ToolService
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.upstream.settings import HttpSettings, ServerSettings, StdioSettings, WebSocketSettings
 
 log = logging.getLogger(__name__)
 
-FILE_VARIABLE = "EXCELMANUS_MCP_CONFIG"
-FILE_NAME = "mcp.json"
-HOME_FILE = ".excelmanus/mcp.json"
-ROOT = "mcpServers"
-LIMITS = Limits(call_seconds=TIMEOUT_SECONDS)
-"""Defaults of entries: an agent's timeout differs from a hub's."""
+SUGGESTIONS_MAX = 3
+
+_registries: WeakSet[ToolRegistry] = WeakSet()
+"""All registries of the process, to reset their locks after a fork."""
 
 
-class MCPConfigLoader:
-    """Finds and reads the servers of an `mcp.json`."""
+class ToolRegistry:
+    """Tools by name, in order of registration."""
 
-    @staticmethod
-    def load(config_path: str | Path | None = None, workspace_root: str | Path = ".") -> list[MCPServerConfig]:
-        """Read the servers of the first file that exists.
+    def __init__(self, tools: Iterable[ToolDef] = ()) -> None:
+        self._lock = threading.Lock()
+        _registries.add(self)
+        # Replaced and never changed, so readers need no lock and can iterate safely.
+        self._tools: Mapping[str, ToolDef] = {}
+        self.register_many(tools)
 
-        The places are `EXCELMANUS_MCP_CONFIG`, `config_path`, `mcp.json` in the workspace, and
-        `~/.excelmanus/mcp.json`. Returns an empty list without a readable file. Skipped entries are logged as WARNING,
-        an unreadable file as ERROR.
+    def reset_lock(self) -> None:
+        """In a forked child: a lost thread may hold the lock."""
+        self._lock = threading.Lock()
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all tools."""
+        return list(self._tools)
+
+    def get(self, name: str) -> ToolDef | None:
+        """The tool with this name, or None; underscores may replace hyphens."""
+        tools = self._tools
+        return tools.get(name) or tools.get(llm_aliases(tools).get(name, ""))
+
+    def original_of(self, name: str) -> tuple[str, str]:
+        """The server of a tool, and the server's name for it.
+
+        Raises:
+            ToolNotFoundError: there is no such tool, or it has no server.
         """
-        workspace = Path(workspace_root).absolute()
-        file = next(_existing(config_path, workspace), None)
-        if file is None:
-            return []
+        origin = self._find(name).origin
+        if origin is None:
+            raise ToolNotFoundError(name, hint="It is registered, but not as a tool of an MCP server.")
+        return origin
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self.get(name) is not None
+
+    def __iter__(self) -> Iterator[ToolDef]:
+        return iter(self._tools.values())
+
+    def __len__(self) -> int:
+        return len(self._tools)
+
+    # -- registering ---------------------------------------------------------------------------------------------------
+
+    def register(self, tool: ToolDef) -> None:
+        """Add a tool.
+
+        Raises:
+            ToolRegistryError: its name is taken.
+        """
+        self.register_many([tool])
+
+    def register_many(self, tools: Iterable[ToolDef]) -> None:
+        """Add all tools, or none of them.
+
+        Raises:
+            ToolRegistryError: a name is taken, or two tools have the same.
+        """
+        added = list(tools)
+        with self._lock:
+            known = dict(self._tools)
+            for tool in added:
+                if tool.name in known:
+                    raise ToolRegistryError(f"The name {tool.name!r} is taken: register the tool under another one.")
+                known[tool.name] = tool
+            self._tools = known
+
+    def unregister(self, name: str) -> None:
+        """Remove a tool.
+
+        Raises:
+            ToolNotFoundError: no tool has this name.
+        """
+        with self._lock:
+            gone = self._find(name)
+            self._tools = {known: tool for known, tool in self._tools.items() if tool is not gone}
+
+    def exchange(self, removed: Iterable[ToolDef], added: Iterable[ToolDef]) -> list[ToolDef]:
+        """Remove and add tools in one step; return the added ones whose names are taken."""
+        with self._lock:
+            ids = {id(tool) for tool in removed}
+            known = {name: tool for name, tool in self._tools.items() if id(tool) not in ids}
+            refused = [tool for tool in added if known.setdefault(tool.name, tool) is not tool]
+            self._tools = known
+        return refused
+
+    # -- calling -------------------------------------------------------------------------------------------------------
+
+    def call_tool(self, name: str, arguments: Mapping[str, Any] | None = None) -> Any:
+        """Call a tool and block; a text result is cut to the tool's `max_result_chars`.
+
+        Raises:
+            ToolNotFoundError: there is no such tool.
+            ToolExecutionError: it failed.
+            WrongThreadError: the caller is on the hub's own loop; await `acall_tool` there.
+        """
+        tool = self._find(name)
         try:
-            return _configs_of(read_document(file), _around(workspace))
-        except ConfigError as error:
-            log.error("%s is invalid, so there are no MCP servers: %s", file, error)
-            return []
+            value = tool.func(**_arguments(tool, arguments))
+            if inspect.isawaitable(value):
+                if inspect.iscoroutine(value):
+                    value.close()  # else Python warns that it was never awaited
+                raise ToolExecutionError(tool.name, f"{tool.name} is an async function: await `acall_tool` instead.")
+            return _cut(tool, value)
+        except LibraryError:
+            raise
+        except Exception as error:
+            raise _failure(tool, error) from error
 
-    @staticmethod
-    def _parse_config(data: Any) -> list[MCPServerConfig]:
-        """The servers of a parsed file; invalid ones are skipped with a WARNING."""
-        if not isinstance(data, Mapping):
-            log.error("MCP servers must be in an object under %s, not in %s.", ROOT, type(data).__name__)
-            return []
+    async def acall_tool(self, name: str, arguments: Mapping[str, Any] | None = None) -> Any:
+        """Await a tool's `async_func`; a tool without one blocks."""
+        tool = self._find(name)
         try:
-            return _configs_of(Document(Path.cwd() / FILE_NAME, dict(data), STANDARD), _around(Path.cwd()))
-        except ConfigError as error:
-            log.error("The MCP servers are invalid: %s", error)
-            return []
+            value = (tool.async_func or tool.func)(**_arguments(tool, arguments))
+            return _cut(tool, await value if inspect.isawaitable(value) else value)
+        except LibraryError:
+            raise
+        except Exception as error:
+            raise _failure(tool, error) from error
 
-    @staticmethod
-    def _validate_server_config(entry: Any) -> MCPServerConfig | None:
-        """One server with its `name` among its fields; None, with a WARNING, if it is invalid."""
-        name = entry.get("name") if isinstance(entry, Mapping) else None
-        if not isinstance(name, str):
-            log.warning("An MCP server without a name was skipped.")
-            return None
-        rest = {key: value for key, value in entry.items() if key != "name"}
-        return next(iter(MCPConfigLoader._parse_config({ROOT: {name: rest}})), None)
+    def _find(self, name: str) -> ToolDef:
+        tool = self.get(name)
+        if tool is None:
+            raise ToolNotFoundError(name, get_close_matches(str(name), self._tools, SUGGESTIONS_MAX))
+        return tool
 
+    # -- for language models -------------------------------------------------------------------------------------------
 
-def _existing(named: str | Path | None, workspace: Path) -> Iterator[Path]:
-    """The existing files, the first choice first; log those that were named but are not files."""
-    for source, path in ((FILE_VARIABLE, os.environ.get(FILE_VARIABLE)), ("config_path", named)):
-        if path:
-            file = resolve_path(str(path), Path.cwd(), home_folder())
-            if _is_file(file):
-                yield file
-            else:
-                log.warning("%s is %s, which is not a file: trying the next place for MCP servers.", source, file)
-    for file in (workspace / FILE_NAME, home_folder() / HOME_FILE):
-        if _is_file(file):
-            yield file
-        elif os.path.lexists(file):  # a folder or a broken link: probably a mistake
-            log.warning("%s is not a file: trying the next place for MCP servers.", file)
+    def to_openai_schema(self, mode: OpenAIMode = "responses") -> list[dict[str, Any]]:
+        """All tools for OpenAI's Responses API, or, with `mode="chat_completions"`, for Chat Completions."""
+        return [tool.to_openai_schema(mode) for tool in self]
+
+    def to_anthropic_schema(self) -> list[dict[str, Any]]:
+        """All tools for Anthropic's Messages API."""
+        return [tool.to_anthropic_schema() for tool in self]
+
+    def to_gemini_schema(self) -> list[dict[str, Any]]:
+        """All tools for Gemini."""
+        declarations = [tool.to_gemini_schema() for tool in self]
+        return [{"functionDeclarations": declarations}] if declarations else []
 
 
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # the path is too long, or a folder of it is not accessible
-        return False
+def _arguments(tool: ToolDef, arguments: object) -> dict[str, Any]:
+    given = arguments or {}
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise ToolExecutionError(tool.name, f"The arguments of {tool.name} must be a dictionary with string keys.")
+    return dict(given)
 
 
-def _around(workspace: Path) -> HostContext:
-    return HostContext(os.environ, workspace, home_folder())
+def _cut(tool: ToolDef, value: Any) -> Any:
+    return tool.truncate_result(value) if isinstance(value, str) else value
 
 
-def _configs_of(document: Document, around: HostContext) -> list[MCPServerConfig]:
-    roster = load_servers(_in_seconds(_with_servers_only(document)), around, LIMITS)
-    for finding in (*document.warnings, *roster.findings):
-        log.warning("%s", finding)
-    folder = str(document.base(around.home, around.cwd))
-    found = (_config(name, settings, roster, folder) for name, settings in roster.servers.items())
-    return [config for config in found if config is not None]
+def _failure(tool: ToolDef, error: Exception) -> ToolExecutionError:
+    return ToolExecutionError(tool.name, f"{tool.name} failed: {type(error).__name__}: {error}")
 
 
-def _with_servers_only(document: Document) -> Document:
-    """Remove a `mcpServers` member that cannot hold servers, and log it."""
-    held = document.table.get(ROOT, {})
-    if isinstance(held, dict) or (isinstance(held, list) and held):
-        return document
-    found = "an empty list" if held == [] else values.quoted(held)
-    log.warning("%s: %s must be an object of servers, not %s.", document.file, ROOT, found)
-    return replace(document, table={key: value for key, value in document.table.items() if key != ROOT})
+def _after_fork() -> None:
+    for registry in _registries:
+        registry.reset_lock()
 
 
-def _in_seconds(document: Document) -> Document:
-    """The same with seconds for timeouts, unless its program counts otherwise; a hub would have to guess."""
-    if document.dialect.unit != "unsaid":
-        return document
-    return replace(document, dialect=replace(document.dialect, unit="seconds"))
-
-
-def _config(name: ServerName, settings: ServerSettings, roster: LoadedServers, folder: str) -> MCPServerConfig | None:
-    if settings.disabled:
-        log.info("MCP server %s is disabled and was skipped.", name)
-        return None
-    written = roster.entries[name].fields
-    timeout = _timeout(name, settings)
-    match settings.reach:
-        case StdioSettings(command=command, args=args, env=env, cwd=cwd):
-            return MCPServerConfig(
-                name,
-                transport="stdio",
-                command=command,
-                args=list(args) if "args" in written else None,
-                env=dict(env) if "env" in written or env else None,
-                cwd=cwd or folder,  # relative paths among its arguments start there too
-                url=_idle(written, "url"),
-                timeout=timeout,
-                base=settings,
-            )
-        case HttpSettings(url=url, headers=headers) | WebSocketSettings(url=url, headers=headers) as reach:
-            transport, user_headers = _carried(reach)
-            return MCPServerConfig(
-                name,
-                transport=transport,
-                command=_idle(written, "command"),
-                url=url,
-                headers=dict(headers),
-                timeout=timeout,
-                user_headers=user_headers,
-                base=settings,
-            )
-        case _:
-            log.warning(
-                "MCP server %s has a transport that only ToolService.initialize(path) supports, and was skipped.",
-                name,
-            )
-            return None
-
-
-def _idle(written: Mapping[str, object], key: str) -> str | None:
-    """A member for another transport than the chosen one, as written."""
-    value = written.get(key)
-    return value if isinstance(value, str) else None
-
-
-def _carried(reach: HttpSettings | WebSocketSettings) -> tuple[str, tuple[str, ...]]:
-    return (reach.carrier, reach.user_headers) if isinstance(reach, HttpSettings) else ("ws", ())
-
-
-def _timeout(name: ServerName, settings: ServerSettings) -> float:
-    seconds = float(max(settings.timeout, TIMEOUT_SECONDS_MIN))
-    if seconds != settings.timeout:
-        log.warning("MCP server %s has a timeout of %g seconds; %g is used instead.", name, settings.timeout, seconds)
-    return int(seconds) if seconds.is_integer() else seconds
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class MCPManager:
@@ -234,7 +248,24 @@ class MCPManager:
         if not configs:
             log.debug("No MCP servers are configured.")
         if configs or self._service is not None:
-            await LoopThread.shared().run(self._begin(registry, configs))
+
+            async def begin() -> None:
+                async with self._changing:
+                    await self._end()
+                    if not configs:
+                        return
+                    self._service = service = ToolService()
+                    self._clients = {config.name: MCPClientWrapper(config, service=service) for config in configs}
+                    self._tools = _RegisteredTools(registry, service, self._clients, self._make_tool_def)
+                    try:
+                        await service.initialize({"mcp_servers": configs})
+                        unregister_service(service)  # private to this manager: not the default of the process
+                        self._tools.open()
+                    except BaseException:
+                        await self._end()
+                        raise
+
+            await LoopThread.shared().run(begin())
 
     async def shutdown(self) -> None:
         """Remove the tools from the registry and close every connection, unless that is done."""
@@ -247,22 +278,6 @@ class MCPManager:
             await LoopThread.shared().run(finish())
 
     # On the loop thread: cancelling the caller leaves nothing half done there.
-
-    async def _begin(self, registry: ToolRegistry, configs: list[MCPServerConfig]) -> None:
-        async with self._changing:
-            await self._end()
-            if not configs:
-                return
-            self._service = service = ToolService()
-            self._clients = {config.name: MCPClientWrapper(config, service=service) for config in configs}
-            self._tools = _RegisteredTools(registry, service, self._clients, self._make_tool_def)
-            try:
-                await service.initialize({"mcp_servers": configs})
-                unregister_service(service)  # private to this manager: not the default service of the process
-                self._tools.open()
-            except BaseException:
-                await self._end()
-                raise
 
     async def _end(self) -> None:
         service, tools = self._service, self._tools
@@ -368,13 +383,15 @@ class _RegisteredTools:
         """Make the registry match the current tools of the servers."""
         try:
             catalog = self._service._catalog_now()
-            self._log_notes(self._service.notes)
+            notes = self._service.notes
         except ServiceClosedError:
             return  # closing: its servers disconnect one after the other
-        self._exchange(dict(self._wanted(catalog)))
-        self._log_counts(catalog)
-
-    def _wanted(self, catalog: Catalog) -> Iterator[tuple[str, _Held]]:
+        for server in self._clients:
+            for note in notes.get(server, ()):
+                if note not in self._notes.get(server, ()):
+                    log.warning("MCP server %s: %s", server, note)
+        self._notes = notes
+        current: dict[str, _Held] = {}
         for entry in catalog.entries.values():
             client = self._clients.get(entry.server)
             if client is None:
@@ -383,28 +400,21 @@ class _RegisteredTools:
             held = self._held.get(name)
             if held is None or (held.pair, held.digest) != (pair, digest):
                 held = _Held(pair, digest, self._make(entry.server, client, definition_of(entry), name))
-            yield name, held
-
-    def _exchange(self, wanted: dict[str, _Held]) -> None:
-        gone = [held.tool for name, held in self._held.items() if held.tool and wanted.get(name) is not held]
+            current[name] = held
+        gone = [held.tool for name, held in self._held.items() if held.tool and current.get(name) is not held]
         # Tools that the program has removed stay out; a taken name may be free by now.
-        new = {name: held for name, held in wanted.items() if self._held.get(name) is not held or name in self._refused}
-        come = [held.tool for held in new.values() if held.tool is not None]
-        self._held = wanted
-        refused = self._registry.exchange(gone, come) if gone or come else []
+        added = [
+            held.tool
+            for name, held in current.items()
+            if held.tool is not None and (self._held.get(name) is not held or name in self._refused)
+        ]
+        self._held = current
+        refused = self._registry.exchange(gone, added) if gone or added else []
         for name in {tool.name for tool in refused} - self._refused:
-            server, tool = wanted[name].pair
-            log.warning("Tool %r of MCP server %s was skipped: the name %s is taken.", tool, server, name)
+            server, own_name = current[name].pair
+            log.warning("Tool %r of MCP server %s was skipped: the name %s is taken.", own_name, server, name)
         self._refused = {tool.name for tool in refused}
-
-    # -- logging -------------------------------------------------------------------------------------------------------
-
-    def _log_notes(self, notes: Mapping[str, tuple[str, ...]]) -> None:
-        for server in self._clients:
-            for note in notes.get(server, ()):
-                if note not in self._notes.get(server, ()):
-                    log.warning("MCP server %s: %s", server, note)
-        self._notes = dict(notes)
+        self._log_counts(catalog)
 
     def _log_counts(self, catalog: Catalog) -> None:
         registered = Counter(

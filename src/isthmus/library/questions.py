@@ -11,7 +11,7 @@ import asyncio
 import contextvars
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -78,45 +78,38 @@ class QuestionRunner:
             return lambda: None
         params = msgspec.json.decode(question.params)
         context = self._context.copy()
-        if self._loop is not None and inspect.iscoroutinefunction(handler):
-            return _run_on_loop(self._loop, context, partial(_run_async, handler, params, question.method, on_replied))
-        thread = _HandlerThread(handler, params, question.method, on_replied)
-        threading.Thread(target=context.run, args=(thread.run,), name="isthmus question", daemon=True).start()
-        return thread.cancel
+        loop = self._loop
+        if loop is None or not inspect.iscoroutinefunction(handler):
+            thread = _HandlerThread(handler, params, question.method, on_replied)
+            threading.Thread(target=context.run, args=(thread.run,), name="isthmus question", daemon=True).start()
+            return thread.cancel
+        tasks: list[asyncio.Task[None]] = []
 
+        async def run() -> None:
+            try:
+                reply = _reply_to(question.method, await handler(params))
+            except BaseException as error:
+                on_replied(_failed(error))
+                if not isinstance(error, Exception):
+                    raise
+            else:
+                on_replied(reply)
 
-def _run_on_loop(
-    loop: asyncio.AbstractEventLoop, context: contextvars.Context, work: Callable[[], Coroutine[Any, Any, None]]
-) -> Callable[[], None]:
-    tasks: list[asyncio.Task[None]] = []
+        def start() -> None:
+            tasks.append(loop.create_task(run()))
 
-    def start() -> None:
-        tasks.append(loop.create_task(work()))
+        def cancel() -> None:
+            for task in tasks:
+                task.cancel()
 
-    def cancel() -> None:
-        for task in tasks:
-            task.cancel()
-
-    with suppress(RuntimeError):  # the loop is closed, and the call has ended with it
-        loop.call_soon_threadsafe(start, context=context)
-    return partial(_post, loop, cancel)
+        with suppress(RuntimeError):  # the loop is closed, and the call has ended with it
+            loop.call_soon_threadsafe(start, context=context)
+        return partial(_post, loop, cancel)
 
 
 def _post(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
     with suppress(RuntimeError):  # as above
         loop.call_soon_threadsafe(function)
-
-
-async def _run_async(handler: Handler, params: dict[str, Any], method: str, on_replied: OnReplied) -> None:
-    try:
-        found = handler(params)
-        reply = _reply_to(method, await found if inspect.isawaitable(found) else found)
-    except BaseException as error:
-        on_replied(_failed(error))
-        if not isinstance(error, Exception):
-            raise
-    else:
-        on_replied(reply)
 
 
 class _HandlerThread:
@@ -135,21 +128,22 @@ class _HandlerThread:
 
     def run(self) -> None:
         """Call the handler and pass its reply on."""
+
+        async def wait(found: Awaitable[Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
+            task = asyncio.current_task()
+            assert task is not None
+            self._running = asyncio.get_running_loop(), task
+            if self._is_cancelled:
+                task.cancel()
+            return await found
+
         try:
             found = self._handler(self._params)
-            result = asyncio.run(self._awaited(found)) if inspect.isawaitable(found) else found
+            result = asyncio.run(wait(found)) if inspect.isawaitable(found) else found
             reply = _reply_to(self._method, result)
         except BaseException as error:  # noqa: BLE001 - `sys.exit` in a handler ends only this request
             reply = _failed(error)
         self._on_replied(reply)
-
-    async def _awaited(self, found: Awaitable[Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._running = asyncio.get_running_loop(), task
-        if self._is_cancelled:
-            task.cancel()
-        return await found
 
     def cancel(self) -> None:
         """Stop the handler, if it can be stopped."""

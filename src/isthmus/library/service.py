@@ -19,15 +19,23 @@ import msgspec
 
 from isthmus.library.catalog import Catalog, ToolEntry
 from isthmus.library.contracts import ToolRequest, ToolResult, UniversalTool, UserContext
-from isthmus.library.engine import FRONTEND, EnginePlan, HubEngine, open_engine, read_plan, use_standard_logging
+from isthmus.library.engine import FRONTEND, HubEngine, open_engine, use_standard_logging
 from isthmus.library.errors import (
     ConfigurationError,
     ServiceClosedError,
     ToolError,
     ToolExecutionError,
 )
-from isthmus.library.functions import register_tool
-from isthmus.library.loop_thread import LoopThread, LoopThreadLock, runs_on_hub_loop
+from isthmus.library.loop_thread import (
+    AsyncioPromise,
+    AwaitablePromise,
+    LoopThread,
+    LoopThreadLock,
+    SameLoopPromise,
+    ThreadPromise,
+    new_promise,
+    runs_on_hub_loop,
+)
 from isthmus.library.permissions import PROGRAM, argument_bytes, caller_for, refused_caller
 from isthmus.library.questions import QuestionRunner, Questions
 from isthmus.library.resolver import register_service, unregister_service
@@ -43,6 +51,7 @@ from isthmus.library.results import (
     session_of,
     valid_utf8,
 )
+from isthmus.library.server_config import EnginePlan, read_plan
 from isthmus.library.streaming import (
     BlockingChunks,
     ChunkBuffer,
@@ -51,8 +60,7 @@ from isthmus.library.streaming import (
     Execution,
     OutcomeSink,
 )
-from isthmus.library.thread_bridge import AsyncioPromise, AwaitablePromise, SameLoopPromise, ThreadPromise, new_promise
-from isthmus.library.tools import MCPTool, Tool, final_chunks
+from isthmus.library.tools import MCPTool, Tool, final_chunks, register_tool
 from isthmus.model.calls import EVERYTHING, NO_CAPABILITIES, Call, Kind, LogLevel, Outcome
 from isthmus.model.faults import BadArguments
 
@@ -150,7 +158,15 @@ class ToolService:
                     "`async with`, shut the service down first, or make another one."
                 )
             loop_thread = LoopThread.shared()
-            loop_thread.close_at_exit(self, partial(_cancel_opening, asyncio.current_task()))
+            opening = asyncio.current_task()
+            assert opening is not None
+
+            async def cancel_opening() -> None:
+                if not opening.cancelling():  # a cancelled task is already closing its connections; let it finish
+                    opening.cancel()
+                await asyncio.wait([opening])
+
+            loop_thread.close_at_exit(self, cancel_opening)
             try:
                 engine = await open_engine(plan, self._questions)
                 try:
@@ -301,7 +317,7 @@ class ToolService:
             ConfigurationError: its name is taken or invalid.
         """
         loop_thread, engine = self._open_engine()
-        loop_thread.call(register_tool, engine.running, tool)
+        loop_thread.call(register_tool, engine.running.functions, tool)
 
     # -- executing -----------------------------------------------------------------------------------------------------
 
@@ -613,14 +629,6 @@ class BlockingToolService:
     def get_prompt(self, name: str, arguments: Mapping[str, str] | None = None) -> dict[str, Any]:
         """See `ToolService`."""
         return LoopThread.shared().run_blocking(self.service.get_prompt(name, arguments))
-
-
-async def _cancel_opening(opening: asyncio.Task[Any] | None) -> None:
-    """Cancel a service that is still opening; its task closes the connections made so far."""
-    if opening is not None:
-        if not opening.cancelling():  # a cancelled task is already closing; let it finish
-            opening.cancel()
-        await asyncio.wait([opening])
 
 
 class _Tools(Mapping[str, Tool]):

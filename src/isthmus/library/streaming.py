@@ -21,9 +21,8 @@ from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
 from isthmus.library.contracts import ChunkType, ToolResult, ToolStreamChunk
 from isthmus.library.errors import ServiceClosedError
-from isthmus.library.loop_thread import LoopThread
+from isthmus.library.loop_thread import LoopThread, Promise, ThreadPromise, new_promise
 from isthmus.library.questions import QuestionRunner
-from isthmus.library.thread_bridge import Promise, ThreadPromise, new_promise
 from isthmus.library.tools import PartialOutput, final_chunks
 from isthmus.model.calls import NOT_ASKED, Call, Event, OnReply, Outcome, Progress, Question, Reply
 from isthmus.upstream.python.runner import SERVING

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from isthmus.config.settings import HubSettings, unfiled_settings
-from isthmus.library.engine import read_plan
+from isthmus.library.server_config import read_plan
 
 
 @pytest.mark.parametrize(

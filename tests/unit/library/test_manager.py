@@ -14,11 +14,10 @@ from isthmus.core.settings import Limits
 from isthmus.library.catalog import Catalog
 from isthmus.library.client import MCPClientWrapper
 from isthmus.library.errors import ConfigurationError, ServiceClosedError
-from isthmus.library.function_schemas import ToolDef
-from isthmus.library.manager import FILE_VARIABLE, MCPConfigLoader, MCPManager
-from isthmus.library.registry import ToolRegistry
+from isthmus.library.llm_format import ToolDef
+from isthmus.library.manager import MCPManager, ToolRegistry
 from isthmus.library.resolver import default_service
-from isthmus.library.server_config import MCPServerConfig
+from isthmus.library.server_config import FILE_VARIABLE, MCPConfigLoader, MCPServerConfig
 from isthmus.library.service import ToolService
 from isthmus.model.calls import EVERYTHING
 from isthmus.upstream.settings import HttpSettings, StdioSettings
@@ -412,7 +411,7 @@ def test_a_file_that_cannot_be_read_is_an_error_in_the_log_and_no_servers(
     assert MCPConfigLoader.load(workspace_root=agent_folder) == []
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
-    assert record.name == "isthmus.library.manager"
+    assert record.name == "isthmus.library.server_config"
     assert "mcp.json" in record.getMessage()
 
 

@@ -14,7 +14,7 @@ import logging
 import re
 import uuid
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
@@ -40,7 +40,6 @@ from isthmus.library.contracts import (
     TaskRequest,
     ToolResult,
     UniversalTool,
-    UserContext,
 )
 from isthmus.library.errors import (
     ConfigurationError,
@@ -100,7 +99,9 @@ class AdkDomainAgent:
         except ServiceClosedError as error:
             run.fail(ErrorCode.TOOL_UNAVAILABLE, str(error))
         except LibraryError as error:
-            run.fail(ErrorCode.TOOL_UNAVAILABLE if _is_unreachable(error) else ErrorCode.VALIDATION, str(error))
+            problems = error.problems.values() if isinstance(error, UnresolvedToolsError) else [error]
+            is_unreachable = all(isinstance(problem, ToolUnreachableError) for problem in problems)
+            run.fail(ErrorCode.TOOL_UNAVAILABLE if is_unreachable else ErrorCode.VALIDATION, str(error))
         except genai_errors.APIError as error:
             run.fail(ErrorCode.MODEL_UPSTREAM, str(error))
         except Exception as error:
@@ -192,20 +193,16 @@ class AdkDomainAgent:
         ) -> dict[str, Any] | None:
             if not is_unknown_tool(tool):
                 return None
-            offer = await self._offer(tool.name, task.user_context, [each.name for each in tools])
+            offer = OfferedTools([each.name for each in tools])
+            with suppress(ConfigurationError, ServiceClosedError):  # a task without tools is done without a service
+                service = self._tool_service()
+                refusal = refusal_of(tool.name, await service.catalog(), task.user_context)
+                offer = replace(offer, refusal=refusal, service=service, user=task.user_context)
             result = unknown_tool_result(tool.name, [offer], args, tool_context.session.id)
             results.append(result)
             return tool_response(result)
 
         return explain
-
-    async def _offer(self, called: str, user: UserContext | None, names: list[str]) -> OfferedTools:
-        try:
-            service = self._tool_service()
-            catalog = await service.catalog()
-        except (ConfigurationError, ServiceClosedError):  # a task without tools is done without a service
-            return OfferedTools(names)
-        return OfferedTools(names, refusal_of(called, catalog, user), service=service, user=user)
 
     def _tool_service(self) -> ToolService:
         if self._service is not None:
@@ -313,12 +310,6 @@ class _TaskRun:
         )
 
 
-def _is_unreachable(error: LibraryError) -> bool:
-    """Whether the only problem is that servers of the task's tools are not connected."""
-    problems = error.problems.values() if isinstance(error, UnresolvedToolsError) else [error]
-    return all(isinstance(problem, ToolUnreachableError) for problem in problems)
-
-
 def _config_of(given: AgentConfig | Mapping[str, Any]) -> AgentConfig:
     if isinstance(given, AgentConfig):
         return given
@@ -360,31 +351,29 @@ def _identifier(name: str) -> str:
 def task_contents(task: TaskRequest) -> list[types.Content]:
     """The messages of a task as ADK contents; without messages, the description.
 
+    A message is a string, `{"role", "content"}`, an object with these members, or a content.
+
     Raises:
         ConfigurationError: there is no message to reply to, or a message is invalid.
     """
-    contents = [_content(message) for message in task.messages or ([task.description] if task.description else [])]
+    contents: list[types.Content] = []
+    for message in task.messages or ([task.description] if task.description else []):
+        if isinstance(message, types.Content):
+            contents.append(message)
+            continue
+        role: object = "user"
+        text: object = message
+        if isinstance(message, Mapping):
+            role, text = message.get("role", "user"), message.get("content")
+        elif not isinstance(message, str):
+            role, text = getattr(message, "role", "user"), getattr(message, "content", None)
+        if not isinstance(text, str):
+            kind = type(text).__name__
+            raise ConfigurationError(f"a message must be a string or have a string as content, not {kind}")
+        model_role = "model" if str(role) in AGENT_ROLES else "user"
+        contents.append(types.Content(role=model_role, parts=[types.Part(text=text)]))
     if not contents or contents[-1].role != "user":
         raise ConfigurationError(
             f"task {task.task_id} has no message to reply to: give it a description, or messages that end with a user's"
         )
     return contents
-
-
-def _content(message: Any) -> types.Content:
-    """Convert a string, `{"role", "content"}`, or an object with these members."""
-    if isinstance(message, types.Content):
-        return message
-    if isinstance(message, str):
-        return _text("user", message)
-    if isinstance(message, Mapping):
-        role, text = message.get("role", "user"), message.get("content")
-    else:
-        role, text = getattr(message, "role", "user"), getattr(message, "content", None)
-    if not isinstance(text, str):
-        raise ConfigurationError(f"a message must be a string or have a string as content, not {type(text).__name__}")
-    return _text("model" if str(role) in AGENT_ROLES else "user", text)
-
-
-def _text(role: str, text: str) -> types.Content:
-    return types.Content(role=role, parts=[types.Part(text=text)])

@@ -21,8 +21,8 @@ from google.genai import types
 
 from isthmus.library.contracts import ErrorPayload, ToolResult, ToolStreamChunk, text_of
 from isthmus.library.errors import ServiceClosedError
+from isthmus.library.llm_format import block_text, image_from_block
 from isthmus.library.loop_thread import LoopThread
-from isthmus.library.model_content import block_text, image_from_block
 
 TAKES_MEDIA = tuple(int(part) for part in adk_version.split(".")[:2]) >= (2, 8)
 """Earlier releases of ADK cannot pass media to the model; there the blocks stay among the text."""
@@ -38,11 +38,11 @@ def tool_response(result: ToolResult) -> dict[str, Any]:
     media: list[types.Part] = []
     texts: list[dict[str, Any]] = []
     for block in content if TAKES_MEDIA else ():
-        is_media = block.get("type") in ("image", "audio")
-        part = _media_part(block) if is_media else None
+        part = _media_part(block)
         if part is not None:
             media.append(part)
         else:
+            is_media = block.get("type") in ("image", "audio")
             texts.append({"type": "text", "text": block_text(block)} if is_media else block)
     has_media = any(block.get("type") in ("image", "audio") for block in content)
     if not result.is_success:

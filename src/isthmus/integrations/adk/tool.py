@@ -49,8 +49,8 @@ from isthmus.library.contracts import (
     UserContext,
 )
 from isthmus.library.errors import ServiceClosedError
-from isthmus.library.function_schemas import without_dangling_refs
 from isthmus.library.integration_base import check_timeout, not_approved
+from isthmus.library.llm_format import without_dangling_refs
 from isthmus.library.service import ToolService
 
 logger = logging.getLogger(__name__)
@@ -211,31 +211,31 @@ class HubTool(BaseTool, OffersTools):
             logger.exception("require_confirmation failed for %s, so a confirmation is required", self.tool.name)
             return True
 
-    async def _confirmation_reply(self, args: dict[str, Any], tool_context: ToolContext) -> dict[str, Any] | None:
-        """The reply to the model while the call is not confirmed; None if it may be executed.
-
-        Current flows ask for confirmation themselves; those of the first ADK 2 releases leave it to the tool.
-        """
-        if not await self.check_require_confirmation(args, tool_context):
-            return None
-        confirmation = tool_context.tool_confirmation
-        if confirmation is None:
-            tool_context.request_confirmation(hint=f"May the tool {self.tool.name} be executed with these arguments?")
-            # The model must not go on: it would call the tool again.
-            tool_context.actions.skip_summarization = True
-            return {"status": "pending", "error": "This tool call requires confirmation, please approve or reject."}
-        if not confirmation.confirmed:
-            return {"status": ToolStatus.CANCELLED.value, "error": "This tool call is rejected."}
-        return None
-
     # -- executing -----------------------------------------------------------------------------------------------------
 
     async def run_async(self, *, args: dict[str, Any], tool_context: ToolContext) -> dict[str, Any]:
         """Execute the call; every outcome is a reply to the model, with a status."""
-        if (reply := await self._confirmation_reply(args, tool_context)) is not None:
-            return reply
+        # Current flows ask for confirmation themselves; those of the first ADK 2 releases leave it to the tool.
+        if await self.check_require_confirmation(args, tool_context):
+            confirmation = tool_context.tool_confirmation
+            if confirmation is None:
+                hint = f"May the tool {self.tool.name} be executed with these arguments?"
+                tool_context.request_confirmation(hint=hint)
+                # The model must not go on: it would call the tool again.
+                tool_context.actions.skip_summarization = True
+                return {"status": "pending", "error": "This tool call requires confirmation, please approve or reject."}
+            if not confirmation.confirmed:
+                return {"status": ToolStatus.CANCELLED.value, "error": "This tool call is rejected."}
         try:
-            request = await self._request(args, tool_context)
+            headers = await self.options.headers_for(tool_context)
+            request = ToolRequest(
+                tool_name=self.tool.name,
+                parameters=args,
+                user_context=await self.options.user_for(tool_context),
+                timeout=self.options.timeout,
+                metadata={"headers": headers} if headers else {},
+                session_id=tool_context.session.id,
+            )
             if self.options.background is not None:
                 return self._start_background(request, tool_context.function_call_id, self.options.background)
             result = await self._result(request, tool_context)
@@ -281,17 +281,6 @@ class HubTool(BaseTool, OffersTools):
     def _not_started(self, why: str, reason: str = "") -> ToolResult:
         message = f"{self.tool.name} was not started: {why}"
         return self._failure(ToolStatus.UNAVAILABLE, ErrorCode.TOOL_UNAVAILABLE, message, reason=reason)
-
-    async def _request(self, args: dict[str, Any], tool_context: ToolContext) -> ToolRequest:
-        headers = await self.options.headers_for(tool_context)
-        return ToolRequest(
-            tool_name=self.tool.name,
-            parameters=args,
-            user_context=await self.options.user_for(tool_context),
-            timeout=self.options.timeout,
-            metadata={"headers": headers} if headers else {},
-            session_id=tool_context.session.id,
-        )
 
     async def _events(
         self, request: ToolRequest, call_id: str | None, results: list[ToolResult]

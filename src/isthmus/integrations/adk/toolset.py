@@ -216,7 +216,20 @@ class HubToolset(BaseToolset, OffersTools):
 
     async def _service(self) -> ToolService:
         ready = self._given or self._usable
-        return ready if ready is not None else await LoopThread.shared().run(self._open())
+        if ready is not None:
+            return ready
+
+        async def open_service() -> ToolService:
+            async with self._opening:
+                if (usable := self._usable) is not None:
+                    return usable
+                config, hub, key = self._config
+                service = ToolService(questions=self._questions)
+                await service.initialize(config, hub=hub, key=key)
+                self._own = service
+                return service
+
+        return await LoopThread.shared().run(open_service())
 
     @property
     def _usable(self) -> ToolService | None:
@@ -224,27 +237,18 @@ class HubToolset(BaseToolset, OffersTools):
         own = self._own
         return own if own is not None and own.is_initialized and not own.is_inherited else None
 
-    async def _open(self) -> ToolService:
-        async with self._opening:
-            if (ready := self._usable) is not None:
-                return ready
-            config, hub, key = self._config
-            service = ToolService(questions=self._questions)
-            await service.initialize(config, hub=hub, key=key)
-            self._own = service
-            return service
-
     async def close(self) -> None:
         """Cancel background executions and shut down a service made here; it is made again on the next use."""
         self.background.cancel_all()
         if self._given is None:
-            await LoopThread.shared().run(self._shut_down())
 
-    async def _shut_down(self) -> None:
-        async with self._opening:  # waits for a service that is just opening
-            own, self._own = self._own, None
-            if own is not None:
-                await own.shutdown()
+            async def shut_down() -> None:
+                async with self._opening:  # waits for a service that is just opening
+                    own, self._own = self._own, None
+                    if own is not None:
+                        await own.shutdown()
+
+            await LoopThread.shared().run(shut_down())
 
 
 class _Unavailable(BaseTool):

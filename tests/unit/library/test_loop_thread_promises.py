@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.library.thread_bridge import AsyncioPromise, AwaitablePromise, SameLoopPromise, ThreadPromise, new_promise
+from isthmus.library.loop_thread import AsyncioPromise, AwaitablePromise, SameLoopPromise, ThreadPromise, new_promise
 from tests.conftest import descriptors
 
 HAS_BELLS = sys.platform == "linux"
