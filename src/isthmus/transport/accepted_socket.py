@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator
-from functools import partial
 from typing import Final
 
 import structlog
@@ -16,7 +15,7 @@ from websockets.protocol import OPEN, SERVER
 from websockets.protocol import Protocol as Framing
 from websockets.streams import StreamReader
 
-from isthmus.transport.flow_control import AgentBandwidth, AgentShare, ReadQuota, SharedReadQuota, WriteBatch
+from isthmus.transport.flow_control import AgentBandwidth, AgentShare, SharedReadQuota, WriteBatch
 from isthmus.transport.websocket import (
     CLOSE_SECONDS,
     PING,
@@ -284,10 +283,8 @@ class AcceptedSocket(SocketChannel):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._is_secure = transport.get_extra_info("sslcontext") is not None
-
-    def _make_portions(self) -> ReadQuota:
         pause = self._transport.pause_reading
-        return SharedReadQuota(self._read, self._share, pause=pause, resume=self._read_on)
+        self._portions = SharedReadQuota(self._read, self._share, pause=pause, resume=self._read_on)
 
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
@@ -307,24 +304,26 @@ class AcceptedSocket(SocketChannel):
         super().resume_writing()
 
     def eof_received(self) -> bool | None:
-        if not self._is_secure:  # otherwise the socket closes before deferred messages are handled
-            self._share.turns.do(self._hear_out)
-            return True
-        return super().eof_received()
+        end = super().eof_received
+        if self._is_secure:  # such a socket closes before deferred messages are handled
+            return end()
 
-    def _hear_out(self) -> None:
-        super().eof_received()
-        self._transport.close()
+        def end_and_close() -> None:
+            end()
+            self._transport.close()
+
+        self._share.turns.do(end_and_close)
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._share.turns.do(partial(self._lost, exc))
+        def end() -> None:
+            self._last_reason = lost(exc)
+            self._forget_lag()
+            if not self._portions.has_rest():
+                self._depart()
+            # Otherwise what the peer sent before it left is handled first, in portions.
 
-    def _lost(self, exc: Exception | None) -> None:
-        self._last_reason = lost(exc)
-        self._forget_lag()
-        if not self._portions.has_rest():
-            self._depart()
-        # Otherwise what the peer sent before it left is handled first, in portions.
+        self._share.turns.do(end)
 
     def _read_on(self) -> None:
         if self._last_reason is None:

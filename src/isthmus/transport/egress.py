@@ -148,13 +148,20 @@ def parse_url(url: str, schemes: tuple[str, str] = HTTP_SCHEMES) -> tuple[HttpOr
         raise ValueError(f"{shown} must not hold a user name or password; use headers instead")
     if port == 0:
         raise ValueError(f"{shown} names port 0, which cannot be dialled")
-    parse_host = _parse_ipv6 if "[" in parts.netloc else _parse_name
-    origin = HttpOrigin(parts.scheme, parse_host(parts.hostname or "", shown), port or PORTS[parts.scheme])
+    host = _parse_host(parts.hostname or "", shown, is_ipv6="[" in parts.netloc)
+    origin = HttpOrigin(parts.scheme, host, port or PORTS[parts.scheme])
     query = f"?{parts.query}" if parts.query else ""
     return origin, quote((parts.path or "/") + query, safe=_TARGET_SAFE)
 
 
-def _parse_name(host: str, shown: str) -> str:
+def _parse_host(host: str, shown: str, *, is_ipv6: bool) -> str:
+    if is_ipv6:
+        try:
+            if "%" in host:
+                raise ValueError("zones are not supported")
+            return str(ipaddress.IPv6Address(host))
+        except ValueError as error:
+            raise ValueError(f"{shown} names a host that is not a valid IPv6 address: {error}") from error
     if not host:
         raise ValueError(f"{shown} names no host")
     try:
@@ -164,15 +171,6 @@ def _parse_name(host: str, shown: str) -> str:
     if not _HOST_NAME.fullmatch(name) or ".." in name:
         raise ValueError(f"{shown} names a host that is not a valid domain name: {host!r}")
     return name
-
-
-def _parse_ipv6(host: str, shown: str) -> str:
-    try:
-        if "%" in host:
-            raise ValueError("zones are not supported")
-        return str(ipaddress.IPv6Address(host))
-    except ValueError as error:
-        raise ValueError(f"{shown} names a host that is not a valid IPv6 address: {error}") from error
 
 
 def refusal_of(address: str) -> str | None:

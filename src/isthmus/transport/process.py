@@ -207,9 +207,24 @@ class ProcessChannel:
         if sys.platform == "linux":
             with suppress(OSError):  # forbidden in some sandboxes
                 pidfd = os.pidfd_open(self._child.pid)
-                self._loop.add_reader(pidfd, self._pidfd_ready, pidfd)
+
+                def exited() -> None:
+                    self._loop.remove_reader(pidfd)
+                    os.close(pidfd)
+                    self._exited()
+
+                self._loop.add_reader(pidfd, exited)
                 return
-        threading.Thread(target=self._wait_in_thread, name=f"wait-{self._child.pid}", daemon=True).start()
+
+        def wait() -> None:
+            if hasattr(os, "waitid"):
+                os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOWAIT)
+            else:
+                self._child.wait()
+            with suppress(RuntimeError):  # the loop was closed first
+                self._loop.call_soon_threadsafe(self._exited)
+
+        threading.Thread(target=wait, name=f"wait-{self._child.pid}", daemon=True).start()
 
     @property
     def pid(self) -> int:
@@ -318,19 +333,6 @@ class ProcessChannel:
             self._portions.finish()
         self._review()
 
-    def _pidfd_ready(self, pidfd: int) -> None:
-        self._loop.remove_reader(pidfd)
-        os.close(pidfd)
-        self._exited()
-
-    def _wait_in_thread(self) -> None:
-        if hasattr(os, "waitid"):
-            os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOWAIT)
-        else:
-            self._child.wait()
-        with suppress(RuntimeError):  # the loop was closed first
-            self._loop.call_soon_threadsafe(self._exited)
-
     def _exited(self) -> None:
         # Before it is reaped: until then its number, which is also the group's, cannot be reused.
         self.kill()
@@ -381,7 +383,14 @@ class ProcessChannel:
         self._close_pipes()
         if self._is_exited:
             self._end_wait()
-        on_lost(self._farewell())
+        code = self.returncode
+        if code is None:
+            on_lost("closed its output" if 1 in self._closed_by_child else "closed its input")
+        elif code >= 0:
+            on_lost(f"exited with code {code}")
+        else:
+            name = f" ({signal.Signals(-code).name})" if -code in set(signal.Signals) else ""
+            on_lost(f"killed by signal {-code}{name}")
 
     def _close_pipes(self) -> None:
         # A grandchild that left the group may hold their other ends for ever.
@@ -395,16 +404,6 @@ class ProcessChannel:
     def _end_wait(self) -> None:
         if not self._over.done():
             self._over.set_result(None)
-
-    def _farewell(self) -> str:
-        code = self.returncode
-        if code is None:
-            return "closed its output" if 1 in self._closed_by_child else "closed its input"
-        if code >= 0:
-            return f"exited with code {code}"
-        with suppress(ValueError):  # a signal without a name
-            return f"killed by signal {-code} ({signal.Signals(-code).name})"
-        return f"killed by signal {-code}"
 
 
 def _start(

@@ -165,10 +165,7 @@ class SocketChannel(asyncio.Protocol):
         # A cast, because uvloop's transports are not asyncio's by class.
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=DRAINED_BYTES)
-        self._portions = self._make_portions()
-
-    def _make_portions(self) -> ReadQuota:
-        return ReadQuota(self._read, pause=self._transport.pause_reading, resume=self._read_on)
+        self._portions = ReadQuota(self._read, pause=self._transport.pause_reading, resume=self._read_on)
 
     def _read_on(self) -> None:
         if not self._transport.is_closing():

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import TypeAlias
 
@@ -205,7 +205,21 @@ class ListsByCapability:
     async def _read_while_due(self, variant: _CapabilityLists) -> None:
         try:
             while due := variant.schedule.take(self._loop.time()):
-                await self._read(variant, due)
+                topics = {*TOPICS} if variant.listing is None else {*due}
+                delayed = {topic for topic, is_announced in due.items() if is_announced}
+                try:
+                    async with self._link_for_listing(variant.caller, variant.client_caps) as link:
+                        variant.listing = await link.list_features(topics, variant.listing, variant.client_caps)
+                        variant.abilities = link.abilities()
+                except (Fault, ConnectFailed) as failed:
+                    # Only callers with these capabilities are affected.
+                    variant.failed_at = self._loop.time()
+                    delayed = {*due}
+                    reason = str(failed)
+                    log.warning("server did not list to callers that it can ask", server=self._server, reason=reason)
+                else:
+                    variant.failed_at = None
+                variant.schedule.rest(delayed, self._loop.time())
                 variant.settle()
                 self._on_known()
         finally:
@@ -213,22 +227,6 @@ class ListsByCapability:
                 variant.task = None
                 variant.settle()
         self._read_soon(variant)  # the rest is due later
-
-    async def _read(self, variant: _CapabilityLists, due: Mapping[Topic, bool]) -> None:
-        topics = {*TOPICS} if variant.listing is None else {*due}
-        weary = {topic for topic, is_announced in due.items() if is_announced}
-        try:
-            async with self._link_for_listing(variant.caller, variant.client_caps) as link:
-                variant.listing = await link.list_features(topics, variant.listing, variant.client_caps)
-                variant.abilities = link.abilities()
-        except (Fault, ConnectFailed) as failed:
-            # Only callers with these capabilities are affected.
-            variant.failed_at = self._loop.time()
-            weary = {*due}
-            log.warning("server did not list to callers that it can ask", server=self._server, reason=str(failed))
-        else:
-            variant.failed_at = None
-        variant.schedule.rest(weary, self._loop.time())
 
 
 def _stop(variant: _CapabilityLists) -> None:

@@ -111,13 +111,6 @@ class RpcLink(BaseLink):
         fixed = {"accept": "application/json", "content-type": "application/json"}
         return request_head("POST", self._target, self._origin, {**own, **fixed})
 
-    def _present_head(self) -> bytes:
-        """The head of every POST, with the current credentials."""
-        if self._generation != self._credentials.generation:
-            self._generation = self._credentials.generation
-            self._head = self._new_head()
-        return self._head
-
     # -- greeting and listing --------------------------------------------------------------------------------------
 
     async def handshake(self, era: Era) -> None:
@@ -199,7 +192,10 @@ class RpcLink(BaseLink):
         post = _Post(self, b"%d" % self.next_id() if wire_id is None else wire_id, waiter)
         if self.is_dedicated:
             self.caller_request_ids.add(post.id)
-        post.ticket = self._client.send(self._present_head() + lines, jsonrpc.request_as(post.id, method, params), post)
+        if self._generation != self._credentials.generation:  # the credentials have changed
+            self._generation = self._credentials.generation
+            self._head = self._new_head()
+        post.ticket = self._client.send(self._head + lines, jsonrpc.request_as(post.id, method, params), post)
         return post
 
     def _notify(self, method: str, params: Payload | None) -> None:

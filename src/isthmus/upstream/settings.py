@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Literal, TypeAlias, get_args, get_type_hints
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from isthmus.core.catalog.pins import Pinning
 from isthmus.core.catalog.rules import NO_TOOL_RULES, ToolRules
@@ -608,7 +608,14 @@ def _check_user_headers(names: tuple[str, ...], headers: Mapping[str, str]) -> N
 
 def _check_url(key: str, url: str, schemes: tuple[str, str]) -> None:
     # The address itself is not quoted: its query or user part may be a secret.
-    parts = _split(key, url)
+    if any(character.isspace() or ord(character) < 32 for character in url):
+        # urlsplit would silently drop tabs and newlines: the hub would dial another address than it checked.
+        raise ValueError(f"{key} must be an address without spaces, not one with them")
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:
+        raise ValueError(f"{key} must be an address, not a text that cannot be split ({error})") from None
     if parts.scheme not in schemes:
         raise ValueError(
             f"{key} must start with {schemes[0]}:// or {schemes[1]}://, not {url.partition(':')[0][:20]!r}"
@@ -617,18 +624,6 @@ def _check_url(key: str, url: str, schemes: tuple[str, str]) -> None:
         raise ValueError(f"{key} must name a host, not only {parts.scheme}://")
     if "@" in parts.netloc:
         raise ValueError(f"{key} must be without user and password, not with them: send them as headers.Authorization")
-
-
-def _split(key: str, url: str) -> SplitResult:
-    # urlsplit would silently drop tabs and newlines: the hub would dial another address than it checked.
-    if any(character.isspace() or ord(character) < 32 for character in url):
-        raise ValueError(f"{key} must be an address without spaces, not one with them")
-    try:
-        parts = urlsplit(url)
-        _ = parts.port
-    except ValueError as error:
-        raise ValueError(f"{key} must be an address, not a text that cannot be split ({error})") from None
-    return parts
 
 
 def _check_can_dial(key: str, url: str) -> None:

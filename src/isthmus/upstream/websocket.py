@@ -43,7 +43,14 @@ class SocketLink(DuplexLink):
     async def start(self) -> None:
         """Open the WebSocket. Raises `ConnectFailed`."""
         try:
-            self._socket = await self._dial()
+            try:
+                self._socket = await self._connect()
+            except HandshakeFailed as failed:
+                # The server may want a nonce in the DPoP proof (RFC 9449); then it is tried once more.
+                signer = self._credentials.signer
+                if signer is None or not signer.wants_nonce(self._url, failed.status or 0, failed.headers):
+                    raise
+                self._socket = await self._connect()
         except (DialFailed, EgressRefused) as failed:
             raise ConnectFailed(getattr(failed, "reason", str(failed))) from failed
         except HandshakeFailed as failed:
@@ -51,16 +58,6 @@ class SocketLink(DuplexLink):
             refusal.status = failed.status
             raise refusal from failed
         self._channel = self._socket
-
-    async def _dial(self) -> DialledSocket:
-        """Open the WebSocket; retry once if the server wants a nonce in the DPoP proof (RFC 9449)."""
-        try:
-            return await self._connect()
-        except HandshakeFailed as failed:
-            signer = self._credentials.signer
-            if signer is None or not signer.wants_nonce(self._url, failed.status or 0, failed.headers):
-                raise
-        return await self._connect()
 
     async def _connect(self) -> DialledSocket:
         headers = dict(self._credentials.headers_for(self.server))
