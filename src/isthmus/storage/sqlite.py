@@ -123,9 +123,9 @@ class SqliteWrite(NamedTuple):
     """One write: documents and audit facts, or another operation."""
 
     done: OnWritten
-    operation: SqliteOperation
     documents: Sequence[Document] = ()
     facts: Sequence[Fact] = ()
+    operation: SqliteOperation | None = None
 
 
 class SqliteJournal:
@@ -139,7 +139,7 @@ class SqliteJournal:
         self._loop = asyncio.get_running_loop()
         self._is_closed = False
         self._log: SqliteAuditWriter | None = None
-        self._probe = WriteProbe(lambda done: self._enqueue(SqliteWrite(done, _test_write)))
+        self._probe = WriteProbe(lambda done: self._enqueue(SqliteWrite(done, operation=_test_write)))
         self._queue: SimpleQueue[list[SqliteWrite] | None] = SimpleQueue()
         self._batcher: WriteBatcher[SqliteWrite] = WriteBatcher(self._queue.put, BATCH_MAX)
         with ExitStack() as opened:
@@ -163,7 +163,7 @@ class SqliteJournal:
 
     def write(self, documents: Sequence[Document], done: OnWritten, facts: Sequence[Fact] = ()) -> None:
         """See `core.ports.Journal`."""
-        self._enqueue(SqliteWrite(done, partial(_put, documents), documents, facts))
+        self._enqueue(SqliteWrite(done, documents, facts))
 
     async def commit(self, entries: Sequence[JournalEntry]) -> None:
         """See `core.ports.Journal`."""
@@ -218,7 +218,7 @@ class SqliteJournal:
 
     async def _perform(self, operation: SqliteOperation) -> None:
         written: asyncio.Future[WriteResult] = self._loop.create_future()
-        self._enqueue(SqliteWrite(partial(set_result_once, written), operation))
+        self._enqueue(SqliteWrite(partial(set_result_once, written), operation=operation))
         if (result := await written) != "kept":
             raise OSError(f"the journal could not be written: {result}")
 
@@ -334,7 +334,11 @@ class SqliteJournal:
         head = None if self._log is None else self._log.head
         result: WriteResult
         try:
-            result = "kept" if work.operation(self._write_connection) and self._append_facts(work.facts) else "conflict"
+            if work.operation is None:
+                is_written = _put(work.documents, self._write_connection)
+            else:
+                is_written = work.operation(self._write_connection)
+            result = "kept" if is_written and self._append_facts(work.facts) else "conflict"
         except Exception as error:  # one bad write must not end the writer thread
             if not self._write_connection.in_transaction:
                 raise  # SQLite rolled the whole transaction back, for example on a full disk

@@ -585,14 +585,9 @@ class ServerQueue:
     # -- caps ----------------------------------------------------------------------------------------------------------
 
     def _cap(self, kind: str) -> int:
-        """How many calls of one group may run."""
+        """How many calls of one tenant or device may run."""
         slots = self.max_calls
-        if kind == "tenant":
-            return slots - slots // 4
-        if kind == "device":
-            return max(1, slots // 4)
-        half = max(1, slots // 2)
-        return half if kind == "long" else half - half // 4
+        return slots - slots // 4 if kind == "tenant" else max(1, slots // 4)
 
     def _is_full(self, group: Group) -> bool:
         return self._running_in.get(group, 0) >= self._cap(group[0])
@@ -608,7 +603,9 @@ class ServerQueue:
         return call.lasts and self._are_long_calls_full(inflight)
 
     def _are_long_calls_full(self, inflight: InFlight) -> bool:
-        return self._is_full(LONG_CALLS) or self._is_full(_long_calls_of(inflight))
+        """Long calls take at most half of the slots, and those of one caller at most three quarters of that."""
+        half, running = max(1, self.max_calls // 2), self._running_in
+        return running.get(LONG_CALLS, 0) >= half or running.get(_long_calls_of(inflight), 0) >= half - half // 4
 
     def _queues_enough(self, tenant: str) -> bool:
         """Whether a tenant has three quarters of the queue; at most `max_queued` entries are looked at."""
@@ -648,9 +645,10 @@ class ServerQueue:
 
     def _count_long(self, inflight: InFlight) -> None:
         if inflight not in self._long_calls:
-            groups = self._long_calls[inflight] = (LONG_CALLS, _long_calls_of(inflight))
+            groups, running = (LONG_CALLS, _long_calls_of(inflight)), self._running_in
+            self._long_calls[inflight] = groups
             for group in groups:
-                self._count(group)
+                running[group] = running.get(group, 0) + 1
 
     def _uncount_long(self, inflight: InFlight) -> None:
         for group in self._long_calls.pop(inflight, ()):
@@ -686,4 +684,5 @@ def _owner(inflight: InFlight) -> Owner:
 
 
 def _long_calls_of(inflight: InFlight) -> Group:
-    return ("long of", *_owner(inflight))
+    caller = inflight.call.caller
+    return ("long of", caller.tenant, caller.name)

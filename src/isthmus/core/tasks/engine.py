@@ -59,9 +59,9 @@ from isthmus.core.tasks.record import (
 )
 from isthmus.core.tasks.storage_quota import BEGIN_SHARE, DEFAULT_BYTES, MessageQuota, StorageQuota
 from isthmus.core.tasks.store import RETRY_SECONDS, TaskStore, decode_or_log, tombstone
-from isthmus.model.calls import Call, Declined, Event, OnReply, Outcome, Question, Reply
+from isthmus.model.calls import Call, Declined, Event, OnReply, Outcome, Question, Reply, Result
 from isthmus.model.faults import Cancelled
-from isthmus.model.tasks import ABSENT, Message, TaskState
+from isthmus.model.tasks import ABSENT, ENDED, Message, TaskState
 
 log = structlog.get_logger(__name__)
 
@@ -166,8 +166,10 @@ class TaskEngine:
         live.is_writing = True
         live.begun = begun = self._loop.create_future()
         live.writing_send = live.send
-        due = deliveries_of(live.record)
-        self.storage_quota.count_due(live.record.owner, due)
+        due: tuple[Document, ...] = ()
+        if live.record.recipients:
+            due = deliveries_of(live.record)
+            self.storage_quota.count_due(live.record.owner, due)
         documents = (document, *draft.besides, *due)
         facts, live.notes = (*live.notes, *self._start_facts(live)), []
         self._journal.write(documents, partial(self._on_begun, live, live.record, documents), facts)
@@ -181,10 +183,11 @@ class TaskEngine:
         self._update_phase(live)
         record, document = live.record, self._document(live)
         await self.storage_quota.check(record.owner, live.size_bytes, BEGIN_SHARE)
-        try:
-            await self._store.deletes.wait_deleted(live.key, STORE_SECONDS)
-        except TimeoutError as error:
-            raise TaskNotStored from error
+        if live.key in self._store.deletes:
+            try:
+                await self._store.deletes.wait_deleted(live.key, STORE_SECONDS)
+            except TimeoutError as error:
+                raise TaskNotStored from error
         self._check_is_new(live)
         if draft.call is None and (
             seconds := self._message_quota.take(record.owner, live.size_bytes, self._loop.time())
@@ -207,13 +210,15 @@ class TaskEngine:
             begun.set_result(result)
         if result == "kept":
             self._notify_stored(live, record)
-            self._pass_on(record, documents)
+            if record.recipients:
+                self._pass_on(documents)
             self._send_call(live)
             if live.is_stale and not live.is_writing:
                 self._write(live)
-            if live not in self.offline_queue:
+            if live.record.phase == "waiting" and live not in self.offline_queue:
                 self.resume_call(live)
-            self._wake(live)
+            if live.wakes:
+                self._wake(live)
             self._rest(live)
         else:
             self._drop_call(live)
@@ -384,7 +389,7 @@ class TaskEngine:
 
     def change(self, live: LiveTask, **changes: object) -> None:
         """Replace a task's record, and notify listeners once it is stored; an ended task does not change."""
-        if live.record.is_ended or self._is_outdated(live):
+        if live.record.state in ENDED or self._is_outdated(live):
             self._write_facts_alone(live)
             return
         live.is_news = True
@@ -523,7 +528,8 @@ class TaskEngine:
         live.call = None
         live.reply = None
         live.questions.clear()
-        if live.waits_for_login and (asked := login_question(outcome)) is not None:
+        may_retry = live.waits_for_login and not isinstance(outcome, Result)
+        if may_retry and (asked := login_question(outcome)) is not None:
             self.change(live, state="auth_required", phase="idle", asked=asked)
             return
         ending, state = stored_outcome(outcome), state_after(outcome)
@@ -553,8 +559,10 @@ class TaskEngine:
         live.writing_send = live.send
         is_news, live.is_news = live.is_news, False
         live.record = msgspec.structs.replace(live.record, version=live.record.version + 1)
-        due = deliveries_of(live.record) if is_news else ()
-        self.storage_quota.count_due(live.record.owner, due)
+        due: tuple[Document, ...] = ()
+        if is_news and live.record.recipients:
+            due = deliveries_of(live.record)
+            self.storage_quota.count_due(live.record.owner, due)
         on_result = partial(self._on_written, live, live.record, due, is_news=is_news)
         live.noting, live.notes = live.notes, []
         facts = (*live.noting, *self._start_facts(live))
@@ -589,13 +597,16 @@ class TaskEngine:
             live.is_unsure = False
             if is_news:
                 self._notify_stored(live, record)
-                self._pass_on(record, due)
+                if record.recipients:
+                    self._pass_on(due)
             else:
                 live.stored = record
-            self._send_call(live)
+            if live.writing_send is not None:
+                self._send_call(live)
             if live.is_stale and not live.is_writing:
                 self._write(live)
-            self._wake(live)
+            if live.wakes:
+                self._wake(live)
             self._rest(live)
 
     def _write_later(self, live: LiveTask, record: TaskRecord, result: WriteResult) -> None:
@@ -664,18 +675,20 @@ class TaskEngine:
 
     def _notify_stored(self, live: LiveTask, record: TaskRecord) -> None:
         live.stored = record
-        _notify_changed(live, record)
-        if record.is_ended:
+        if live.listeners:
+            _notify_changed(live, record)
+        if record.state in ENDED and live.reports.count:
             live.reports.clear()
 
-    def _pass_on(self, record: TaskRecord, documents: Sequence[Document]) -> None:
-        if record.recipients:
-            self.on_due([document for document in documents if document.kind == DELIVERY])
+    def _pass_on(self, documents: Sequence[Document]) -> None:
+        self.on_due([document for document in documents if document.kind == DELIVERY])
 
     def _rest(self, live: LiveTask) -> None:
         """Move a task to the cache, unless it has a call or is being written."""
-        is_waiting = live.record.phase == "waiting" and (live.inflight is not None or not self.offline_queue.is_closed)
-        if not live.is_writing and live.record.phase != "sent" and not is_waiting:
+        phase = live.record.phase
+        if live.is_writing or phase == "sent":
+            return
+        if phase != "waiting" or (live.inflight is None and self.offline_queue.is_closed):
             self._store.set_idle(live)
 
     # -- finding tasks -------------------------------------------------------------------------------------------------

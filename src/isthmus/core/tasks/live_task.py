@@ -199,6 +199,42 @@ class NewTask(msgspec.Struct, frozen=True):
 class LiveTask:
     """A task in memory: its newest record, its running call and its listeners."""
 
+    # Its call.
+    call: Call | None = None
+    """The call of this turn while it runs; None for a `TaskWork` or a call that a frontend started."""
+    inflight: RunningWork | None = None
+    send: Callable[[], None] | None = None
+    """Sends the call, or starts the work, once it is stored that it may have been sent."""
+    writing_send: Callable[[], None] | None = None
+    """The `send` that the record being written stands for."""
+    is_starting = False
+    """The call is being queued: its changes are written with the next record."""
+    waits_for_login = False
+    """If its server requires a login first, the task waits for that instead of failing."""
+    is_left = False
+    """The previous hub left it unsent: it may wait for its server for its whole timeout."""
+
+    # Questions of its server.
+    reply: OnReply | None = None
+    """Receives the answer to the open question."""
+    asked = 0
+    """How many questions there were."""
+
+    # Its record in the journal.
+    begun: asyncio.Future[WriteResult] | None = None
+    """The result of the first write, until it is there."""
+    is_writing = False
+    is_stale = False
+    """The record changed while it was being written."""
+    is_unsure = False
+    """An earlier write had the result `unknown`."""
+    is_news = False
+    """The next write contains something that listeners receive."""
+    size_bytes = 0
+    counted_bytes = 0
+    is_counted_open = False
+    """What `StorageQuota` has counted for it."""
+
     def __init__(self, record: TaskRecord, *, is_stored: bool = False) -> None:
         self.record = record
         """The newest record, which may not be stored yet."""
@@ -207,48 +243,12 @@ class LiveTask:
         self.key: TaskKey = (record.owner.key, record.id)
         self.listeners: dict[TaskListener, None] = {}
         self.reports = ReportLog()
-
-        # Its call.
-        self.call: Call | None = None
-        """The call of this turn while it runs; None for a `TaskWork` or a call that a frontend started."""
-        self.inflight: RunningWork | None = None
-        self.send: Callable[[], None] | None = None
-        """Sends the call, or starts the work, once it is stored that it may have been sent."""
-        self.writing_send: Callable[[], None] | None = None
-        """The `send` that the record being written stands for."""
-        self.is_starting = False
-        """The call is being queued: its changes are written with the next record."""
         self.since = record.created
         """When this turn began."""
-        self.waits_for_login = False
-        """If its server requires a login first, the task waits for that instead of failing."""
-        self.is_left = False
-        """The previous hub left it unsent: it may wait for its server for its whole timeout."""
-
-        # Questions of its server.
-        self.reply: OnReply | None = None
-        """Receives the answer to the open question."""
         self.questions: list[tuple[StoredQuestion, OnReply]] = []
         """Further open questions, asked next."""
-        self.asked = 0
-        """How many questions there were."""
-
-        # Its record in the journal.
-        self.begun: asyncio.Future[WriteResult] | None = None
-        """The result of the first write, until it is there."""
         self.wakes: list[asyncio.Future[None]] = []
         """Callers that wait for the current write."""
-        self.is_writing = False
-        self.is_stale = False
-        """The record changed while it was being written."""
-        self.is_unsure = False
-        """An earlier write had the result `unknown`."""
-        self.is_news = False
-        """The next write contains something that listeners receive."""
-        self.size_bytes = 0
-        self.counted_bytes = 0
-        self.is_counted_open = False
-        """What `StorageQuota` has counted for it."""
         self.notes: list[Fact] = []
         """Audit facts to write with the next record."""
         self.noting: list[Fact] = []

@@ -116,46 +116,51 @@ class StorageQuota:
 
     def count(self, live: LiveTask) -> None:
         """Count a task that is being written."""
-        record = live.record
-        self._set_task_bytes(live, DOCUMENT_BYTES + live.size_bytes, is_open=not record.is_ended)
-        if not record.is_ended:
+        owner, is_ended = live.record.owner, live.record.state in ENDED
+        usage = self._set_task_bytes(live, DOCUMENT_BYTES + live.size_bytes, is_open=not is_ended)
+        if not is_ended:
             return
-        usage, most = self._usages.get(record.owner), self.most(record.owner)
         if usage is None:
-            self._start_freeing(record.owner)
-        elif usage.bytes > most:
+            self._start_freeing(owner)
+        elif usage.bytes > (most := self.most(owner)):
             is_hopeless = usage.open_bytes > most * LEFT_SHARE
             if not (is_hopeless and self._is_fresh(usage)):
-                self._start_freeing(record.owner)
+                self._start_freeing(owner)
 
     def uncount(self, live: LiveTask) -> None:
         """Remove a task from the count."""
         self._set_task_bytes(live, 0, is_open=False)
 
-    def _set_task_bytes(self, live: LiveTask, size_bytes: int, *, is_open: bool) -> None:
+    def _set_task_bytes(self, live: LiveTask, size_bytes: int, *, is_open: bool) -> _Usage | None:
+        """Count so much for a task; return the usage of its owner, if that is known."""
+        change = size_bytes - live.counted_bytes
         open_change = (size_bytes if is_open else 0) - (live.counted_bytes if live.is_counted_open else 0)
-        for usage in self._usages_of(live.record.owner):
-            usage.bytes += size_bytes - live.counted_bytes
-            usage.open_bytes += open_change
         live.counted_bytes, live.is_counted_open = size_bytes, is_open
+        owner = live.record.owner
+        if (usage := self._usages.get(owner)) is not None:
+            usage.bytes += change
+            usage.open_bytes += open_change
+        if self._measuring and (measuring := self._measuring.get(owner)) is not None:
+            measuring.bytes += change
+            measuring.open_bytes += open_change
+        return usage
 
     def count_due(self, owner: TaskOwner, documents: Sequence[Document]) -> None:
         """Count deliveries. They shrink once they are sent, which only the next measurement notices."""
-        self._add_due_bytes(owner, sum(size_of(each) for each in documents))
+        if documents:
+            self._add_due_bytes(owner, sum(map(size_of, documents)))
 
     def uncount_due(self, owner: TaskOwner, documents: Sequence[Document]) -> None:
         """Remove deliveries that were not written from the count."""
-        self._add_due_bytes(owner, -sum(size_of(each) for each in documents))
+        if documents:
+            self._add_due_bytes(owner, -sum(map(size_of, documents)))
 
     def _add_due_bytes(self, owner: TaskOwner, more_bytes: int) -> None:
-        if more_bytes:
-            for usage in self._usages_of(owner):
+        for usage in (self._usages.get(owner), self._measuring.get(owner)):
+            if usage is not None:
                 usage.bytes += more_bytes
                 usage.open_bytes += more_bytes
                 usage.at = float("-inf")
-
-    def _usages_of(self, owner: TaskOwner) -> list[_Usage]:
-        return [usage for usage in (self._usages.get(owner), self._measuring.get(owner)) if usage is not None]
 
     def _is_fresh(self, usage: _Usage) -> bool:
         return self._loop.time() < usage.at + FRESH_SECONDS

@@ -93,13 +93,15 @@ FIRST_WAIT_SECONDS = 25.0
 """The same for 0.1, whose client gives up after 30 seconds."""
 
 LAST_HEADER = b"last-event-id"
+VERSION_FIELD = VERSION_HEADER.encode()
 
 DIRECT = frozenset[DialectName]({"1.0", "0.3"})
-"""Generations that have responses without a task."""
+"""Generations that have responses without a task, and that refuse to follow an ended task."""
 
 NOT_JSON = A2aProblem("not_json", "Content-Type must be application/json")
 
 Answered: TypeAlias = Payload | A2aProblem
+OtherOperation: TypeAlias = GetTask | ListTasks | CancelTask | SubscribeToTask | GetExtendedCard | PushOperation
 
 
 class A2aHttp:
@@ -144,21 +146,24 @@ class A2aHttp:
                 if isinstance(admitted := self._auth.admit(fields, "a2a", scope), Denied):
                     self._refuse_caller(peer, path, admitted)
                     return
-            await self._serve(scope, fields, admitted, peer, body)
+            if path.startswith(REST_PATH):
+                query = scope["query_string"].decode("latin-1")
+                raw_path = scope["raw_path"].decode("latin-1").partition(REST_PATH)[2]
+                await _A2aRestRequest(self, admitted, peer, fields).serve(scope["method"], raw_path, query, body)
+            elif scope["method"] != "POST":
+                peer.answer(405, header_lines([(b"allow", b"GET, POST")]), b"")
+            else:
+                query = scope["query_string"].decode("latin-1")
+                named = dict(parse_qsl(query)).get(VERSION_PARAMETER) if query else None
+                version = version_of(_text(fields.get(VERSION_FIELD)), named)
+                await _A2aRpcRequest(self, admitted, peer, fields).serve(body, version)
 
     def _refuse_caller(self, peer: DrainAwarePeer, path: str, denied: Denied) -> None:
         self._auth.on_turned_away("a2a", denied.status)
-        _write_denial(peer, path, denied)
-
-    async def _serve(self, scope: Message, fields: Fields, caller: Caller, peer: DrainAwarePeer, body: bytes) -> None:
-        if scope["path"].startswith(REST_PATH):
-            query = scope["query_string"].decode("latin-1")
-            path = scope["raw_path"].decode("latin-1").partition(REST_PATH)[2]
-            await _A2aRestRequest(self, caller, peer, fields).serve(scope["method"], path, query, body)
-        elif scope["method"] != "POST":
-            peer.answer(405, header_lines([(b"allow", b"GET, POST")]), b"")
-        else:
-            await _A2aRpcRequest(self, caller, peer, fields).serve(body, _version_in(scope, fields))
+        body = jsonrpc.error(None, jsonrpc.INVALID_REQUEST, denied.message)
+        if path.startswith(REST_PATH):
+            body = rest.write_denial(path.removeprefix(REST_PATH), denied.status, denied.message)
+        peer.answer(denied.status, JSON + header_lines(denied.headers), body)
 
     def change(self, settings: A2aSettings) -> None:
         """Apply new settings."""
@@ -197,21 +202,6 @@ class A2aHttp:
         return await self._cards.extended(caller, dialect)
 
 
-def _write_denial(peer: Peer, path: str, denied: Denied) -> None:
-    body = jsonrpc.error(None, jsonrpc.INVALID_REQUEST, denied.message)
-    if path.startswith(REST_PATH):
-        body = rest.write_denial(path.removeprefix(REST_PATH), denied.status, denied.message)
-    peer.answer(denied.status, JSON + header_lines(denied.headers), body)
-
-
-def _version_in(scope: Message, fields: Fields) -> str | None:
-    """The version that a request names in its header or its query."""
-    query = scope["query_string"].decode("latin-1")
-    return version_of(
-        _text(fields.get(VERSION_HEADER.encode())), dict(parse_qsl(query)).get(VERSION_PARAMETER) if query else None
-    )
-
-
 def _text(value: bytes | None) -> str | None:
     return None if value is None else value.decode("latin-1")
 
@@ -246,20 +236,19 @@ class A2aRequest:
         """The state of a 0.1 task in the response: the next message of the caller refers to it."""
 
     async def _do(self, dialect: A2aDialect, operation: Operation) -> Answered | LiveTask:
-        """Run an operation; a failure of the journal becomes a problem."""
+        """Run an operation; the task of a streaming one is returned as it is. A failure of the journal is a problem."""
         try:
-            return await self._done(dialect, operation)
+            if isinstance(operation, SendMessage):
+                return await self._send(dialect, operation)
+            return await self._do_other(dialect, operation)
         except OSError:
             log.exception("task could not be read", caller=self._caller.name)
             if isinstance(operation, SendMessage):
                 return UNKNOWN_IF_RUN
             return A2aProblem("internal", "The hub cannot read its tasks now; try again later")
 
-    async def _done(self, dialect: A2aDialect, operation: Operation) -> Answered | LiveTask:
-        """Run an operation. The task of a streaming operation is returned as it is."""
+    async def _do_other(self, dialect: A2aDialect, operation: OtherOperation) -> Answered | LiveTask:
         match operation:
-            case SendMessage():
-                return await self._send(dialect, operation)
             case GetTask():
                 record = await self._service.get(self._caller, operation)
                 if isinstance(record, A2aProblem):
@@ -274,9 +263,15 @@ class A2aRequest:
                 size = sum(task_bytes(task) for task in page.tasks)
                 return await aside(size, partial(dialect.write_tasks, page, operation))
             case CancelTask():
-                return await self._cancel(dialect, operation)
+                live = await self._service.cancel(self._caller, operation)
+                if isinstance(live, A2aProblem):
+                    return live
+                return await self._written(await until_settled(live, self._peer, WAIT_SECONDS), dialect.write_cancelled)
             case SubscribeToTask():
-                return await self._subscribe(dialect, operation)
+                live = await self._service.find(self._caller, operation.task)
+                if not isinstance(live, A2aProblem) and live.record.is_ended and dialect.name in DIRECT:
+                    return A2aProblem("unsupported_operation", f"task {operation.task} has ended ({live.record.state})")
+                return live
             case GetExtendedCard():
                 return await self._face.card(self._caller, dialect.name)
             case _:
@@ -310,25 +305,12 @@ class A2aRequest:
             self._reported = record
         if operation.waits and dialect.name in DIRECT and (message := direct_answer(record)) is not None:
             return dialect.write_sent(message, None)
-        return await self._written(record, partial(dialect.write_sent, history_length=operation.history_length))
+        length = operation.history_length
+        return await aside(live.size_bytes, lambda: dialect.write_sent(shown(record), length))
 
     async def _written(self, record: TaskRecord, write: Callable[[Task], Payload]) -> Payload:
         """Write a task for its caller, on a thread if it is long."""
-        size = record_bytes(record)
-        task = await aside(size, partial(shown, record))
-        return await aside(size, partial(write, task))
-
-    async def _cancel(self, dialect: A2aDialect, operation: CancelTask) -> Answered:
-        live = await self._service.cancel(self._caller, operation)
-        if isinstance(live, A2aProblem):
-            return live
-        return await self._written(await until_settled(live, self._peer, WAIT_SECONDS), dialect.write_cancelled)
-
-    async def _subscribe(self, dialect: A2aDialect, operation: SubscribeToTask) -> LiveTask | A2aProblem:
-        live = await self._service.find(self._caller, operation.task)
-        if not isinstance(live, A2aProblem) and live.record.is_ended and dialect.name in ("1.0", "0.3"):
-            return A2aProblem("unsupported_operation", f"task {operation.task} has ended ({live.record.state})")
-        return live
+        return await aside(record_bytes(record), lambda: write(shown(record)))
 
     def _after(self, live: LiveTask, operation: Operation | A2aProblem) -> int:
         """The number of the last report that the caller has received."""
@@ -381,10 +363,12 @@ class _A2aRpcRequest(_A2aHttpRequest):
             return self._refuse_notification(request, version)
         if not isinstance(request, Request):
             return self._answer(jsonrpc.error(None, jsonrpc.INVALID_REQUEST, "the body must be one request"))
-        dialect = await self._dialect(request, version)
-        if isinstance(dialect, A2aProblem):
-            return self._refuse(DIALECTS[error_dialect(request.method)], request.id, dialect)
-        return await self._serve(request, dialect, len(body))
+        recognised = recognize_dialect(request.method, request.params, version)
+        if isinstance(recognised, A2aProblem):
+            return self._refuse(DIALECTS[error_dialect(request.method)], request.id, recognised)
+        if isinstance(recognised, AmbiguousDialect):
+            recognised = recognised.settle(await self._recorded(recognised.task))
+        return await self._serve(request, DIALECTS[recognised], len(body))
 
     def _refuse_notification(self, note: Notification, version: str | None) -> None:
         """Refuse a request without an id, or report another error in it."""
@@ -407,12 +391,6 @@ class _A2aRpcRequest(_A2aHttpRequest):
             await self._tell(done, stream, dialect, operation)
         else:
             self._answer(jsonrpc.result(request.id, done))
-
-    async def _dialect(self, request: Request, version: str | None) -> A2aDialect | A2aProblem:
-        recognised = recognize_dialect(request.method, request.params, version)
-        if isinstance(recognised, AmbiguousDialect):
-            return DIALECTS[recognised.settle(await self._recorded(recognised.task))]
-        return recognised if isinstance(recognised, A2aProblem) else DIALECTS[recognised]
 
     async def _recorded(self, task: str | None) -> DialectName | None:
         """The dialect that created a task."""
@@ -442,7 +420,7 @@ class _A2aRestRequest(_A2aHttpRequest):
 
     async def serve(self, verb: str, path: str, query: str, body: bytes) -> None:
         """Serve it."""
-        binding, operation = rest.read(verb, path, query, body, _text(self._fields.get(VERSION_HEADER.encode())))
+        binding, operation = rest.read(verb, path, query, body, _text(self._fields.get(VERSION_FIELD)))
         if body and not is_json(self._fields):
             operation = NOT_JSON
         await pause_after(len(body))

@@ -16,7 +16,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from isthmus.core.calls.hub import Hub
-from isthmus.core.catalog.names import AmbiguousName, Pair, canonical, resolve
+from isthmus.core.catalog.names import AmbiguousName, canonical, resolve
 from isthmus.core.catalog.view import Route, View
 from isthmus.core.ports import Exchange, OpenTarget, TargetResolver, TargetSpec, UnopenedTarget
 from isthmus.core.tasks.live_task import RunningWork
@@ -181,7 +181,18 @@ class Words(msgspec.Struct, frozen=True):
 
 def plan(instruction: Instruction, caller: Caller, views: CallerView, words: Words) -> TaskPlan:
     """Plan a task for an instruction."""
-    made = _plan(instruction, caller, views, words)
+    made: TaskPlan
+    match instruction:
+        case ToolInstruction():
+            made = _plan_tool(instruction, caller, views, words)
+        case CommandInstruction():
+            made = _plan_command(instruction, caller, views, words.context)
+        case Saying():
+            made = _plan_text(instruction, caller, views, words)
+        case BadInstruction():
+            id = instruction.id or _new_id() if instruction.form == "command" else ABSENT
+            brief = StoredInstruction(instruction.form, "", id)
+            return _failed(_refusal("bad_instruction", instruction.message), brief)
     if isinstance(made.call, Call):
         return replace(made, call=_in_context(words.context, made.call))
     return made
@@ -190,18 +201,6 @@ def plan(instruction: Instruction, caller: Caller, views: CallerView, words: Wor
 def _in_context(context: str, call: Call) -> Call:
     """Bind a call to its context: all calls of a context reach the same server process."""
     return replace(call, session=context, shares_link=True)
-
-
-def _plan(instruction: Instruction, caller: Caller, views: CallerView, words: Words) -> TaskPlan:
-    match instruction:
-        case BadInstruction():
-            return _failed(_refusal("bad_instruction", instruction.message), _brief(instruction))
-        case ToolInstruction():
-            return _plan_tool(instruction, caller, views, words)
-        case CommandInstruction():
-            return _plan_command(instruction, caller, views, words.context)
-        case Saying():
-            return _plan_text(instruction, caller, views, words)
 
 
 # -- tools -------------------------------------------------------------------------------------------------------------
@@ -278,17 +277,13 @@ def _find_by_short_name(name: str, views: CallerView) -> str | StoredOutcome:
     """Find a tool by its own name, or by the name that language models see."""
     view = views.view(EVERYTHING)
     try:
-        pair = resolve(name, _pairs(view))
+        pair = resolve(name, [(route.feature.server, route.feature.name) for route in view.routes.values()])
     except AmbiguousName as several:
         return _refusal("unknown_tool", str(several))
     named = views.view(LLM)
     if pair is None and (route := named.routes.get(name) or named.by_alias(name)) is not None:
         pair = route.feature.server, route.feature.name
     return _unknown(name, view) if pair is None else canonical(pair)
-
-
-def _pairs(view: View) -> list[Pair]:
-    return [(route.feature.server, route.feature.name) for route in view.routes.values()]
 
 
 def _unknown(name: str, view: View) -> StoredOutcome:
@@ -323,7 +318,9 @@ def _plan_command(instruction: CommandInstruction, caller: Caller, views: Caller
     done = _do(instruction, caller, surface, views.view(surface))
     if isinstance(done, Call):
         return TaskPlan(brief, done)
-    return _failed(_refusal("bad_instruction", done), brief) if isinstance(done, str) else _done(done.payload, brief)
+    if isinstance(done, str):
+        return _failed(_refusal("bad_instruction", done), brief)
+    return TaskPlan(brief, ending=StoredOutcome(done.payload), state="completed")
 
 
 def _target_of(instruction: CommandInstruction, views: CallerView) -> ServerName | UnopenedTarget | Fault | None:
@@ -491,14 +488,6 @@ def _refusal(reason: str, message: str) -> StoredOutcome:
 
 def _failed(ending: StoredOutcome, brief: StoredInstruction) -> TaskPlan:
     return TaskPlan(brief, ending=ending, state="failed")
-
-
-def _done(result: Raw, brief: StoredInstruction) -> TaskPlan:
-    return TaskPlan(brief, ending=StoredOutcome(result), state="completed")
-
-
-def _brief(bad: BadInstruction) -> StoredInstruction:
-    return StoredInstruction(bad.form, "", bad.id or _new_id() if bad.form == "command" else ABSENT)
 
 
 def _new_id() -> Raw:

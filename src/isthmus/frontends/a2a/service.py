@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 import structlog
@@ -20,7 +20,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from isthmus.core.calls.hub import Hub
-from isthmus.core.pauses import aside, pause_after
+from isthmus.core.pauses import LONG_BYTES, aside, pause_after
 from isthmus.core.ports import Document, Journal, TargetResolver, WriteResult
 from isthmus.core.tasks.dedup import (
     JOINED_SECONDS,
@@ -134,8 +134,10 @@ class A2aService:
         """Begin a task, or continue one. If the idempotency `key` was used before, return its task."""
         if said.message.role != "user":
             return A2aProblem("invalid_params", "message.role must be user: only user messages are instructions")
-        if (problem := _file_problem(said.message)) is not None:
-            return problem
+        for part in said.message.parts:
+            if isinstance(part, FilePart):  # refused instead of dropped: tools take JSON and text
+                kind = (part.media_type or "any type")[:ID_LENGTH_MAX]
+                return A2aProblem("content_type_not_supported", f"A file of {kind} is not supported: send text or data")
         if said.push is not None and (problem := await self.pushing.check(caller, dialect, said.push)) is not None:
             return problem
         if key is None:
@@ -177,8 +179,10 @@ class A2aService:
     async def _begin(
         self, caller: Caller, dialect: DialectName, said: SendMessage, besides: tuple[Document, ...] = ()
     ) -> LiveTask | A2aProblem:
+        read = await _read(owner_of(caller), said)
+        task = said.task or secrets.token_hex(16)
         try:
-            return await self._engine.begin(await self._new_task(caller, dialect, said, besides))
+            return await self._engine.begin(await self._new_task(caller, dialect, said, task, read, besides))
         except TaskNotStarted as refused:
             return _refusal(refused)
 
@@ -187,12 +191,13 @@ class A2aService:
     async def _begin_once(self, caller: Caller, dialect: DialectName, said: SendMessage) -> LiveTask | A2aProblem:
         """Begin a task, or return the task that this message began before."""
         owner = owner_of(caller)
-        task = await aside(message_bytes(said.message), partial(_task_of, owner, said))
+        read = await _read(owner, said)
+        task = read.task
         while True:
             refused: TaskNotStarted | None = None
             if not self._engine.is_in_memory(owner, task):
                 try:
-                    return await self._engine.begin(await self._new_task(caller, dialect, replace(said, task=task), ()))
+                    return await self._engine.begin(await self._new_task(caller, dialect, said, task, read))
                 except TaskNotStarted as error:
                     refused = error
             try:
@@ -231,7 +236,8 @@ class A2aService:
     ) -> LiveTask | A2aProblem:
         """Begin a task with a key, or bind the key to the task that this message began before."""
         owner = owner_of(caller)
-        task, begun = await aside(message_bytes(said.message), partial(_task_of, owner, said)), None
+        read, begun = await _read(owner, said), None
+        task = read.task
         if not self._engine.is_in_memory(owner, task):
             begun = await self._begin_with_key(caller, dialect, said, key, task)
         live = None if isinstance(begun, LiveTask) else await self._engine.find(owner, task)
@@ -300,15 +306,22 @@ class A2aService:
         return self.pushing.add(live, self.pushing.recipient(caller, dialect, said.push, live.record.id))
 
     async def _new_task(
-        self, caller: Caller, dialect: DialectName, said: SendMessage, besides: tuple[Document, ...]
+        self,
+        caller: Caller,
+        dialect: DialectName,
+        said: SendMessage,
+        task: str,
+        read: _ReadMessage,
+        besides: tuple[Document, ...] = (),
     ) -> NewTask:
-        context, task = said.context or secrets.token_hex(16), said.task or secrets.token_hex(16)
-        size = message_bytes(said.message)
-        read = await aside(size, partial(read_instruction, said.message))
-        await self._hub.settle(EVERYTHING, until=lambda: self._plan(caller, said.message, context, read).is_sure)
-        made = self._plan(caller, said.message, context, read)
-        await pause_after(size)
-        spoken: tuple[Message, ...] = (without_headers(said.message),)
+        context = said.context or secrets.token_hex(16)
+        made = self._plan(caller, said.message, context, read.instruction)
+        if not made.is_sure and self._hub.is_settling():
+            until = lambda: self._plan(caller, said.message, context, read.instruction).is_sure  # noqa: E731
+            await self._hub.settle(EVERYTHING, until=until)
+            made = self._plan(caller, said.message, context, read.instruction)
+        await pause_after(read.size)
+        spoken: tuple[Message, ...] = (read.stored,)
         if made.state == "input_required":
             spoken = (*spoken, self._offer(made))
         return NewTask(
@@ -567,15 +580,6 @@ def _is_text(message: Message) -> bool:
     return not has_values and isinstance(read_instruction(message), Saying)
 
 
-def _file_problem(message: Message) -> A2aProblem | None:
-    """Refuse files instead of dropping them: tools take JSON and text."""
-    for part in message.parts:
-        if isinstance(part, FilePart):
-            kind = (part.media_type or "any type")[:ID_LENGTH_MAX]
-            return A2aProblem("content_type_not_supported", f"A file of {kind} is not supported: send text or data")
-    return None
-
-
 def record_bytes(record: TaskRecord) -> int:
     """The approximate size of a task's messages and result."""
     result = 0 if record.ending is None else len(memoryview(record.ending.result))
@@ -602,9 +606,27 @@ def _part_bytes(part: Part) -> int:
             return len(part.content or "")
 
 
-def _task_of(owner: TaskOwner, said: SendMessage) -> str:
-    """The id of the task that a message begins, derived from its stored form without secrets."""
-    return task_id_for(owner, message_digest(without_headers(said.message), said.context))
+class _ReadMessage(NamedTuple):
+    """What is read of a message: its stored form without secrets, its instruction, and the task that it begins."""
+
+    stored: Message
+    instruction: Instruction
+    task: str
+    """The id, derived from the stored form."""
+    size: int
+
+
+async def _read(owner: TaskOwner, said: SendMessage) -> _ReadMessage:
+    """Read a message, on a thread if it is long."""
+    if (size := message_bytes(said.message)) > LONG_BYTES:
+        return await asyncio.to_thread(_read_now, owner, said, size)
+    return _read_now(owner, said, size)
+
+
+def _read_now(owner: TaskOwner, said: SendMessage, size: int) -> _ReadMessage:
+    stored = without_headers(said.message)
+    task = task_id_for(owner, message_digest(stored, said.context))
+    return _ReadMessage(stored, read_instruction(said.message), task, size)
 
 
 def _digest(said: SendMessage) -> str:

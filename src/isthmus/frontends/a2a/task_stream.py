@@ -27,6 +27,7 @@ from isthmus.frontends.a2a.task_view import (
 from isthmus.frontends.http.request_cycle import CROWDED_BYTES, STREAM, KeepAlive, Peer
 from isthmus.model.callers import Caller
 from isthmus.model.tasks import (
+    ENDED,
     WAITING,
     Artifact,
     DataPart,
@@ -135,7 +136,7 @@ CHANGED = A2aProblem("invalid_request", "The caller's identity or permissions ha
 
 def is_settled(record: TaskRecord) -> bool:
     """Whether the task has ended, or waits for its caller."""
-    return record.is_ended or record.state in WAITING
+    return record.state in ENDED or record.state in WAITING
 
 
 def is_over(record: TaskRecord) -> bool:

@@ -144,7 +144,9 @@ def _part(raw: Raw) -> Part:
         block = _block(raw)
     except UNREADABLE:
         return DataPart(raw, "application/json")
-    about: dict[str, Payload] = {"annotations": block.annotations, "_meta": block.meta}
+    about: dict[str, Payload] = {}
+    if block.annotations or block.meta:
+        about = {"annotations": block.annotations, "_meta": block.meta}
     if block.type == "text" and block.text is not None:
         return TextPart(block.text, metadata=_metadata(about))
     if block.type in ("image", "audio") and block.data is not None:
@@ -159,8 +161,10 @@ def _part(raw: Raw) -> Part:
 
 def _metadata(about: dict[str, Payload]) -> Raw:
     """What is said of a part beside what it is."""
-    told = {name: value for name, value in about.items() if value and bytes(value) != b"null"}
-    return Raw(render(told)) if told else ABSENT
+    if not about:
+        return ABSENT
+    members = {name: value for name, value in about.items() if value and bytes(value) != b"null"}
+    return Raw(render(members)) if members else ABSENT
 
 
 def _merged(outer: Payload, inner: Payload) -> Payload:
@@ -173,7 +177,8 @@ def _merged(outer: Payload, inner: Payload) -> Payload:
 
 def _embedded(resource: _Resource, about: dict[str, Payload], raw: Raw) -> Part:
     """A resource as it is; where it is from is told beside it, and its type too, for which a text may have no place."""
-    about = {**about, "uri": msgspec.json.encode(resource.uri), "_meta": _merged(about["_meta"], resource.meta)}
+    meta = _merged(about.get("_meta", ABSENT), resource.meta)
+    about = {**about, "uri": msgspec.json.encode(resource.uri), "_meta": meta}
     name = posixpath.basename(unquote(urlsplit(resource.uri).path)) or None
     if resource.blob is not None:
         return FilePart(resource.blob, name=name, media_type=resource.mimeType, metadata=_metadata(about))
@@ -207,20 +212,21 @@ def answer_parts(ending: StoredOutcome, brief: StoredInstruction) -> tuple[Part,
     """The parts of a task's answer."""
     match brief.form:
         case "tool":
-            return _tool_parts(ending)
+            if ending.result:
+                return parts_of(ending.result)
+            if ending.reason not in INSTRUCTION_REASONS:
+                return (TextPart(ending.message),)
+            error = {
+                "kind": kind_of(ending),
+                "message": ending.message,
+                "reason": ending.reason,
+                "executed": ending.executed,
+            }
+            return (DataPart(Raw(msgspec.json.encode({"error": error})), JSON_TYPE),)
         case "execute":
             return (DataPart(Raw(_execute_output(ending, brief)), JSON_TYPE),)
         case "command":
             return (DataPart(Raw(_command_output(ending, brief)), JSON_TYPE),)
-
-
-def _tool_parts(ending: StoredOutcome) -> tuple[Part, ...]:
-    if ending.result:
-        return parts_of(ending.result)
-    if ending.reason not in INSTRUCTION_REASONS:
-        return (TextPart(ending.message),)
-    error = {"kind": kind_of(ending), "message": ending.message, "reason": ending.reason, "executed": ending.executed}
-    return (DataPart(Raw(msgspec.json.encode({"error": error})), JSON_TYPE),)
 
 
 def summary(ending: StoredOutcome, brief: StoredInstruction) -> str | None:
@@ -334,6 +340,8 @@ QUESTION = "question-"
 ANSWER = "isthmus/answer"
 """What a tool says in the `_meta` of its result to be answered by a `message`, and not by a task."""
 
+ANSWER_BYTES = ANSWER.encode()
+
 _decode_stored_instruction = msgspec.json.Decoder(StoredInstruction).decode
 
 
@@ -364,7 +372,7 @@ def shown(record: TaskRecord) -> Task:
 def direct_answer(record: TaskRecord) -> Message | None:
     """The answer alone, where its tool wants it said without a task around it."""
     ending = record.ending
-    if record.state != "completed" or ending is None or ANSWER.encode() not in bytes(ending.result):
+    if record.state != "completed" or ending is None or ANSWER_BYTES not in bytes(ending.result):
         return None
     brief = brief_of(record)
     meta = object_members((object_members(ending.result) or {}).get("_meta", ABSENT)) or {}

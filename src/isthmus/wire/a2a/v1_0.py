@@ -117,9 +117,10 @@ class PartV10(Struct, omit_defaults=True):
     metadata: Raw = ABSENT
 
     def __post_init__(self) -> None:
-        check_object(self.metadata, "metadata")
-        given = (self.text is not None) + (self.raw is not None) + (self.url is not None)
-        if given and is_null(self.data):
+        if self.metadata:
+            check_object(self.metadata, "metadata")
+        given = 3 - (self.text, self.raw, self.url).count(None)
+        if given and self.data and is_null(self.data):
             self.data = ABSENT  # null is data only if there is no other content
         if given + bool(self.data) != 1:
             raise ValueError("must have one of text, raw, url and data")
