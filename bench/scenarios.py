@@ -8,8 +8,12 @@ the same at each repetition and must wait for nothing; work that needs an event 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from secrets import token_hex
 
 import msgspec
 import uvloop
@@ -20,10 +24,16 @@ from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.schema import CheckCache
 from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
-from isthmus.core.ports import AuditGate
+from isthmus.core.ports import AuditGate, PushReceipt
 from isthmus.core.settings import Limits
+from isthmus.core.tasks.engine import TaskEngine
+from isthmus.frontends.a2a.cards import AgentCards
+from isthmus.frontends.a2a.http import A2aHttp
+from isthmus.frontends.a2a.push_notifications import PushNotifications
+from isthmus.frontends.a2a.service import A2aService
+from isthmus.frontends.a2a.settings import A2aSettings
 from isthmus.frontends.http.auth import Authenticator, OriginGuard
-from isthmus.frontends.http.request_cycle import Message
+from isthmus.frontends.http.request_cycle import PEER, Message
 from isthmus.frontends.mcp.http import McpHttp
 from isthmus.frontends.mcp.methods import McpMethods
 from isthmus.identity.keys import KeyRing, credential_of, digest_of
@@ -31,6 +41,7 @@ from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING, Call, Event, OnReply, Outcome, Question, Result
 from isthmus.model.features import Tool
 from isthmus.model.names import FeatureName, ServerName
+from isthmus.storage.sqlite import SqliteJournal
 from isthmus.wire import jsonrpc
 from isthmus.wire.mcp.messages import Implementation
 
@@ -235,3 +246,87 @@ async def face_with_instant_server() -> McpHttp:
         OriginGuard(bind_host="127.0.0.1"), lambda fields: ring.caller_of(credential_of(fields) or b"")
     )
     return McpHttp(McpMethods(hub, Implementation("isthmus", "0")), gate)
+
+
+class SentMessage(Arrived):
+    """A message to the agent, whose sender waits for the end of its task."""
+
+    def __init__(self, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+        super().__init__(body, headers)
+        extensions = {PEER: self}
+        self.scope = {**self.scope, "path": "/a2a", "query_string": b"", "extensions": extensions}
+
+    def answer(self, status: int, lines: bytes, body: bytes) -> None:
+        assert b"TASK_STATE_COMPLETED" in body, body
+
+    def on_disconnect(self, callback: Callable[[], None]) -> None:
+        """It stays connected."""
+
+    def on_taken(self, callback: Callable[[], None]) -> None:
+        raise AssertionError("only callers of 0.1 have to be known to have read")
+
+    def take_body(self) -> bytes | None:
+        return self.body
+
+
+class NoPush:
+    """A sender of push notifications that nobody asks for."""
+
+    async def refusal(self, url: str, *, is_trusted: bool) -> str | None:
+        raise AssertionError(f"nobody pushes to {url}")
+
+    async def post(self, url: str, headers: Mapping[str, str], body: bytes, *, is_trusted: bool) -> PushReceipt:
+        raise AssertionError(f"nobody pushes to {url}")
+
+
+@scenario
+def agent_message() -> Iterator[Work]:
+    """Sixteen messages at once, each a task of its own: stored on SQLite before its call and again at its end.
+
+    Only what the event loop's thread does counts. The thread that writes is the same for every message.
+    """
+    loop = uvloop.new_event_loop()
+    headers = [
+        (b"host", b"127.0.0.1"),
+        (b"content-type", b"application/json"),
+        (b"a2a-version", b"1.0"),
+        (b"authorization", b"Bearer a-key-for-the-bench"),
+    ]
+    part = {"data": {"tool": "files.echo", "arguments": {"text": "a text of some length"}}}
+
+    def message() -> SentMessage:
+        params = {"message": {"messageId": token_hex(8), "role": "ROLE_USER", "parts": [part]}}
+        body = {"jsonrpc": "2.0", "id": 7, "method": "SendMessage", "params": params}
+        return SentMessage(msgspec.json.encode(body), headers)
+
+    async def receive() -> Message:
+        raise AssertionError("the body has arrived")
+
+    async def send(_: Message) -> None:
+        raise AssertionError("the peer is answered")
+
+    # In memory, where there is such a folder: a sync takes no CPU, and would make the sample ten times as long.
+    in_memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=in_memory if in_memory.is_dir() else None) as folder:
+        face, journal = loop.run_until_complete(agent_with_instant_server(Path(folder)))
+
+        async def turn(messages: list[SentMessage]) -> None:
+            await asyncio.gather(*(face.serve(each.scope, receive, send) for each in messages))
+
+        yield lambda: loop.run_until_complete(turn([message() for _ in range(16)]))
+        loop.run_until_complete(journal.aclose())
+    loop.close()
+
+
+async def agent_with_instant_server(folder: Path) -> tuple[A2aHttp, SqliteJournal]:
+    """Return the A2A frontend of a hub with one server and one caller, and its journal in this folder."""
+    hub, journal = await hub_with_instant_server(), SqliteJournal(folder)
+    ring = KeyRing([(digest_of("a-key-for-the-bench"), CALLER)])
+    auth = Authenticator(
+        OriginGuard(bind_host="127.0.0.1"), lambda fields: ring.caller_of(credential_of(fields) or b"")
+    )
+    engine, settings = TaskEngine(hub, journal, time.time), A2aSettings()
+    pushing = PushNotifications(engine, NoPush(), lambda _: False)
+    service = A2aService(hub, engine, journal, settings, time.time, pushing)
+    cards = AgentCards(hub, settings, "0", lambda: "http://127.0.0.1", lambda: True, time.time)
+    return A2aHttp(service, auth, cards), journal

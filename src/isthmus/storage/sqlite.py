@@ -163,7 +163,10 @@ class SqliteJournal:
 
     def write(self, documents: Sequence[Document], done: OnWritten, facts: Sequence[Fact] = ()) -> None:
         """See `core.ports.Journal`."""
-        self._enqueue(SqliteWrite(done, documents, facts))
+        if self._is_closed:
+            self._loop.call_soon(done, "refused")
+        else:
+            self._batcher.add(SqliteWrite(done, documents, facts))
 
     async def commit(self, entries: Sequence[JournalEntry]) -> None:
         """See `core.ports.Journal`."""

@@ -571,7 +571,7 @@ class TaskEngine:
         self._journal.write((document, *due), on_result, facts)
 
     def _document(self, live: LiveTask) -> Document:
-        document = document_of(live.record)
+        document = document_of(live.record, live.key[0])
         live.size_bytes = len(document.body or b"")
         return document
 

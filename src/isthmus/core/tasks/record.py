@@ -196,13 +196,14 @@ _decode = msgspec.json.Decoder(TaskRecord).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def document_of(record: TaskRecord) -> Document:
-    """The journal's document of a record."""
+def document_of(record: TaskRecord, owner: str = "") -> Document:
+    """The journal's document of a record; `owner` is the key of its owner, if that is known."""
     body = _encode(record)
-    owner = record.owner.key
     # `submitted` → `working` is not written by itself: a stored record whose call was sent counts as working.
     state = "working" if record.state == "submitted" and record.phase == "sent" else record.state
-    return Document(TASK, owner, record.id, record.version, record.updated, body, record.context, state)
+    return Document(
+        TASK, owner or record.owner.key, record.id, record.version, record.updated, body, record.context, state
+    )
 
 
 def record_of(document: Document) -> TaskRecord:

@@ -169,13 +169,16 @@ class StorageQuota:
 
     async def check(self, owner: TaskOwner, size_bytes: int, share: float = OPEN_SHARE) -> None:
         """Raise `StorageQuotaExceeded` if an unfinished task of this size does not fit; a first task always fits."""
-        most, more_bytes = self.most(owner), DOCUMENT_BYTES + size_bytes
-        room_bytes = int(most * share) - more_bytes
         usage = self._usages.get(owner)
         if usage is None:
             self._start_freeing(owner)
             return
-        if 0 < usage.open_bytes > room_bytes and not self._is_fresh(usage):
+        most, more_bytes = self.most(owner), DOCUMENT_BYTES + size_bytes
+        room_bytes = int(most * share) - more_bytes
+        if usage.open_bytes <= room_bytes:
+            usage.is_refused = False
+            return
+        if usage.open_bytes > 0 and not self._is_fresh(usage):
             with suppress(OSError):  # a journal that fails here accepts no task either
                 await self._measure(owner)
         was_refused, usage.is_refused = usage.is_refused, 0 < usage.open_bytes > room_bytes

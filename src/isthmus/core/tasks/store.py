@@ -172,9 +172,10 @@ class TaskStore:
 
     def set_running(self, live: LiveTask) -> None:
         """Count a task as running."""
-        self._cache.drop(live.key)
-        self._running[live.key] = live
-        self._idle.clear()
+        if self._running.get(live.key) is not live:
+            self._cache.drop(live.key)
+            self._running[live.key] = live
+            self._idle.clear()
 
     def set_idle(self, live: LiveTask) -> None:
         """Move a task to the cache."""

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 
 import structlog
 
-from isthmus.core.pauses import aside, pause_after
+from isthmus.core.pauses import LONG_BYTES, aside, pause_after
 from isthmus.core.tasks.live_task import LiveTask
 from isthmus.core.tasks.record import TaskRecord
 from isthmus.frontends.a2a.cards import CARD_PATHS, AgentCards
@@ -353,8 +353,9 @@ class _A2aRpcRequest(_A2aHttpRequest):
         """Serve it."""
         if not is_json(self._fields):
             return self._refuse(DIALECTS["1.0"], None, NOT_JSON)
-        request = jsonrpc.decode(body)
-        await pause_after(len(body))
+        request, is_long = jsonrpc.decode(body), len(body) > LONG_BYTES
+        if is_long:
+            await pause_after(len(body))
         if isinstance(request, Malformed):
             if _has_invalid_method(request, body):
                 return self._answer(jsonrpc.error(request.id, jsonrpc.METHOD_NOT_FOUND, "method must be a string"))
@@ -368,7 +369,16 @@ class _A2aRpcRequest(_A2aHttpRequest):
             return self._refuse(DIALECTS[error_dialect(request.method)], request.id, recognised)
         if isinstance(recognised, AmbiguousDialect):
             recognised = recognised.settle(await self._recorded(recognised.task))
-        return await self._serve(request, DIALECTS[recognised], len(body))
+        dialect = DIALECTS[recognised]
+        operation = dialect.read(request.method, request.params)
+        if is_long:
+            await pause_after(len(body))
+        done = operation if isinstance(operation, A2aProblem) else await self._do(dialect, operation)
+        if isinstance(done, A2aProblem):
+            return self._refuse(dialect, request.id, done)
+        if isinstance(done, LiveTask):
+            return await self._tell(done, rpc_stream(dialect, request.id, done.record.id), dialect, operation)
+        return self._answer(jsonrpc.result(request.id, done))
 
     def _refuse_notification(self, note: Notification, version: str | None) -> None:
         """Refuse a request without an id, or report another error in it."""
@@ -379,18 +389,6 @@ class _A2aRpcRequest(_A2aHttpRequest):
         if not isinstance(read, A2aProblem):
             read = A2aProblem("invalid_request", "the request needs an id")
         self._refuse(dialect, None, read)
-
-    async def _serve(self, request: Request, dialect: A2aDialect, size: int) -> None:
-        operation = dialect.read(request.method, request.params)
-        await pause_after(size)
-        done = operation if isinstance(operation, A2aProblem) else await self._do(dialect, operation)
-        if isinstance(done, A2aProblem):
-            self._refuse(dialect, request.id, done)
-        elif isinstance(done, LiveTask):
-            stream = rpc_stream(dialect, request.id, done.record.id)
-            await self._tell(done, stream, dialect, operation)
-        else:
-            self._answer(jsonrpc.result(request.id, done))
 
     async def _recorded(self, task: str | None) -> DialectName | None:
         """The dialect that created a task."""

@@ -208,9 +208,12 @@ def _in_context(context: str, call: Call) -> Call:
 
 def _plan_tool(instruction: ToolInstruction, caller: Caller, views: CallerView, words: Words) -> TaskPlan:
     brief = StoredInstruction(instruction.form, instruction.name)
-    found = _find(instruction, views)
+    view = views.view(EVERYTHING)
+    found = _find(instruction, views, view)
     if isinstance(found, str):
-        arguments = _arguments(instruction, words, views.view(EVERYTHING).find_tool(found))
+        arguments: Raw | None = instruction.arguments
+        if instruction.words.strip() and (route := view.find_tool(found)) is not None:
+            arguments = _text_arguments(instruction.words, words, route)
         if arguments is None:
             return _failed(_refusal("bad_instruction", f"{found} takes no text: give its arguments as data"), brief)
         return TaskPlan(brief, _call(caller, EVERYTHING, found, arguments))
@@ -256,16 +259,15 @@ def _call(caller: Caller, surface: Surface, name: str, arguments: Raw) -> Call:
     )
 
 
-def _find(instruction: ToolInstruction, views: CallerView) -> str | StoredOutcome:
+def _find(instruction: ToolInstruction, views: CallerView, view: View) -> str | StoredOutcome:
     """The canonical name of the tool that an instruction names."""
-    view = views.view(EVERYTHING)
     name, server = instruction.name, instruction.server
     if server is None:
         if name in view.routes:
             return name
         # `filesystem.readFile` alone means the server `filesystem`, whose method has that whole name.
         whole = f"{name.partition('.')[0]}.{name}" if instruction.form == "execute" else name
-        return whole if view.find_unlisted(whole) is not None else _find_by_short_name(name, views)
+        return whole if view.find_unlisted(whole) is not None else _find_by_short_name(name, views, view)
     for tool in (name, name.removeprefix(f"{server}.")):
         full = canonical((ServerName(server), FeatureName(tool)))
         if view.find_tool(full) is not None:
@@ -273,9 +275,8 @@ def _find(instruction: ToolInstruction, views: CallerView) -> str | StoredOutcom
     return _unknown(f"{server}.{name}", view)
 
 
-def _find_by_short_name(name: str, views: CallerView) -> str | StoredOutcome:
+def _find_by_short_name(name: str, views: CallerView, view: View) -> str | StoredOutcome:
     """Find a tool by its own name, or by the name that language models see."""
-    view = views.view(EVERYTHING)
     try:
         pair = resolve(name, [(route.feature.server, route.feature.name) for route in view.routes.values()])
     except AmbiguousName as several:
@@ -431,7 +432,7 @@ def _plan_text(saying: Saying, caller: Caller, views: CallerView, words: Words) 
     if saying.form is not None:
         return plan(BadInstruction(saying.form, f"an object is needed: {_NEEDED[saying.form]}"), caller, views, words)
     view = views.view(EVERYTHING)
-    found = None if words.tool is None else _find(ToolInstruction(words.tool, EMPTY), views)
+    found = None if words.tool is None else _find(ToolInstruction(words.tool, EMPTY), views, view)
     route = view.find_tool(found) if isinstance(found, str) else None
     arguments = None if route is None else _text_arguments(saying.text, words, route)
     if isinstance(found, str) and arguments is not None:
@@ -445,13 +446,6 @@ _NEEDED: dict[Form, str] = {
     "execute": "target_mcp_server_id, tool_name, arguments",
     "command": "mcp_target_url, mcp_method, mcp_params",
 }
-
-
-def _arguments(instruction: ToolInstruction, words: Words, route: Route | None) -> Raw | None:
-    """The arguments of a tool; None if they are text and the tool takes none."""
-    if route is None or not instruction.words.strip():
-        return instruction.arguments
-    return _text_arguments(instruction.words, words, route)
 
 
 def _text_arguments(text: str, words: Words, route: Route) -> Raw | None:
