@@ -316,7 +316,7 @@ class A2aService:
     ) -> NewTask:
         context = said.context or secrets.token_hex(16)
         made = self._plan(caller, said.message, context, read.instruction)
-        if not made.is_sure and self._hub.is_settling():
+        if not made.is_sure and self._hub.settling:
             until = lambda: self._plan(caller, said.message, context, read.instruction).is_sure  # noqa: E731
             await self._hub.settle(EVERYTHING, until=until)
             made = self._plan(caller, said.message, context, read.instruction)
