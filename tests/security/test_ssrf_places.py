@@ -30,7 +30,7 @@ READERS = ("wire", "frontends", "upstream", "credentials", "identity")
 """The rooms that read what others write."""
 
 OPERATORS = listed("""
-    app.dial.DialPlan.address app.dial_line.HubAddress.origin app.reload.Source.host
+    app.dial.DialPlan.address app.dial.HubAddress.origin app.reload.Source.host
     cli.dial.DialOptions.url cli.relay_tokens.RelayTokenOptions.url config.settings.Configuration.issuers
     config.settings.HubSettings.host
     config.settings.HubSettings.hosts config.settings.HubSettings.origins config.settings.HubSettings.public_url

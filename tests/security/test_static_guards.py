@@ -116,7 +116,7 @@ CONFIGURED = {
     "upstream/rpc.py": "the same",
     "upstream/websocket.py": "a configured server",
     "upstream/a2a/link.py": "a configured agent, at its own host or where `origins` lets its card lead",
-    "app/dial_line.py": "the hub that the operator of this machine dials",
+    "app/dial.py": "the hub that the operator of this machine dials",
     "cli/hub.py": "the hub that the person at the command line names",
 }
 """Who may say that an address is the operator's, and so exempt from the deny table."""

@@ -1,32 +1,441 @@
 """`isthmus dial`: offers local servers to a remote hub over outgoing connections.
 
 It dials out and opens no port, so it works behind NAT. A small local hub runs the servers: it restarts them when they
-die and speaks their protocol era. The command line calls this.
+die and speaks their protocol era. A `Dialler` has one `Line` for all servers, or one for each if the remote hub cannot
+share a socket. Local servers are unaffected by a lost connection; only the hub's pending calls are cancelled.
+`app.dial_talk` has the MCP sessions on a connection. The command line calls this.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import signal
+import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
+from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 import structlog
 
 from isthmus.app.audit import AuditLog, close_audit, open_audit
-from isthmus.app.dial_line import HubAddress, HubRefusal, HubRefused, Line, LineShown, OnlyOne
-from isthmus.app.dial_talk import LocalOffer, OfferShare
+from isthmus.app.dial_talk import Channels, LocalOffer, OfferShare, Talk, Wire
 from isthmus.app.hub import RunningHub
 from isthmus.config.settings import Configuration
 from isthmus.core.catalog.snapshot import ServerStatus
-from isthmus.core.settings import Limits
+from isthmus.model.relay import MUX_SUBPROTOCOL
 from isthmus.storage.memory import MemoryJournal
-from isthmus.transport.egress import Egress
-from isthmus.upstream.settings import TIMEOUT_SECONDS_MAX, ServerSettings
+from isthmus.transport.egress import SOCKET_SCHEMES, DialFailed, Egress, EgressRefused, HttpOrigin, parse_url
+from isthmus.transport.websocket import DialledSocket, HandshakeFailed, WebSocketAddress
+from isthmus.upstream.reconnector import Backoff
+from isthmus.upstream.settings import TIMEOUT_SECONDS_MAX
 
 log = structlog.get_logger(__name__)
+
+# -- the address of the hub -------------------------------------------------------------------------------------------
+
+PATH = "/mcp_endpoint/mcp/"
+"""The dial-in path of an Isthmus hub and of the original relay, which needs the last slash."""
+
+DEVICE_PATH = "/mcp_endpoint/call"
+
+OWN_TOKEN = "isr1."  # noqa: S105 - what our tokens begin with, and no token
+"""These tokens are sent in a header, because proxies may log the address."""
+
+_SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
+
+
+class BadAddress(ValueError):
+    """The address is unusable; the message says why and does not quote the query."""
+
+
+class BadToken(BadAddress):
+    """Only the token is missing or invalid."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubAddress:
+    """A hub's address. Its `str` contains no secret."""
+
+    origin: HttpOrigin
+    path: str
+    query: tuple[str, ...] = field(default=(), repr=False)
+    """The other query parameters, as written."""
+    token: str = field(default="", repr=False)
+    server_id: str | None = None
+    """The server id in the address."""
+
+    def __str__(self) -> str:
+        return f"{self.origin}{self.path}"
+
+    def endpoint(self, server_id: str | None, subprotocols: tuple[str, ...], limit_bytes: int) -> WebSocketAddress:
+        """The address to connect to, for one server or several."""
+        query = list(self.query)
+        headers = {}
+        if self.token.startswith(OWN_TOKEN):
+            headers["Authorization"] = f"Bearer {self.token}"
+        elif self.token:
+            query.append(f"token={quote(self.token, safe='')}")
+        if server_id is not None:
+            query.append(f"server_id={quote(server_id, safe='')}")
+        target = f"{self.path}?{'&'.join(query)}" if query else self.path
+        return WebSocketAddress(self.origin, target, subprotocols, limit_bytes, headers)
+
+
+def read_address(url: str, token: str | None = None) -> HubAddress:
+    """Parse an address; `token` overrides one in the address.
+
+    Raises:
+        BadAddress: this is not a hub's address; `BadToken` if only the token is wrong.
+    """
+    scheme, separator, rest = url.strip().partition("://")
+    if not separator or scheme.lower() not in _SCHEMES:
+        raise BadAddress("the hub's address must begin with ws://, wss://, http:// or https://")
+    try:
+        origin, target = parse_url(f"{_SCHEMES[scheme.lower()]}://{rest}", SOCKET_SCHEMES)
+    except ValueError as error:
+        raise BadAddress(f"the hub's address cannot be used: {error}") from None
+    parts = urlsplit(target)
+    found: dict[str, str] = {}
+    others: list[str] = []
+    for item in parts.query.split("&") if parts.query else ():
+        name, _, value = item.partition("=")
+        if name in ("token", "server_id"):
+            found[name] = unquote(value)  # a plain `+` means itself: base64 contains it, and tokens have no spaces
+        else:
+            others.append(item)
+    path = parts.path
+    if DEVICE_PATH in path:
+        raise BadAddress(f"{path} is where devices call; servers dial in at {PATH}")
+    is_other_path = path.rstrip("/") and not path.endswith(PATH.rstrip("/"))
+    if scheme.lower() not in SOCKET_SCHEMES or not is_other_path:
+        path = path.rstrip("/").removesuffix(PATH.rstrip("/")) + PATH
+    token = (token or found.get("token", "")).strip()
+    if not token:
+        raise BadToken("there is no token: paste the address as the hub printed it, with ?token=…")
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise BadToken("the token must be one line of plain text without blanks")
+    return HubAddress(origin, path, tuple(others), token, found.get("server_id"))
+
+
+# -- one connection ---------------------------------------------------------------------------------------------------
+
+PAUSE_SECONDS_MAX = 60.0
+"""The longest pause between attempts, unless another client replaced this connection."""
+
+REPLACED_SECONDS = 60.0
+REPLACED_SECONDS_MAX = 600.0
+"""The pause after being replaced; it doubles each time. Otherwise two clients with the same id would replace each
+other for ever and lose calls each time."""
+
+SETTLED_SECONDS = 2 * REPLACED_SECONDS_MAX
+"""A connection that lasted this long has no waiting rival."""
+
+HEALTHY_SECONDS = 10.0
+"""A connection that lasted this long, or answered a call, was healthy: its loss resets the pauses."""
+
+SOON_SECONDS = 1.0
+"""The pause after a hub announced a restart; it is randomized so that clients do not all return at once."""
+
+TRIAL_SECONDS = 3.0
+"""The pause before a retry if one of our own connections may have replaced this one: long enough to tell it from
+another client's."""
+
+CONNECT_SECONDS = 10.0
+
+RESTARTING, REFUSED, TRY_LATER = 1012, 1008, 1013
+REPLACED = "新连接替换"
+"""The hub's reason when another connection replaces this one."""
+
+RIVAL = "another connection uses this server id: change one of them (--server-id, or the name in the file)"
+
+NOT_ALLOWED, NOT_FOUND = (401, 403), 404
+
+State: TypeAlias = Literal["starting", "connecting", "connected", "pausing"]
+
+
+class HubRefused(Exception):
+    """The hub refused the connection permanently; `is_missing` if there is no relay at this address."""
+
+    def __init__(self, reason: str, *, is_missing: bool = False) -> None:
+        super().__init__(reason)
+        self.is_missing = is_missing
+
+
+class OnlyOne(Exception):
+    """The relay keeps only the newest connection of an agent, so all servers must share it."""
+
+
+class LineLost(msgspec.Struct, frozen=True):
+    """Why a connection ended or failed, with the hub's close code and reason."""
+
+    reason: str
+    code: int | None = None
+    words: str = ""
+    seconds: float = 0.0
+    """How long the connection lasted."""
+
+
+class HubRefusal(msgspec.Struct, frozen=True):
+    """A server that the hub does not accept at the moment: why, and when it is offered again."""
+
+    reason: str
+    again_at: float
+    """In seconds since the epoch."""
+
+
+class LineShown(msgspec.Struct, frozen=True):
+    """The state of a connection; times are in seconds since the epoch."""
+
+    state: State
+    since: float
+    reason: str | None = None
+    """Why it was last lost, or could not be opened."""
+    again_at: float | None = None
+    is_muxed: bool = False
+    is_refused: bool = False
+    """The hub was reachable and refused it."""
+
+
+def is_about_token(words: str) -> bool:
+    """Whether a policy close is about the token; a retry cannot fix that."""
+    return "token" in words.lower() or "agentId" in words
+
+
+def verdict_on(lost: LineLost) -> str | None:
+    """Why a retry is useless; None if it is not."""
+    return lost.words if lost.code == REFUSED and is_about_token(lost.words) else None
+
+
+def is_refusal(lost: LineLost) -> bool:
+    """Whether the hub refused the connection or had no room, rather than closed it for its traffic."""
+    is_early = lost.seconds < HEALTHY_SECONDS
+    return lost.words == REPLACED or (is_early and lost.code in (REFUSED, TRY_LATER))
+
+
+def in_words(lost: LineLost) -> str:
+    """Why it was lost, for people; texts of the original relay are translated."""
+    return RIVAL if lost.words == REPLACED else lost.reason
+
+
+class Pauses:
+    """Computes the pause before the next attempt from how earlier ones ended."""
+
+    def __init__(self) -> None:
+        self._backoff = Backoff(PAUSE_SECONDS_MAX)
+        self._replaced = 0
+
+    def after(self, lost: LineLost, chance: float) -> float:
+        """The next pause; `chance` is uniform in [0, 1)."""
+        if lost.code == RESTARTING:
+            return SOON_SECONDS * chance
+        if lost.words == REPLACED:
+            self._replaced = 1 if lost.seconds > SETTLED_SECONDS else self._replaced + 1
+            return min(REPLACED_SECONDS * 2.0 ** min(self._replaced - 1, 10), REPLACED_SECONDS_MAX)
+        if lost.code == REFUSED and lost.seconds < HEALTHY_SECONDS:  # a later close had another cause
+            return PAUSE_SECONDS_MAX  # frequent retries would not help
+        return self._backoff.next(chance)
+
+    def reset(self) -> None:
+        """The connection was healthy. A rival may still be waiting, so its pause is not reset."""
+        self._backoff.reset()
+
+
+class Line:
+    """One connection, until `run` is cancelled."""
+
+    def __init__(
+        self, dialler: Dialler, offers: Sequence[LocalOffer], *, may_share: bool, on_single: Callable[[], None]
+    ) -> None:
+        """`on_single` is called if the hub needs a socket per server; this one then belongs to the first."""
+        self._dialler = dialler
+        self.offers = tuple(offers)
+        self._may_share = may_share
+        self._on_single = on_single
+        self._pauses = Pauses()
+        self._channels: Channels | None = None
+        self._talk: Talk | None = None
+        """The session of a socket that belongs to one server."""
+        self._reopening: dict[LocalOffer, tuple[asyncio.TimerHandle, HubRefusal]] = {}
+        self._pauses_of: dict[LocalOffer, Pauses] = {offer: Pauses() for offer in offers}
+        self._named_at: dict[LocalOffer, float] = {}
+        self._was_connected = False
+        self.connected_at = 0.0
+        """When it last connected, on the loop's clock."""
+        self.is_trial = False
+        """It was replaced right after another of ours opened; a retry shows whether that was the cause."""
+        self.socket: DialledSocket | None = None
+        self.shown = LineShown("starting", time.time())
+
+    async def run(self) -> None:
+        """Keep the connection up.
+
+        Raises:
+            HubRefused: a retry is useless.
+            OnlyOne: a retry is useless while others of ours are connected.
+        """
+        while True:
+            lost = await self._once()
+            rival = self._dialler.rival_of(self) if lost.words == REPLACED else None
+            if rival is not None and rival.is_trial:
+                raise OnlyOne
+            if (verdict := verdict_on(lost)) is not None:
+                raise HubRefused(verdict)
+            self.is_trial = rival is not None
+            pause = TRIAL_SECONDS if self.is_trial else self._pauses.after(lost, random.random())  # noqa: S311 - spread
+            reason = in_words(lost)
+            self._show("pausing", reason=reason, again_at=time.time() + pause, is_refused=is_refusal(lost))
+            log.warning("hub not connected", hub=str(self._dialler.address), reason=reason, again_in=round(pause, 1))
+            await asyncio.sleep(pause)
+
+    # -- one connection ----------------------------------------------------------------------------------------------
+
+    async def _once(self) -> LineLost:
+        """Connect and serve until the connection is lost; return why it ended or failed."""
+        self._show("connecting", reason=self.shown.reason)
+        limits = self._dialler.running.hub.limits
+        wire = Wire(limits.lag_bytes, limits.lag_bytes + 4 * limits.reply_bytes)
+        subprotocols = (MUX_SUBPROTOCOL,) if self._may_share else ()
+        endpoint = self._dialler.address.endpoint(self.offers[0].server_id, subprotocols, limits.reply_bytes)
+        try:
+            self.socket = await DialledSocket.connect(
+                self._dialler.egress, endpoint, wire, is_configured=True, within=CONNECT_SECONDS
+            )
+        except (DialFailed, EgressRefused) as failed:
+            return LineLost(str(getattr(failed, "reason", failed)))
+        except HandshakeFailed as failed:
+            if failed.status in NOT_ALLOWED:
+                raise HubRefused(f"{failed}: the token is not good there") from failed
+            if failed.status == NOT_FOUND and not self._was_connected:  # otherwise it may restart behind its proxy
+                raise HubRefused(f"{failed}: there is no relay at this address", is_missing=True) from failed
+            return LineLost(str(failed))
+        self.connected_at = asyncio.get_running_loop().time()
+        self._was_connected = True
+        answered = self._answered()
+        lost = await self._use(self.socket, wire)
+        if self._answered() > answered or lost.seconds > HEALTHY_SECONDS:
+            self._pauses.reset()
+        return lost
+
+    async def _use(self, socket: DialledSocket, wire: Wire) -> LineLost:
+        is_muxed = socket.chosen == MUX_SUBPROTOCOL
+        self._show("connected", is_muxed=is_muxed)
+        log.info("connected", hub=str(self._dialler.address), shared=is_muxed)
+        end = self._open_channels(socket, wire) if is_muxed else self._begin_single(socket, wire)
+        try:
+            reason = await wire.over
+        except asyncio.CancelledError:
+            socket.kill()
+            raise
+        finally:
+            end("the hub is not connected any more")
+        code, words = socket.goodbye or (None, "")
+        return LineLost(reason, code, words, asyncio.get_running_loop().time() - self.connected_at)
+
+    def _begin_single(self, socket: DialledSocket, wire: Wire) -> Callable[[str], None]:
+        """The hub needs one socket per server: this one now belongs to the first server."""
+        self._may_share = False
+        self._dialler.running.share_links()
+        others, self.offers = self.offers[1:], self.offers[:1]
+        talk = self._talk = self._talk_on(self.offers[0], wire.send, wire)
+        wire.begin(socket, talk.take)
+        if others:
+            self._on_single()
+        return talk.end
+
+    def leave(self) -> None:
+        """Shutting down: accept no new calls, and ask a hub that supports it to hold back its callers'."""
+        if self._channels is not None:
+            self._channels.leave()
+        elif self._talk is not None:
+            self._talk.leave()
+
+    def _talk_on(self, offer: LocalOffer, deliver: Callable[[bytes], None], wire: Wire) -> Talk:
+        return Talk(self._dialler.running, self._dialler.share, offer, deliver, wire)
+
+    def _answered(self) -> int:
+        counts = self._dialler.running.counters.servers
+        return sum(counts[offer.name].calls for offer in self.offers if offer.name in counts)
+
+    # -- channels ----------------------------------------------------------------------------------------------------
+
+    def _open_channels(self, socket: DialledSocket, wire: Wire) -> Callable[[str], None]:
+        channels = self._channels = Channels(wire, lambda offer, say: self._talk_on(offer, say, wire), self)
+        wire.begin(socket, channels.take)
+        self.offer_ready()
+        return self._close_channels
+
+    def _close_channels(self, why: str) -> None:
+        channels, self._channels = self._channels, None
+        for timer, _ in self._reopening.values():
+            timer.cancel()
+        self._reopening.clear()
+        self._named_at.clear()
+        if channels is not None:
+            channels.end(why)
+
+    def offer_ready(self) -> None:
+        """Offer every ready server that the hub neither has nor has just refused."""
+        if self._channels is not None:
+            for offer in self.offers:
+                if self._dialler.is_ready(offer) and offer not in self._reopening:
+                    self._channels.open(offer)
+
+    def named(self, offer: LocalOffer, server: str) -> None:
+        """See `dial_talk.Ear`."""
+        self._pauses_of[offer].reset()
+        self._named_at.setdefault(offer, asyncio.get_running_loop().time())
+        self._dialler.named(offer, server)
+
+    def waits(self, offer: LocalOffer, seconds: float) -> None:
+        """See `dial_talk.Ear`."""
+        self._dialler.waits(offer, seconds)
+
+    def closed(self, offer: LocalOffer, code: int, reason: str) -> None:
+        """Offer the server again after a while."""
+        loop = asyncio.get_running_loop()
+        seconds = loop.time() - self._named_at.pop(offer, loop.time())
+        lost = LineLost(reason or f"it closed the channel with code {code}", code, reason, seconds)
+        pause = self._pauses_of[offer].after(lost, random.random())  # noqa: S311 - spread, not secrecy
+        refusal = HubRefusal(in_words(lost), time.time() + pause)
+        log.warning(
+            "server refused by the hub", server=offer.server_id, reason=refusal.reason, again_in=round(pause, 1)
+        )
+        self._reopening[offer] = loop.call_later(pause, self._reopen, offer), refusal
+        self._dialler.named(offer, None)
+
+    def refusal(self, offer: LocalOffer) -> HubRefusal | None:
+        """Why the hub does not have a ready server; None if it has it, or the reason is unknown."""
+        if offer in self._reopening:
+            return self._reopening[offer][1]
+        shown = self.shown
+        if not shown.is_refused or offer not in self.offers:
+            return None
+        assert shown.reason is not None
+        assert shown.again_at is not None
+        return HubRefusal(shown.reason, shown.again_at)
+
+    def _reopen(self, offer: LocalOffer) -> None:
+        del self._reopening[offer]
+        self.offer_ready()
+        self._dialler.changed()
+
+    def _show(
+        self,
+        state: State,
+        *,
+        reason: str | None = None,
+        again_at: float | None = None,
+        is_muxed: bool = False,
+        is_refused: bool = False,
+    ) -> None:
+        self.shown = LineShown(state, time.time(), reason, again_at, is_muxed, is_refused)
+        self._dialler.changed()
+
+
+# -- all servers and connections --------------------------------------------------------------------------------------
 
 GRACE_SECONDS = 10.0
 """How long calls wait for a restarting server, unless the remote hub lets them wait longer."""
@@ -124,7 +533,7 @@ class Dialler:
         return self._ready[offer].is_set()
 
     def rival_of(self, line: Line) -> Line | None:
-        """See `dial_line.LineHandler`."""
+        """Another of our connections that opened a moment ago, after this one."""
         since = max(line.connected_at, self._loop.time() - RIVAL_SECONDS)
         newest = max(self._lines, key=lambda other: other.connected_at)
         return newest if newest is not line and newest.connected_at > since else None
@@ -151,16 +560,21 @@ class Dialler:
     def shown(self) -> DialStatus:
         """The current state."""
         lines = tuple(line.shown for line in self._lines)
-        return DialStatus(str(self.address), lines, tuple(map(self._server_shown, self._plan.offers)))
-
-    def _server_shown(self, offer: LocalOffer) -> ServerShown:
-        hub, counts = self.running.hub, self.running.counters.servers.get(offer.name)
-        server_queue = hub.server_queues[offer.name]
-        answered = 0 if counts is None else counts.calls
-        server_status = hub.snapshot.server_statuses[offer.name]
-        refusal = next((told for line in self._lines if (told := line.refusal(offer)) is not None), None)
-        running = server_queue.running + server_queue.queued
-        return ServerShown(offer.server_id, server_status, self._names.get(offer), running, answered, refusal)
+        hub, servers = self.running.hub, []
+        for offer in self._plan.offers:
+            counts = self.running.counters.servers.get(offer.name)
+            server_queue = hub.server_queues[offer.name]
+            refusals = (line.refusal(offer) for line in self._lines)
+            shown = ServerShown(
+                offer.server_id,
+                hub.snapshot.server_statuses[offer.name],
+                self._names.get(offer),
+                running=server_queue.running + server_queue.queued,
+                answered=0 if counts is None else counts.calls,
+                refusal=next((refusal for refusal in refusals if refusal is not None), None),
+            )
+            servers.append(shown)
+        return DialStatus(str(self.address), lines, tuple(servers))
 
     def _look(self) -> None:
         """A server started, stopped or changed; newly ready servers can be offered."""
@@ -185,7 +599,14 @@ class Dialler:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self.stop)
         try:
-            self._begin()
+            if not self._first.done():
+                servers = [offer.server_id for offer in self._plan.offers]
+                log.info("waiting for a local server to become ready before connecting to the hub", servers=servers)
+            if self._plan.is_compatible:
+                self.running.share_links()
+                self._one_each(self._plan.offers)
+            else:
+                self._spawn("connection to the hub", self._share_one())
             await self._ended
         finally:
             await self._end()
@@ -193,16 +614,6 @@ class Dialler:
             # Last: an unhandled signal would leave the local servers behind.
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._loop.remove_signal_handler(number)
-
-    def _begin(self) -> None:
-        if not self._first.done():
-            servers = [offer.server_id for offer in self._plan.offers]
-            log.info("waiting for a local server to become ready before connecting to the hub", servers=servers)
-        if self._plan.is_compatible:
-            self.running.share_links()
-            self._one_each(self._plan.offers)
-        else:
-            self._spawn("connection to the hub", self._share_one())
 
     def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         self._keeping.append(self.running.background.spawn(name, work, on_crash=self._finish))
@@ -268,7 +679,9 @@ class Dialler:
             for line in self._lines:
                 line.leave()
             self.running.refuse_new_calls()
-            await self._calls_ended(FINISH_SECONDS)
+            until = self._loop.time() + FINISH_SECONDS
+            while self.running.calls() and self._loop.time() < until:  # noqa: ASYNC110 - the hub does not report the end of its last call
+                await asyncio.sleep(POLL_SECONDS)
             self.running.cancel_all("shutting down: the local servers leave the hub")
             await asyncio.sleep(0)  # responses are written at the end of a loop iteration
             sockets = [line.socket for line in self._lines if line.socket is not None]
@@ -276,11 +689,6 @@ class Dialler:
         finally:
             await self.running.aclose()
             await close_audit(self._books, self._journal)
-
-    async def _calls_ended(self, within: float) -> None:
-        until = self._loop.time() + within
-        while self.running.calls() and self._loop.time() < until:  # noqa: ASYNC110 - nobody tells of the last one
-            await asyncio.sleep(POLL_SECONDS)
 
 
 async def open_dialler(plan: DialPlan, environment: Mapping[str, str]) -> Dialler:
@@ -296,10 +704,9 @@ async def open_dialler(plan: DialPlan, environment: Mapping[str, str]) -> Dialle
 
 def for_dialling(configuration: Configuration) -> Configuration:
     """The configuration of the local hub. The remote hub decides how long calls may take."""
-    servers = tuple(_patient(server, configuration.hub.limits) for server in configuration.servers)
+    usual = configuration.hub.limits.call_seconds
+    servers = tuple(
+        replace(server, timeout=TIMEOUT_SECONDS_MAX) if server.timeout == usual else server
+        for server in configuration.servers
+    )
     return Configuration(None, configuration.hub, servers, audit=configuration.audit)
-
-
-def _patient(server: ServerSettings, limits: Limits) -> ServerSettings:
-    is_unsaid = server.timeout == limits.call_seconds
-    return replace(server, timeout=TIMEOUT_SECONDS_MAX) if is_unsaid else server

@@ -1,7 +1,7 @@
 """The MCP sessions on one connection to a remote hub: one per server, on a plain socket or on channels of a shared one.
 
 The remote hub sees each local server as an ordinary MCP server; a `DuplexSession` of the local hub answers it.
-`app.dial_line` opens the socket and decides whether it is shared.
+`app.dial` opens the socket and decides whether it is shared.
 """
 
 from __future__ import annotations

@@ -17,8 +17,19 @@ from urllib.parse import urlsplit
 
 import click
 
-from isthmus.app.dial import Dialler, DialPlan, DialStatus, ServerShown, open_dialler
-from isthmus.app.dial_line import BadAddress, BadToken, HubAddress, HubRefused, LineShown, read_address
+from isthmus.app.dial import (
+    BadAddress,
+    BadToken,
+    Dialler,
+    DialPlan,
+    DialStatus,
+    HubAddress,
+    HubRefused,
+    LineShown,
+    ServerShown,
+    open_dialler,
+    read_address,
+)
 from isthmus.app.dial_talk import LocalOffer
 from isthmus.cli.config import configuration_of, refused
 from isthmus.cli.exits import CommandFailed, Exit

@@ -2,7 +2,7 @@
 
 Whole messages in, frames out, and a count of the bytes that left. The protocol comes from `websockets`, without its
 I/O; limits and timers are here. A socket does not know what it carries and never dials again. `upstream.websocket` and
-`app.dial_line` dial; `transport.accepted_socket` has the sockets that clients open.
+`app.dial` dial; `transport.accepted_socket` has the sockets that clients open.
 """
 
 from __future__ import annotations

@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from isthmus.app import dial, dial_line
-from isthmus.app.dial import Dialler, DialPlan, open_dialler
-from isthmus.app.dial_line import HubRefused, LineLost, Pauses, read_address, verdict_on
+from isthmus.app import dial
+from isthmus.app.dial import Dialler, DialPlan, HubRefused, LineLost, Pauses, open_dialler, read_address, verdict_on
 from isthmus.app.dial_talk import ASKED_BYTES_MAX, LocalOffer
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.model.names import ServerName
@@ -103,7 +102,7 @@ async def test_several_servers_have_a_socket_each_where_the_hub_does_not_share()
 async def test_a_server_whose_place_a_stranger_takes_is_not_taken_for_one_of_a_relay_that_keeps_one_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dial_line, "TRIAL_SECONDS", 0.2)
+    monkeypatch.setattr(dial, "TRIAL_SECONDS", 0.2)
     async with standing_in() as hub, dialling(hub, "one", "two", is_compatible=True):
         first, _ = await hub.arrives(), await hub.arrives()
         await first.close(1000, "新连接替换")
@@ -111,7 +110,7 @@ async def test_a_server_whose_place_a_stranger_takes_is_not_taken_for_one_of_a_r
 
 
 async def test_a_relay_that_keeps_one_connection_has_all_servers_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dial_line, "TRIAL_SECONDS", 0.2)
+    monkeypatch.setattr(dial, "TRIAL_SECONDS", 0.2)
     async with standing_in(keeps_one=True) as hub, dialling(hub, "one", "two"):
         while (guest := await hub.arrives()).query["server_id"] != "isthmus":
             pass
@@ -421,7 +420,7 @@ async def test_a_server_whose_place_another_has_is_shown_so(*, shares: bool) -> 
 async def test_a_server_waits_longer_each_time_that_another_takes_its_place(
     monkeypatch: pytest.MonkeyPatch, *, shares: bool
 ) -> None:
-    monkeypatch.setattr(dial_line, "REPLACED_SECONDS", 0.1)
+    monkeypatch.setattr(dial, "REPLACED_SECONDS", 0.1)
     with capture_logs() as lines:
         async with standing_in(shares=shares) as hub, dialling(hub, "one") as dialler:
             guest = await hub.arrives()

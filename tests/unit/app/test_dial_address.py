@@ -6,7 +6,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from isthmus.app.dial_line import BadAddress, read_address
+from isthmus.app.dial import BadAddress, read_address
 
 OURS = "isr1.eyJhIjoiciJ9.c2lnbmVk"
 

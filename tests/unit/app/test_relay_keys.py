@@ -12,7 +12,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from isthmus.app.dial_line import LineLost, verdict_on
+from isthmus.app.dial import LineLost, verdict_on
 from isthmus.app.relay_keys import (
     LOOK_SECONDS,
     TRUST_SECONDS,

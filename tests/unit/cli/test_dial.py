@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.app.dial import ServerShown
-from isthmus.app.dial_line import HubRefusal, LineShown
+from isthmus.app.dial import HubRefusal, LineShown, ServerShown
 from isthmus.cli.dial import (
     DialOptions,
     connection_text,
