@@ -34,9 +34,9 @@ from isthmus.cli.running import quiet_logs, run_command
 from isthmus.config.extensions import EXTENSIONS
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration
-from isthmus.core.access.policy import BY_CUSTOM_POLICY, Why
+from isthmus.core.access.policy import BY_CUSTOM_POLICY
 from isthmus.core.catalog.names import BUILTIN
-from isthmus.core.catalog.pins import WITHHOLDING, PinKey, Pinning, Pins, known_of
+from isthmus.core.catalog.pins import WITHHOLDING, Pinning, Pins, known_of
 from isthmus.core.catalog.review import Review
 from isthmus.core.catalog.rules import NO_TOOL_RULES
 from isthmus.core.catalog.schema import CheckCache
@@ -262,20 +262,16 @@ def _without_withheld(
     }
     if not WITHHOLDING & set(modes.values()):
         return dict(statuses)
-    known = _stored_definitions(Path(configuration.hub.state))
+    folder, known = Path(configuration.hub.state), {}
+    if (folder / FILE).exists():
+        try:
+            with closing(DefinitionStore(folder)) as file:
+                known = known_of(file.known())
+        except (OSError, sqlite3.Error) as error:
+            text = f"the stored tool definitions cannot be read from {folder / FILE}: {error}"
+            raise CommandFailed(Exit.CONFIGURATION, text, "Run this as the user that runs the hub.") from error
     review = Review(Pins(known, lambda server: modes.get(server, "off"), lambda _: None))
     return {name: review.reviewed(status) for name, status in statuses.items()}
-
-
-def _stored_definitions(folder: Path) -> dict[PinKey, bytes]:
-    if not (folder / FILE).exists():
-        return {}
-    try:
-        with closing(DefinitionStore(folder)) as file:
-            return known_of(file.known())
-    except (OSError, sqlite3.Error) as error:
-        text = f"the stored tool definitions cannot be read from {folder / FILE}: {error}"
-        raise CommandFailed(Exit.CONFIGURATION, text, "Run this as the user that runs the hub.") from error
 
 
 def _listed(
@@ -338,20 +334,21 @@ def _explained(found: Sequence[AccessReason], caller: Caller) -> Iterable[str]:
     for reason in found:
         # An outer bound that allows everything decides nothing.
         deciding = (why for why in reason.why if not (why[1] and why[2] == "*" and why[0] == "allow"))
-        first, *more = (_describe(why, places) for why in deciding)
+        words = []
+        for listed, depth, pattern in deciding:
+            if depth == BY_CUSTOM_POLICY:
+                words.append(f"{pattern} of {places[depth]} refuses it")
+            elif pattern is None:
+                words.append(f"not in {places[depth]}.allow")
+            else:
+                words.append(f"{pattern} in {places[depth]}.{listed}")
+        first, *more = words
         if len(reason.exposed) > width:
             yield f"  {reason.exposed}"
             more = [first, *more]
         else:
             yield f"  {reason.exposed.ljust(width)}  {first}"
         yield from (f"  {'':{width}}  {each}" for each in more)
-
-
-def _describe(why: Why, places: Sequence[str]) -> str:
-    listed, depth, pattern = why
-    if depth == BY_CUSTOM_POLICY:
-        return f"{pattern} of {places[depth]} refuses it"
-    return f"not in {places[depth]}.allow" if pattern is None else f"{pattern} in {places[depth]}.{listed}"
 
 
 def _notes(caller: Caller, rest: Iterable[AccessReason]) -> Iterable[str]:

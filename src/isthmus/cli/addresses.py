@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from urllib.parse import SplitResult, quote, urlsplit
+from urllib.parse import quote, urlsplit
 
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.config.settings import HubSettings
@@ -40,22 +40,17 @@ def relay_base(url: str) -> str:
     Raises:
         CommandFailed: the address is invalid.
     """
-    parts = _split(url)
-    if parts is None:
-        text = "--url must be the hub's address like ws://hub.example:8765, without a query"
-        raise CommandFailed(Exit.USAGE, text, "Write it as the servers and devices reach the hub.")
-    path = parts.path.partition(RELAY_PATH)[0].rstrip("/")
-    return f"{_SCHEMES[parts.scheme]}://{parts.netloc}{path}"
-
-
-def _split(url: str) -> SplitResult | None:
     try:
         parts = urlsplit(url)
         has_host = bool(parts.hostname) and parts.port != 0
     except ValueError:
-        return None
+        parts, has_host = urlsplit(""), False
     is_plain = not (parts.query or parts.fragment or "@" in parts.netloc or any(map(str.isspace, url)))
-    return parts if has_host and is_plain and parts.scheme in _SCHEMES else None
+    if not has_host or not is_plain or parts.scheme not in _SCHEMES:
+        text = "--url must be the hub's address like ws://hub.example:8765, without a query"
+        raise CommandFailed(Exit.USAGE, text, "Write it as the servers and devices reach the hub.")
+    path = parts.path.partition(RELAY_PATH)[0].rstrip("/")
+    return f"{_SCHEMES[parts.scheme]}://{parts.netloc}{path}"
 
 
 def server_address(base: str, token: str, server_id: str | None = None) -> str:

@@ -284,7 +284,11 @@ async def verify_log(file: Path | None, *, is_json: bool) -> Exit:
         verdicts = [await _verify(Path(configuration.hub.state), source) for source in logs_of(configuration)]
     except OSError as error:
         raise _unreadable(error) from error
-    broken = [_problem(verdict.slot, verdict.broken) for verdict in verdicts if verdict.broken is not None]
+    broken = []
+    for verdict in verdicts:
+        if (found := verdict.broken) is not None:
+            where = f"slot {verdict.slot}, " if verdict.slot else ""
+            broken.append(f"{where}record {found.number}: {found.why}" if found.number else f"{where}{found.why}")
     if is_json:
         # The main log at the top level, those in slots below; `good` is about all of them.
         main = next((each for each in verdicts if not each.slot), None)
@@ -327,11 +331,6 @@ async def _verify(state: Path, source: AuditLogSource) -> AuditVerdict:
     return AuditVerdict(
         source.slot, verification.count, first, head, keys.name, broken, len(calls.open), calls.lost, unsigned
     )
-
-
-def _problem(slot: int, broken: ChainBreak) -> str:
-    where = f"slot {slot}, " if slot else ""
-    return f"{where}record {broken.number}: {broken.why}" if broken.number else f"{where}{broken.why}"
 
 
 def _as_json(verdict: AuditVerdict) -> dict[str, object]:

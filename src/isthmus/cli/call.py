@@ -261,7 +261,14 @@ def arguments_of(words: Sequence[str], whole: str | None, schema: msgspec.Raw | 
     if whole is not None:
         value = _json("--args", _contents("--args", whole, read), "a JSON object")
         if object_members(value) is None:
-            raise _wrong(f"--args must be a JSON object{_why_no_object(value)}")
+            match msgspec.json.decode(value):
+                case dict():
+                    got = "one with a repeated name"
+                case list():
+                    got = "a list"
+                case other:
+                    got = _cut(msgspec.json.encode(other).decode())
+            raise _wrong(f"--args must be a JSON object, got {got}")
         return msgspec.Raw(value)
     properties = _properties(schema)
     members: dict[str, bytes] = {}
@@ -271,16 +278,6 @@ def arguments_of(words: Sequence[str], whole: str | None, schema: msgspec.Raw | 
             raise _wrong(f"{name} is given twice")
         members[name] = value
     return msgspec.Raw(render(members))
-
-
-def _why_no_object(value: bytes) -> str:
-    match msgspec.json.decode(value):
-        case dict():
-            return ", got one with a repeated name"
-        case list():
-            return ", got a list"
-        case other:
-            return f", got {_cut(msgspec.json.encode(other).decode())}"
 
 
 def _member(word: str, properties: Mapping[str, Any], read: Read) -> tuple[str, bytes]:

@@ -23,7 +23,6 @@ from isthmus.config.origins import Keys, line_numbers, split_path
 from isthmus.config.redaction import secrets_of
 from isthmus.config.servers import SECRET_KEYS
 from isthmus.config.settings import Configuration, Origin, RelayParts
-from isthmus.core.access.tenants import TenantSettings
 from isthmus.core.catalog.rules import CACHE_SECONDS, ToolRules
 from isthmus.identity.settings import IssuerSettings
 from isthmus.model.callers import Caller
@@ -135,7 +134,15 @@ def access_of(configuration: Configuration) -> AccessMode:
 
 def check_configuration(file: Path | None, *, is_json: bool) -> Exit:
     """Print every finding. Any finding fails the check."""
-    configuration, findings = _check(file)
+    configuration: Configuration | None = None
+    findings: list[tuple[Weight, Finding]] = []
+    try:
+        read = load(file, os.environ, Path.cwd(), home())
+        findings = [("warning", finding) for finding in read.warnings]
+        access_of(read)
+        configuration = read
+    except ConfigError as error:  # the hub would refuse it
+        findings = [*(("error", finding) for finding in error.findings), *findings]
     if is_json:
         used = None if configuration is None else configuration.file
         document = {
@@ -147,18 +154,6 @@ def check_configuration(file: Path | None, *, is_json: bool) -> Exit:
     else:
         _print_check(configuration, findings)
     return Exit.CONFIGURATION if findings else Exit.SUCCESS
-
-
-def _check(file: Path | None) -> tuple[Configuration | None, list[tuple[Weight, Finding]]]:
-    """Load the configuration as the hub would; None if the hub would refuse it."""
-    warnings: list[tuple[Weight, Finding]] = []
-    try:
-        configuration = load(file, os.environ, Path.cwd(), home())
-        warnings = [("warning", finding) for finding in configuration.warnings]
-        access_of(configuration)
-    except ConfigError as error:
-        return None, [*(("error", finding) for finding in error.findings), *warnings]
-    return configuration, warnings
 
 
 def finding_as_json(finding: Finding, weight: Weight) -> dict[str, str | None]:
@@ -280,7 +275,9 @@ def _all_values(configuration: Configuration) -> Iterator[Pair]:
     for server in configuration.servers:
         yield from _below("servers", server.name, _server_values(server))
     for name, tenant in configuration.tenants.known.items():
-        yield from _below("tenants", name, _tenant_values(tenant))
+        bounds = tenant.bounds
+        limits: list[Pair] = [] if bounds is None else [("allow", bounds.allow), ("deny", bounds.deny)]
+        yield from _below("tenants", name, [*limits, ("max_calls", tenant.max_calls)])
     keys_by_caller: dict[Caller, list[bytes]] = {}
     for digest, caller in configuration.callers:
         keys_by_caller.setdefault(caller, []).append(digest)
@@ -329,13 +326,6 @@ def _issuer_values(issuer: IssuerSettings) -> Iterator[Pair]:
     yield "scopes", {scope: list(patterns) for scope, patterns in issuer.scopes.items()}
 
 
-def _tenant_values(tenant: TenantSettings) -> Iterator[Pair]:
-    if tenant.bounds is not None:
-        yield "allow", tenant.bounds.allow
-        yield "deny", tenant.bounds.deny
-    yield "max_calls", tenant.max_calls
-
-
 def _server_values(server: ServerSettings) -> Iterator[Pair]:
     reach = server.reach
     pairs = [(key.name, _server_value(key, value, server)) for key, value in declared_values(server)]
@@ -363,17 +353,13 @@ def _server_value(key: ServerKey, value: object, server: ServerSettings) -> obje
         case tuple():
             return [each.name if isinstance(each, DeclaredTool) else server.redact(each) for each in value]
         case Mapping():
-            return _hidden(key.name, value, server)
+            named = secrets_of({key.name: dict(value)})  # even short ones are hidden
+            return {
+                name: HIDDEN if text in server.secrets or text in named else server.redact(text)
+                for name, text in value.items()
+            }
         case _:
             return value
-
-
-def _hidden(key: str, table: Mapping[str, str], server: ServerSettings) -> dict[str, str]:
-    """A table with its secrets hidden, even short ones."""
-    named = secrets_of({key: dict(table)})
-    return {
-        name: HIDDEN if text in server.secrets or text in named else server.redact(text) for name, text in table.items()
-    }
 
 
 def _credential_values(credentials: ServerCredentials) -> Iterator[Pair]:

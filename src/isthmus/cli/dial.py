@@ -121,19 +121,19 @@ def dial_hub(options: DialOptions) -> Exit:
     is_watched = sys.stderr.isatty() and not options.is_plain
     configure("error" if is_watched else plan.configuration.hub.log_level, plan.configuration.hub.log_format)
     environment = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
+
+    async def run() -> None:
+        dialler = await open_dialler(plan, environment)
+        with DialView(dialler, sys.stderr) if is_watched else nullcontext():
+            await dialler.run()
+
     try:
-        run_service(_run(plan, environment, is_watched=is_watched), plan.configuration.hub.state)
+        run_service(run(), plan.configuration.hub.state)
     except HubRefused as error:
         raise _connection_refused(plan.address, error) from error
     except ConfigError as error:
         raise refused(error) from error
     return Exit.SUCCESS
-
-
-async def _run(plan: DialPlan, environment: Mapping[str, str], *, is_watched: bool) -> None:
-    dialler = await open_dialler(plan, environment)
-    with DialView(dialler, sys.stderr) if is_watched else nullcontext():
-        await dialler.run()
 
 
 def _connection_refused(address: HubAddress, error: HubRefused) -> CommandFailed:

@@ -53,7 +53,7 @@ from isthmus.wire.jsonrpc import object_members
 from isthmus.wire.lines import Oversized
 from isthmus.wire.mcp.calls import read_call_result, untouched_result
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListShape
-from isthmus.wire.sse import SseDecoder, SseEvent
+from isthmus.wire.sse import SseDecoder
 
 HUB_VARIABLE = "ISTHMUS_HUB"
 KEY_VARIABLE = "ISTHMUS_KEY"
@@ -473,7 +473,12 @@ class ResponseReader:
         self._restart_timer()
         if self._decoder is not None:
             for event in self._decoder.feed(chunk):
-                self._on_event(event)
+                if isinstance(event, Oversized):
+                    self._give_up(f"its response is longer than {RESPONSE_BYTES_MAX} bytes")
+                elif event.event in ("result", "error"):
+                    self._end(HubResponse(self._status, event.data, event.event))
+                elif event.event == "progress" and (members := object_members(event.data)) is not None:
+                    self._watch(Progress(members))
         elif len(self._body) + len(chunk) > RESPONSE_BYTES_MAX:
             self._give_up(f"its response is longer than {RESPONSE_BYTES_MAX} bytes")
         else:
@@ -489,14 +494,6 @@ class ResponseReader:
     def on_lost(self, lost: ConnectionLost) -> None:
         """See `ResponseSink`."""
         self._end(lost)
-
-    def _on_event(self, event: SseEvent | Oversized) -> None:
-        if isinstance(event, Oversized):
-            self._give_up(f"its response is longer than {RESPONSE_BYTES_MAX} bytes")
-        elif event.event in ("result", "error"):
-            self._end(HubResponse(self._status, event.data, event.event))
-        elif event.event == "progress" and (members := object_members(event.data)) is not None:
-            self._watch(Progress(members))
 
 
 # -- a hub of this process -------------------------------------------------------------------------------------------

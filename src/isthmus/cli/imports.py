@@ -276,18 +276,13 @@ def _print(found: ClientFiles, plan: ImportPlan, *, is_dry: bool, is_written: bo
         )
     if plan.can_replace:
         print_error("To import the ones that differ: --replace.")
-    if is_written:
-        _warn_of_hidden(found, plan.file)
+    # A new isthmus.toml replaces an mcp.json beside it as the configuration.
+    beside, backup = plan.file.with_name("mcp.json"), plan.file.with_name(plan.file.name + BACKUP_SUFFIX)
+    is_hidden = is_written and not backup.exists() and beside.exists()
+    if is_hidden and not any(_is_same(document.file, beside) for document in found.documents):
+        print_error(f"{beside} is no longer read now that {plan.file.name} exists: import it too.")
 
 
 def _row(candidate: ImportCandidate) -> Row:
     transport = "" if candidate.server is None else transport_of(candidate.server.reach)
     return harmless(candidate.name, keep=""), transport, _OUTCOMES[candidate.outcome]
-
-
-def _warn_of_hidden(found: ClientFiles, file: Path) -> None:
-    """Warn if a new isthmus.toml replaces an mcp.json as the configuration, unless that was just imported."""
-    beside = file.with_name("mcp.json")
-    is_new = not file.with_name(file.name + BACKUP_SUFFIX).exists()
-    if is_new and beside.exists() and not any(_is_same(document.file, beside) for document in found.documents):
-        print_error(f"{beside} is no longer read now that {file.name} exists: import it too.")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from isthmus.cli.documents import ServerInfo, read_listing, read_servers
+from isthmus.cli.documents import read_listing, read_servers
 from isthmus.cli.exits import Exit
 from isthmus.cli.hub import LocalSource, RemoteSource, open_hub, source_of
 from isthmus.cli.options import with_json, with_source, with_wait
@@ -108,26 +108,22 @@ async def list_servers(source: RemoteSource | LocalSource, *, wait: float, is_js
     if is_json:
         print_json(document)
         return Exit.SUCCESS
-    rows = [
-        (server.name, server.state, server.transport or "", protocol_name(server.era), _remark(server))
-        for server in read_servers(document)
-    ]
+    rows = []
+    for server in read_servers(document):
+        counts = {
+            "tool": server.tools,
+            "prompt": server.prompts,
+            "resource": server.resources,
+            "template": server.resource_templates,
+        }
+        offered = ", ".join(counted(count, noun) for noun, count in counts.items() if count)
+        remark = first_line(server.reason or offered)
+        rows.append((server.name, server.state, server.transport or "", protocol_name(server.era), remark))
     if sys.stdout.isatty():
         show_table(sys.stdout, [("", rows)], ("bold", "", "", "", ""))
     else:
         print_output("\n".join(aligned(rows)))
     return Exit.SUCCESS
-
-
-def _remark(server: ServerInfo) -> str:
-    counts = {
-        "tool": server.tools,
-        "prompt": server.prompts,
-        "resource": server.resources,
-        "template": server.resource_templates,
-    }
-    offered = ", ".join(counted(count, noun) for noun, count in counts.items() if count)
-    return first_line(server.reason or offered)
 
 
 def protocol_name(era: str | None) -> str:

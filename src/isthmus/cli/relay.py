@@ -6,6 +6,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,11 +102,8 @@ async def show_status(source: RemoteSource, *, is_json: bool, has_tools: bool = 
     Raises:
         CommandFailed: the hub cannot be reached.
     """
-    hub = HubClient(source, is_needed=True)
-    try:
+    async with aclosing(HubClient(source, is_needed=True)) as hub:
         servers, devices = await hub.relay("servers"), await hub.relay("devices")
-    finally:
-        await hub.aclose()
     if is_json:
         members = msgspec.json.decode(servers, type=dict[str, msgspec.Raw])
         print_json(msgspec.json.encode({**members, **msgspec.json.decode(devices, type=dict[str, msgspec.Raw])}))
@@ -132,15 +130,13 @@ async def watch_status(source: RemoteSource, *, has_tools: bool = False) -> Exit
     """
     if not sys.stdout.isatty():
         raise CommandFailed(Exit.USAGE, "--watch needs a terminal", "Leave it out to print the status once.")
-    hub, overview = HubClient(source, is_needed=True), RelayOverview(has_tools=has_tools)
-    try:
+    overview = RelayOverview(has_tools=has_tools)
+    async with aclosing(HubClient(source, is_needed=True)) as hub:
         with in_place(sys.stdout) as show:
             while True:
                 overview, problem = await _refresh(hub, overview)
                 show([*groups_of(overview, time.time()), *([(problem, [])] if problem else [])], STYLES)
                 await asyncio.sleep(REFRESH_SECONDS)
-    finally:
-        await hub.aclose()
 
 
 async def _refresh(hub: HubClient, before: RelayOverview) -> tuple[RelayOverview, str | None]:
@@ -160,16 +156,13 @@ async def forget_servers(source: RemoteSource, agent: str, server_id: str | None
     Raises:
         CommandFailed: there is no such server, or the hub cannot be reached.
     """
-    hub = HubClient(source, is_needed=True)
-    try:
+    async with aclosing(HubClient(source, is_needed=True)) as hub:
         known = read_dialled(await hub.relay("servers"))
         for server in _forgettable(known, agent, server_id):
             if (why := await hub.forget(server.name)) is not None:
                 text = f"{server.name} was not forgotten: {first_line(why)}"
                 raise CommandFailed(Exit.CALL_FAILED, text, STATUS_ADVICE)
             print_output(f"forgot {first_line(server.name)}")
-    finally:
-        await hub.aclose()
     return Exit.SUCCESS
 
 
@@ -205,7 +198,10 @@ def groups_of(overview: RelayOverview, now: float) -> list[tuple[str, list[Row]]
         servers = [server for server in overview.servers if server.agent == agent]
         devices = [device for device in overview.devices if device.agent == agent]
         rows = [row for server in servers for row in _server_rows(server, now, has_tools=overview.has_tools)]
-        rows += [_device_row(device, now) for device in devices]
+        for device in devices:
+            calls = f"{counted(device.calls, 'call')} now" if device.calls else f"{device.answered} answered"
+            since, title = duration_text(now - device.since), first_line(device.title or "")
+            rows.append((device.id, "device", "connected", calls, since, device.client or "-", title))
         groups.append((f"{agent}: {counted(len(servers), 'server')}, {counted(len(devices), 'device')}", rows))
     return groups
 
@@ -222,12 +218,6 @@ def _server_rows(server: DialledServerInfo, now: float, *, has_tools: bool) -> I
     )
     for tool in server.tools if has_tools else ():
         yield server.server_id, f"{server.name}.{first_line(tool)}", "tool", "", "", "", ""
-
-
-def _device_row(device: DeviceInfo, now: float) -> Row:
-    calls = f"{counted(device.calls, 'call')} now" if device.calls else f"{device.answered} answered"
-    since = duration_text(now - device.since)
-    return device.id, "device", "connected", calls, since, device.client or "-", first_line(device.title or "")
 
 
 def duration_text(seconds: float) -> str:

@@ -100,7 +100,8 @@ def mint_token(file: Path | None, options: RelayTokenOptions) -> Exit:
     base = relay_base(options.url or configuration.hub.public_url or configured_origin(configuration.hub))
     minted = _minted(options, configuration, base)
     if options.is_json:
-        print_json(_as_json(minted))
+        addresses = {name: getattr(minted, name) for name in ("server", "device", "xiaozhi", "health")}
+        print_json(msgspec.json.encode({**_claimed(minted.claim), "token": minted.token, **addresses}))
     else:
         without_key = health_address(base, KEY_SHOWN) if options.role is None else None
         print_output("\n".join(aligned(list(_rows(minted, without_key)))))
@@ -181,11 +182,6 @@ def _rows(minted: RelayAddresses, without_key: str | None) -> Iterator[tuple[str
         yield "expires", _shown(minted.claim.expires_at)
 
 
-def _as_json(minted: RelayAddresses) -> bytes:
-    addresses = {name: getattr(minted, name) for name in ("server", "device", "xiaozhi", "health")}
-    return msgspec.json.encode({**_claimed(minted.claim), "token": minted.token, **addresses})
-
-
 def _notes(options: RelayTokenOptions, minted: RelayAddresses, configuration: Configuration) -> Iterator[str]:
     """What else the person should know."""
     if not configuration.relay.face.enabled:
@@ -234,7 +230,17 @@ def read_token(file: Path | None, *, is_json: bool) -> Exit:
     Raises:
         CommandFailed: this hub did not make it.
     """
-    token = _token_in(_given())
+    if sys.stdin.isatty():  # typed without an echo
+        import click
+
+        text: str = click.prompt("Token", hide_input=True, err=True).strip()
+    else:
+        text = sys.stdin.buffer.read(STDIN_BYTES).decode(errors="replace").strip()
+    try:  # the token may be part of an address
+        found = parse_qs(urlsplit(text).query).get("token") if "://" in text else None
+    except ValueError:
+        found = None
+    token = found[0] if found else text
     tokens = tokens_of(configuration_of(file))
     claim, read = tokens.prove(token), tokens.read(token)
     if isinstance(claim, str):
@@ -252,26 +258,6 @@ def read_token(file: Path | None, *, is_json: bool) -> Exit:
 
 def _why(state: str | None) -> str | None:
     return None if state is None else WHY[state]
-
-
-def _given() -> str:
-    """The text on standard input; on a terminal, it is typed without an echo."""
-    if sys.stdin.isatty():
-        import click
-
-        asked: str = click.prompt("Token", hide_input=True, err=True)
-        return asked
-    return sys.stdin.buffer.read(STDIN_BYTES).decode(errors="replace")
-
-
-def _token_in(text: str) -> str:
-    """The token, or the one in an address."""
-    text = text.strip()
-    try:
-        found = parse_qs(urlsplit(text).query).get("token") if "://" in text else None
-    except ValueError:
-        found = None
-    return found[0] if found else text
 
 
 def _claimed(claim: Claim) -> dict[str, object]:

@@ -42,8 +42,11 @@ class OwnAddresses:
     def __init__(self, public_url: str | None, host: str, port: int, names: Iterable[str] = ()) -> None:
         """`names` are further host names of the hub, with or without ports."""
         self._public = None if public_url is None else public_url.rstrip("/")
-        hosts = _LOOPBACK if host in _ANYWHERE or host in _LOOPBACK else (_bracketed(host),)
-        called = [*(f"{each}:{port}" for each in hosts), *(form for name in names for form in _forms(name, port))]
+        bracketed = f"[{host}]" if ":" in host and not host.startswith("[") else host
+        hosts = _LOOPBACK if host in _ANYWHERE or host in _LOOPBACK else (bracketed,)
+        called = [f"{each}:{port}" for each in hosts]
+        for name in names:
+            called += (name,) if _HAS_PORT.search(name) else (name, f"{name}:{port}")
         self._by_name = {name.lower(): f"http://{name}" for name in called}
         self._usual = f"http://{called[0]}"
 
@@ -52,15 +55,6 @@ class OwnAddresses:
         if self._public is not None:
             return self._public
         return self._by_name.get(fields.get(b"host", b"").decode("latin-1").lower(), self._usual)
-
-
-def _forms(name: str, port: int) -> tuple[str, ...]:
-    """The forms of a host name: as configured, and with the port if it has none."""
-    return (name,) if _HAS_PORT.search(name) else (name, f"{name}:{port}")
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 def place_in(path: str) -> str | None:
@@ -74,8 +68,11 @@ def resource_document(
 ) -> dict[str, Any]:
     """The metadata of the hub or of one resource path; `algorithms` are those of DPoP proofs."""
     scopes = dict.fromkeys(scope for issuer in issuers for scope in issuer.scopes)
+    # A resource is named by the audience that covers it most closely, because tokens are issued for that.
+    audiences = (audience for issuer in issuers for audience in issuer.audience)
+    covering = (audience for audience in audiences if _covers(audience, base + place))
     document: dict[str, Any] = {
-        "resource": _resource(base + place, issuers),
+        "resource": max(covering, key=len, default=base + place),
         "authorization_servers": [*(issuer.issuer for issuer in issuers), *([base] if gives_tokens else [])],
         "bearer_methods_supported": ["header"],
         "resource_name": "Isthmus",
@@ -87,12 +84,6 @@ def resource_document(
         if not gives_tokens and all(issuer.binds_all for issuer in issuers):
             document["dpop_bound_access_tokens_required"] = True
     return document
-
-
-def _resource(address: str, issuers: Sequence[TrustedIssuer]) -> str:
-    """The identifier of a resource: the audience that covers it most closely, because tokens are issued for that."""
-    audiences = (audience for issuer in issuers for audience in issuer.audience)
-    return max((each for each in audiences if _covers(each, address)), key=len, default=address)
 
 
 def _covers(audience: str, address: str) -> bool:

@@ -84,10 +84,15 @@ class OauthHttp:
         fields = join_headers(scope["headers"])
         base = self._address(fields)
         path: str = scope["path"]
-        document = None if base is None else self._document(base, path)
-        if path == TOKEN_PATH and base is not None and self._giver.gives_tokens():
+        document: dict[str, Any] | None = None
+        gives = base is not None and self._giver.gives_tokens()
+        if base is not None and path == SERVER_PATH:
+            document = server_document(base) if gives else None
+        elif base is not None and (place := place_in(path)) is not None:
+            document = resource_document(base, place, self._issuers(), gives_tokens=gives, algorithms=self._algorithms)
+        if path == TOKEN_PATH and base is not None and gives:
             await self._token(peer, scope["method"], fields, receive, base)
-        elif path == AUTHORIZE_PATH and base is not None and self._giver.gives_tokens():
+        elif path == AUTHORIZE_PATH and base is not None and gives:
             _send_error(peer, TokenError("unsupported_response_type", f"Tokens are issued only at {base}{TOKEN_PATH}"))
         elif document is None:
             peer.answer(404, JSON, b'{"error":"Not found"}')
@@ -97,15 +102,6 @@ class OauthHttp:
             peer.answer(200, JSON + header_lines(_PUBLIC), msgspec.json.encode(document))
         else:
             peer.answer(405, JSON + header_lines([(b"allow", b"GET, HEAD, OPTIONS")]), b'{"error":"Use GET"}')
-
-    def _document(self, base: str, path: str) -> dict[str, Any] | None:
-        gives = self._giver.gives_tokens()
-        if path == SERVER_PATH:
-            return server_document(base) if gives else None
-        place = place_in(path)
-        if place is None:
-            return None
-        return resource_document(base, place, self._issuers(), gives_tokens=gives, algorithms=self._algorithms)
 
     async def _token(self, peer: Peer, method: str, fields: Fields, receive: Receive, base: str) -> None:
         if (denied := self._auth.place(fields)) is not None:
@@ -135,9 +131,6 @@ class OauthHttp:
         for name, key in wanted.credentials:
             if (token := self._giver.token_for(name, key)) is not None:
                 return token
-        return self._unknown()
-
-    def _unknown(self) -> TokenError:
         seconds = self._auth.failed_auth_limit.failed_here()
         status = TOO_MANY if seconds else 401
         self._auth.on_turned_away(FACE, status)

@@ -120,9 +120,24 @@ class RestHttp:
     async def serve(self, scope: Message, receive: Receive, _: Send) -> None:
         """Serve one request."""
         peer: Peer = scope["extensions"][PEER]
-        problem = await self._serve(scope, receive, peer)
-        if problem is not None:
-            answer_problem(peer, problem)
+        fields = join_headers(scope["headers"])
+        caller = self.admit(fields, scope)
+        if isinstance(caller, Denied):
+            return answer_problem(peer, denial(caller))
+        match = ROUTER.find(scope["path"])
+        if match is None:
+            text = "Unknown path: /openapi.json describes all paths"
+            return answer_problem(peer, refusal("unknown_path", text))
+        operation = match.methods.get("GET" if scope["method"] == "HEAD" else scope["method"])
+        if operation is None:
+            text = f"Use {match.allow.decode()}"
+            return answer_problem(peer, refusal("method_not_allowed", text, ((b"allow", match.allow),)))
+        request = RestRequest(self, caller, operation, match, scope, fields, peer)
+        if (problem := request.check()) is not None:
+            return answer_problem(peer, problem)
+        if operation.is_call:
+            return await request.call(receive, scope)
+        return await request.respond()
 
     def admit(self, fields: Fields, scope: Message) -> Caller | Denied:
         """Authenticate the caller, and count a refusal."""
@@ -130,26 +145,6 @@ class RestHttp:
         if isinstance(caller, Denied):
             self._auth.on_turned_away("rest", caller.status)
         return caller
-
-    async def _serve(self, scope: Message, receive: Receive, peer: Peer) -> Problem | None:
-        fields = join_headers(scope["headers"])
-        caller = self.admit(fields, scope)
-        if isinstance(caller, Denied):
-            return denial(caller)
-        match = ROUTER.find(scope["path"])
-        if match is None:
-            return refusal("unknown_path", "Unknown path: /openapi.json describes all paths")
-        operation = match.methods.get("GET" if scope["method"] == "HEAD" else scope["method"])
-        if operation is None:
-            text = f"Use {match.allow.decode()}"
-            return refusal("method_not_allowed", text, ((b"allow", match.allow),))
-        request = RestRequest(self, caller, operation, match, scope, fields, peer)
-        if (problem := request.check()) is not None:
-            return problem
-        if operation.is_call:
-            await request.call(receive, scope)
-            return None
-        return await request.respond()
 
 
 class RestRequest:
@@ -193,13 +188,13 @@ class RestRequest:
 
     # -- operations of the hub -------------------------------------------------------------------------------------
 
-    async def respond(self) -> Problem | None:
-        """Respond with a document of the hub, or return the problem."""
+    async def respond(self) -> None:
+        """Respond with a document of the hub, or with a problem."""
         answer = await RESPONDERS[self.operation.id](self)
         if isinstance(answer, Problem):
-            return answer
-        self._peer.answer(200, JSON, answer)
-        return None
+            answer_problem(self._peer, answer)
+        else:
+            self._peer.answer(200, JSON, answer)
 
     async def list(self, shape: ListShape) -> Answer:
         """A list of all servers, or of one."""
@@ -230,6 +225,10 @@ class RestRequest:
         if not self.caller.is_operator:
             return refusal("forbidden", "Only operators may read this: set `operator = true` for the caller")
         return msgspec.json.encode({"event_loop": self._frontend.loop_figures()})
+
+    async def describe(self) -> Answer:
+        """The OpenAPI document."""
+        return openapi.document()
 
     async def servers(self) -> Answer:
         """All servers, without waiting for any."""
@@ -286,7 +285,7 @@ class RestRequest:
         finished: asyncio.Future[None] = self._frontend.loop.create_future()
         call = self._read_call(body)
         await pause_after(len(body))
-        self._begin(call, partial(_finish, finished))
+        self._begin(call, lambda: None if finished.done() else finished.set_result(None))
         await finished
 
     def _is_known(self) -> bool:
@@ -321,9 +320,15 @@ class RestRequest:
         return None
 
     def _read_call(self, body: bytes) -> Call | Problem:
-        timeout, level = self._timeout(), self._level()
-        if isinstance(timeout, Problem):
-            return timeout
+        timeout, given = None, self.parameter("timeout")
+        if given is not None:
+            try:
+                timeout = float(given)
+            except ValueError:
+                timeout = math.nan
+            if not 0 < timeout < math.inf:
+                return refusal("bad_request", "timeout must be a number of seconds above 0")
+        level = self._level()
         if isinstance(level, Problem):
             return level
         arguments = EMPTY_OBJECT
@@ -355,18 +360,6 @@ class RestRequest:
                     return refusal("bad_request", completion)
                 name, extra, kind = completion.name, completion.extra, completion.kind
                 return Call(self.caller, EVERYTHING, name, completion.arguments, extra=extra, kind=kind)
-
-    def _timeout(self) -> float | Problem | None:
-        given = self.parameter("timeout")
-        if given is None:
-            return None
-        try:
-            seconds = float(given)
-        except ValueError:
-            seconds = math.nan
-        if 0 < seconds < math.inf:
-            return seconds
-        return refusal("bad_request", "timeout must be a number of seconds above 0")
 
     def _level(self) -> LogLevel | Problem | None:
         """The lowest log level of the stream; None if the caller wants no stream."""
@@ -462,15 +455,6 @@ def _unknown_server(name: str) -> Problem:
     return refusal("unknown_server", f"Unknown server: {name}")
 
 
-def _finish(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
-
-
-async def _describe(_: RestRequest) -> Answer:
-    return openapi.document()
-
-
 RESPONDERS: dict[str, Callable[[RestRequest], Awaitable[Answer]]] = {
     "list_tools": lambda request: request.list(TOOLS),
     "get_tool": lambda request: request.entry(TOOLS, UnknownTool),
@@ -487,6 +471,6 @@ RESPONDERS: dict[str, Callable[[RestRequest], Awaitable[Answer]]] = {
     "forget_relay_server": RestRequest.forget,
     "list_relay_tools": lambda request: request.relay(RelayView.list_tools),
     "list_relay_devices": lambda request: request.relay(RelayView.list_devices),
-    "describe": _describe,
+    "describe": RestRequest.describe,
 }
 """The method for each operation that is not a call."""

@@ -1,7 +1,4 @@
-"""The JSON documents of the REST API: lists, their entries, and the state of servers. Made from a view, without I/O.
-
-The command line prints the same documents for a hub that it starts itself.
-"""
+"""The JSON documents of the REST API: lists, their entries, and the state of servers, made without I/O."""
 
 from __future__ import annotations
 
@@ -26,8 +23,15 @@ def list_document(view: View, shape: ListShape, *, is_operator: bool = False) ->
     rendered = view.memo.get(key)
     if rendered is None:
         entries = array_of(_entry(shape, route) for route in _table(view, shape).values())
-        missing = msgspec.json.encode(_missing(view, is_operator=is_operator))
-        parts = (b'{"', shape.member.encode(), b'":', entries, b',"missing":', missing, b"}")
+        absent = {
+            server: {
+                "state": missing.state,
+                "reason": _reason(missing.reason, is_operator=is_operator),
+                "listed": missing.is_listed,
+            }
+            for server, missing in view.missing.items()
+        }
+        parts = (b'{"', shape.member.encode(), b'":', entries, b',"missing":', msgspec.json.encode(absent), b"}")
         rendered = view.memo[key] = b"".join(parts)
     return rendered
 
@@ -50,17 +54,6 @@ def _table(view: View, shape: ListShape) -> Mapping[str, Route]:
         TEMPLATES.method: view.templates,
     }
     return tables[shape.method]
-
-
-def _missing(view: View, *, is_operator: bool) -> dict[str, dict[str, Any]]:
-    return {
-        server: {
-            "state": missing.state,
-            "reason": _reason(missing.reason, is_operator=is_operator),
-            "listed": missing.is_listed,
-        }
-        for server, missing in view.missing.items()
-    }
 
 
 def _reason(reason: str | None, *, is_operator: bool) -> str | None:

@@ -66,10 +66,17 @@ def _describe_operation(operation: Operation) -> dict[str, Any]:
     if operation.is_call:
         text = "Events `progress` and `log` as they occur, then one `result` or `error` (a problem)."
         content["text/event-stream"] = {"schema": {"type": "string", "description": text}}
+    parameters = [
+        _field(each.name, "query", each.description, {"type": each.kind}, is_required=each.is_required)
+        for each in operation.query
+    ]
+    if operation.parameter is not None:
+        text = "The rest of the path, percent-encoded where needed."
+        parameters.insert(0, _field(operation.parameter, "path", text, {"type": "string"}, is_required=True))
     described: dict[str, Any] = {
         "operationId": operation.id,
         "summary": operation.summary,
-        "parameters": _parameters(operation),
+        "parameters": parameters,
         "responses": {
             "200": {"description": "Success.", "content": content},
             "default": {"description": "Failure.", "content": {"application/problem+json": _reference("Problem")}},
@@ -79,17 +86,6 @@ def _describe_operation(operation: Operation) -> dict[str, Any]:
         body = {"application/json": {"schema": OPEN_OBJECT}}
         described["requestBody"] = {"description": operation.body, "required": False, "content": body}
     return described
-
-
-def _parameters(operation: Operation) -> list[dict[str, Any]]:
-    named = [
-        _field(each.name, "query", each.description, {"type": each.kind}, is_required=each.is_required)
-        for each in operation.query
-    ]
-    if operation.parameter is not None:
-        text = "The rest of the path, percent-encoded where needed."
-        named.insert(0, _field(operation.parameter, "path", text, {"type": "string"}, is_required=True))
-    return named
 
 
 def _field(name: str, place: str, description: str, schema: dict[str, Any], *, is_required: bool) -> dict[str, Any]:
@@ -124,9 +120,24 @@ def _schemas() -> dict[str, dict[str, Any]]:
         "RelayServers": _open({"servers": _array_of("RelayServer")}),
         "RelayServer": _relay_server(),
         "RelayTools": _open({"tools": _array_of("RelayTool")}),
-        "RelayTool": _relay_tool(),
+        "RelayTool": _open(
+            {
+                **dict.fromkeys(("name", "tool", "agent", "server", "serverId"), TEXT),
+                "state": {"enum": list(STATES)},
+            }
+        ),
         "RelayDevices": _open({"devices": _array_of("RelayDevice")}),
-        "RelayDevice": _relay_device(),
+        "RelayDevice": _open(
+            {
+                "id": TEXT,
+                "agent": TEXT,
+                "since": TIME,
+                "title": NULLABLE_TEXT,
+                "client": ADDRESS,
+                "calls": COUNT,
+                "answered": COUNT,
+            }
+        ),
         "Document": OPEN_OBJECT,
         "Problem": _problem(),
     }
@@ -211,16 +222,6 @@ def _relay_server() -> dict[str, Any]:
             "calls": COUNT,
         }
     )
-
-
-def _relay_tool() -> dict[str, Any]:
-    names = dict.fromkeys(("name", "tool", "agent", "server", "serverId"), TEXT)
-    return _open({**names, "state": {"enum": list(STATES)}})
-
-
-def _relay_device() -> dict[str, Any]:
-    counts = {"calls": COUNT, "answered": COUNT}
-    return _open({"id": TEXT, "agent": TEXT, "since": TIME, "title": NULLABLE_TEXT, "client": ADDRESS, **counts})
 
 
 def _result() -> dict[str, Any]:

@@ -98,7 +98,14 @@ class RelayView:
         """The tools of servers that dialled in."""
         wanted, named = query.get("agent"), query.get("server")
         entries = [
-            _tool(server, tool)
+            {
+                "name": f"{server.name}.{tool}",
+                "tool": tool,
+                "agent": server.agent,
+                "server": server.name,
+                "serverId": server.server_id,
+                "state": server.state,
+            }
             for server in self.servers
             if wanted in (None, server.agent) and named in (None, server.name, server.server_id)
             for tool in server.tools
@@ -162,17 +169,6 @@ def _by_agent(entries: Iterable[T]) -> dict[str, list[T]]:
     for one in entries:
         groups.setdefault(one.agent, []).append(one)
     return groups
-
-
-def _tool(server: DialledServer, tool: str) -> dict[str, Any]:
-    return {
-        "name": f"{server.name}.{tool}",
-        "tool": tool,
-        "agent": server.agent,
-        "server": server.name,
-        "serverId": server.server_id,
-        "state": server.state,
-    }
 
 
 def _summary(agent: str, servers: list[DialledServer], devices: list[RelayDevice]) -> dict[str, Any]:

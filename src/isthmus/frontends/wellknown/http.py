@@ -71,9 +71,11 @@ class ServerCards:
         }
         if needs_key:
             remote["headers"] = [KEY_HEADER]
+        host = self._publisher  # names start with the domain in reverse order; IP addresses are not reversed
+        namespace = host if _ADDRESS.fullmatch(host) else ".".join(reversed(host.split(".")))
         return {
             "$schema": SCHEMA,
-            "name": f"{_reversed(self._publisher)}/{self._name(server)}",
+            "name": f"{namespace}/{self._name(server)}",
             "version": self._me.version,
             "title": self._title(server),
             "description": "Several MCP servers in one place" if server is None else "One MCP server of a hub",
@@ -94,11 +96,6 @@ class ServerCards:
 def _entry(urn: str, title: str, kind: str, url: str) -> dict[str, Any]:
     # Both names: the server card draft uses `type`, the current catalog draft `mediaType`.
     return {"identifier": urn, "displayName": title, "type": kind, "mediaType": kind, "url": url}
-
-
-def _reversed(host: str) -> str:
-    """A domain in reverse order, as names start with it; IP addresses are not reversed."""
-    return host if _ADDRESS.fullmatch(host) else ".".join(reversed(host.split(".")))
 
 
 CATALOG_PATH = "/.well-known/ai-catalog.json"
@@ -151,7 +148,8 @@ class WellKnown:
                 catalog = self._cards.catalog(self._visible(admitted), self._agent())
                 self._answer(peer, CATALOG_TYPE, catalog, admitted)
             case "GET" | "HEAD":
-                self._show_card(peer, _server_in(scope["path"]), admitted)
+                between = scope["path"].removeprefix(ENDPOINT).removesuffix(SUFFIX)
+                self._show_card(peer, ServerName(between[1:]) if between else None, admitted)
             case _:
                 _say(peer, 405, "Use GET", ((b"allow", b"GET, HEAD, OPTIONS"),))
 
@@ -172,12 +170,6 @@ class WellKnown:
     def _answer(self, peer: Peer, kind: str, document: dict[str, Any], admitted: Caller | Denied) -> None:
         shared = PUBLIC if isinstance(admitted, Denied) else PRIVATE
         peer.answer(200, header_lines([(b"content-type", kind.encode()), *shared]), msgspec.json.encode(document))
-
-
-def _server_in(path: str) -> ServerName | None:
-    """The server in the path of a card; None for the hub's own."""
-    between = path.removeprefix(ENDPOINT).removesuffix(SUFFIX)
-    return ServerName(between[1:]) if between else None
 
 
 def _say(peer: Peer, status: int, text: str, headers: Headers = ()) -> None:
