@@ -444,8 +444,6 @@ _USUAL = frozenset({"name", "arguments", "_meta", "uri", "cursor", "task"})
 
 def _has_twins(keys: KeysView[str]) -> bool:
     """Whether two keys differ only in case, which servers that ignore case would take for duplicates."""
-    if keys <= _USUAL:
-        return False
     text = "".join(keys)
     if text.isascii() and text.islower():
         return False
@@ -616,24 +614,16 @@ def _message(envelope: _Envelope) -> Message:
     if envelope.jsonrpc != "2.0":
         return _invalid('"jsonrpc" must be "2.0"', envelope.id)
     if envelope.method is not UNSET:
-        return _asked(envelope, envelope.method)
-    return _answered(envelope)
-
-
-def _asked(envelope: _Envelope, method: str) -> Message:
-    params = {} if envelope.params is UNSET else envelope.params
-    if envelope.result or envelope.error:
-        return _invalid("a message is either a request or an answer", envelope.id)
-    if _has_twins(params.keys()):
-        return _invalid('two members of "params" differ only in case', envelope.id)
-    if not envelope.id:
-        return Notification(method, params)
-    if not _is_id(envelope.id):
-        return _invalid('"id" must be a string or a number', envelope.id)
-    return Request(envelope.id, method, params)
-
-
-def _answered(envelope: _Envelope) -> Message:
+        params = {} if envelope.params is UNSET else envelope.params
+        if envelope.result or envelope.error:
+            return _invalid("a message is either a request or an answer", envelope.id)
+        if not params.keys() <= _USUAL and _has_twins(params.keys()):
+            return _invalid('two members of "params" differ only in case', envelope.id)
+        if not envelope.id:
+            return Notification(envelope.method, params)
+        if not _is_id(envelope.id):
+            return _invalid('"id" must be a string or a number', envelope.id)
+        return Request(envelope.id, envelope.method, params)
     if bool(envelope.result) == bool(envelope.error):
         return _invalid('a message has a "method", a "result" or an "error"', envelope.id)
     if envelope.error:
@@ -711,7 +701,9 @@ def _message_of(members: Mapping[str, Raw]) -> Message:
         return _invalid('"method" must be a string', id)
     params = object_members(members["params"]) if "params" in members else {}
     if params is None:
-        return _bad_params(members["params"], id)
+        if bytes(members["params"]).startswith(b"{"):
+            return _invalid('a member of "params" appears twice', id)
+        return Malformed(INVALID_PARAMS, '"params" must be an object', id if _is_id(id) else None)
     envelope = _Envelope(
         jsonrpc=_read(_STRING, members.get("jsonrpc")) or "",
         id=id,
@@ -721,12 +713,6 @@ def _message_of(members: Mapping[str, Raw]) -> Message:
         error=members.get("error", _ABSENT),
     )
     return _message(envelope)
-
-
-def _bad_params(params: Raw, id: Raw) -> Malformed:
-    if bytes(params).startswith(b"{"):
-        return _invalid('a member of "params" appears twice', id)
-    return Malformed(INVALID_PARAMS, '"params" must be an object', id if _is_id(id) else None)
 
 
 def _too_deep(max_depth: int, id: Raw) -> Malformed:

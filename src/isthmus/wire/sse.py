@@ -98,20 +98,17 @@ class SseDecoder:
         value = value.removeprefix(b" ")
         match name:
             case b"data":
-                self._add_data(value)
+                if self._data is None:
+                    self._data = bytearray(value)
+                else:
+                    self._data += b"\n"
+                    self._data += value
             case b"event":
                 self._name = value.decode(errors="replace")
             case b"id" if b"\0" not in value:
                 self._id = value.decode(errors="replace")
             case b"retry" if value.isdigit() and len(value) <= _RETRY_DIGITS:
                 self._retry = int(value)
-
-    def _add_data(self, value: bytes) -> None:
-        if self._data is None:
-            self._data = bytearray(value)
-        else:
-            self._data += b"\n"
-            self._data += value
 
     def _end_event(self, found: list[SseEvent | Oversized]) -> None:
         if self._is_skipping:

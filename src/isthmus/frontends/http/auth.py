@@ -114,19 +114,16 @@ class OriginGuard:
         self._hosts = _served_hosts(bind_host, named_hosts) if self._is_loopback or named_hosts else None
         self._public_host = ""
         if public_url is not None:
-            self._admit_public(public_url)
+            # Behind a proxy the Host may be ours or the public one, and the page's Origin is the public one.
+            parts = urlsplit(public_url)
+            if not parts.scheme or not parts.netloc:
+                raise ValueError(f"{public_url!r} is not a URL such as 'https://hub.example'")
+            self._origins.add(_configured_origin(f"{parts.scheme}://{parts.netloc}"))
+            self._public_host = _configured_host(parts.netloc)
+            if self._hosts is not None:
+                self._hosts.add(self._public_host)
         self._verdicts: dict[tuple[bytes, bytes | None], OriginRefusal | None] = {}
         self._cors: dict[bytes, bytes] = {}
-
-    def _admit_public(self, public_url: str) -> None:
-        # Behind a proxy the Host may be ours or the public one, and the page's Origin is the public one.
-        parts = urlsplit(public_url)
-        if not parts.scheme or not parts.netloc:
-            raise ValueError(f"{public_url!r} is not a URL such as 'https://hub.example'")
-        self._origins.add(_configured_origin(f"{parts.scheme}://{parts.netloc}"))
-        self._public_host = _configured_host(parts.netloc)
-        if self._hosts is not None:
-            self._hosts.add(self._public_host)
 
     def check(self, fields: Mapping[bytes, bytes]) -> OriginRefusal | None:
         """None if a request with these headers (lower-case names) may go on, else how to refuse it.
@@ -244,18 +241,14 @@ def _parse_authority(text: str) -> tuple[str, int | None] | None:
     match = _AUTHORITY.fullmatch(text)
     if match is None:
         return None
-    host = _comparable(match["host"])
+    host: str | None = match["host"].lower().removesuffix(".") or None
+    if match["host"].startswith("["):
+        try:
+            host = f"[{ipaddress.IPv6Address(match['host'][1:-1]).compressed}]"
+        except ValueError:
+            host = None
     port = None if match["port"] is None else int(match["port"])
     return None if host is None or (port is not None and port > 65535) else (host, port)
-
-
-def _comparable(host: str) -> str | None:
-    if not host.startswith("["):
-        return host.lower().removesuffix(".") or None
-    try:
-        return f"[{ipaddress.IPv6Address(host[1:-1]).compressed}]"
-    except ValueError:
-        return None
 
 
 def _parse_origin(text: str) -> tuple[str, str, int | None] | None:
@@ -337,22 +330,18 @@ class FailedAuthLimit:
             del self._paid_at[next(iter(self._paid_at))]
         if over <= 0:
             return 0
-        self._refuse(address, now)
+        self.refused += 1
+        if now - self._told_at >= TOLD_SECONDS:
+            count, self._told = self.refused - self._told, self.refused
+            self._told_at = now
+            log.warning("too many wrong keys: further ones are answered with 429", address=address, refused=count)
+            self.on_told(address, count)
         return math.ceil(over)
 
     def failed_here(self) -> int:
         """The same for the request that this task serves; 0 if its address is unknown."""
         client = COMING_FROM.get(UNKNOWN)
         return 0 if client is UNKNOWN else self.failed(client)
-
-    def _refuse(self, address: str, now: float) -> None:
-        self.refused += 1
-        if now - self._told_at < TOLD_SECONDS:
-            return
-        count, self._told = self.refused - self._told, self.refused
-        self._told_at = now
-        log.warning("too many wrong keys: further ones are answered with 429", address=address, refused=count)
-        self.on_told(address, count)
 
 
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]

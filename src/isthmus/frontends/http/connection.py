@@ -18,7 +18,6 @@ from urllib.parse import unquote
 import httptools
 import structlog
 from uvicorn.config import Config
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
@@ -150,7 +149,10 @@ STALL_PROGRESS_BYTES = 64 * 1024
 JOINED_BYTES = 64 * 1024
 """Pieces of a response up to this size are joined for one write; beyond it, copying costs more than two writes."""
 
-AT_ONCE_BYTES = HIGH_WATER_LIMIT
+READ_BUFFER_BYTES = 64 * 1024
+"""Bytes of a body that wait for the application at which reading pauses."""
+
+AT_ONCE_BYTES = READ_BUFFER_BYTES
 """A body up to this announced length is awaited before its request starts: it fits the read buffer, and a request that
 starts with its whole body may need no task."""
 
@@ -303,7 +305,10 @@ class HttpServerConnection(HttpToolsProtocol):
         else:
             self._check_unfinished()
             if is_next and self._scope is not None:
-                self._cache_head(data, self._scope)
+                scope, self._scope = self._scope, None
+                if self._phase == "between" and len(self._cached_heads) < HEADS_MAX:
+                    seen = cached_header(data, self._announced_bytes, scope)
+                    self._cached_heads = self._cached_heads if seen is None else (*self._cached_heads, seen)
 
     def eof_received(self) -> None:
         # A half-closed client counts as gone: waiting for it would hide every disconnect.
@@ -362,12 +367,6 @@ class HttpServerConnection(HttpToolsProtocol):
         is_kept_alive = self.server_state.idle_until is None
         self._start(RequestCycle(self, seen.scope_for(body), is_kept_alive=is_kept_alive, body=body))
         return True
-
-    def _cache_head(self, data: bytes, scope: Message) -> None:
-        self._scope = None
-        if self._phase == "between" and len(self._cached_heads) < HEADS_MAX:
-            seen = cached_header(data, self._announced_bytes, scope)
-            self._cached_heads = self._cached_heads if seen is None else (*self._cached_heads, seen)
 
     def _parse_without_upgrade(self, rest: bytes) -> None:
         """Parse a request again without its Upgrade header, for a protocol that is not offered here.
@@ -513,11 +512,9 @@ class HttpServerConnection(HttpToolsProtocol):
             refuse_now(400, "This is not a proxy.")
         if version not in ("1.1", "1.0"):
             refuse_now(505, f"HTTP {version} is not supported. Use HTTP 1.1.")
-        if self._watched:
-            self._check_watched(version)
-
-    def _check_watched(self, version: str) -> None:
         watched = self._watched
+        if not watched:
+            return
         self._announced_bytes = int(watched.get(b"content-length", b"0"))
         if self._announced_bytes > self._settings.max_body_bytes:
             self._refuse_long_body()
@@ -569,7 +566,7 @@ class HttpServerConnection(HttpToolsProtocol):
         if cycle.is_over:
             return
         cycle.add_body(body)
-        if cycle.pending_bytes > HIGH_WATER_LIMIT:
+        if cycle.pending_bytes > READ_BUFFER_BYTES:
             self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
@@ -585,7 +582,7 @@ class HttpServerConnection(HttpToolsProtocol):
             return
         if cycle.is_short:
             self._begin(cycle)
-        elif cycle.pending_bytes > HIGH_WATER_LIMIT:
+        elif cycle.pending_bytes > READ_BUFFER_BYTES:
             self.read_on()  # The body is whole, so nothing else resumes reading, which detects disconnects.
 
     def _check_unfinished(self) -> None:
@@ -705,21 +702,17 @@ class HttpServerConnection(HttpToolsProtocol):
         cors = b"" if self._origin is None else self.server_state.cors_lines(self._origin)
         self._refusal = render_error(status, sentence, headers, lines=cors)
         cycle, self._arriving = self._arriving, None
-        if cycle is not None and not self._withdraw(cycle):
-            self.transport.abort()
-        elif self._running is None:
+        if cycle is not None:
+            if not cycle.is_unsaid:
+                self.transport.abort()
+                return
+            if cycle is self._running:
+                self._running = None
+            else:
+                self._waiting.remove(cycle)
+            cycle.leave()
+        if self._running is None:
             self._close_politely()
-
-    def _withdraw(self, cycle: RequestCycle) -> bool:
-        """Drop a request that failed midway; False if its response has begun."""
-        if not cycle.is_unsaid:
-            return False
-        if cycle is self._running:
-            self._running = None
-        else:
-            self._waiting.remove(cycle)
-        cycle.leave()
-        return True
 
     def _close_politely(self, *, is_last_word: bool = False) -> None:
         """Close after the client had a chance to read the refusal, which is sent first unless `is_last_word`."""
@@ -782,18 +775,15 @@ class HttpServerConnection(HttpToolsProtocol):
                 elif is_late:
                     self._refuse(408, "The request's head took too long.")
             case "body" if not self._ignores_input:
-                self._inspect_body(now, elapsed)
+                if elapsed < self._settings.body_seconds:
+                    return
+                if self._received_bytes - self._window_bytes < elapsed * self._settings.body_bytes_per_second:
+                    self._refuse(408, "The request's body took too long.")
+                else:
+                    self._since = now
+                    self._window_bytes = self._received_bytes
             case "head" | "body":
                 pass  # Refused already; the requests before it are being answered.
-
-    def _inspect_body(self, now: float, elapsed: float) -> None:
-        if elapsed < self._settings.body_seconds:
-            return
-        if self._received_bytes - self._window_bytes < elapsed * self._settings.body_bytes_per_second:
-            self._refuse(408, "The request's body took too long.")
-            return
-        self._since = now
-        self._window_bytes = self._received_bytes
 
     def _is_drained_out(self, now: float) -> bool:
         idle_until = self.server_state.idle_until

@@ -34,7 +34,8 @@ class Health:
         if status == "ok" and path == READY and self._is_storage_failing():
             status = "storage_failing"
         document: dict[str, object] = {"status": status}
-        if path == READY and self._is_operator(scope):
+        caller = self._auth.admit(join_headers(scope["headers"]), "rest") if path == READY else None
+        if caller is not None and not isinstance(caller, Denied) and caller.is_operator:
             unready = (each for each in self._hub.snapshot.server_statuses.values() if each.state == "starting")
             document["starting"] = sorted(server_status.server for server_status in unready)
         body = msgspec.json.encode(document)
@@ -45,7 +46,3 @@ class Health:
         ]
         await send({"type": "http.response.start", "status": 200 if status == "ok" else 503, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
-
-    def _is_operator(self, scope: Message) -> bool:
-        caller = self._auth.admit(join_headers(scope["headers"]), "rest")
-        return not isinstance(caller, Denied) and caller.is_operator

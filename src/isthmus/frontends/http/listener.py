@@ -20,7 +20,6 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import structlog
-from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
 
 from isthmus.core.pauses import rest_while
@@ -257,7 +256,7 @@ class HttpListener:
 
 def _uvicorn_config(app: App) -> Config:
     config = Config(
-        cast(ASGI3Application, app),
+        cast(Any, app),
         interface="asgi3",
         http=HttpServerConnection,
         ws="none",

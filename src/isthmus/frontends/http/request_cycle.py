@@ -11,7 +11,7 @@ import functools
 import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 import structlog
@@ -19,10 +19,6 @@ import structlog
 from isthmus.core.pauses import pause_after
 from isthmus.frontends.http.auth import Fields, Headers
 from isthmus.wire import sse
-
-if TYPE_CHECKING:
-    # The command line uses this module without a listener; loading uvicorn takes a twentieth of its start.
-    from uvicorn.protocols.http.flow_control import FlowControl
 
 log = structlog.get_logger(__name__)
 
@@ -107,12 +103,24 @@ SyncHandler = Callable[[IncomingRequest], bool]
 """Handles a whole request without a task; False leaves it to the ASGI application. It makes common requests cheap."""
 
 
+class WriteFlow(Protocol):
+    """Whether the client reads too slowly to write more; uvicorn's `FlowControl` is one."""
+
+    write_paused: bool
+
+    async def drain(self) -> None:
+        """Wait until writing may continue."""
+
+
 class ConnectionWriter(Protocol):
     """What a request cycle needs of its connection."""
 
     transport: asyncio.Transport
-    flow: FlowControl
     loop: asyncio.AbstractEventLoop
+
+    @property
+    def flow(self) -> WriteFlow:
+        """The state of the connection's output."""
 
     def put(self, pieces: list[bytes]) -> None:
         """Write these bytes, together."""
@@ -322,19 +330,16 @@ class RequestCycle:
     async def receive(self) -> Message:
         """ASGI `receive`: a piece of the body, or the disconnect."""
         if not self.is_over:
-            await self._wait_for_event()
+            if self.owes_continue:
+                self.owes_continue = False
+                self._connection.put([b"HTTP/1.1 100 Continue\r\n\r\n"])
+            self._connection.read_on()
+            if not self._has_event:
+                self._waiter = self._connection.loop.create_future()
+                await self._waiter
         if self.is_over:
             return {"type": "http.disconnect"}
         return {"type": "http.request", "body": self._take_pending(), "more_body": not self.has_whole_body}
-
-    async def _wait_for_event(self) -> None:
-        if self.owes_continue:
-            self.owes_continue = False
-            self._connection.put([b"HTTP/1.1 100 Continue\r\n\r\n"])
-        self._connection.read_on()
-        if not self._has_event:
-            self._waiter = self._connection.loop.create_future()
-            await self._waiter
 
     def _take_pending(self) -> bytes:
         self._has_event = False

@@ -38,7 +38,7 @@ from isthmus.model.callers import Caller
 from isthmus.model.calls import NO_CAPABILITIES, Call, ClientCapabilities, Event, LogLevel, Outcome, Surface
 from isthmus.model.features import TOPICS
 from isthmus.wire import jsonrpc, lines
-from isthmus.wire.jsonrpc import Batch, ErrorReply, Malformed, Notification, Payload, Request, Response
+from isthmus.wire.jsonrpc import Batch, ErrorReply, Malformed, Notification, Request, Response
 from isthmus.wire.lines import Oversized
 from isthmus.wire.mcp import legacy, modern
 from isthmus.wire.mcp.calls import CALLS
@@ -147,8 +147,10 @@ class DuplexSession:
                 self._begin()
                 if message.method in CALLS:
                     self._waiting.add(bytes(message.id))
-                on_crash = partial(self._crashed, message.id)
-                self._background.spawn(f"answer to {message.method}", self._answer(message), on_crash=on_crash)
+                crash_reply = refuse(message.id, jsonrpc.INTERNAL_ERROR, "Internal error; see the hub's log")
+                self._background.spawn(
+                    f"answer to {message.method}", self._answer(message), on_crash=lambda _: self._reply(crash_reply)
+                )
             case Notification():
                 self._notification(message)
             case Malformed():
@@ -315,9 +317,6 @@ class DuplexSession:
         self._unanswered -= 1
         if not self._unanswered:
             self._idle.set()
-
-    def _crashed(self, id: Payload, _: BaseException) -> None:
-        self._reply(refuse(id, jsonrpc.INTERNAL_ERROR, "Internal error; see the hub's log"))
 
 
 class _DuplexExchange(McpExchange):

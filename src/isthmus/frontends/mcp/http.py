@@ -585,7 +585,13 @@ class McpHttpRequest:
             if exchange.call.client_caps or era == "legacy":
                 exchange.inflight = inflight
             if session is not None:
-                self._track(bytes(request.id), inflight, exchange, session)
+                # The caller can cancel the call by its request id, and resume its stream if it knows how.
+                exchange.on_end = session.track(bytes(request.id), inflight, on_end)
+                if exchange.session is not None and session.can_resume:
+                    if self._prefers_stream(session):
+                        exchange.expire()
+                    else:
+                        exchange.stream_when_slow(self._frontend.slow)
         return None
 
     def _modern_exchange(self, request: Request, meta: Members) -> McpHttpExchange | JsonRpcReply:
@@ -619,15 +625,6 @@ class McpHttpRequest:
         exchange = McpHttpExchange(self._peer, request.id, "legacy", token, loop, call, sent_level, client_input)
         exchange.session = session
         return exchange
-
-    def _track(self, id: bytes, inflight: InFlight, exchange: McpHttpExchange, session: HttpSession) -> None:
-        """Let the caller cancel a call by its request id, and resume its stream if it knows how."""
-        exchange.on_end = session.track(id, inflight, exchange.on_end)
-        if exchange.session is not None and session.can_resume:
-            if self._prefers_stream(session):
-                exchange.expire()
-            else:
-                exchange.stream_when_slow(self._frontend.slow)
 
     def _disconnected(self, inflight: InFlight, exchange: McpHttpExchange, era: Era) -> None:
         if era == "legacy":

@@ -426,7 +426,10 @@ class TaskList:
         listed: list[Payload] = []
         token = ""
         try:
-            after = "" if cursor is None else _read_cursor(cursor)
+            # Every error of these decoders is a ValueError.
+            after: int | str = ""
+            if cursor is not None:
+                after = msgspec.json.decode(base64.urlsafe_b64decode(cursor.encode()), type=int | str)
             if isinstance(after, str) and self._hub_tasks is not None:
                 listed, token = await self._hub_tasks.list_page(
                     self._caller, self._surface, view, after, PAGE_MAX, self._session
@@ -453,7 +456,14 @@ class TaskList:
     async def _query_states(self, running: Sequence[ServerTask]) -> set[ServerTask]:
         """Query the states of tasks, all at once; the hub stores the replies. Returns tasks that no longer exist."""
         queries = [_StateQuery(task) for task in running]
-        calls = [self._hub.start(self._query_call(query.task), query) for query in queries]
+        session = self._session if self._client_caps else ""
+        calls = []
+        for query in queries:
+            id, surface = query.task.state.id, Surface("own", query.task.server)
+            call = Call(
+                self._caller, surface, id, EMPTY_OBJECT, kind="task", client_caps=self._client_caps, session=session
+            )
+            calls.append(self._hub.start(call, query))
         try:
             if queries:
                 await asyncio.wait([query.over for query in queries], timeout=QUERY_SECONDS)
@@ -465,17 +475,6 @@ class TaskList:
             if task.session in ("", self._session):  # else the process of another session may have it
                 self._hub.tasks.forget(task)
         return gone
-
-    def _query_call(self, task: ServerTask) -> Call:
-        return Call(
-            self._caller,
-            Surface("own", task.server),
-            task.state.id,
-            EMPTY_OBJECT,
-            kind="task",
-            client_caps=self._client_caps,
-            session=self._session if self._client_caps else "",
-        )
 
 
 class _StateQuery(HubExchange):
@@ -502,11 +501,6 @@ class _StateQuery(HubExchange):
 def _write_cursor(last: int | str) -> str:
     """A cursor: the number of the last task of servers, or the journal's token for hub tasks."""
     return base64.urlsafe_b64encode(msgspec.json.encode(last)).decode()
-
-
-def _read_cursor(cursor: str) -> int | str:
-    """The same in reverse. Raises: ValueError, of which all errors of these decoders are subclasses."""
-    return msgspec.json.decode(base64.urlsafe_b64decode(cursor.encode()), type=int | str)
 
 
 # -- Mcp-Param-* headers -------------------------------------------------------------------------------------------

@@ -135,18 +135,24 @@ class McpSse:
         peer: Peer = scope["extensions"][PEER]
         caller = self._admit(scope, peer)
         if caller is None:
-            return
+            return None
         match (scope["path"].rstrip("/"), scope["method"]):
             case ("/sse", "GET"):
                 await self._stream(caller, peer)
             case ("/messages", "POST"):
                 await self._message(caller, scope, receive, peer)
             case ("/messages", "DELETE"):
-                self._delete(caller, scope, peer)
+                session = self._find(caller, scope)
+                if session is None:
+                    return respond(peer, 404, "Session not found")
+                session.duplex.cancel_all("the session was ended")
+                set_over(session.over)
+                respond(peer, 204, "")
             case ("/sse", _):
                 respond(peer, 405, "Use GET; Streamable HTTP is at /mcp", ((b"allow", b"GET"),))
             case _:
                 respond(peer, 405, "Use POST or DELETE", ((b"allow", b"POST, DELETE"),))
+        return None
 
     def _admit(self, scope: Message, peer: Peer) -> Caller | None:
         """Authenticate a request; None if it was denied and answered so."""
@@ -163,7 +169,15 @@ class McpSse:
         owner = caller.tenant, caller.name
         if self._stream_counts[owner] >= SESSIONS_MAX:
             return respond(peer, 429, f"This caller has {SESSIONS_MAX} open streams; close one first")
-        session = self._open(caller, peer)
+        loop = asyncio.get_running_loop()
+        session = _SseSession(secrets.token_urlsafe(24), caller, peer, loop.create_future(), loop.time, loop.time())
+        session.duplex = DuplexSession(
+            self._methods, caller, self._surface, self._background, session.send, session.is_crowded
+        )
+        self._sessions[session.id] = session
+        self._stream_counts[owner] += 1
+        if self._sweeping is None:
+            self._sweeping = loop.call_later(SWEEP_SECONDS, self._sweep)
         try:
             await self._run(session, peer)
         finally:
@@ -173,18 +187,6 @@ class McpSse:
             session.duplex.cancel_all("the caller closed its stream")
         peer.end(b"")
         return None
-
-    def _open(self, caller: Caller, peer: Peer) -> _SseSession:
-        loop = asyncio.get_running_loop()
-        session = _SseSession(secrets.token_urlsafe(24), caller, peer, loop.create_future(), loop.time, loop.time())
-        session.duplex = DuplexSession(
-            self._methods, caller, self._surface, self._background, session.send, session.is_crowded
-        )
-        self._sessions[session.id] = session
-        self._stream_counts[caller.tenant, caller.name] += 1
-        if self._sweeping is None:
-            self._sweeping = loop.call_later(SWEEP_SECONDS, self._sweep)
-        return session
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
@@ -233,14 +235,6 @@ class McpSse:
         else:
             respond(peer, 202, "")
         return None
-
-    def _delete(self, caller: Caller, scope: Message, peer: Peer) -> None:
-        session = self._find(caller, scope)
-        if session is None:
-            return respond(peer, 404, "Session not found")
-        session.duplex.cancel_all("the session was ended")
-        set_over(session.over)
-        return respond(peer, 204, "")
 
     def _find(self, caller: Caller, scope: Message) -> _SseSession | None:
         """The caller's own session; another caller's is answered like one that does not exist."""

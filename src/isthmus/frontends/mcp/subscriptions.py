@@ -355,7 +355,12 @@ class TaskPoller:
         for id in islice(ids, POLLED_MAX):
             followed: _PolledTask | HubTaskFollower | None = None
             if not is_hub_task_id(id):
-                followed = self._polled_task(id)
+                view = self._hub.snapshot.view(self._caller.grants, self._surface, self._client_caps)
+                asked = Call(self._caller, self._surface, id, EMPTY_OBJECT, kind="task", client_caps=self._client_caps)
+                call = route_task_call(asked, view, self._hub.tasks)
+                server = None if call is None else call.surface.server
+                if call is not None and server is not None and "task_handles" in view.servers[server]:
+                    followed = _PolledTask(self._hub, call, server, self._notify)
             elif self._hub_tasks is not None:
                 followed = await self._hub_tasks.follow(
                     self._caller, self._surface, self._client_caps, id, self._notify
@@ -363,15 +368,6 @@ class TaskPoller:
             if followed is not None:
                 self._followed[id] = followed
         return tuple(self._followed)
-
-    def _polled_task(self, id: str) -> _PolledTask | None:
-        view = self._hub.snapshot.view(self._caller.grants, self._surface, self._client_caps)
-        asked = Call(self._caller, self._surface, id, EMPTY_OBJECT, kind="task", client_caps=self._client_caps)
-        call = route_task_call(asked, view, self._hub.tasks)
-        server = None if call is None else call.surface.server
-        if call is None or server is None or "task_handles" not in view.servers[server]:
-            return None
-        return _PolledTask(self._hub, call, server, self._notify)
 
     def start(self) -> None:
         """Start polling."""
