@@ -315,7 +315,17 @@ def _read_issuer(name: str, fields: Mapping[str, object], public_url: str | None
     def text(key: str) -> str | None:
         return None if fields.get(key) is None else values.text(key, fields[key])
 
-    algorithms = fields.get("algorithms")
+    algorithms, audience = fields.get("algorithms"), fields.get("audience")
+    audiences: tuple[str, ...]
+    if isinstance(audience, list):
+        audiences = values.texts("audience", audience)
+    elif audience is not None:
+        audiences = (values.text("audience", audience),)
+    elif public_url is None:
+        raise ValueError("audience must be given where the hub has no public_url, not left out")
+    else:  # the addresses of the hub
+        base = public_url.rstrip("/")
+        audiences = (base, f"{base}/", f"{base}/mcp")
     scopes: dict[str, tuple[str, ...]] = {}
     table = values.table("scopes", fields.get("scopes", {}))
     for scope in table:
@@ -326,7 +336,7 @@ def _read_issuer(name: str, fields: Mapping[str, object], public_url: str | None
     return IssuerSettings(
         name=name,
         issuer=text("issuer") or "",
-        audience=_audience(fields.get("audience"), public_url),
+        audience=audiences,
         jwks=text("jwks"),
         token_url=text("token_url"),
         # The settings check whether these are algorithms.
@@ -341,16 +351,6 @@ def _read_issuer(name: str, fields: Mapping[str, object], public_url: str | None
         scopes=scopes,
         dpop=cast("Binding", text("dpop") or "optional"),
     )
-
-
-def _audience(given: object, public_url: str | None) -> tuple[str, ...]:
-    """Return the audiences that a token may have; by default the addresses of the hub."""
-    if given is None:
-        if public_url is None:
-            raise ValueError("audience must be given where the hub has no public_url, not left out")
-        base = public_url.rstrip("/")
-        return base, f"{base}/", f"{base}/mcp"
-    return values.texts("audience", given) if isinstance(given, list) else (values.text("audience", given),)
 
 
 # -- permissions that name an unknown server -----------------------------------------------------------------

@@ -119,7 +119,16 @@ def _take_by(extension: Extension, found: ClientFiles, place: Place, around: Hos
     """Read the files of a client that an extension knows."""
     importer = cast("Importer", extension.make("places", "servers"))
     title = str(getattr(importer, "title", extension.name))
-    files = _places(extension, importer, around)
+    try:
+        named: list[object] = list(importer.places(around.home, around.cwd, around.environment))
+    except Exception as error:  # it is not ours, and a file may be watched, and read again, while the hub runs
+        message = f"cannot be used: its places() raised {type(error).__name__}"
+        raise ConfigError(extension.place.finding(message, code=codes.BAD_EXTENSION)) from error
+    files = [file for file in named if isinstance(file, Path)]
+    if len(files) < len(named):
+        kinds = sorted({type(file).__name__ for file in named if not isinstance(file, Path)})
+        message = f"cannot be used: its places() must return paths, not {', '.join(kinds)}"
+        raise ConfigError(extension.place.finding(message, code=codes.BAD_EXTENSION))
     found.sought += files
     present = [file for file in files if file.is_file()]
     for file in present:
@@ -142,21 +151,6 @@ def _nothing(title: str, sought: Iterable[Path], place: Place) -> Finding:
     advice = f"looked for {', '.join(map(str, sought))}"
     verb = "has" if place.path else "there is"  # what the command line asks for is written nowhere
     return place.finding(f"{verb} no file of {title} to read", advice=advice, code=codes.NOTHING_TO_IMPORT)
-
-
-def _places(extension: Extension, importer: Importer, around: HostContext) -> list[Path]:
-    """Return the paths that an extension names. Raises `ConfigError` if it raises or returns something else."""
-    try:
-        named: list[object] = list(importer.places(around.home, around.cwd, around.environment))
-    except Exception as error:  # it is not ours, and a file may be watched, and read again, while the hub runs
-        message = f"cannot be used: its places() raised {type(error).__name__}"
-        raise ConfigError(extension.place.finding(message, code=codes.BAD_EXTENSION)) from error
-    files = [file for file in named if isinstance(file, Path)]
-    if len(files) < len(named):
-        kinds = sorted({type(file).__name__ for file in named if not isinstance(file, Path)})
-        message = f"cannot be used: its places() must return paths, not {', '.join(kinds)}"
-        raise ConfigError(extension.place.finding(message, code=codes.BAD_EXTENSION))
-    return files
 
 
 def _take(found: ClientFiles, file: Path, dialect: Dialect | None) -> None:

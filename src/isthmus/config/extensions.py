@@ -185,16 +185,15 @@ def _settings(given: object, named: set[str], variables: Variables) -> dict[str,
         if name not in named:
             raise ValueError(f"{key} must be of an extension that is named, not of another")
         members = values.table(key, table)
-        read[name] = {each: _expanded(f"{key}.{each}", value, variables) for each, value in members.items()}
+        settings: dict[str, object] = {}
+        for each, value in members.items():
+            # Lists and tables stay as written.
+            settings[each] = values.plain(value)
+            if isinstance(value, str):
+                used = UsedVariables()
+                settings[each] = variables.secret(f"{key}.{each}", value, used)
+                if used.unresolved:
+                    message = f"{key}.{each} must have only variables that are set, not {used.unresolved[0]}"
+                    raise ValueError(message)
+        read[name] = settings
     return read
-
-
-def _expanded(key: str, value: object, variables: Variables) -> object:
-    """Replace variables in a text; lists and tables stay as written."""
-    if not isinstance(value, str):
-        return values.plain(value)
-    used = UsedVariables()
-    text = variables.secret(key, value, used)
-    if used.unresolved:
-        raise ValueError(f"{key} must have only variables that are set, not {used.unresolved[0]}")
-    return text

@@ -132,7 +132,12 @@ class ImportPlan:
             return
         fields = own_fields(entry, server)
         written = self._as_written(name, fields)
-        outcome = self._outcome(name, written)
+        known = self._known.get(name)
+        outcome: Outcome = "replaced" if self.may_replace and name in self._in_file else "differs"
+        if name not in self._known:
+            outcome = "new"
+        elif known is not None and written is not None and _comparable(known) == _comparable(written):
+            outcome = "same"
         self.candidates.append(ImportCandidate(name, entry, server, outcome, toml_table(name, fields)))
         if outcome in ("new", "replaced"):
             self._known[name] = written
@@ -152,14 +157,6 @@ class ImportPlan:
             if finding.code == UNRESOLVED_VARIABLE and (finding.code, finding.message) not in reported
         ]
         return loaded.servers.get(name)
-
-    def _outcome(self, name: ServerName, written: ServerSettings | None) -> Outcome:
-        if name not in self._known:
-            return "new"
-        known = self._known[name]
-        if known is not None and written is not None and _comparable(known) == _comparable(written):
-            return "same"
-        return "replaced" if self.may_replace and name in self._in_file else "differs"
 
     @property
     def can_replace(self) -> bool:
@@ -230,7 +227,19 @@ def _normalized(entry: Entry, server: ServerSettings) -> dict[str, object]:
     made["disabled"] = True if server.disabled else None
     if "timeout" in raw:
         made["timeout"] = int(server.timeout) if server.timeout % 1 == 0 else server.timeout
-    made |= {key: _escape_references(raw[key], entry) for key in ("env", "headers") if key in raw}
+    for key in ("env", "headers"):
+        table = raw.get(key)
+        if key in raw:
+            made[key] = table
+        if not entry.dialect.is_own and isinstance(table, dict):
+            # Texts of another client's file that would be references in ours are escaped, such as `file:data.db`.
+            made[key] = {
+                name: f"${{:-{value}}}"
+                if isinstance(value, str) and _REFERENCE.match(value) and not set(value) & set("{}")
+                else value
+                for name, value in table.items()
+                if value is not None
+            }
     match reach:
         case StdioSettings():
             made["cwd"] = reach.cwd
@@ -245,19 +254,6 @@ def _normalized(entry: Entry, server: ServerSettings) -> dict[str, object]:
         case _:
             pass
     return made
-
-
-def _escape_references(table: object, entry: Entry) -> object:
-    """Escape texts of another client's file that would be references in ours, such as `file:data.db`."""
-    if entry.dialect.is_own or not isinstance(table, dict):
-        return table
-    return {
-        key: f"${{:-{value}}}"
-        if isinstance(value, str) and _REFERENCE.match(value) and not set(value) & set("{}")
-        else value
-        for key, value in table.items()
-        if value is not None
-    }
 
 
 def _is_toml_value(value: object) -> bool:

@@ -29,30 +29,10 @@ from isthmus.config.extensions import EXTENSIONS, Extensions, read_extensions
 from isthmus.config.files import Document, find_file, read_document
 from isthmus.config.findings import ConfigError, Finding, Place, closest_match
 from isthmus.config.origins import origins_of
-from isthmus.config.servers import EntryContext, LoadedServers, look_alikes
+from isthmus.config.servers import RESERVED, EntryContext, LoadedServers, look_alikes
 from isthmus.config.settings import Configuration, HubSettings
-from isthmus.config.tables import (
-    A2A,
-    AUDIT,
-    CREDENTIALS,
-    HUB_TABLES,
-    TARGETS,
-    TASKS,
-    TIMEOUT_VARIABLE,
-    call_seconds,
-    read_credentials,
-    read_hub,
-    read_relay,
-    read_settings,
-    read_storage,
-)
+from isthmus.config.tables import CREDENTIALS, HUB_TABLES, TIMEOUT_VARIABLE, call_seconds, read_hub, read_tables
 from isthmus.config.variables import ENV_NAME, Variables, variables_of
-from isthmus.core.catalog.names import BUILTIN
-from isthmus.core.settings import Limits
-from isthmus.frontends.a2a.settings import A2aSettings
-from isthmus.frontends.mcp.settings import TaskSettings
-from isthmus.telemetry.audit import AuditSettings
-from isthmus.upstream.settings import StdioSettings
 from isthmus.upstream.targets.settings import TargetSettings
 
 AccessMode = Literal["open", "keys"]
@@ -116,6 +96,7 @@ class _Loading:
         self._findings: list[Finding] = []
         self._files: list[Path] = []
         self._extensions = Extensions()
+        self._limits = HubSettings().limits
 
     def configuration(self, document: Document | None) -> Configuration:
         """Read the file and its imports, then the environment."""
@@ -123,27 +104,26 @@ class _Loading:
         variables = self._variables(document)
         seconds, seconds_findings = call_seconds(self._around.environment)
         hub, hub_findings = read_hub(document, self._around.home, self._given, seconds)
-        a2a, a2a_findings = read_settings(document, A2A, A2aSettings)
-        tasks, task_findings = read_settings(document, TASKS, TaskSettings)
-        targets, target_findings = read_settings(document, TARGETS, TargetSettings)
-        schemes = [each.name for each in self._extensions.of("storage")]
-        storage, storage_findings = read_storage(document, variables, schemes)
-        audit, audit_findings = read_settings(document, AUDIT, AuditSettings)
-        credentials, credential_findings = read_credentials(document, variables)
-        relay, relay_findings = read_relay(document, variables)
-        self._findings += [*findings, *credential_findings]
+        self._limits = hub.limits
+        tables, table_findings = read_tables(
+            document, variables, [each.name for each in self._extensions.of("storage")]
+        )
+        self._findings += [*findings, *table_findings.pop(CREDENTIALS)]
         if document is not None:
             self._findings += [*document.warnings, *_check_tables(document)]
-        self._findings += [*seconds_findings, *hub_findings, *a2a_findings, *task_findings, *target_findings]
-        self._findings += [*storage_findings, *audit_findings, *relay_findings]
-        imported = ClientFiles() if document is None else self._read_servers(document, hub.limits)
-        self._read_mapped_servers(hub.limits)
+        self._findings += [*seconds_findings, *hub_findings]
+        self._findings += [finding for each in table_findings.values() for finding in each]
+        imported = ClientFiles() if document is None else self._read_servers(document)
+        mapped, map_findings = mapped_servers(self._around.environment)
+        self._findings += map_findings
+        home, cwd = self._around.home, self._around.cwd
+        # A file wins over the map, without a finding.
+        mapped = [entry for entry in mapped if entry.name not in self._loaded.called]
+        visible = Variables(self._around.environment, cwd, home)
+        self._loaded.add(mapped, EntryContext(visible, cwd, home, hub.limits))
         self._findings += [*self._loaded.findings, *look_alikes(self._loaded)]
         if hub.open_programs == "refuse":
-            for name, server in self._loaded.servers.items():
-                if isinstance(server.reach, StdioSettings):
-                    closed = replace(server.reach, may_be_open=False)
-                    self._loaded.servers[name] = replace(server, reach=closed)
+            self._loaded.refuse_open_programs()
         tenants, tenant_findings = read_tenants(document)
         tenants = replace(tenants, has_policies=bool(self._extensions.of("policy")))
         callers: tuple[KnownCaller, ...] = ()
@@ -153,18 +133,12 @@ class _Loading:
             callers, expiries, caller_findings = read_callers(document, variables, tenants)
         issuers, issuer_findings = read_issuers(document, hub.public_url, tenants)
         self._findings += [*tenant_findings, *caller_findings, *issuer_findings]
-        self._findings += misspelt_grants(document, {*self._loaded.entries, BUILTIN})
+        self._findings += misspelt_grants(document, {*self._loaded.entries, *RESERVED})
         defaults = {} if seconds is None else {"limits.call_seconds": TIMEOUT_VARIABLE}
         return Configuration(
             file=None if document is None else document.file,
             hub=hub,
-            a2a=a2a,
-            tasks=tasks,
-            targets=targets,
-            storage=storage,
-            audit=audit,
-            credentials=credentials,
-            relay=relay,
+            **tables,
             extensions=self._extensions,
             servers=tuple(self._loaded.servers.values()),
             callers=callers,
@@ -180,10 +154,10 @@ class _Loading:
             origins=origins_of(document, self._loaded, self._given, defaults),
         )
 
-    def _read_servers(self, document: Document, limits: Limits) -> ClientFiles:
+    def _read_servers(self, document: Document) -> ClientFiles:
         """Read the servers of a file, then those of the files that it imports."""
         place = Place(document.file, IMPORT)
-        self._read_entries(document, limits)
+        self._read_entries(document)
         importers = {each.name: each for each in self._extensions.of("importers")}
         folder = document.file.parent
         imported = read_client_files(named_imports(document), place, folder, self._around, importers=importers)
@@ -191,12 +165,12 @@ class _Loading:
         self._files += imported.sought
         for other in imported.documents:
             try:
-                self._read_entries(other, limits)
+                self._read_entries(other)
             except ConfigError as error:
                 self._findings += error.findings
         return imported
 
-    def _read_entries(self, document: Document, limits: Limits) -> None:
+    def _read_entries(self, document: Document) -> None:
         self._files += [document.file, document.file.with_name(ENV_NAME)]
         home, cwd = self._around.home, self._around.cwd
         visible, findings = variables_of(document.file, self._around.environment)
@@ -204,15 +178,7 @@ class _Loading:
         entries, entry_findings = entries_of(document, home, cwd)
         self._findings += [*findings, *entry_findings]
         sources = self._extensions.sources() if document.dialect.is_own else None
-        self._loaded.add(entries, EntryContext(Variables(visible, folder, home, sources), folder, home, limits))
-
-    def _read_mapped_servers(self, limits: Limits) -> None:
-        entries, findings = mapped_servers(self._around.environment)
-        self._findings += findings
-        home, cwd = self._around.home, self._around.cwd
-        # A file wins over the map, without a finding.
-        entries = [entry for entry in entries if entry.name not in self._loaded.called]
-        self._loaded.add(entries, EntryContext(Variables(self._around.environment, cwd, home), cwd, home, limits))
+        self._loaded.add(entries, EntryContext(Variables(visible, folder, home, sources), folder, home, self._limits))
 
     def _variables(self, document: Document | None) -> Variables:
         """Return the variables that the hub's own tables can use; findings of `.env` come with the servers."""

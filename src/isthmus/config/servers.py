@@ -159,6 +159,12 @@ class LoadedServers:
             if server is not None:
                 self.servers[name] = replace(server, secrets=frozenset(secrets))
 
+    def refuse_open_programs(self) -> None:
+        """Do not start programs that every user of the machine can write to."""
+        for name, server in self.servers.items():
+            if isinstance(server.reach, StdioSettings):
+                self.servers[name] = replace(server, reach=replace(server.reach, may_be_open=False))
+
     def _report_duplicate(self, entry: Entry) -> None:
         first = self.entries[self.called[entry.name]]
         if (first.fields, first.extra) == (entry.fields, entry.extra):

@@ -302,6 +302,28 @@ def read_settings(document: Document | None, root: str, settings: type[T]) -> tu
     return accepted(document, root, lambda: settings(**read)), findings
 
 
+def read_tables(
+    document: Document | None, variables: Variables, schemes: Collection[str]
+) -> tuple[dict[str, Any], dict[str, tuple[Finding, ...]]]:
+    """Return the settings of all tables but `[hub]`, `[log]` and `[limits]`, and findings, both by table.
+
+    The names of the tables are fields of `Configuration`. `schemes` are addresses of storage that extensions handle.
+
+    Raises:
+        ConfigError: a value is not acceptable.
+    """
+    read: dict[str, tuple[Any, tuple[Finding, ...]]] = {
+        A2A: read_settings(document, A2A, A2aSettings),
+        TASKS: read_settings(document, TASKS, TaskSettings),
+        TARGETS: read_settings(document, TARGETS, TargetSettings),
+        STORAGE: read_storage(document, variables, schemes),
+        AUDIT: read_settings(document, AUDIT, AuditSettings),
+        CREDENTIALS: read_credentials(document, variables),
+        RELAY: read_relay(document, variables),
+    }
+    return {root: each[0] for root, each in read.items()}, {root: each[1] for root, each in read.items()}
+
+
 def resolve_secret(key: str, text: str, variables: Variables) -> str:
     """Return a secret that may be literal, `env:NAME`, `file:PATH`, `keyring:NAME` or contain `${VAR}`.
 

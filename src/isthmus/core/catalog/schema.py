@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, NoReturn, Protocol
 
 import jsonschema_rs
@@ -172,15 +173,14 @@ class CheckCache:
 
     def of(self, tool: Tool) -> Callable[[msgspec.Raw], str | None]:
         """The check of this tool; it is compiled on the first call."""
+        return partial(self._run, tool)
 
-        def run(arguments: msgspec.Raw) -> str | None:
-            try:
-                check = self._checks[tool.digest]
-            except KeyError:
-                check = self._compile(tool)
-            return None if check is None else check(arguments)
-
-        return run
+    def _run(self, tool: Tool, arguments: msgspec.Raw) -> str | None:
+        try:
+            check = self._checks[tool.digest]
+        except KeyError:
+            check = self._compile(tool)
+        return None if check is None else check(arguments)
 
     def _compile(self, tool: Tool) -> ArgumentCheck | None:
         check: ArgumentCheck | None = None
