@@ -52,6 +52,8 @@ class LegacyDialect:
 
     def call_params(self, call: Call, name: str, token: int) -> bytes:
         """`_meta` only if it has members."""
+        if call.kind == "tool" and not (call.meta or call.wants_progress):
+            return call_params(name, call.arguments, None, call.extra)  # nearly every call
         meta = _passed_on(call, token)
         return _call_params(call, name, render(meta) if meta else None)
 

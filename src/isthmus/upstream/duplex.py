@@ -80,7 +80,7 @@ class SentRequest:
         return self.frame is None
 
     def abandon(self) -> None:
-        """Send no more of the request."""
+        """Stop sending the request."""
 
 
 class DuplexLink(BaseLink):

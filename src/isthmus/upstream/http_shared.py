@@ -51,7 +51,7 @@ def advice_for(status: int, headers: Mapping[str, str], server: str, *, can_log_
         return ADVICE.get(status, "")
     scope = " ".join(found[1].split())
     told = f"; it wants the scope {scope!r}"
-    # The server's text goes into a command that somebody may copy into a shell: single quotes keep it one argument.
+    # The server's text goes into a command that a person may copy into a shell: single quotes keep it one argument.
     quoted = scope.replace("'", "'\\''")
     return f"{told}: run isthmus login {server} --scope '{quoted}'" if can_log_in else told
 

@@ -148,7 +148,7 @@ def _unheard(*_: object) -> None:
 class ConnectFailed(Exception):
     """A link could not be made; the message tells the operator why.
 
-    `login` is the URL where the server describes its login. `wants_login` means that somebody has to log in first.
+    `login` is the URL where the server describes its login. `wants_login` means that a person has to log in first.
     `status` is the HTTP status of the response, if there was one.
     """
 
@@ -584,7 +584,7 @@ class BaseLink(ABC):
         elif "subscribe" in self.abilities():
             await self._modern_subscriptions.want(uri)
         else:
-            raise ServerError(self.server, jsonrpc.METHOD_NOT_FOUND, "It does not tell of updates of resources")
+            raise ServerError(self.server, jsonrpc.METHOD_NOT_FOUND, "It sends no updates of resources")
 
     def unsubscribe(self, uri: str) -> None:
         """See `core.ports.SubscriptionLink`."""

@@ -472,7 +472,7 @@ class LinkPool:
                     asked |= dict.fromkeys(new)
                     await self._subscription_sync.follow(link, new)
         except TimeoutError:
-            log.warning("server does not say whether it tells of updates", server=self._settings.name)
+            log.warning("server did not acknowledge subscriptions in time", server=self._settings.name)
 
     async def subscribe_all(self, uri: str) -> None:
         """Subscribe every existing link; slow ones are not waited for."""

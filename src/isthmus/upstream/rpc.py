@@ -59,7 +59,7 @@ _ADVICE = {
 }
 
 
-_BY_NAME = ": nothing is listed, and callers that may use all of it call its methods by name"
+_BY_NAME = ": nothing is listed, and callers that may use the whole server call its methods by name"
 
 
 class RpcLink(BaseLink):

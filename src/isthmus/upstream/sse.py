@@ -209,7 +209,7 @@ class SseLink(DuplexLink):
     # -- giving up -------------------------------------------------------------------------------------------------
 
     def _may_have_left(self, sent: SentRequest, *, is_dead: bool) -> bool:
-        """Send no more of it; whether the server read what had left is unknown."""
+        """Stop sending it; whether the server read what had left is unknown."""
         sent.abandon()
         return sent.has_gone
 

@@ -245,7 +245,9 @@ class ModernSubscriptions:
                 self._told.add(uri)
                 _give(self._answers.pop(uri, None), None)
             else:
-                self._give_up(uri, ServerError(self._server, jsonrpc.INVALID_PARAMS, "It does not tell of its updates"))
+                self._give_up(
+                    uri, ServerError(self._server, jsonrpc.INVALID_PARAMS, "It sends no updates of this resource")
+                )
         self._advance_soon()
 
     def refused(self, refusal: Fault) -> None:
@@ -290,7 +292,7 @@ class ModernSubscriptions:
 
     def _give_up(self, uri: str, refusal: Fault) -> None:
         if uri not in self._answers:  # it was accepted before, or believed to be, and no subscriber waits now
-            log.warning("server tells no more of a resource", server=self._server, reason=refusal.message)
+            log.warning("server ended the subscription to a resource", server=self._server, reason=refusal.message)
         self._end(uri, refusal)
 
     def _believe(self) -> None:

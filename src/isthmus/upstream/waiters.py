@@ -326,7 +326,7 @@ def _callers_own(calls: Iterable[CallWaiter]) -> list[CallWaiter]:
 
 
 UNKNOWN_SESSION = ""
-"""Stands for calls without a session, or of several: their programs cannot be told apart."""
+"""Stands for calls without a session, or of several: their programs cannot be distinguished."""
 
 
 def lone_call(waiters: Iterable[Waiter], abandoned_session: str | None = None) -> CallWaiter | None:

@@ -319,7 +319,7 @@ async def test_what_was_agreed_to_once_may_be_refused_after_a_break_and_costs_on
         server.watching.again()
         await server.settle()
     assert (server.told, server.watching.wanted) == (["a", "b", "d"], {"a", "b", "d"})
-    assert [line["event"] for line in logs] == ["server tells no more of a resource"]
+    assert [line["event"] for line in logs] == ["server ended the subscription to a resource"]
 
 
 async def test_a_request_that_breaks_off_is_made_again_with_all_that_was_in_it() -> None:

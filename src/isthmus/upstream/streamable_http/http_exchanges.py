@@ -254,7 +254,7 @@ class Post:
         if self._decoder is not None:
             self._break_off("its stream ended before the answer", self._decoder, is_polite=True)
         elif self._rest is not None:
-            self._miss(f"it answered HTTP {self._status} to who came back to its stream", self._rest)
+            self._miss(f"it answered HTTP {self._status} to the request to resume its stream", self._rest)
         elif self._size > LATER_BYTES:
             in_turn(self._read_whole)  # a long response in its own turn of the event loop
         else:
