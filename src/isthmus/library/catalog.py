@@ -7,7 +7,7 @@ is cheap: a tool's definition is decoded on access. Called by the service and th
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from isthmus.core.catalog.names import (
     BUILTIN,
     LLM_LENGTH_MAX,
     AmbiguousName,
+    Pair,
     canonical,
     llm_aliases,
     llm_form,
@@ -347,6 +348,28 @@ class Catalog:
             and has_permissions(user, entry.required_permissions)
             and not _is_restricted(entry, restricted)
         ]
+
+
+def resolve_prompt(name: str, exposed: Iterable[str]) -> str:
+    """The full name of a prompt, found by any form of its name; an unknown name is returned as it is.
+
+    Raises:
+        AmbiguousToolError: several prompts have it.
+    """
+    pairs: dict[Pair, str] = {}
+    for full in exposed:
+        if full == name:
+            return name
+        server, _, prompt = full.partition(".")
+        pairs[ServerName(server), FeatureName(prompt)] = full
+    try:
+        pair = resolve(name, pairs)
+    except AmbiguousName as several:
+        raise AmbiguousToolError(name, several.candidates) from None
+    if pair is not None:
+        return pairs[pair]
+    by_llm_name = {llm_name: pairs[each] for each, llm_name in llm_table(pairs).items()}
+    return by_llm_name.get(llm_aliases(by_llm_name).get(name, name), name)
 
 
 def check_name(name: object) -> None:

@@ -17,20 +17,18 @@ import structlog
 
 from isthmus.app.hub import RunningHub
 from isthmus.config.findings import ConfigError
-from isthmus.config.settings import Configuration
-from isthmus.core.catalog.names import AmbiguousName, Pair, llm_aliases, llm_table, resolve
 from isthmus.core.catalog.pins import WITHHOLDING
 from isthmus.core.catalog.view import Route
-from isthmus.library.catalog import Catalog
+from isthmus.library.catalog import Catalog, resolve_prompt
 from isthmus.library.contracts import ToolResult, UserContext
-from isthmus.library.errors import AmbiguousToolError, ToolError
+from isthmus.library.errors import ToolError
 from isthmus.library.permissions import UNRESTRICTED
 from isthmus.library.questions import Questions
 from isthmus.library.results import fault_of
 from isthmus.library.server_config import REMOTE_HUB, EnginePlan, invalid_config
 from isthmus.model.calls import EVERYTHING, Call, Surface
 from isthmus.model.faults import UnknownTool
-from isthmus.model.names import FeatureName, ServerName
+from isthmus.model.names import ServerName
 from isthmus.storage.memory import MemoryJournal
 from isthmus.upstream.python.registry import REGISTRY
 
@@ -43,18 +41,6 @@ log = structlog.get_logger(__name__)
 
 FRONTEND = "library"
 """The name of this hub, and of its frontend, in the audit log."""
-
-
-def _open_pins(configuration: Configuration) -> DefinitionPins | None:
-    """Tool pins, if the configuration withholds changed tools; imported only then, because they need SQLite."""
-    if not WITHHOLDING & {configuration.hub.pin, *(server.pin for server in configuration.servers)}:
-        return None
-    from isthmus.app.definitions import DefinitionPins  # noqa: PLC0415
-
-    try:
-        return DefinitionPins(configuration, is_lasting=False)
-    except ConfigError as error:
-        raise invalid_config(error, "the configuration") from None
 
 
 async def open_engine(plan: EnginePlan, questions: Questions | None) -> HubEngine:
@@ -96,7 +82,15 @@ class HubEngine:
         self._catalog: Catalog | None = None
         self._registered = REGISTRY.version
         self._watchers: dict[object, Callable[[], object]] = {}
-        self._pins = _open_pins(plan.configuration)
+        self._pins: DefinitionPins | None = None
+        settings = plan.configuration
+        if WITHHOLDING & {settings.hub.pin, *(server.pin for server in settings.servers)}:
+            from isthmus.app.definitions import DefinitionPins  # noqa: PLC0415 - needs SQLite
+
+            try:
+                self._pins = DefinitionPins(settings, is_lasting=False)
+            except ConfigError as error:
+                raise invalid_config(error, "the configuration") from None
         self._audit_log = audit_log
         audit = None if audit_log is None else audit_log.audit
         self.running = RunningHub(
@@ -214,26 +208,8 @@ class HubEngine:
         return list((view.prompts if kind == "prompts" else view.resources).values())
 
     def resolve_prompt(self, name: str) -> str:
-        """The full name of a prompt, found by any form of its name; an unknown name is returned as it is.
-
-        Raises:
-            AmbiguousToolError: several prompts have it.
-        """
-        exposed = [route.exposed for route in self.features("prompts")]
-        if name in exposed:
-            return name
-        pairs: dict[Pair, str] = {}
-        for full in exposed:
-            server, _, prompt = full.partition(".")
-            pairs[ServerName(server), FeatureName(prompt)] = full
-        try:
-            pair = resolve(name, pairs)
-        except AmbiguousName as several:
-            raise AmbiguousToolError(name, several.candidates) from None
-        if pair is not None:
-            return pairs[pair]
-        by_llm_name = {llm_name: pairs[each] for each, llm_name in llm_table(pairs).items()}
-        return by_llm_name.get(llm_aliases(by_llm_name).get(name, name), name)
+        """The full name of a prompt; see `catalog.resolve_prompt`."""
+        return resolve_prompt(name, [route.exposed for route in self.features("prompts")])
 
     @property
     def surface(self) -> Surface:

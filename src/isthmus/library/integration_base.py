@@ -149,8 +149,8 @@ class AgentTools:
     async def tools(self, user: UserContext | None = None, *, is_shared: bool = False) -> list[UniversalTool]:
         """The current tools of this user. `is_shared`: the names were selected for several users.
 
-        The first time, every name must have a tool. Later, a tool that its server removed, or that the user may not use
-        any more, is left out until it is back: an agent goes on with the others.
+        The first time, every name must have a tool. Later, a tool that was removed or denied is left out until it is
+        back: an agent continues with the others.
 
         Raises:
             ToolError, UnresolvedToolsError: the first time, for names that are unknown or denied, including those that

@@ -200,13 +200,13 @@ class _MemberCollector:
         if found is None:
             if reference:
                 self._known[reference] = ({}, [])  # ends a recursive reference
-            found = self._members_of(_dereference(schema, self._root), depth)
+            found = self._read_members(_dereference(schema, self._root), depth)
             if reference:
                 self._known[reference] = found
         self._left -= 1 + len(found[0]) + len(found[1])
         return found
 
-    def _members_of(self, schema: Mapping[str, Any], depth: int) -> tuple[dict[str, Any], list[str]]:
+    def _read_members(self, schema: Mapping[str, Any], depth: int) -> tuple[dict[str, Any], list[str]]:
         tables = [_table(schema.get("properties"))]
         required = {name: None for name in _list(schema.get("required")) if isinstance(name, str)}
         for key in ("allOf", "anyOf", "oneOf"):
@@ -267,24 +267,21 @@ class _RefInliner:
         """Return a copy of a part of `shown`."""
         match value:
             case {"$ref": str(reference), **others} if _at(reference, self._shown) is None:
-                return {**self._target(reference), **self.inline(others)}
+                if reference not in self._known:
+                    target = _at(reference, self._schema)
+                    target = {} if target is None or _has_refs(target) else target
+                    self._known[reference] = target, sum(1 for _ in _walk(target))
+                target, size = self._known[reference]
+                if size > self._left:
+                    return self.inline(others)
+                self._left -= size
+                return {**target, **self.inline(others)}
             case dict():
                 return {key: self.inline(each) for key, each in value.items()}
             case list():
                 return [self.inline(each) for each in value]
             case _:
                 return value
-
-    def _target(self, reference: str) -> dict[str, Any]:
-        if reference not in self._known:
-            target = _at(reference, self._schema)
-            target = {} if target is None or _has_refs(target) else target
-            self._known[reference] = target, sum(1 for _ in _walk(target))
-        target, size = self._known[reference]
-        if size > self._left:
-            return {}
-        self._left -= size
-        return target
 
 
 def _at(reference: str, schema: Mapping[str, Any]) -> dict[str, Any] | None:

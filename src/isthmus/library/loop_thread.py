@@ -202,21 +202,6 @@ Weak references: values that were never received must not outlive their receiver
 do the same, but one lookup in it takes as long as all the rest of making a promise."""
 
 
-def _channel_to(loop: asyncio.AbstractEventLoop) -> _LoopChannel:
-    key = id(loop)
-    known = _channels.get(key)
-    channel = known() if known is not None else None
-    if channel is None:
-
-        def drop(gone: ref[_LoopChannel]) -> None:
-            if _channels.get(key) is gone:  # else another loop has this id now
-                del _channels[key]
-
-        channel = _LoopChannel(loop)
-        _channels[key] = ref(channel, drop)
-    return channel
-
-
 class AsyncioPromise(Generic[T]):
     """For a coroutine on any asyncio loop. Made on that loop's thread."""
 
@@ -225,7 +210,18 @@ class AsyncioPromise(Generic[T]):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._future: asyncio.Future[T] = loop.create_future()
-        self._channel = _channel_to(loop)
+        key = id(loop)
+        known = _channels.get(key)
+        channel = known() if known is not None else None
+        if channel is None:
+
+            def drop(gone: ref[_LoopChannel]) -> None:
+                if _channels.get(key) is gone:  # else another loop has this id now
+                    del _channels[key]
+
+            channel = _LoopChannel(loop)
+            _channels[key] = ref(channel, drop)
+        self._channel = channel
 
     def set_result(self, value: T) -> None:
         """See `Promise`."""

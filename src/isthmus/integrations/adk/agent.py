@@ -124,8 +124,18 @@ class AdkDomainAgent:
         task = request.task_request
         config = _config_of(request.agent_config or task.agent_config or self.config)
         tools = await self._tools(task, config, run.results)
-        agent = self._agent(config, tools)
-        agent.on_tool_error_callback = self._explainer(task, tools, run.results)
+        settings = dict(config.model_config)
+        model = config.model or settings.pop("model", None)
+        agent = LlmAgent(
+            name=_identifier(self.agent_id),
+            description=config.description,
+            # A function, since ADK would replace braces in a string by its state.
+            instruction=lambda _context: config.system_prompt,
+            generate_content_config=types.GenerateContentConfig(**settings) if settings else None,
+            tools=tools,
+            on_tool_error_callback=self._explainer(task, tools, run.results),
+            **({"model": model} if model else {}),
+        )
         runner = Runner(app_name=APP_NAME, agent=agent, session_service=self._sessions)
         names = {tool.name: tool.tool.name for tool in tools}
         try:
@@ -148,19 +158,6 @@ class AdkDomainAgent:
             await runner.close()
 
     # -- agent and tools -----------------------------------------------------------------------------------------------
-
-    def _agent(self, config: AgentConfig, tools: list[HubTool]) -> LlmAgent:
-        settings = dict(config.model_config)
-        model = config.model or settings.pop("model", None)
-        return LlmAgent(
-            name=_identifier(self.agent_id),
-            description=config.description,
-            # A function, since ADK would replace braces in a string by its state.
-            instruction=lambda _context: config.system_prompt,
-            generate_content_config=types.GenerateContentConfig(**settings) if settings else None,
-            tools=tools,
-            **({"model": model} if model else {}),
-        )
 
     async def _tools(self, task: TaskRequest, config: AgentConfig, results: list[ToolResult]) -> list[HubTool]:
         """The tools of the task and of the agent that the user may use."""

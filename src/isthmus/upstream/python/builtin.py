@@ -23,7 +23,6 @@ from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.rules import ToolRules
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.ports import Journal, JournalEntry
-from isthmus.model.callers import Caller
 from isthmus.model.calls import Result
 from isthmus.model.faults import Bug, NotConnected
 from isthmus.model.features import Ability, Tool
@@ -94,7 +93,10 @@ class LocalLink:
         name = inflight.name
         tool = self._own.get(name)
         if tool is not None:
-            answer = tool.run(_owner(inflight.call.caller), msgspec.json.decode(inflight.call.arguments))
+            # Two tenants may have a caller of the same name; no name contains a line break.
+            caller = inflight.call.caller
+            owner = caller.name if caller.tenant in UNNAMED_TENANTS else f"{caller.tenant}\n{caller.name}"
+            answer = tool.run(owner, msgspec.json.decode(inflight.call.arguments))
             if isinstance(answer, dict):
                 inflight.finish(_result(answer))
             else:
@@ -118,11 +120,6 @@ class LocalLink:
     def close(self) -> None:
         """End all calls of functions; threads end when their functions return."""
         self._runner.close("closed by the hub")
-
-
-def _owner(caller: Caller) -> str:
-    """The owner of a chat log. Two tenants may have a caller of the same name; no name contains a line break."""
-    return caller.name if caller.tenant in UNNAMED_TENANTS else f"{caller.tenant}\n{caller.name}"
 
 
 async def _finish(inflight: InFlight, answer: Awaitable[dict[str, Any]]) -> None:
