@@ -619,13 +619,12 @@ class Dialler:
         self._keeping.append(self.running.background.spawn(name, work, on_crash=self._finish))
 
     def _one_each(self, offers: Iterable[LocalOffer]) -> None:
-        for offer in offers:
-            self._spawn(f"connection of {offer.name}", self._alone(offer))
+        async def open_when_ready(offer: LocalOffer) -> None:
+            await self._ready[offer].wait()
+            await self._keep([offer], may_share=False)
 
-    async def _alone(self, offer: LocalOffer) -> None:
-        """Open a separate socket for one server once it is ready."""
-        await self._ready[offer].wait()
-        await self._keep([offer], may_share=False)
+        for offer in offers:
+            self._spawn(f"connection of {offer.name}", open_when_ready(offer))
 
     async def _share_one(self) -> None:
         """Connect once the first server is ready; a hub that cannot share a socket gets that one."""
@@ -634,7 +633,11 @@ class Dialler:
         await self._keep([first, *others], may_share=True)
 
     async def _keep(self, offers: Sequence[LocalOffer], *, may_share: bool) -> None:
-        line = Line(self, offers, may_share=may_share, on_single=lambda: self._split(offers[1:]))
+        def open_others() -> None:
+            log.info("the hub takes one server a connection", hub=str(self.address), servers=len(offers))
+            self._one_each(offers[1:])
+
+        line = Line(self, offers, may_share=may_share, on_single=open_others)
         self._lines.append(line)
         try:
             await line.run()
@@ -654,10 +657,6 @@ class Dialler:
         first, *others = self._plan.offers
         offer = LocalOffer(first.name, TOGETHER, tuple(other.name for other in others))
         self._spawn("connection to the relay", self._keep([offer], may_share=False))
-
-    def _split(self, others: Sequence[LocalOffer]) -> None:
-        log.info("the hub takes one server a connection", hub=str(self.address), servers=len(others) + 1)
-        self._one_each(others)
 
     # -- ending --------------------------------------------------------------------------------------------------------
 

@@ -129,19 +129,17 @@ class _Narrowing:
         self._complained: set[str] = set()
 
     def __call__(self, whose: CallerId | None, server: ServerName, tool: FeatureName) -> bool:
-        return all(self._allows(name, policy, whose, server, tool) for name, policy in self._policies)
-
-    def _allows(
-        self, name: str, policy: PolicyExtension, whose: CallerId | None, server: ServerName, tool: FeatureName
-    ) -> bool:
         tenant, caller = ("", "") if whose is None else (whose.tenant, whose.name)
-        try:
-            return policy.allows(tenant, caller, server, tool) is True
-        except Exception:
-            if name not in self._complained:
-                self._complained.add(name)
-                log.exception("an extension of isthmus.policy failed; the tool is refused", extension=name)
-            return False
+        for name, policy in self._policies:
+            try:
+                if policy.allows(tenant, caller, server, tool) is not True:
+                    return False
+            except Exception:
+                if name not in self._complained:
+                    self._complained.add(name)
+                    log.exception("an extension of isthmus.policy failed; the tool is refused", extension=name)
+                return False
+        return True
 
 
 async def opened_by_extension(configuration: Configuration) -> ClosableJournal:

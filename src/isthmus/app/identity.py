@@ -342,7 +342,10 @@ class Identities(Container[Caller]):
         if is_lost and not self._is_lost:
             log.error("the list of keys was unreadable for too long: its keys are rejected")
         self._is_lost, self._taken = is_lost, self._minted.keys
-        known = {digest: replace(caller, key=_mark_of(digest)) for digest, caller in self._configuration.callers}
+        known: dict[bytes, Caller] = {}
+        for digest, caller in self._configuration.callers:
+            mark = FILE_MARKS + hmac.digest(_MARK, digest, "sha256")[:8].hex()
+            known[digest] = replace(caller, key=mark)
         expiries = dict(self._configuration.expiries)
         for key in () if is_lost else self._usable(known):
             digest = bytes.fromhex(key.digest)
@@ -409,7 +412,3 @@ def _aside(loop: asyncio.AbstractEventLoop, look: Callable[[], None]) -> asyncio
     # A daemon thread: a hanging folder must not keep the process from ending.
     threading.Thread(target=work, name="keys", daemon=True).start()
     return done
-
-
-def _mark_of(digest: bytes) -> str:
-    return FILE_MARKS + hmac.digest(_MARK, digest, "sha256")[:8].hex()

@@ -89,7 +89,8 @@ class Links:
         """Make a link that has not been greeted yet, in everybody's name or in one caller's; raises `ConnectFailed`."""
         login = self._login(settings, subject)
         if login is None:
-            link = await self._reach(settings, carrier, _shown(settings))
+            credentials = StaticCredentials({settings.name: getattr(settings.reach, "headers", {})})
+            link = await self._reach(settings, carrier, credentials)
             if settings.secrets:
                 link.redact = settings.redact
         else:
@@ -241,12 +242,6 @@ class Links:
         link.stays = True
         link.dedicate_to_caller()
         return link
-
-
-def _shown(settings: ServerSettings) -> StaticCredentials:
-    """The credentials of a server without a login."""
-    headers = getattr(settings.reach, "headers", {})
-    return StaticCredentials({settings.name: headers})
 
 
 _OVER_HTTP = {"ws": "http", "wss": "https"}

@@ -139,7 +139,9 @@ class _BrowserVisit:
 
     async def made(self, show: Callable[[LoginPrompt], None]) -> StoredLogin:
         place = await find_place(self._fetcher, self._url, self._settings)
-        if self._known is not None and not _is_of(self._known, place):
+        server = place.server  # without metadata there is no issuer to compare
+        known = None if self._known is None else (self._known.issuer, self._known.token_endpoint)
+        if known != (server.issuer, server.token_endpoint):
             self._known = None  # a registration is valid at one authorization server only
         if place.is_bound:
             self._prover = Prover(ProofKey.make())
@@ -203,7 +205,8 @@ class _BrowserVisit:
         known = None if self._known is None else self._known.client
         if known is not None and known.redirect:
             try:
-                await callback.open(_port_of(known.redirect))
+                port = known.redirect.rpartition(":")[2].partition("/")[0]
+                await callback.open(int(port) if port.isdecimal() else 0)
             except OSError:
                 known = None  # the port is taken: register again with another one
             else:
@@ -211,16 +214,6 @@ class _BrowserVisit:
         try:
             await callback.open(self._settings.redirect_port)
         except OSError as error:
-            port = self._settings.redirect_port
-            raise LoginRefused(f"port {port} cannot be listened on for the browser: {error.strerror}") from error
+            taken = self._settings.redirect_port
+            raise LoginRefused(f"port {taken} cannot be listened on for the browser: {error.strerror}") from error
         return None
-
-
-def _is_of(known: StoredLogin, place: ServerAddress) -> bool:
-    """Whether a login belongs to this authorization server; without metadata there is no issuer to compare."""
-    return (known.issuer, known.token_endpoint) == (place.server.issuer, place.server.token_endpoint)
-
-
-def _port_of(redirect: str) -> int:
-    text = redirect.rpartition(":")[2].partition("/")[0]
-    return int(text) if text.isdecimal() else 0

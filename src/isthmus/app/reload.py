@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from isthmus.app.config_diff import ConfigDiff, changed_settings, keep_fixed_set
 from isthmus.app.hub import RunningHub
 from isthmus.config.codes import MISSING_FILE
 from isthmus.config.files import search_paths
-from isthmus.config.findings import ConfigError, Finding, Place
+from isthmus.config.findings import ConfigError, Place
 from isthmus.config.load import load
 from isthmus.config.settings import Configuration
 
@@ -253,7 +253,9 @@ class Reloader:
             return None
         before = self._running.configuration
         difference = self._running.apply(taken)
-        _tell_new(taken.warnings, before.warnings)
+        for finding in taken.warnings:
+            if finding not in before.warnings:
+                log.warning("configuration", finding=str(finding))
         waiting = changed_settings(taken, read)
         if difference and self._on_reloaded is not None:
             self._on_reloaded(taken)
@@ -271,12 +273,6 @@ class Reloader:
             advice = "restart the hub to run without it"
             raise ConfigError(Place(None, str(file)).finding("is gone", advice=advice, code=MISSING_FILE))
         return self._source.load(file=file), None if file is None else self._source.ahead_of(file)
-
-
-def _tell_new(warnings: Iterable[Finding], told: Container[Finding]) -> None:
-    for finding in warnings:
-        if finding not in told:
-            log.warning("configuration", finding=str(finding))
 
 
 def _refuse(findings: list[str]) -> None:

@@ -318,7 +318,14 @@ def _lines(caller: Caller, found: Sequence[AccessReason]) -> Iterable[str]:
     if rest:
         yield from ("", 'denied (the caller sees "unknown tool"):', *_explained(rest, caller))
     yield from _notes(caller, rest)
-    yield from _idle_denials(caller, found)
+    # Denied names that no known tool has: they may be mistyped, and then deny nothing.
+    names = {f"{each.route.feature.server}.{each.route.feature.name}" for each in found}
+    servers = {str(each.route.feature.server) for each in found}
+    for place, grants in zip(places_of(caller), _chain(caller.grants), strict=False):
+        for pattern in grants.deny:
+            server, _, name = pattern.partition(".")
+            if server in servers and name not in ("", "*") and pattern not in names:
+                yield from ("", f"{pattern} in {place}.deny: {server} has nothing of that name.")
 
 
 def _heading(name: str, tenant: str, key: str, face: Face | None) -> str:
@@ -368,17 +375,6 @@ def _notes(caller: Caller, rest: Iterable[AccessReason]) -> Iterable[str]:
     others = [face for face, _ in caller.faces] if caller.face is None else []
     if others:
         yield from ("", f"Some frontends allow it less: see --face {' or --face '.join(others)}.")
-
-
-def _idle_denials(caller: Caller, found: Sequence[AccessReason]) -> Iterable[str]:
-    """Denied names that no known tool has: they may be mistyped, and then deny nothing."""
-    names = {f"{each.route.feature.server}.{each.route.feature.name}" for each in found}
-    servers = {str(each.route.feature.server) for each in found}
-    for place, grants in zip(places_of(caller), _chain(caller.grants), strict=False):
-        for pattern in grants.deny:
-            server, _, name = pattern.partition(".")
-            if server in servers and name not in ("", "*") and pattern not in names:
-                yield from ("", f"{pattern} in {place}.deny: {server} has nothing of that name.")
 
 
 def _chain(grants: Grants | None) -> Iterable[Grants]:
@@ -497,7 +493,15 @@ def differences(old: tuple[Configuration, Snapshot], new: tuple[Configuration, S
         change.vanishing = [what for what in reached if what not in reaches]
         for what in (what for what in reaches if what in reached):
             server = reaches[what].route.feature.server
-            changes = [*_feature_changes(reached[what], reaches[what]), *settings.get(server, ())]
+            was_reached, is_reached = reached[what].route, reaches[what].route
+            changes = []
+            if was_reached.feature.digest != is_reached.feature.digest:
+                changes.append("definition")
+            if was_reached.keep_seconds != is_reached.keep_seconds:
+                changes.append(f"cache {was_reached.keep_seconds:g} → {is_reached.keep_seconds:g} s")
+            if reached[what].labels.believed != reaches[what].labels.believed:
+                changes.append("tags or hints")
+            changes += settings.get(server, ())
             if changes:
                 change.changing[what] = changes
         yield change
@@ -524,15 +528,6 @@ def _reached(caller: Caller | None, snapshot: Snapshot) -> dict[What, AccessReas
         return {}
     found = explain_access(snapshot, caller.grants)
     return {(reason.listed, reason.exposed): reason for reason in found if reason.is_reached}
-
-
-def _feature_changes(before: AccessReason, after: AccessReason) -> Iterator[str]:
-    if before.route.feature.digest != after.route.feature.digest:
-        yield "definition"
-    if before.route.keep_seconds != after.route.keep_seconds:
-        yield f"cache {before.route.keep_seconds:g} → {after.route.keep_seconds:g} s"
-    if before.labels.believed != after.labels.believed:
-        yield "tags or hints"
 
 
 def _changed_settings(old: Configuration, new: Configuration) -> dict[str, list[str]]:

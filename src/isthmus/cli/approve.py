@@ -22,7 +22,7 @@ from isthmus.cli.config import configuration_of
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.options import with_config, with_json
 from isthmus.cli.output import aligned, harmless, print_error, print_json, print_output
-from isthmus.storage.definitions import FILE, DefinitionChange, DefinitionStore, PendingDefinition
+from isthmus.storage.definitions import FILE, DefinitionStore, PendingDefinition
 
 CHANGES_SHOWN = 20
 CONTEXT_LINES = 2
@@ -82,7 +82,19 @@ def show_changes(file: Path | None, *, is_json: bool) -> Exit:
     with _open_store(file) as definitions:
         changes = definitions.changes(CHANGES_SHOWN)
     if is_json:
-        print_json(msgspec.json.encode([_change_as_json(change) for change in changes]))
+        listed = [
+            {
+                "server": change.server,
+                "tool": change.tool,
+                "listed_to": change.variant or None,
+                "how": change.how,
+                "at": _when(change.at),
+                "before": _in_json(change.before),
+                "now": _in_json(change.after),
+            }
+            for change in changes
+        ]
+        print_json(msgspec.json.encode(listed))
     elif not changes:
         print_error("No definition has changed since it was first seen.")
     else:
@@ -206,16 +218,4 @@ def _as_json(each: PendingDefinition) -> dict[str, object]:
         "seen": _when(seen.at),
         "before": _in_json(each.before),
         "now": _in_json(seen.definition),
-    }
-
-
-def _change_as_json(change: DefinitionChange) -> dict[str, object]:
-    return {
-        "server": change.server,
-        "tool": change.tool,
-        "listed_to": change.variant or None,
-        "how": change.how,
-        "at": _when(change.at),
-        "before": _in_json(change.before),
-        "now": _in_json(change.after),
     }

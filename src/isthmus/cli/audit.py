@@ -381,7 +381,12 @@ async def show_tail(file: Path | None, count: int, *, follows: bool, is_json: bo
         _print(found[-count:] if count else [], is_json=is_json)
         while follows:
             await asyncio.sleep(FOLLOW_SECONDS)
-            _print(await _after(configuration, last), is_json=is_json)
+            found = []
+            for source in logs_of(configuration):  # a new log is printed whole
+                async with source.reading() as log:
+                    found += [(source.slot, row) async for row in log.rows(after=last.get(source.slot, 0))]
+            last |= {slot: row.number for slot, row in found}
+            _print(sorted(found, key=lambda slotted: slotted[1].at), is_json=is_json)
     except OSError as error:
         raise _unreadable(error) from error
     return Exit.SUCCESS
@@ -390,17 +395,6 @@ async def show_tail(file: Path | None, count: int, *, follows: bool, is_json: bo
 def _print(found: Sequence[SlottedRow], *, is_json: bool) -> None:
     for slot, row in found:
         print_output(_exported(slot, row) if is_json else _line(slot, row))
-
-
-async def _after(configuration: Configuration, last: dict[int, int]) -> list[SlottedRow]:
-    """The records after the numbers in `last`, which is updated. A new log is returned whole."""
-    found: list[SlottedRow] = []
-    for source in logs_of(configuration):
-        async with source.reading() as log:
-            found += [(source.slot, row) async for row in log.rows(after=last.get(source.slot, 0))]
-    for slot, row in found:
-        last[slot] = row.number
-    return sorted(found, key=lambda slotted: slotted[1].at)
 
 
 async def export_log(file: Path | None, since: str | None, until: str | None, form: str) -> Exit:

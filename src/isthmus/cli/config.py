@@ -24,7 +24,6 @@ from isthmus.config.redaction import secrets_of
 from isthmus.config.servers import SECRET_KEYS
 from isthmus.config.settings import Configuration, Origin, RelayParts
 from isthmus.core.catalog.rules import CACHE_SECONDS, ToolRules
-from isthmus.identity.settings import IssuerSettings
 from isthmus.model.callers import Caller
 from isthmus.model.credentials import OAuthSettings, ServerCredentials
 from isthmus.transport.process_limits import ProcessLimits
@@ -285,7 +284,11 @@ def _all_values(configuration: Configuration) -> Iterator[Pair]:
         expires_at = configuration.expiries.get(digests[0])
         yield from _below("callers", caller.name, _caller_values(caller, len(digests), expires_at))
     for issuer in configuration.issuers:
-        yield from _below("issuers", issuer.name, _issuer_values(issuer))
+        names = (name for name in _names(issuer) if name not in ("name", "grants", "scopes"))
+        values: list[Pair] = [(name, getattr(issuer, name)) for name in names]
+        values += [("allow", issuer.grants.allow), ("deny", issuer.grants.deny)]
+        values.append(("scopes", {scope: list(patterns) for scope, patterns in issuer.scopes.items()}))
+        yield from _below("issuers", issuer.name, values)
 
 
 def _below(table: str, name: str, pairs: Iterable[Pair]) -> Iterator[Pair]:
@@ -316,14 +319,6 @@ def _caller_values(caller: Caller, keys: int, expires_at: float | None) -> Itera
     yield "targets", caller.may_name_targets
     yield "operator", caller.is_operator
     yield "faces", {face: {"allow": list(held.allow), "deny": list(held.deny)} for face, held in caller.faces}
-
-
-def _issuer_values(issuer: IssuerSettings) -> Iterator[Pair]:
-    names = (name for name in _names(issuer) if name not in ("name", "grants", "scopes"))
-    yield from ((name, getattr(issuer, name)) for name in names)
-    yield "allow", issuer.grants.allow
-    yield "deny", issuer.grants.deny
-    yield "scopes", {scope: list(patterns) for scope, patterns in issuer.scopes.items()}
 
 
 def _server_values(server: ServerSettings) -> Iterator[Pair]:

@@ -157,7 +157,15 @@ def plan_of(options: DialOptions, environment: Mapping[str, str]) -> DialPlan:
     """
     environment, findings = variables_of(Path(CONFIG_NAME), environment)
     url, command = _split(options.words, environment, findings)
-    address = _address(url, _token(options.token_file, environment))
+    token = environment.get(TOKEN_VARIABLE) or None
+    if options.token_file is not None:
+        try:
+            token = options.token_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "it is not text"
+            text = f"the token cannot be read from {options.token_file}: {why}"
+            raise CommandFailed(Exit.CONFIGURATION, text) from error
+    address = _address(url, token)
     configuration = _configuration(options, command, address.server_id, environment)
     servers = _chosen(configuration, options.only)
     ids = {server.name: str(server.name) for server in servers}
@@ -189,16 +197,6 @@ def _split(
     # As `mcp_pipe.py` does, Python runs a script that is no command itself.
     is_script = len(words) == 1 and words[0].endswith(".py") and Path(words[0]).is_file()
     return url, ("python3", words[0]) if is_script and shutil.which(words[0]) is None else tuple(words)
-
-
-def _token(file: Path | None, environment: Mapping[str, str]) -> str | None:
-    if file is None:
-        return environment.get(TOKEN_VARIABLE) or None
-    try:
-        return file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is not text"
-        raise CommandFailed(Exit.CONFIGURATION, f"the token cannot be read from {file}: {why}") from error
 
 
 def _address(url: str, token: str | None) -> HubAddress:

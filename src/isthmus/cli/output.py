@@ -102,6 +102,7 @@ def in_place(stream: TextIO) -> Iterator[Callable[[Sequence[Group], Row], None]]
 
 
 def _parts(groups: Sequence[Group], styles: Row, width: int) -> Iterator[Text | Table]:
+    from rich.table import Table
     from rich.text import Text
 
     widths = _widths([row for _, group in groups for row in group] or [("",) * len(styles)], width)
@@ -110,7 +111,13 @@ def _parts(groups: Sequence[Group], styles: Row, width: int) -> Iterator[Text | 
             space = "\n" if position else ""
             yield Text(f"{space}{harmless(heading, keep='')}", style="bold")
         if group:
-            yield _table(group, widths, styles)
+            table = Table.grid(padding=(0, GAP, 0, 0))
+            for style, column_width in zip(styles[:-1], widths, strict=False):
+                table.add_column(style=style, width=column_width, overflow="fold")
+            table.add_column(style=styles[-1], max_width=widths[-1], no_wrap=True, overflow="ellipsis")
+            for row in group:
+                table.add_row(*(Text(harmless(cell, keep="")) for cell in row))
+            yield table
 
 
 def _console(stream: TextIO) -> Console:
@@ -128,16 +135,3 @@ def _widths(rows: Sequence[Row], terminal: int) -> list[int]:
     widths = [min(width, terminal * 3 // 5) for width in longest]
     room = terminal - sum(widths) - GAP * len(widths)
     return [*widths, max(room, 1)]
-
-
-def _table(rows: Sequence[Row], widths: Sequence[int], styles: Row) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table.grid(padding=(0, GAP, 0, 0))
-    for style, width in zip(styles[:-1], widths, strict=False):
-        table.add_column(style=style, width=width, overflow="fold")
-    table.add_column(style=styles[-1], max_width=widths[-1], no_wrap=True, overflow="ellipsis")
-    for row in rows:
-        table.add_row(*(Text(harmless(cell, keep="")) for cell in row))
-    return table

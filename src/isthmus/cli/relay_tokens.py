@@ -100,11 +100,20 @@ def mint_token(file: Path | None, options: RelayTokenOptions) -> Exit:
     base = relay_base(options.url or configuration.hub.public_url or configured_origin(configuration.hub))
     minted = _minted(options, configuration, base)
     if options.is_json:
-        addresses = {name: getattr(minted, name) for name in ("server", "device", "xiaozhi", "health")}
-        print_json(msgspec.json.encode({**_claimed(minted.claim), "token": minted.token, **addresses}))
+        fields = {name: getattr(minted, name) for name in ("token", "server", "device", "xiaozhi", "health")}
+        print_json(msgspec.json.encode({**_claimed(minted.claim), **fields}))
     else:
         without_key = health_address(base, KEY_SHOWN) if options.role is None else None
-        print_output("\n".join(aligned(list(_rows(minted, without_key)))))
+        addresses = {
+            "server": minted.server,
+            "device": minted.device,
+            "xiaozhi": minted.xiaozhi,
+            "health": minted.health or without_key,
+        }
+        rows = [(name, address) for name, address in addresses.items() if address is not None]
+        if minted.claim.id:
+            rows += [("id", minted.claim.id), ("expires", _shown(minted.claim.expires_at))]
+        print_output("\n".join(aligned(rows)))
     for note in _notes(options, minted, configuration):
         print_error(note)
     return Exit.SUCCESS
@@ -166,20 +175,6 @@ def _compatible(options: RelayTokenOptions, tokens: RelayTokens, configuration: 
 
 def _unnameable(error: ValueError) -> CommandFailed:
     return CommandFailed(Exit.USAGE, f"the {error}", "Choose another name.")
-
-
-def _rows(minted: RelayAddresses, without_key: str | None) -> Iterator[tuple[str, str]]:
-    if minted.server is not None:
-        yield "server", minted.server
-    if minted.device is not None:
-        yield "device", minted.device
-    if minted.xiaozhi is not None:
-        yield "xiaozhi", minted.xiaozhi
-    if (health := minted.health or without_key) is not None:
-        yield "health", health
-    if minted.claim.id:
-        yield "id", minted.claim.id
-        yield "expires", _shown(minted.claim.expires_at)
 
 
 def _notes(options: RelayTokenOptions, minted: RelayAddresses, configuration: Configuration) -> Iterator[str]:
