@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import IO, NamedTuple, TypeAlias, TypeVar
+from typing import IO, Generic, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 import structlog
@@ -44,7 +44,6 @@ from isthmus.storage.journal_base import (
     parse_page_token,
     set_result_once,
 )
-from isthmus.storage.write_batching import WriteBatcher
 
 log = structlog.get_logger(__name__)
 
@@ -126,6 +125,64 @@ class SqliteWrite(NamedTuple):
     documents: Sequence[Document] = ()
     facts: Sequence[Fact] = ()
     operation: SqliteOperation | None = None
+
+
+# Waking the writer thread costs both threads, and one sync costs as much for one write as for many. So the writes of
+# one turn of the loop go together, and so do those of the next turns while each turn brings more. After a large batch,
+# another one is likely: then the first writes wait a moment for the others. A single write does not wait.
+
+TURNS_MAX = 4
+"""How many turns of the loop a batch may grow."""
+
+PATIENCE_SECONDS = 0.001
+"""How long the first writes wait for the others: about one sync (0.2 to 5 ms), which they then share."""
+
+
+class WriteBatcher(Generic[_T]):
+    """Passes items on in batches, in order. On one loop only."""
+
+    def __init__(
+        self, send: Callable[[list[_T]], None], batch_max: int, patience_seconds: float = PATIENCE_SECONDS
+    ) -> None:
+        """A batch of `batch_max` items is sent at once; it may hold a few more."""
+        self._loop = asyncio.get_running_loop()
+        self._send = send
+        self._batch_max = batch_max
+        self._patience_seconds = patience_seconds
+        self._items: list[_T] = []
+        self._expected = 1
+        """How many items are worth waiting for: three quarters of the last batch, since rarely all come again."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, item: _T) -> None:
+        """Add an item; it is sent soon."""
+        self._items.append(item)
+        if len(self._items) == 1:
+            self._loop.call_soon(self._check)
+        elif self._timer is not None and self._is_enough():
+            self.flush()
+
+    def flush(self) -> None:
+        """Send all items now."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._items:
+            items, self._items = self._items, []
+            self._expected = max(1, len(items) * 3 // 4)
+            self._send(items)
+
+    def _check(self, seen: int = 0, turns: int = 0) -> None:
+        count = len(self._items)
+        if turns < TURNS_MAX and seen < count < self._batch_max:
+            self._loop.call_soon(self._check, count, turns + 1)
+        elif count and not self._is_enough():
+            self._timer = self._loop.call_later(self._patience_seconds, self.flush)
+        else:
+            self.flush()
+
+    def _is_enough(self) -> bool:
+        return len(self._items) >= min(self._expected, self._batch_max)
 
 
 class SqliteJournal:
@@ -376,9 +433,9 @@ class SqliteJournal:
 
     async def read(self, kind: str, owner: str, id: str) -> Document | None:
         """See `core.ports.Journal`."""
-        where = f"SELECT {COLUMNS} FROM documents WHERE kind = ? AND owner = ? AND id = ?"  # noqa: S608 - our own words
-        found = await self._read_documents(where, (kind, owner, id))
-        return found[0] if found else None
+        text = f"SELECT {COLUMNS} FROM documents WHERE kind = ? AND owner = ? AND id = ?"  # noqa: S608 - our own words
+        row = await self._run(lambda: self._read_connection.execute(text, (kind, owner, id)).fetchone())
+        return None if row is None else Document(*row)
 
     async def page(
         self,
@@ -401,7 +458,8 @@ class SqliteJournal:
             clauses.append(f"+state IN ({_marks(states)})")  # the plus avoids the index by state
             values += states
         where = " AND ".join(clauses)
-        total = await self._count(where, values)
+        count, counted = f"SELECT count(*) FROM documents WHERE {where}", tuple(values)  # noqa: S608 - our own words
+        total: int = await self._run(lambda: self._read_connection.execute(count, counted).fetchone()[0])
         if token:
             at, id = parse_page_token(token)
             where += " AND (at, id) < (?, ?)"
@@ -427,10 +485,6 @@ class SqliteJournal:
         rows = await self._run(lambda: self._read_connection.execute(text, (kind, owner, limit)).fetchall())
         return [JournalEntry(kind, owner, at, msgspec.Raw(content)) for kind, owner, at, content in reversed(rows)]
 
-    async def _read_documents(self, text: str, values: Sequence[object]) -> list[Document]:
-        rows = await self._run(lambda: self._read_connection.execute(text, tuple(values)).fetchall())
-        return [Document(*row) for row in rows]
-
     async def _read_page(
         self, where: str, order: str, values: Sequence[object], limit: int
     ) -> tuple[list[Document], bool]:
@@ -448,12 +502,6 @@ class SqliteJournal:
         finally:
             self._read_connection.execute("ROLLBACK")
         return [Document(*row) for row in rows], len(found) > count
-
-    async def _count(self, where: str, values: Sequence[object]) -> int:
-        text = f"SELECT count(*) FROM documents WHERE {where}"  # noqa: S608 - our own words, values apart
-        held = tuple(values)
-        counted: int = await self._run(lambda: self._read_connection.execute(text, held).fetchone()[0])
-        return counted
 
     async def _run(self, work: Callable[[], _T]) -> _T:
         try:

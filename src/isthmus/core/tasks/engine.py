@@ -253,7 +253,13 @@ class TaskEngine:
         """Queue a task's call, or refuse it. Nothing is sent before that is stored."""
         live.is_starting = True
         if not isinstance(call, Call):
-            live.call, live.send = None, partial(self._start_work, live, call)
+
+            def start(work: TaskWork = call) -> None:
+                running = work.start(TaskExchange(self, live))
+                if running.outcome is None:
+                    live.inflight = running
+
+            live.call, live.send = None, start
             return
         if not call.lasts:  # tells the server's queue to ask before it sends
             call = msgspec.structs.replace(call, lasts=True)
@@ -264,11 +270,6 @@ class TaskEngine:
         inflight = self._hub.start(call, TaskExchange(self, live))
         if inflight.outcome is None:
             live.inflight = inflight
-
-    def _start_work(self, live: LiveTask, work: TaskWork) -> None:
-        running = work.start(TaskExchange(self, live))
-        if running.outcome is None:
-            live.inflight = running
 
     def _update_phase(self, live: LiveTask) -> None:
         """Set the phase of a launched call: `sent` if it can be sent next, `waiting` if it is queued."""
@@ -443,7 +444,7 @@ class TaskEngine:
             self._ask_next(live)
         return True
 
-    def _ask(self, live: LiveTask, question: Question, reply: OnReply) -> None:
+    def ask(self, live: LiveTask, question: Question, reply: OnReply) -> None:
         """Store a question of the server; the task's next message answers it. One is open at a time."""
         live.asked += 1
         asked = StoredQuestion(question.method, question.params.copy(), live.asked)
@@ -471,7 +472,7 @@ class TaskEngine:
         live.questions.remove(each)
         self.change(live, besides=live.open_questions)
 
-    def _retract(self, live: LiveTask, reply: OnReply) -> None:
+    def retract(self, live: LiveTask, reply: OnReply) -> None:
         """Close the question with this `reply`: the server does not ask it any more."""
         if reply is live.reply:
             live.reply = None
@@ -769,11 +770,11 @@ class TaskExchange:
 
     def ask(self, question: Question, reply: OnReply) -> None:
         """See `Exchange`."""
-        self._engine._ask(self.live, question, reply)
+        self._engine.ask(self.live, question, reply)
 
     def retract(self, reply: OnReply) -> None:
         """See `RetractingExchange`."""
-        self._engine._retract(self.live, reply)
+        self._engine.retract(self.live, reply)
 
     def retract_later(self, reply: OnReply) -> None:
         """Nothing to do later: the task ends with its call, and its questions with it."""

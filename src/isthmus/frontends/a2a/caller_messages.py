@@ -1,12 +1,14 @@
-"""What a message tells the agent to do. No language model guesses: an instruction is JSON of one of a few forms.
+"""Reads the messages of callers: instructions, and answers to questions of servers.
 
-An instruction is a data part, or a text part that is a JSON object; the first one counts. Reading decides nothing about
-who may do it and finds no tool: names are looked up later, in the caller's own view.
+An instruction is JSON of one of a few forms, in a data part or in a text part that is a JSON object; the first one
+counts. Plain text is passed on as it is. Tools are looked up later, in the caller's view (`planning`). Used by
+`service`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from operator import is_
 from typing import Literal, TypeAlias
 
@@ -22,16 +24,16 @@ from isthmus.wire.jsonrpc import Malformed, decode_object, object_members, rende
 from isthmus.wire.mcp.messages import read_string
 
 Form: TypeAlias = Literal["tool", "execute", "command"]
-"""In whose words the instruction was given, and the answer is: our own; `target_mcp_server_id`, `tool_name`,
-`arguments`; or `mcp_target_url`, `mcp_method`, `mcp_params`."""
+"""The form of an instruction, which its result has as well. `tool`: our own. `execute`: `target_mcp_server_id`,
+`tool_name`, `arguments`. `command`: `mcp_target_url`, `mcp_method`, `mcp_params`."""
 
 SKILL_KEYS = ("skill", "skillId", "skill_id")
-"""Where a message's metadata names a skill."""
+"""Members of a message's metadata that may name a skill."""
 
 EXECUTE = "mcp.execute_tool"
 COMMAND = "execute_mcp_command"
 OWN_FORMS: dict[str, Form] = {EXECUTE: "execute", COMMAND: "command"}
-"""The skills that take an instruction of their own form, and are no tool's name."""
+"""Skills that are not tools: they take an instruction of their own form."""
 
 EMPTY = Raw(b"{}")
 
@@ -39,45 +41,45 @@ UNCLEAR = "data must be an object that has no member twice: readers differ on wh
 
 HEADERS = b"mcp_headers"
 ESCAPE = b"\\u"
-"""By which a key may be spelt otherwise."""
+"""An escape sequence: a member's name may be written with it."""
 
 UNKEPT = b'{"mcp_headers":null}'
-"""What is kept of an instruction that has headers and says something twice: what of it is a secret cannot be told."""
+"""Stored instead of an instruction with headers and a repeated member: its secrets cannot be recognized."""
 
 
 class ToolInstruction(msgspec.Struct, frozen=True):
-    """Run a tool, under any of its names; of one server only, if that is named."""
+    """Run a tool, by any of its names; only a tool of `server`, if that is given."""
 
     name: str
     arguments: Raw
     server: str | None = None
     form: Form = "tool"
     words: str = ""
-    """What was said instead of arguments."""
+    """Text that was sent instead of arguments."""
 
 
 class CommandInstruction(msgspec.Struct, frozen=True):
-    """Do what a method of MCP does, at a server that is named or at an address."""
+    """Call a method of MCP at a server, which is named or given by its URL."""
 
     target: str
     method: str
     params: Raw = EMPTY
     path: str | None = None
     id: Raw = ABSENT
-    """What the caller calls the request; it is told so, and nobody else is."""
+    """The caller's id of the request; only its response repeats it."""
     headers: Mapping[str, str] = {}
 
 
 class Saying(msgspec.Struct, frozen=True):
-    """No instruction: words, for whoever is configured to understand them."""
+    """Plain text without an instruction, for the tool that is configured as `text_tool`."""
 
     text: str
     form: Form | None = None
-    """The form that was announced, which words cannot have."""
+    """The form that the message's skill requires and that text cannot have."""
 
 
 class BadInstruction(msgspec.Struct, frozen=True):
-    """It was meant as an instruction, and is wrong."""
+    """An invalid instruction."""
 
     form: Form
     message: str
@@ -88,8 +90,9 @@ Instruction: TypeAlias = ToolInstruction | CommandInstruction | Saying | BadInst
 
 
 def read_instruction(message: Message) -> Instruction:
-    """What a message tells the agent to do."""
-    skill = _skill(message)
+    """The instruction in a message."""
+    about = object_members(message.metadata) if message.metadata else None
+    skill = next((name for key in SKILL_KEYS if (name := _string(about, key))), None) if about else None
     members, given = _first_object(message.parts)
     if members is None:
         return BadInstruction(OWN_FORMS.get(skill or "", "tool"), UNCLEAR) if given else _without_object(message, skill)
@@ -109,13 +112,13 @@ def _without_object(message: Message, skill: str | None) -> Instruction:
     if skill is None or skill in OWN_FORMS:
         return Saying(text, OWN_FORMS.get(skill or ""))
     if any(isinstance(part, DataPart) and not _is_null(part.data) for part in message.parts):
-        # Without them it would do what it does to everything.
+        # Without arguments, the tool might apply to everything.
         return BadInstruction("tool", "arguments must be an object")
     return ToolInstruction(skill, EMPTY, words=text)
 
 
 def _first_object(parts: tuple[Part, ...]) -> tuple[dict[str, Raw] | None, Raw]:
-    """The first part that is a JSON object, whole and one level deep; without members if one in it is there twice."""
+    """The members and the text of the first part that is a JSON object; no members if one of them is repeated."""
     for part in parts:
         given = part.data if isinstance(part, DataPart) else object_in(part)
         if given and _is_object(given):
@@ -124,18 +127,12 @@ def _first_object(parts: tuple[Part, ...]) -> tuple[dict[str, Raw] | None, Raw]:
 
 
 def object_in(part: Part) -> Raw:
-    """The JSON object that a text is, if it is one; what is in a text nobody has checked yet."""
+    """The JSON object that is the text of a part, or `ABSENT`. Unlike data, text was not checked before."""
     text = part.text.strip() if isinstance(part, TextPart) else ""
     if not text.startswith("{"):
         return ABSENT
     value = decode_object(text.encode())
     return ABSENT if isinstance(value, Malformed) else value
-
-
-def _skill(message: Message) -> str | None:
-    members = object_members(message.metadata) if message.metadata else None
-    named = (_string(members, key) for key in SKILL_KEYS) if members else ()
-    return next((skill for skill in named if skill), None)
 
 
 def _tool(members: Mapping[str, Raw]) -> Instruction:
@@ -181,7 +178,7 @@ def _command(members: Mapping[str, Raw]) -> Instruction:
 
 
 def _headers(given: Raw) -> dict[str, str] | str:
-    """The headers, or what is wrong with them."""
+    """The headers; a string says what is wrong with them."""
     try:
         read = {} if _is_null(given) else msgspec.json.decode(given, type=dict[str, str | None])
     except msgspec.MsgspecError:
@@ -191,7 +188,7 @@ def _headers(given: Raw) -> dict[str, str] | str:
 
 
 def without_headers(message: Message) -> Message:
-    """A message as it may be kept: the headers of an instruction are secrets, of which only the names stay."""
+    """A message as it is stored: of the headers of an instruction, which are secrets, only the names."""
     parts = tuple([_without_headers(part) for part in message.parts])
     return message if all(map(is_, parts, message.parts)) else msgspec.structs.replace(message, parts=parts)
 
@@ -200,7 +197,7 @@ def _without_headers(part: Part) -> Part:
     if isinstance(part, FilePart):
         return part
     text = bytes(part.data) if isinstance(part, DataPart) else part.text.encode("utf-8", "surrogatepass")
-    if HEADERS not in text and ESCAPE not in text:  # nearly all, and spared the rest
+    if HEADERS not in text and ESCAPE not in text:  # nearly all messages
         return part
     members = object_members(part.data if isinstance(part, DataPart) else object_in(part) or b"")
     if members is None:
@@ -210,23 +207,19 @@ def _without_headers(part: Part) -> Part:
     elif "mcp_headers" not in members:
         return part
     else:
-        kept = render({**members, "mcp_headers": _names_only(members["mcp_headers"])})
+        names = object_members(members["mcp_headers"]) or {}
+        kept = render({**members, "mcp_headers": render(dict.fromkeys(names, b"null"))})
     return replace(part, data=Raw(kept)) if isinstance(part, DataPart) else replace(part, text=kept.decode())
 
 
 def _may_have_headers(text: bytes) -> bool:
-    """Whether what was meant as an instruction, and cannot be read as one, has headers among the rest."""
+    """Whether an invalid instruction may contain headers."""
     if not text.startswith(b"{"):
         return False
     try:
         return "mcp_headers" in msgspec.json.decode(text, type=dict[str, Raw])
     except (msgspec.MsgspecError, RecursionError):
         return HEADERS in text
-
-
-def _names_only(headers: Raw) -> bytes:
-    """The names, each with nothing; nothing at all of what is no object."""
-    return render(dict.fromkeys(object_members(headers) or {}, b"null"))
 
 
 def _string(members: Mapping[str, Raw], key: str) -> str | None:
@@ -245,7 +238,7 @@ def _is_null(value: Raw) -> bool:
 
 
 def _unless_null(value: Raw) -> Raw:
-    """Many clients write out what they do not say."""
+    """`ABSENT` for null: many clients write null for members without a value."""
     return ABSENT if _is_null(value) else value
 
 
@@ -257,14 +250,14 @@ REFUSALS = ("decline", "cancel")
 ELICIT = "elicitation/create"
 
 SCHEMA_BYTES = 64 * 1024
-"""Longer ones are no forms for people."""
+"""A longer schema is not checked: it is not a form for people."""
 
 PLAIN_ANSWERS: Mapping[str, Action] = {"decline": "decline", "no": "decline", "cancel": "cancel", "stop": "cancel"}
-"""Short answers in plain words; `yes` and `accept` are answers only where nothing but a text has to be filled in."""
+"""Texts that decline. `yes` and `accept` are accepted as well, unless the question asks for one text."""
 
 
 def read_reply(asked: StoredQuestion, message: Message) -> Reply | str:
-    """The reply that a message holds, or what is wrong with it, in which case the question stays open."""
+    """The reply in a message; a string says what is wrong with it, and the question stays open."""
     if asked.method == ELICIT:
         return _read_elicited(asked, message)
     given = _first_data(message)
@@ -276,7 +269,7 @@ def read_reply(asked: StoredQuestion, message: Message) -> Reply | str:
 
 
 def is_refusal(asked: StoredQuestion, message: Message) -> bool:
-    """Whether a message declines what is asked."""
+    """Whether a message declines a question."""
     reply = read_reply(asked, message)
     return isinstance(reply, Answered) and read_string((object_members(reply.result) or {}).get("action")) in REFUSALS
 
@@ -304,7 +297,7 @@ def _read_words(asked: StoredQuestion, message: Message) -> Reply | str:
 
 
 def _only_text(asked: StoredQuestion) -> str | None:
-    """The one text that is asked for, if that is all: then plain words are the answer."""
+    """The name of the only field that is asked for, if it is a string: then plain text is the answer."""
     schema = object_members((object_members(asked.params) or {}).get("requestedSchema", ABSENT)) or {}
     fields = object_members(schema.get("properties", ABSENT)) or {}
     if len(fields) != 1:
@@ -321,16 +314,11 @@ def _answer(asked: StoredQuestion, action: str, content: Raw | None) -> Reply | 
         return Answered(Raw(b'{"action":"accept"}'))
     content = content if content is not None else Raw(b"{}")
     schema = params.get("requestedSchema")
-    if schema is not None and (wrong := _schema_violation(schema, content)) is not None:
-        return f"the answer does not fit what was asked for: {wrong}"
+    if schema is not None:
+        with suppress(UnusableSchema):  # the server makes its own check
+            if (wrong := compile_check(schema, limit_bytes=SCHEMA_BYTES)(content)) is not None:
+                return f"the answer does not fit what was asked for: {wrong}"
     return Answered(Raw(render({"action": b'"accept"', "content": content})))
-
-
-def _schema_violation(schema: Raw, content: Raw) -> str | None:
-    try:
-        return compile_check(schema, limit_bytes=SCHEMA_BYTES)(content)
-    except UnusableSchema:
-        return None  # the server makes its own check
 
 
 def _first_data(message: Message) -> Raw | None:

@@ -38,7 +38,7 @@ from isthmus.model.names import FeatureName, ServerName
 from isthmus.model.tasks import ABSENT, Message, TaskState
 from isthmus.wire.jsonrpc import Payload, object_members, render
 from isthmus.wire.mcp.calls import INPUT_MEMBERS, METHODS, CallRequest, passed_extra, passed_meta, read_request
-from isthmus.wire.mcp.lists import SHAPES, ListShape, array_of, write_entry
+from isthmus.wire.mcp.lists import SHAPES, array_of, write_entry
 from isthmus.wire.mcp.tasks import TASK
 
 
@@ -217,16 +217,13 @@ def _plan_tool(instruction: ToolInstruction, caller: Caller, views: CallerView, 
         if arguments is None:
             return _failed(_refusal("bad_instruction", f"{found} takes no text: give its arguments as data"), brief)
         return TaskPlan(brief, _call(caller, EVERYTHING, found, arguments))
-    closed = _unreached_tool(instruction, views)
-    return _failed(found, brief) if closed is None else TaskPlan(brief, _unreached_call(closed), is_closed=True)
-
-
-def _unreached_tool(instruction: ToolInstruction, views: CallerView) -> NotConnected | None:
-    """Why the tools of the named server are unknown, if the hub has never reached it."""
+    # Perhaps the hub has never reached the named server: then its tools are unknown.
     name, server = instruction.name, instruction.server
     if server is not None:
-        return views.unreached(EVERYTHING, f"{server}.{name.removeprefix(f'{server}.')}")
-    return views.unreached(EVERYTHING, name) or views.unreached(LLM, name)
+        closed = views.unreached(EVERYTHING, f"{server}.{name.removeprefix(f'{server}.')}")
+    else:
+        closed = views.unreached(EVERYTHING, name) or views.unreached(LLM, name)
+    return _failed(found, brief) if closed is None else TaskPlan(brief, _unreached_call(closed), is_closed=True)
 
 
 class _UnreachedTarget(msgspec.Struct, frozen=True):
@@ -355,7 +352,15 @@ def _do(
     if isinstance(read, CallRequest):
         return _call_as(read, caller, surface, is_named=is_named)
     if (shape := SHAPES.get(instruction.method)) is not None:
-        return Result(Raw(_list(shape, view)))
+        tables = {
+            "tools": view.routes,
+            "prompts": view.prompts,
+            "resources": view.resources,
+            "resourceTemplates": view.templates,
+        }
+        routes: Iterable[Route] = tables[shape.member].values()
+        entries = array_of(write_entry(shape, route.exposed, route.feature.definition) for route in routes)
+        return Result(Raw(render({shape.member: entries})))
     if instruction.method == "ping":
         return Result(EMPTY)
     if view.find_tool(instruction.method) is not None:  # a plain JSON-RPC server: its methods are the tools
@@ -407,22 +412,6 @@ def _do_at_target(instruction: CommandInstruction, caller: Caller, context: str,
     if isinstance(done, Call):
         return _in_context(context, replace(done, request_id=instruction.id or None))
     return done
-
-
-def _list(shape: ListShape, view: View) -> bytes:
-    routes = _routes(shape, view)
-    entries = array_of(write_entry(shape, route.exposed, route.feature.definition) for route in routes)
-    return render({shape.member: entries})
-
-
-def _routes(shape: ListShape, view: View) -> Iterable[Route]:
-    tables = {
-        "tools": view.routes,
-        "prompts": view.prompts,
-        "resources": view.resources,
-        "resourceTemplates": view.templates,
-    }
-    return tables[shape.member].values()
 
 
 # -- words -------------------------------------------------------------------------------------------------------------

@@ -469,7 +469,8 @@ class A2aService:
     def _store_text(self, live: LiveTask, message: Message) -> A2aProblem | None:
         """Store text that arrives while the tool runs. Data is refused, because it cannot reach the tool."""
         record = live.record
-        if not _is_text(message):
+        has_values = any(isinstance(part, DataPart) or object_in(part) for part in message.parts)
+        if has_values or not isinstance(read_instruction(message), Saying):
             return A2aProblem("unsupported_operation", f"task {record.id} is running and accepts only text now")
         self._engine.change(live, said=(*record.said, message))
         return None
@@ -514,10 +515,12 @@ class A2aService:
         except ValueError:
             return A2aProblem("invalid_params", "pageToken is invalid: use the nextPageToken of a result")
         tasks = [
-            _listed(await aside(record_bytes(record), partial(shown, record)), asked)
+            await aside(record_bytes(record), partial(shown, record))
             for document in page.documents
             if (record := self._engine.current_record(document)) is not None
         ]
+        if not asked.has_artifacts:
+            tasks = [replace(task, artifacts=()) for task in tasks]
         return TaskPage(tuple(tasks), page.total, page.next, asked.page_size)
 
     # -- cancelling -------------------------------------------------------------------------------------------------
@@ -572,12 +575,6 @@ def _limit_problem(record: TaskRecord, message: Message) -> A2aProblem | None:
         most = f"messages after the first may have {SAID_BYTES_MAX} bytes in all; begin a new task"
         return A2aProblem("unsupported_operation", f"task {record.id} has no room for this message: {most}")
     return None
-
-
-def _is_text(message: Message) -> bool:
-    """Whether a message is only text."""
-    has_values = any(isinstance(part, DataPart) or object_in(part) for part in message.parts)
-    return not has_values and isinstance(read_instruction(message), Saying)
 
 
 def record_bytes(record: TaskRecord) -> int:
@@ -643,10 +640,6 @@ def _with_id(said: SendMessage) -> SendMessage:
     if said.message.id:
         return said
     return replace(said, message=replace(said.message, id=secrets.token_hex(16)))
-
-
-def _listed(task: Task, asked: ListTasks) -> Task:
-    return task if asked.has_artifacts else replace(task, artifacts=())
 
 
 def _not_found(id: str) -> A2aProblem:

@@ -1,4 +1,7 @@
-"""Who listens to a task: a caller that waits for its end, and one that is told everything by a stream."""
+"""Listeners of a task: a caller that waits for its end, and a stream that sends every update.
+
+`http` and `grpc` create them.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,6 @@ from isthmus.model.tasks import (
     DataPart,
     FilePart,
     Part,
-    Task,
     TaskArtifactUpdate,
     TaskStatus,
     TaskStatusUpdate,
@@ -49,24 +51,24 @@ PIECE_LENGTH = 256 * 1024
 that others are served between two of them. A multiple of 4, because base64 is whole there."""
 
 PIECE = "isthmus/piece"
-"""What says in a part's metadata which piece it is."""
+"""The member of a part's metadata that says which piece it is."""
 
 
 PartForm: TypeAlias = Callable[[Part], Part]
-"""As what a part is told."""
+"""Converts a part for its receiver."""
 
 
 def unchanged_part(part: Part) -> Part:
-    """Every part in its own form."""
+    """The same part."""
     return part
 
 
 class ArtifactChunk(NamedTuple):
-    """Some of an artifact."""
+    """A piece of an artifact."""
 
     artifact: Artifact
     is_more: bool
-    """It goes behind what was told before."""
+    """It continues the pieces before it."""
     is_complete: bool
 
 
@@ -97,7 +99,7 @@ def artifact_chunks(artifact: Artifact, form: PartForm = unchanged_part) -> Iter
 
 
 def chunk_count(part: Part) -> int:
-    """How many pieces a part is told in."""
+    """How many pieces a part is sent in."""
     match part:
         case TextPart(text=whole):
             return _count(whole)
@@ -112,7 +114,9 @@ def _count(whole: str) -> int:
 
 
 def _cut(part: Part, position: int, number: int, count: int) -> Part:
-    metadata = _chunk_metadata(part.metadata, position, number, count)
+    members = object_members(part.metadata) if part.metadata else None
+    piece = msgspec.json.encode({"part": position, "piece": number, "pieces": count})
+    metadata = Raw(render({**(members or {}), PIECE: piece}))
     where = slice(number * PIECE_LENGTH, (number + 1) * PIECE_LENGTH)
     if isinstance(part, TextPart):
         return replace(part, text=part.text[where], metadata=metadata)
@@ -121,15 +125,8 @@ def _cut(part: Part, position: int, number: int, count: int) -> Part:
     return replace(part, content=part.content[where], metadata=metadata)
 
 
-def _chunk_metadata(metadata: Raw, position: int, number: int, count: int) -> Raw:
-    members = object_members(metadata) if metadata else None
-    piece = msgspec.json.encode({"part": position, "piece": number, "pieces": count})
-    return Raw(render({**(members or {}), PIECE: piece}))
-
-
 POUR_SECONDS = (0.001, 0.05)
-"""After how long a reader that has more than enough is looked at again: the first time, and at most; in between, twice
-as long as before."""
+"""How long a stream waits for a slow reader before it checks again: at first, and at most. Each wait doubles."""
 
 CHANGED = A2aProblem("invalid_request", "The caller's identity or permissions have changed; send the request again")
 
@@ -152,11 +149,11 @@ def _is_at_rest(record: TaskRecord) -> bool:
 IsLast: TypeAlias = Callable[[TaskRecord], bool]
 
 _PLACE = re.compile(r"[0-9]{1,15}\.([0-9]{1,15})")
-"""Where a listener is, as events say it: the version of the task, and the number of the report that it heard last."""
+"""The id of an event: the version of the task, and the number of the last report."""
 
 
 def number_in(place: str | None) -> int | None:
-    """The number of the report after which a listener wants to go on; None if it does not say so."""
+    """The number of the last report that a caller received, from its `Last-Event-ID`; None without a valid one."""
     found = None if place is None else _PLACE.fullmatch(place)
     return None if found is None else int(found[1])
 
@@ -173,10 +170,10 @@ class _Wait:
             self.end()
 
     def task_reported(self, record: TaskRecord, noted: Report) -> None:
-        """Reports do not matter here."""
+        """Ignored."""
 
     def left(self) -> None:
-        """See `core.tasks.live_task.ShutdownListener`; who waits is told how the task stands, and can ask again."""
+        """See `core.tasks.live_task.ShutdownListener`. The caller gets the present state and can ask again."""
         self.end()
 
     def end(self) -> None:
@@ -251,7 +248,7 @@ class TaskStream:
         made = _shown(record)
         if record.is_ended and any(map(is_long, made.task.artifacts)):
             # Some clients cannot read so much at once, and some stop at the end of the task.
-            self._say(_begun(made.task))
+            self._say(replace(made.task, status=TaskStatus("working", made.task.created), artifacts=()))
             self._due.append(self._missed_reports(record))
             self.task_changed(record)
             return
@@ -306,7 +303,7 @@ class TaskStream:
             self._end(self._last)
 
     def task_reported(self, record: TaskRecord, noted: Report) -> None:
-        """See `core.tasks.live_task.TaskListener`; who reads slowly misses reports, and nothing else."""
+        """See `core.tasks.live_task.TaskListener`. A slow reader misses reports, but no changes."""
         if not self._due and self._peer.buffered_bytes() <= CROWDED_BYTES:
             self._number = noted.number
             self._say(reported(record, noted))
@@ -356,11 +353,6 @@ def updates_of(record: TaskRecord, form: PartForm = unchanged_part) -> Iterator[
     return _updates(_shown(record), form)
 
 
-def _begun(task: Task) -> Task:
-    """An ended task as it was before its end."""
-    return replace(task, status=TaskStatus("working", task.created), artifacts=())
-
-
 class _Shown:
     """The view of a task, shared by all of its streams, because its artifacts may be large."""
 
@@ -385,16 +377,11 @@ def _updates(made: _Shown, form: PartForm) -> Iterator[Update]:
         for artifact in artifacts_of(record, brief_of(record)):
             yield agent_says(record, RESULT, artifact.parts)
     for artifact in task.artifacts:
-        yield from _pieces(record, artifact, form)
+        for piece, is_more, is_complete in artifact_chunks(artifact, form):
+            yield TaskArtifactUpdate(record.id, record.context, piece, is_more, is_complete, at=record.updated)
     yield _standing(made)
 
 
 def _standing(made: _Shown) -> TaskStatusUpdate:
     record = made.record
     return TaskStatusUpdate(record.id, record.context, made.task.status, is_settled(record))
-
-
-def _pieces(record: TaskRecord, artifact: Artifact, form: PartForm) -> Iterator[TaskArtifactUpdate]:
-    """The updates of an artifact in chunks."""
-    for piece, is_more, is_complete in artifact_chunks(artifact, form):
-        yield TaskArtifactUpdate(record.id, record.context, piece, is_more, is_complete, at=record.updated)

@@ -1,9 +1,13 @@
-"""A task as its caller is shown it, made from what is kept of it."""
+"""Converts stored tasks to the tasks, messages and artifacts that A2A callers see.
+
+`http` and `grpc` use it for responses, `task_stream` for updates, `push_notifications` for notifications.
+"""
 
 from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Literal, TypeAlias
 from urllib.parse import unquote, urlsplit
 
@@ -34,7 +38,7 @@ from isthmus.wire.mcp.calls import json_tool_result
 from isthmus.wire.mcp.messages import read_string
 
 UNREADABLE = (msgspec.MsgspecError, RecursionError)
-"""The second for JSON that is nested too deeply, which depends on who reads it from where."""
+"""`RecursionError` is for JSON that is nested too deeply for the present depth of the stack."""
 
 
 class _Resource(msgspec.Struct):
@@ -73,23 +77,29 @@ class _Result(msgspec.Struct, forbid_unknown_fields=True):
 _result = msgspec.json.Decoder(_Result).decode
 _block = msgspec.json.Decoder(_Block).decode
 _exactly = msgspec.json.Decoder(float_hook=Raw).decode
-"""JSON with its fractions as they are spelt."""
+"""Decodes JSON and keeps fractions as they are written."""
 
 
 def parts_of(result: Raw) -> tuple[Part, ...]:
-    """The parts that a result is made of; whatever cannot be read is there as the JSON that it is."""
+    """The parts of a tool's result. What cannot be read becomes a data part."""
     try:
         read, rest = _result(result), ABSENT
     except UNREADABLE:
-        read, rest = _beside(result)
+        read, rest = _known_members(result)
     parts = tuple(_result_parts(read))
     if parts and rest:
         return *parts, DataPart(rest, "application/json")
-    return parts or (_value_part(result),)
+    if parts:
+        return parts
+    # Not a result of MCP: a text part for a string, otherwise a data part.
+    try:
+        return (TextPart(msgspec.json.decode(result, type=str)),)
+    except UNREADABLE:
+        return (DataPart(result, "application/json"),)
 
 
-def _beside(result: Raw) -> tuple[_Result, Raw]:
-    """Of a result that has more members than MCP's, what MCP knows of it, and the others; nothing if it is another."""
+def _known_members(result: Raw) -> tuple[_Result, Raw]:
+    """The members of a result that MCP defines, and the others as JSON; both empty if it is not a result of MCP."""
     members = object_members(result) or {}
     known = {name: value for name, value in members.items() if name in _MEMBERS}
     try:
@@ -99,14 +109,6 @@ def _beside(result: Raw) -> tuple[_Result, Raw]:
 
 
 _MEMBERS = frozenset(_Result.__struct_encode_fields__)
-
-
-def _value_part(result: Raw) -> Part:
-    """What a server returned that is no result of MCP: a text as such, anything else as the JSON that it is."""
-    try:
-        return TextPart(msgspec.json.decode(result, type=str))
-    except UNREADABLE:
-        return DataPart(result, "application/json")
 
 
 def _result_parts(read: _Result) -> Iterator[Part]:
@@ -120,22 +122,17 @@ def _result_parts(read: _Result) -> Iterator[Part]:
 
 
 def _repeats(part: Part, structured: Raw) -> bool:
-    """Whether a part is the text as which servers repeat structured content, for those who know nothing else."""
-    return isinstance(part, TextPart) and not part.metadata and _says(part.text, structured)
-
-
-def _says(text: str, value: Raw) -> bool:
-    """Whether a text is the same JSON as a value, whatever the order and the spaces."""
-    if text[:1] not in ("{", "["):
+    """Whether a text part is a copy of the structured content, which servers add for older clients."""
+    if not isinstance(part, TextPart) or part.metadata or part.text[:1] not in ("{", "["):
         return False
     try:
-        return _ordered(text) == _ordered(value)
+        return _ordered(part.text) == _ordered(structured)
     except UNREADABLE:
         return False
 
 
 def _ordered(text: str | Raw) -> bytes:
-    """JSON in one spelling; as values `1` and `true` would be the same."""
+    """JSON with sorted members and no spaces. Not compared as Python values, where `1` equals `true`."""
     return msgspec.json.encode(_exactly(text), order="sorted")
 
 
@@ -160,7 +157,7 @@ def _part(raw: Raw) -> Part:
 
 
 def _metadata(about: dict[str, Payload]) -> Raw:
-    """What is said of a part beside what it is."""
+    """The metadata of a part."""
     if not about:
         return ABSENT
     members = {name: value for name, value in about.items() if value and bytes(value) != b"null"}
@@ -168,7 +165,7 @@ def _metadata(about: dict[str, Payload]) -> Raw:
 
 
 def _merged(outer: Payload, inner: Payload) -> Payload:
-    """What is said of a block and of the resource in it; of both at once, what the resource says counts."""
+    """The `_meta` of a block and of the resource in it; where both have a member, that of the resource counts."""
     of_block, of_resource = object_members(outer), object_members(inner)
     if not of_block or not of_resource:
         return inner if of_resource else outer
@@ -176,7 +173,7 @@ def _merged(outer: Payload, inner: Payload) -> Payload:
 
 
 def _embedded(resource: _Resource, about: dict[str, Payload], raw: Raw) -> Part:
-    """A resource as it is; where it is from is told beside it, and its type too, for which a text may have no place."""
+    """The part of an embedded resource. Metadata has its URI, and the media type of a text."""
     meta = _merged(about.get("_meta", ABSENT), resource.meta)
     about = {**about, "uri": msgspec.json.encode(resource.uri), "_meta": meta}
     name = posixpath.basename(unquote(urlsplit(resource.uri).path)) or None
@@ -191,21 +188,21 @@ def _embedded(resource: _Resource, about: dict[str, Payload], raw: Raw) -> Part:
 ErrorKind: TypeAlias = Literal["request", "network", "mcp", "internal"]
 
 AGENTVAULT_CODES = {"bad_instruction": "INVALID_INPUT", "unknown_server": "MCP_SERVER_NOT_FOUND"}
-"""AgentVault's codes for instructions that this frontend refuses before they are a call."""
+"""AgentVault's codes for instructions that this frontend refuses without a call."""
 
 INSTRUCTION_REASONS = frozenset({"bad_instruction", "unknown_tool", "bad_arguments"})
-"""What is wrong with the instruction itself, so that another one would help."""
+"""Reasons that concern the instruction itself, so that another one would help."""
 
 JSON_TYPE = "application/json"
 
 
 class StoredInstruction(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the face remembers of an instruction."""
+    """What this frontend stores of an instruction."""
 
     form: Form = "tool"
     tool: str = ""
     id: Raw = ABSENT
-    """What a command's answer repeats."""
+    """The id that the response to a command repeats."""
 
 
 def answer_parts(ending: StoredOutcome, brief: StoredInstruction) -> tuple[Part, ...]:
@@ -230,7 +227,7 @@ def answer_parts(ending: StoredOutcome, brief: StoredInstruction) -> tuple[Part,
 
 
 def summary(ending: StoredOutcome, brief: StoredInstruction) -> str | None:
-    """A sentence for people about what went wrong; None if nothing did."""
+    """A sentence for people about a failure; None without one."""
     if ending.result and not ending.is_error:
         return None
     if brief.form == "execute":
@@ -244,13 +241,23 @@ def summary(ending: StoredOutcome, brief: StoredInstruction) -> str | None:
 
 def _execute_output(ending: StoredOutcome, brief: StoredInstruction) -> bytes:
     if ending.result and not ending.is_error:
-        # `mcp_result` is an object there: any other value is told as a tool of MCP would.
+        # `mcp_result` must be an object: any other value is wrapped like a tool's result.
         is_object = bytes(memoryview(ending.result)[:1]) == b"{"
-        told = ending.result if is_object else json_tool_result(ending.result).payload
-        return render({"success": b"true", "mcp_result": told})
+        result = ending.result if is_object else json_tool_result(ending.result).payload
+        return render({"success": b"true", "mcp_result": result})
     source, code, message = _blame(ending, brief)
     error: dict[str, Payload] = {"source": _json(source), "code": _json(code), "message": _json(message)}
-    if details := _details(ending):
+    details: dict[str, Payload] = {}
+    if not ending.result:
+        details = {"executed": _json(ending.executed), "reason": _json(ending.reason)}
+        if ending.data:
+            details["mcp_protocol_error_data"] = ending.data
+    else:
+        with suppress(msgspec.MsgspecError):  # a result that is not an object
+            members = msgspec.json.decode(ending.result, type=dict[str, Raw])
+            if content := members.get("content", ABSENT):
+                details["mcp_tool_error_content"] = content
+    if details:
         error["details"] = render(details)
     return render({"success": b"false", "error": render(error)})
 
@@ -262,16 +269,6 @@ def _blame(ending: StoredOutcome, brief: StoredInstruction) -> tuple[str, str, s
         return "MCP_PROTOCOL", str(ending.code), ending.message
     code = AGENTVAULT_CODES.get(ending.reason) or _row(ending).agentvault
     return "A2A_PROXY", code, ending.message
-
-
-def _details(ending: StoredOutcome) -> dict[str, Payload]:
-    if ending.result:
-        content = _member(ending.result, "content")
-        return {"mcp_tool_error_content": content} if content else {}
-    details: dict[str, Payload] = {"executed": _json(ending.executed), "reason": _json(ending.reason)}
-    if ending.data:
-        details["mcp_protocol_error_data"] = ending.data
-    return details
 
 
 # -- {mcp_request_id_echo, mcp_response_id, mcp_result | mcp_error} ----------------------------------------------------
@@ -302,7 +299,7 @@ def _command_error(ending: StoredOutcome) -> bytes:
 
 
 def _code(ending: StoredOutcome) -> int:
-    """The code that the same failure has over MCP."""
+    """The code of the same failure in MCP."""
     if ending.code is not None:
         return ending.code
     if ending.reason in AGENTVAULT_CODES:
@@ -311,7 +308,7 @@ def _code(ending: StoredOutcome) -> int:
 
 
 def kind_of(ending: StoredOutcome) -> ErrorKind:
-    """Where a failure comes from."""
+    """The origin of a failure."""
     return "request" if ending.reason in AGENTVAULT_CODES else _row(ending).a2a_kind
 
 
@@ -320,25 +317,18 @@ def _row(ending: StoredOutcome) -> FaultRow:
     return FAULTS.get(ending.reason, FAULTS["internal"])
 
 
-def _member(payload: Raw, key: str) -> Raw:
-    try:
-        return msgspec.json.decode(payload, type=dict[str, Raw]).get(key, ABSENT)
-    except msgspec.MsgspecError:
-        return ABSENT
-
-
 def _json(text: str) -> bytes:
     return msgspec.json.encode(text)
 
 
 RESULT = "result"
-"""The id of the one artifact of a task."""
+"""The id of a task's only artifact."""
 
 QUESTION = "question-"
-"""How the ids of questions go on after the task's."""
+"""Part of the ids of questions, after the task's id."""
 
 ANSWER = "isthmus/answer"
-"""What a tool says in the `_meta` of its result to be answered by a `message`, and not by a task."""
+"""The member of a result's `_meta` by which a tool chooses its response: `message` instead of a task."""
 
 ANSWER_BYTES = ANSWER.encode()
 
@@ -346,12 +336,12 @@ _decode_stored_instruction = msgspec.json.Decoder(StoredInstruction).decode
 
 
 def brief_of(record: TaskRecord) -> StoredInstruction:
-    """What the face kept of the instruction."""
+    """The stored instruction of a task."""
     return _decode_stored_instruction(record.brief) if record.brief else StoredInstruction()
 
 
 def shown(record: TaskRecord) -> Task:
-    """The whole task. In AgentVault's dialect an answer is a message, everywhere else an artifact."""
+    """The whole task. In AgentVault's dialect the result is a message, in all others an artifact."""
     brief = brief_of(record)
     artifacts = artifacts_of(record, brief)
     history = record.said
@@ -370,7 +360,7 @@ def shown(record: TaskRecord) -> Task:
 
 
 def direct_answer(record: TaskRecord) -> Message | None:
-    """The answer alone, where its tool wants it said without a task around it."""
+    """The result as a message without a task, if its tool requests that; see `ANSWER`."""
     ending = record.ending
     if record.state != "completed" or ending is None or ANSWER_BYTES not in bytes(ending.result):
         return None
@@ -382,7 +372,7 @@ def direct_answer(record: TaskRecord) -> Message | None:
 
 
 def artifacts_of(record: TaskRecord, brief: StoredInstruction) -> tuple[Artifact, ...]:
-    """What the work brought forth; a failure too, where its form has a place for it."""
+    """The result of a task as an artifact. A failure is one as well, if the form of its instruction defines that."""
     ending = record.ending
     if ending is None or (brief.form == "tool" and not ending.result and ending.reason not in INSTRUCTION_REASONS):
         return ()
@@ -396,29 +386,30 @@ def _status_message(record: TaskRecord, brief: StoredInstruction) -> Message | N
         said = agent_says(record, "status", (TextPart(text),))
         return msgspec.structs.replace(said, metadata=facts_of(record.ending))
     if record.state in WAITING and record.said and record.said[-1].role == "agent":
-        return record.said[-1]  # which tools there are, to who did not say which
+        return record.said[-1]  # suggests tools to a caller that named none
     return None
 
 
 def question_of(record: TaskRecord) -> Message | None:
-    """What a server asks, as the agent says it now and as it stays in the task's history."""
+    """The open question of a server as a message, for the status of the task and later for its history."""
     if record.asked is None or record.owner.realm:
         return None
-    # Nothing else is said while it is open, so this id is its own.
+    # The history does not grow while the question is open, so the id is unique.
     return agent_says(record, f"{QUESTION}{len(record.said)}", question_parts(record.asked))
 
 
 def without_questions(task: Task) -> Task:
-    """A task whose history lacks what was asked and answered.
+    """A task without the questions in its history.
 
-    For who just answered: Google's ADK takes the last message of the agent in a task without artifacts for its answer.
+    For a caller that just answered one: Google's ADK takes the agent's last message in a task without artifacts as the
+    result.
     """
     questions = f"{task.id}-{QUESTION}"
     return replace(task, history=tuple(each for each in task.history if not each.id.startswith(questions)))
 
 
 def facts_of(ending: StoredOutcome) -> Raw:
-    """What a failure is to programs, whatever the form of the instruction: above all, whether the tool ran."""
+    """A failure as metadata for programs, above all whether the tool ran. It is the same for all forms."""
     facts: dict[str, Payload] = {"executed": msgspec.json.encode(ending.executed)}
     if ending.reason:
         facts["reason"] = msgspec.json.encode(ending.reason)
@@ -432,12 +423,12 @@ def facts_of(ending: StoredOutcome) -> Raw:
 
 
 def agent_says(record: TaskRecord, what: str, parts: tuple[Part, ...]) -> Message:
-    """A message of the agent's; its id is the same whenever it is made."""
+    """A message of the agent; the same `what` always gives the same id."""
     return Message(f"{record.id}-{what}", "agent", parts)
 
 
 def question_parts(asked: StoredQuestion) -> tuple[Part, ...]:
-    """A server's question: its words for people, and all of it for programs."""
+    """The parts of a server's question: a text for people, and the whole request for programs."""
     members = object_members(asked.params) or {}
     whole = DataPart(
         Raw(render({"method": msgspec.json.encode(asked.method), "params": asked.params})), "application/json"
@@ -449,7 +440,7 @@ def question_parts(asked: StoredQuestion) -> tuple[Part, ...]:
 
 
 def reported(record: TaskRecord, noted: Report) -> TaskStatusUpdate:
-    """What a tool reports while it works; its number tells it from others of the same moment."""
+    """A report of a running tool as a status update; the number makes its id unique."""
     parts: tuple[Part, ...]
     match noted.event:
         case Progress(members=members):
