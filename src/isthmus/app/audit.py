@@ -215,7 +215,7 @@ class AuditLog:
 
     def attach(self, running: RunningHub, auth: Authenticator, identities: Identities, pins: DefinitionPins) -> None:
         """Record events besides calls of a serving hub, and prune old records."""
-        auth.on_turned_away = self.audit.turned_away
+        auth.on_turned_away = self.audit.count_rejected
         self._keys = states_of(identities.keys, time.time())
         identities.on_keys = self._compare_keys
         self.follow(running, pins)
@@ -269,7 +269,7 @@ class AuditLog:
 
     async def stop(self) -> None:
         """Record the hub's end as the last record."""
-        self.audit.tell_of_strangers()
+        self.audit.record_rejected()
         self.audit.note(STOPPED)  # the last record, which the next hub checks
         await self.audit.aclose()
 

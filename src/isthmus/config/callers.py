@@ -145,7 +145,7 @@ def read_callers(
         if not (fields.get("allow") or fields.get("targets") or fields.get("operator")):
             advice = 'allow = ["*"] would allow everything'
             findings.append(place.finding("may call nothing", advice=advice, code=codes.MAY_CALL_NOTHING))
-    # Callers that share a key cannot be told apart, so all of them are left out.
+    # Callers that share a key cannot be distinguished, so all of them are left out.
     uses = Counter(digest for entry in read for digest in entry.digests)
     shared = [entry.caller.name for entry in read if any(uses[digest] > 1 for digest in entry.digests)]
     if shared:

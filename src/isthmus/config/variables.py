@@ -30,7 +30,7 @@ KEYRING_SERVICE = "isthmus"
 """The default service in the keyring."""
 
 _PUBLIC = frozenset({"HOME", "USER", "LOGNAME", "PATH", "PWD", "TMPDIR", "SHELL", "LANG", "HOSTNAME"})
-"""Variables that are no secrets: hiding the home folder in every log would help nobody."""
+"""Variables that are not secrets: logs stay readable with the home folder in them."""
 
 _PLACEHOLDER = re.compile(r"\$\{([^{}]*)\}")
 # Without a name there is only the default: `${:-file:x}` escapes a text that would be a reference.

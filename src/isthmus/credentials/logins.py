@@ -308,7 +308,7 @@ class Login:
             spread = ahead * random.uniform(1.0, 1.5)  # noqa: S311 - spread, not secrecy
             self._renew_in(max(SOONEST_SECONDS, left - spread))
         if before is not None and token is not None and before.is_bound != token.is_bound:
-            self._logins.tell(self.slot)  # links are recreated when signing starts or ends
+            self._logins.notify(self.slot)  # links are recreated when signing starts or ends
 
     def close(self) -> None:
         """Stop renewing."""
@@ -428,7 +428,7 @@ class Login:
         if self._is_put(read_as, kept := msgspec.structs.replace(kept, token=token)):
             self._take(kept)
         elif self.look():  # somebody has logged in or out meanwhile, which takes precedence
-            self._logins.tell(self.slot)
+            self._logins.notify(self.slot)
 
     def _is_put(self, before: bytes, kept: StoredLogin) -> bool:
         """Store a renewed login; False if the stored login has changed or gone meanwhile."""
@@ -482,7 +482,7 @@ class Login:
         self._timer = None
         self._token = None
         self.generation += 1
-        self._logins.tell(self.slot)
+        self._logins.notify(self.slot)
 
 
 def _prover_of(kept: StoredLogin | None) -> Prover | None:
@@ -610,7 +610,7 @@ class Logins:
         """Return the fetcher for this server: it may reach the server, configured origins and public addresses."""
         return fetcher_for(self._egress, self.background, url, settings, ca)
 
-    def tell(self, slot: Slot) -> None:
+    def notify(self, slot: Slot) -> None:
         """Report that the credentials for a server have changed."""
         subject = Subject(slot.tenant, slot.caller) if slot.caller else None
         self.on_changed(ServerName(slot.server), subject)
@@ -624,7 +624,7 @@ class Logins:
                 for _, login in list(self._known.values()):
                     if login.look():
                         log.info("login changed", server=login.slot.server)
-                        self.tell(login.slot)
+                        self.notify(login.slot)
 
 
 def fetcher_for(

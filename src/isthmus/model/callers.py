@@ -61,7 +61,7 @@ class Caller(msgspec.Struct, frozen=True, cache_hash=True):
     may_name_targets: bool = False
     """Whether it may have servers called that are not configured, at addresses that it names."""
     is_anyone: bool = False
-    """Whether it stands for all callers without a key, which cannot be told apart."""
+    """Whether it stands for all callers without a key, which cannot be distinguished."""
     key: str = ""
     """The id of the key that it used, which reveals nothing of the key: what a key opened, such as a session or a
     stream, ends with it, even if its caller has other keys."""
@@ -93,7 +93,9 @@ class Caller(msgspec.Struct, frozen=True, cache_hash=True):
         each: Grants | None = self.grants
         while each is not None:
             # At this depth are its own grants; all others are bounds of frontends and tenants.
-            if depth != own and ("*" not in each.allow or any(map(_may_mean_anything, each.deny))):
+            # Only `*` and labels (see `core.access.policy`) can match more than configured servers.
+            denies_more = any(pattern == "*" or pattern.startswith(("tag:", "hint:")) for pattern in each.deny)
+            if depth != own and (denies_more or "*" not in each.allow):
                 return False
             each, depth = each.within, depth + 1
         return True
@@ -118,11 +120,6 @@ def _on(caller: Caller, face: Face) -> Caller:
         if name in _WITHIN[face]:
             narrowed = grants.bounded_by(narrowed)
     return replace(caller, grants=narrowed, face=face)
-
-
-def _may_mean_anything(pattern: str) -> bool:
-    """Whether a pattern (see `core.access.policy`) can match more than configured servers."""
-    return pattern == "*" or pattern.startswith(("tag:", "hint:"))
 
 
 def narrowed_on(caller: Caller) -> tuple[Face, ...]:

@@ -1,1 +1,1 @@
-"""What the hub tells of itself: counters and logs."""
+"""The log, call counters, the audit recorder, and the lag of the event loop."""

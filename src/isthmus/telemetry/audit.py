@@ -62,7 +62,7 @@ REJECTED_SECONDS = 1.0
 """Rejected requests within this time are one record."""
 
 NOT_SENT = "The audit log could not be written, so the call was not sent; the hub's log says why"
-NOT_TOLD = "The audit log could not be written, so the result of the call is withheld; the hub's log says why"
+RESULT_WITHHELD = "The audit log could not be written, so the result of the call is withheld; the hub's log says why"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +81,12 @@ class Audit:
     """Collects facts and writes them; events other than calls come through `note`."""
 
     def __init__(
-        self, ledger: AuditJournal, scribe: RecordEncoder, mode: Mode, now: Callable[[], float] = time.time
+        self, journal: AuditJournal, encoder: RecordEncoder, mode: Mode, now: Callable[[], float] = time.time
     ) -> None:
         """Needs a running loop."""
         self.mode = mode
-        self._ledger = ledger
-        self._scribe = scribe
+        self._journal = journal
+        self._encoder = encoder
         self._now = now
         self._loop = asyncio.get_running_loop()
         self._facts: list[Fact] = []
@@ -99,7 +99,7 @@ class Audit:
         self.lost = 0
         """Dropped facts that the log does not count yet."""
         self._rejected: dict[tuple[str, int], int] = {}
-        self.audit_gate: StrictWitness | None = StrictWitness(self, ledger, now) if mode == "strict" else None
+        self.audit_gate: StrictWitness | None = StrictWitness(self, journal, now) if mode == "strict" else None
 
     def over(self, recorder: Recorder) -> AuditedRecorder:
         """A recorder that forwards to `recorder` and writes to the log."""
@@ -109,13 +109,13 @@ class Audit:
         """Record an event other than a call; it must not hold secrets."""
         self.add(AuditEvent(self._now(), event, about))
 
-    def turned_away(self, face: str, status: int) -> None:
+    def count_rejected(self, face: str, status: int) -> None:
         """Count a rejected request; one record covers all within a second."""
         if not self._rejected:
-            self._loop.call_later(REJECTED_SECONDS, self.tell_of_strangers)
+            self._loop.call_later(REJECTED_SECONDS, self.record_rejected)
         self._rejected[face, status] = self._rejected.get((face, status), 0) + 1
 
-    def tell_of_strangers(self) -> None:
+    def record_rejected(self) -> None:
         """Record the rejected requests since the last time."""
         counts, self._rejected = self._rejected, {}
         for (face, status), count in counts.items():
@@ -136,7 +136,7 @@ class Audit:
             if isinstance(fact, tuple) and len(memoryview(fact[1].arguments)) > LONG_BYTES:
                 long = fact
                 break
-            self._records.append(EncodedRecord(*self._scribe.record(fact)))
+            self._records.append(EncodedRecord(*self._encoder.record(fact)))
             done += 1
         del self._facts[:done]
         self._drop_excess()
@@ -148,7 +148,7 @@ class Audit:
         if long is None:
             self.flush()
         else:
-            encoding = self._loop.run_in_executor(None, self._scribe.record, long)
+            encoding = self._loop.run_in_executor(None, self._encoder.record, long)
             encoding.add_done_callback(partial(self._encoded, long))
 
     def _encoded(self, fact: Fact, encoding: asyncio.Future[tuple[float, bytes]]) -> None:
@@ -170,7 +170,7 @@ class Audit:
             self._timer = None
         # Here and not in the journal's thread; see `RECORD_BATCH`.
         facts, self._facts = self._facts, []
-        self._records += [EncodedRecord(*self._scribe.record(fact)) for fact in facts]
+        self._records += [EncodedRecord(*self._encoder.record(fact)) for fact in facts]
         self._drop_excess()
         self._write_encoded()
 
@@ -180,11 +180,11 @@ class Audit:
         records, self._records = self._records, []
         lost, self.lost = self.lost, 0
         if lost:
-            first = EncodedRecord(*self._scribe.record(AuditEvent(self._now(), LOST, {"records": lost})))
+            first = EncodedRecord(*self._encoder.record(AuditEvent(self._now(), LOST, {"records": lost})))
             records.insert(0, first)
         self._pending += 1
         self._idle.clear()
-        self._ledger.write((), partial(self._written, records, lost), records)
+        self._journal.write((), partial(self._written, records, lost), records)
 
     def _written(self, records: list[EncodedRecord], lost: int, verdict: WriteResult) -> None:
         self._pending -= 1
@@ -244,10 +244,10 @@ class AuditedRecorder:
 class StrictWitness:
     """See `core.ports.AuditGate`."""
 
-    def __init__(self, audit: Audit, ledger: AuditJournal, now: Callable[[], float]) -> None:
+    def __init__(self, audit: Audit, journal: AuditJournal, now: Callable[[], float]) -> None:
         self.waiting = 0
         self._audit = audit
-        self._ledger = ledger
+        self._journal = journal
         self._now = now
         self._run = secrets.token_hex(4)
         self._count = 0
@@ -271,7 +271,7 @@ class StrictWitness:
             self._begun[inflight] = id = f"{self._run}-{self._count}"
         fact: CallFact = (self._now(), inflight.call, inflight.target.feature.server, None, 0.0, False, id)
         self.waiting += 1
-        self._ledger.write((), partial(self._kept, inflight, send), (fact,))
+        self._journal.write((), partial(self._kept, inflight, send), (fact,))
 
     def _kept(self, inflight: InFlight, send: Callable[[InFlight], None], verdict: WriteResult) -> None:
         self.waiting -= 1
@@ -290,7 +290,7 @@ class StrictWitness:
             return
         self.waiting += 1
         fact: CallFact = (self._now(), inflight.call, server, outcome, seconds, was_sent, id)
-        self._ledger.write((), partial(self._sealed, inflight, outcome, fact), (fact,))
+        self._journal.write((), partial(self._sealed, inflight, outcome, fact), (fact,))
 
     def _sealed(self, inflight: InFlight, outcome: Outcome, fact: CallFact, verdict: WriteResult) -> None:
         self.waiting -= 1
@@ -298,5 +298,5 @@ class StrictWitness:
             self._audit.add(fact)  # written later: a call that starts in the log also ends there
         if verdict != "kept":
             _, executed = outcome_word(outcome, was_sent=inflight.link is not None)
-            outcome = NotWritten(NOT_TOLD if executed != "no" else NOT_SENT, executed=executed)
+            outcome = NotWritten(RESULT_WITHHELD if executed != "no" else NOT_SENT, executed=executed)
         inflight.deliver(outcome)

@@ -75,7 +75,12 @@ class LogFile:
     def write(self, text: str) -> int:
         """Append whole lines."""
         if time.monotonic() - self._checked_at > CHECK_SECONDS:
-            self._check_moved()
+            self._checked_at = time.monotonic()
+            is_there = False
+            with suppress(OSError):
+                is_there = os.path.samestat(os.stat(self._path), os.fstat(self._descriptor))
+            if not is_there:
+                self.reopen()
         # On a full disk the end of a line may be missing; the next line still starts on a new one.
         line = (b"\n" if self._is_cut else b"") + text.encode("utf-8", "backslashreplace")
         written = 0
@@ -90,15 +95,6 @@ class LogFile:
 
     def flush(self) -> None:
         """Nothing to flush: every line is written at once."""
-
-    def _check_moved(self) -> None:
-        self._checked_at = time.monotonic()
-        try:
-            is_there = os.path.samestat(os.stat(self._path), os.fstat(self._descriptor))
-        except OSError:
-            is_there = False
-        if not is_there:
-            self.reopen()
 
     def reopen(self) -> None:
         """Open the path again; on an error, keep the open file."""

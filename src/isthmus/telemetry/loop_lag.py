@@ -120,16 +120,14 @@ class LoopMonitor:
 
     def _watch(self) -> None:
         while not self._stopped.wait(WATCH_SECONDS):
-            if self._holder is None and self._loop.time() - self._due > NAMED_SECONDS - WATCH_SECONDS:
-                self._holder = self._current_stack()
-
-    def _current_stack(self) -> str:
-        """The current stack of the loop's thread, innermost first."""
-        frame = sys._current_frames().get(self._thread_id)
-        places: list[str] = []
-        while frame is not None and len(places) < FRAMES_SHOWN:
-            module = frame.f_globals.get("__name__", "?")
-            if module != __name__:
-                places.append(f"{module}.{frame.f_code.co_name}:{frame.f_lineno}")
-            frame = frame.f_back
-        return " < ".join(places) or "unknown"
+            if self._holder is not None or self._loop.time() - self._due <= NAMED_SECONDS - WATCH_SECONDS:
+                continue
+            # The current stack of the loop's thread, innermost first.
+            frame = sys._current_frames().get(self._thread_id)
+            places: list[str] = []
+            while frame is not None and len(places) < FRAMES_SHOWN:
+                module = frame.f_globals.get("__name__", "?")
+                if module != __name__:
+                    places.append(f"{module}.{frame.f_code.co_name}:{frame.f_lineno}")
+                frame = frame.f_back
+            self._holder = " < ".join(places) or "unknown"

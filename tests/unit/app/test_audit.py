@@ -89,7 +89,7 @@ async def test_a_hub_that_was_killed_before_its_first_checkpoint_has_left_no_log
 
 async def test_those_who_were_turned_away_at_the_end_are_told_before_it(tmp_path: Path) -> None:
     async with opened(tmp_path) as log:
-        log.audit.turned_away("mcp", 401)
+        log.audit.count_rejected("mcp", 401)
     assert await events(tmp_path) == [STARTED, "caller.refused", STOPPED]
 
 

@@ -139,7 +139,7 @@ async def test_long_arguments_are_digested_on_another_thread_and_recorded_in_ord
             return super().digest(data)
 
     bench = Bench("batched")
-    bench.audit._scribe = Encoder(b"key")
+    bench.audit._encoder = Encoder(b"key")
     calls = [call(arguments=arguments) for arguments in ({"a": 1}, {"text": "x" * 1_000_000}, {"b": 2})]
     for each in calls:
         bench.hub.start(each, Hearer())
@@ -213,8 +213,8 @@ async def test_those_who_are_turned_away_are_one_record(monkeypatch: pytest.Monk
     monkeypatch.setattr(module, "REJECTED_SECONDS", 0.001)
     bench = Bench("batched")
     for _ in range(1000):
-        bench.audit.turned_away("rest", 401)
-    bench.audit.turned_away("mcp", 403)
+        bench.audit.count_rejected("rest", 401)
+    bench.audit.count_rejected("mcp", 403)
     await bench.journal.comes()
     bench.journal.answer()
     told = [(each["event"], each["face"], each["status"], each["count"]) for each in bench.journal.kept]
