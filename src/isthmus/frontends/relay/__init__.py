@@ -1,1 +1,1 @@
-"""The relay: devices that call over a WebSocket, and the door at which servers dial in."""
+"""The relay: devices that call over a WebSocket, and the endpoint where servers dial in."""

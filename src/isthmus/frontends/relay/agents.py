@@ -1,28 +1,35 @@
 """One agent as its devices see it: its servers, the tools of its devices, and notifications of their changes.
 
-There is a `RelayAgent` for each agent with a connected device; the relay frontend creates and closes them.
+There is a `RelayAgent` for each agent with a connected device; the relay frontend creates and closes them. Listing and
+calling use the same table of tools. It includes tools of servers that are away, for devices that listed them before;
+they are not listed. A table never changes: the agent makes a new one when a server changes.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import base64
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
+import msgspec
 import structlog
 
 from isthmus.core.access.policy import AGENT, is_of_agent, is_of_label
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
+from isthmus.core.catalog.view import Route
 from isthmus.core.ports import AgentServers, ConnectingServer, DialledInServer
-from isthmus.frontends.relay.device_tools import DeviceTool, DeviceTools
 from isthmus.frontends.relay.server_arrivals import ARRIVAL_SECONDS, ArrivalPatience
 from isthmus.frontends.relay.settings import RelaySettings
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import Surface
 from isthmus.model.names import ServerName
 from isthmus.model.relay import Claim
-from isthmus.wire.relay.messages import MissingServer
+from isthmus.wire.mcp.lists import TOOLS, write_entry
+from isthmus.wire.relay.messages import SERVER_ID, MissingServer
 
 log = structlog.get_logger(__name__)
 
@@ -200,23 +207,20 @@ class RelayAgent:
     def table(self) -> DeviceTools:
         """The tools of its devices; the same object as long as nothing has changed."""
         snapshot, seats = self.hub.snapshot, self._servers.seats()
-        if snapshot.version != self._version or seats is not self._seats:
-            self._refresh(snapshot, seats)
-        return self._table
-
-    def _refresh(self, snapshot: Snapshot, seats: Sequence[DialledInServer]) -> None:
-        """Rebuild the tools if one of their servers has changed."""
+        if snapshot.version == self._version and seats is self._seats:
+            return self._table
         sources, before = tuple(self._find_sources(snapshot, seats)), self._sources
         is_same = before is not None and len(sources) == len(before)
         if not is_same or any(a[1] is not b[1] or a[0] != b[0] for a, b in zip(sources, before or (), strict=True)):
-            entries = (
-                entry
-                for server_id, server_status in sources
-                for entry in self._entries(snapshot, server_id, server_status)
-            )
+            entries: list[DeviceTool] = []
+            for server_id, server_status in sources:
+                surface, is_listed = Surface("own", server_status.server), server_status.state != "away"
+                routes = snapshot.view(self.caller.grants, surface).routes.values()
+                entries += [DeviceTool(server_id, surface, route, is_listed) for route in routes]
             self._table = DeviceTools(entries, self.settings.frame_bytes)
             self._sources = sources
         self._version, self._seats = snapshot.version, seats
+        return self._table
 
     def _find_sources(self, snapshot: Snapshot, seats: Sequence[DialledInServer]) -> Iterator[tuple[str, ServerStatus]]:
         server_statuses = snapshot.server_statuses
@@ -229,13 +233,7 @@ class RelayAgent:
         yield from (source for source in own if source[1].state == "away")
 
     def _others(self, snapshot: Snapshot, own: set[ServerName]) -> Iterator[tuple[str, ServerStatus]]:
-        """Servers of others that the rules allow, sorted by name."""
-        for name in sorted(self._named(snapshot) - own):
-            if self._may_see(snapshot, name):
-                yield name, snapshot.server_statuses[name]
-
-    def _named(self, snapshot: Snapshot) -> set[ServerName]:
-        """Servers that the rules may allow. Servers that dialled in for another agent must be named."""
+        """Servers of others that the rules allow, sorted by name. Those that dialled in for another must be named."""
         patterns = self.caller.grants.allow[1:]
         server_statuses = snapshot.server_statuses
         named = {server for pattern in patterns if (server := ServerName(pattern.partition(".")[0])) in server_statuses}
@@ -244,12 +242,9 @@ class RelayAgent:
             agents.add(None)
         if agents:
             named.update(server for server, server_status in server_statuses.items() if server_status.agent in agents)
-        return named
-
-    def _entries(self, snapshot: Snapshot, server_id: str, server_status: ServerStatus) -> Iterator[DeviceTool]:
-        surface = Surface("own", server_status.server)
-        for route in snapshot.view(self.caller.grants, surface).routes.values():
-            yield DeviceTool(server_id, surface, route, server_status.state != "away")
+        for name in sorted(named - own):
+            if self._may_see(snapshot, name):
+                yield name, server_statuses[name]
 
     # -- notifications ---------------------------------------------------------------------------------------------
 
@@ -290,3 +285,127 @@ class RelayAgent:
 def _reason(server_status: ServerStatus | None) -> str:
     reason = None if server_status is None else server_status.reason
     return (reason or "it is not connected")[:REASON_LENGTH]
+
+
+# -- the tools of devices ----------------------------------------------------------------------------------------------
+
+_ILLEGAL = re.compile(r"[^a-zA-Z0-9_\-\u4e00-\u9fff]")
+
+
+def sanitised(name: str) -> str:
+    """The name as a device passes it to its language model."""
+    return _ILLEGAL.sub("_", name)
+
+
+def exposed_names(tools: Iterable[tuple[str, str]]) -> list[str]:
+    """The exposed names of tools, given with their server ids in the order of servers.
+
+    The first tool of a name keeps it, a later one becomes `server_id.tool`, and if that is taken, six hex digits are
+    added. All names differ, also after the device has sanitised them.
+    """
+    taken: set[str] = set()
+    names: list[str] = []
+    for server_id, tool in tools:
+        name = tool
+        if sanitised(name) in taken:
+            name = f"{server_id}.{tool}"
+        if sanitised(name) in taken:
+            digest = hashlib.blake2b(f"{server_id}\0{tool}".encode()).hexdigest()
+            longer = (f"{server_id}.{tool}_{digest[start : start + 6]}" for start in range(len(digest) - 6))
+            name = next(name for name in longer if sanitised(name) not in taken)
+        taken.add(sanitised(name))
+        names.append(name)
+    return names
+
+
+class DeviceTool(msgspec.Struct, frozen=True, eq=False):
+    """A tool behind an exposed name: its server's surface and the tool's own name."""
+
+    server_id: str
+    surface: Surface
+    route: Route
+    is_listed: bool = True
+    """False for a tool of a server that is away: it can be called, but is not listed."""
+
+    @property
+    def tool(self) -> str:
+        """The server's name for the tool."""
+        return self.route.exposed
+
+
+class DeviceTools:
+    """The tools of one agent's devices, in list order."""
+
+    __slots__ = ("_digest", "_frame_bytes", "_pages", "entries")
+
+    def __init__(self, tools: Iterable[DeviceTool], frame_bytes: int) -> None:
+        """Tools whose definition is longer than half a frame cannot be listed, and are left out."""
+        fitting = [entry for entry in tools if _size(entry.route.feature.definition) <= frame_bytes // 2]
+        names = exposed_names((entry.server_id, entry.tool) for entry in fitting)
+        self.entries: dict[str, DeviceTool] = dict(zip(names, fitting, strict=True))
+        self._frame_bytes = frame_bytes
+        self._pages: list[tuple[bytes, ...]] | None = None
+        self._digest: bytes | None = None
+
+    @property
+    def digest(self) -> bytes:
+        """Changes exactly when the listed tools, their names or their descriptions do."""
+        if self._digest is None:
+            total = hashlib.blake2b(digest_size=6)
+            for name, entry in self._listed():
+                total.update(f"{name}\0{entry.server_id}\0".encode() + entry.route.feature.digest)
+            self._digest = total.digest()
+        return self._digest
+
+    def _listed(self) -> Iterator[tuple[str, DeviceTool]]:
+        return ((name, entry) for name, entry in self.entries.items() if entry.is_listed)
+
+    def page(self, position: int) -> tuple[bytes, ...]:
+        """The JSON entries of one page; empty if there is no such page."""
+        return self._cut()[position] if self.has_page(position) else ()
+
+    def has_page(self, position: int) -> bool:
+        """Whether there is such a page."""
+        return position < len(self._cut())
+
+    def _cut(self) -> list[tuple[bytes, ...]]:
+        if self._pages is None:
+            listed = [_listed(name, entry) for name, entry in self._listed()]
+            self._pages = _pages(listed, self._frame_bytes * 3 // 4)  # the rest is for the other members
+        return self._pages
+
+    def cursor(self, position: int) -> str:
+        """The cursor of a page."""
+        return base64.urlsafe_b64encode(self.digest + b"%d" % position).decode()
+
+    def position(self, cursor: str) -> int | None:
+        """The page of a cursor, or the first page if the table has changed since; None if the cursor is invalid."""
+        try:
+            text = base64.urlsafe_b64decode(cursor.encode())
+            position = int(text[len(self.digest) :])
+        except ValueError:
+            return None
+        return position if text.startswith(self.digest) and position >= 0 else 0
+
+
+def _size(definition: Mapping[str, msgspec.Raw]) -> int:
+    return sum(len(key) + len(memoryview(value)) + 4 for key, value in definition.items())
+
+
+def _listed(name: str, entry: DeviceTool) -> bytes:
+    own = {key: value for key, value in entry.route.feature.definition.items() if key != SERVER_ID}
+    # Last, so that no member of the server's own follows it.
+    return write_entry(TOOLS, name, {**own, SERVER_ID: msgspec.Raw(msgspec.json.encode(entry.server_id))})
+
+
+def _pages(listed: list[bytes], page_bytes: int) -> list[tuple[bytes, ...]]:
+    pages: list[tuple[bytes, ...]] = []
+    page: list[bytes] = []
+    size = 0
+    for entry in listed:
+        if page and size + len(entry) > page_bytes:
+            pages.append(tuple(page))
+            page, size = [], 0
+        page.append(entry)
+        size += len(entry) + 1
+    return [*pages, tuple(page)] if page else pages

@@ -163,7 +163,11 @@ class Broadcast:
             self._room_bytes = -1
             return True
         payload = (modern.as_legacy(result.payload) or result.payload) if result.is_typed else result.payload
-        page = _single_page(payload) if self._member is None else read_entries(payload, self._member)
+        page: tuple[Sequence[Payload], str | None] | None
+        if self._member is not None:
+            page = read_entries(payload, self._member)
+        else:  # a result that is not a list is a page with one entry
+            page = None if object_members(payload) is None else ([payload], None)
         if page is None:
             call.fault = BadReply(
                 call.seat.server, f"it has no {self._member or 'members'}, too many of them, or a member twice"
@@ -194,24 +198,21 @@ class Broadcast:
     # -- the response ----------------------------------------------------------------------------------------------
 
     def _response(self, calls: Sequence[_ServerCall]) -> bytes:
-        if not any(call.has_answered for call in calls):
-            return self._failure(calls)
-        write = self._responses_of if self._member is None else self._list_of
-        return jsonrpc.result(self.request.id, write(calls))
-
-    def _list_of(self, calls: Sequence[_ServerCall]) -> bytes:
-        """One list with the entries of all servers. Servers with an error are named as missing."""
-        assert self._member is not None
+        """One list with the entries of all servers, or one response of each server."""
         responded = [call for call in calls if call.has_answered]
-        entries = [entry for call in responded for entry in call.entries]
-        return list_result(self._member, entries, self._totals(responded, calls))
-
-    def _responses_of(self, calls: Sequence[_ServerCall]) -> bytes:
-        """One response of each server, which may be an error."""
+        if not responded:
+            return self._failure(calls)
+        if self._member is not None:  # servers with an error are named as missing
+            entries = [entry for call in responded for entry in call.entries]
+            return jsonrpc.result(self.request.id, list_result(self._member, entries, self._totals(responded, calls)))
         responded = [call for call in calls if call.has_answered or isinstance(call.fault, ServerError)]
-        return broadcast_result(
-            [entry for call in responded for entry in _entries_of(call)], self._totals(responded, calls)
-        )
+        entries = []
+        for call in responded:
+            if isinstance(error := call.fault, ServerError):
+                entries.append(error_entry(error.code, error.message, error.data, call.seat.server_id))
+            else:
+                entries += call.entries
+        return jsonrpc.result(self.request.id, broadcast_result(entries, self._totals(responded, calls)))
 
     def _totals(self, responded: Sequence[_ServerCall], calls: Sequence[_ServerCall]) -> dict[str, Payload]:
         if len(calls) < len(self._calls):  # the first response is enough, so no server is missing
@@ -242,15 +243,3 @@ class Broadcast:
         return fault_reply(
             self.request.id, fault, self._agent.name, self.request.method, BROADCAST_WORDS, self._missing(silent)
         )
-
-
-def _single_page(payload: Payload) -> tuple[list[Payload], None] | None:
-    """A result that is not a list, as a page with one entry; None if it is not an object."""
-    return None if object_members(payload) is None else ([payload], None)
-
-
-def _entries_of(call: _ServerCall) -> list[bytes]:
-    error = call.fault
-    if isinstance(error, ServerError):
-        return [error_entry(error.code, error.message, error.data, call.seat.server_id)]
-    return call.entries

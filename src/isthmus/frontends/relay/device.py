@@ -19,9 +19,8 @@ import structlog
 
 from isthmus.core.calls.inflight import InFlight
 from isthmus.frontends.http.request_cycle import CROWDED_BYTES
-from isthmus.frontends.relay.agents import RelayAgent
+from isthmus.frontends.relay.agents import DeviceTool, RelayAgent
 from isthmus.frontends.relay.broadcast import SHORTEST_SECONDS, Broadcast, BroadcastRequest
-from isthmus.frontends.relay.device_tools import DeviceTool
 from isthmus.frontends.relay.faults import NO_NAME, fault_reply, no_such_method, refusal
 from isthmus.frontends.relay.server_arrivals import ArrivalWait, ResponseQueue
 from isthmus.model.calls import (
@@ -292,14 +291,12 @@ class DeviceConnection:
         if notification.method == INITIALIZED:
             self._is_initialized = True
         elif notification.method == CANCELLED and "requestId" in notification.params:
-            self._withdraw(bytes(notification.params["requestId"]))
-
-    def _withdraw(self, id: bytes) -> None:
-        """Cancel the request with this id. A cancelled call is answered, any other request is not."""
-        for exchange in [exchange for exchange in self._calls if bytes(exchange.id) == id]:
-            exchange.cancel("by the device")
-        self._drop(id, "by the device")
-        self._close_if_drained()
+            # A cancelled call is answered, any other request is not.
+            id = bytes(notification.params["requestId"])
+            for exchange in [exchange for exchange in self._calls if bytes(exchange.id) == id]:
+                exchange.cancel("by the device")
+            self._drop(id, "by the device")
+            self._close_if_drained()
 
     def _drop(self, id: bytes, why: str) -> None:
         """Drop the requests with this id that are not calls, without a response."""
@@ -334,7 +331,13 @@ class DeviceConnection:
             case "tools/call":
                 self._call(request, size)
             case "initialize":
-                self._initialize(request)
+                version = read_version(request.params)
+                if version is None:
+                    text = "initialize needs a protocolVersion, a string"
+                    self._send(jsonrpc.error(request.id, jsonrpc.INVALID_PARAMS, text))
+                    return
+                self._title = device_title(request.params)
+                self._respond_in_order(request, partial(initialize_result, self._agent, self._implementation, version))
             case "tools/list":
                 cursor = read_cursor(request.params)
                 self._respond_in_order(
@@ -348,15 +351,6 @@ class DeviceConnection:
                 self._broadcast(request, size)
 
     # -- methods of the hub ----------------------------------------------------------------------------------------
-
-    def _initialize(self, request: Request) -> None:
-        version = read_version(request.params)
-        if version is None:
-            text = "initialize needs a protocolVersion, a string"
-            self._send(jsonrpc.error(request.id, jsonrpc.INVALID_PARAMS, text))
-            return
-        self._title = device_title(request.params)
-        self._respond_in_order(request, partial(initialize_result, self._agent, self._implementation, version))
 
     def _respond_in_order(
         self,
@@ -398,9 +392,16 @@ class DeviceConnection:
                 self._send(jsonrpc.error(request.id, jsonrpc.INVALID_PARAMS, asked))
                 return
         entry = self._agent.table().entries.get(asked.name)
-        arrivals, seconds = ((), 0.0) if entry is not None and entry.is_listed else self._arrivals_for(asked, entry)
-        if entry is None and not arrivals:
-            self._send(self._unknown(request.id, asked.name))
+        arrivals: Sequence[asyncio.Future[None]] = ()
+        seconds = 0.0
+        if (entry is None or not entry.is_listed) and asked.name:
+            # Any connecting server may have an unknown tool; a known one waits for its own server.
+            arrivals, seconds = self._agent.arrivals() if entry is None else self._agent.arrivals_of(entry.server_id)
+        if entry is None and not asked.name:
+            self._send(jsonrpc.error(request.id, jsonrpc.INVALID_PARAMS, NO_NAME))
+        elif entry is None and not arrivals:
+            fault = self._unreached(asked.name) or UnknownTool(asked.name)
+            self._send(fault_reply(request.id, fault, self._agent.name, asked.name))
         elif (why := self._busy_reason(size)) is not None:
             self._refuse(request.id, why)
         else:
@@ -411,14 +412,6 @@ class DeviceConnection:
                 self._call_later(exchange, asked, arrivals, seconds)
             else:
                 self._start(exchange, asked, entry, self._agent.settings.timeout)
-
-    def _arrivals_for(
-        self, asked: CallRequest, entry: DeviceTool | None
-    ) -> tuple[Sequence[asyncio.Future[None]], float]:
-        """Connecting servers that may have the tool: any for an unknown name, else the tool's server if it is away."""
-        if not asked.name:
-            return (), 0.0
-        return self._agent.arrivals() if entry is None else self._agent.arrivals_of(entry.server_id)
 
     def _call_later(
         self, exchange: DeviceCall, asked: CallRequest, arrivals: Sequence[asyncio.Future[None]], seconds: float
@@ -441,13 +434,8 @@ class DeviceConnection:
 
         exchange.wait = ArrivalWait(arrivals, seconds, partial(start, is_due=True), partial(start, is_due=False))
 
-    def _unknown(self, id: Payload, name: str) -> bytes:
-        """The response for an unknown tool. Perhaps a server that the device may use is down."""
-        if not name:
-            return jsonrpc.error(id, jsonrpc.INVALID_PARAMS, NO_NAME)
-        return fault_reply(id, self._unreached(name) or UnknownTool(name), self._agent.name, name)
-
     def _unreached(self, name: str) -> NotConnected | None:
+        """The fault of an unknown tool that a server which is down may have; None if no such server is down."""
         return self._agent.hub.unreached(self._agent.caller.grants, EVERYTHING, name)
 
     def _busy_reason(self, size: int) -> str | None:
@@ -561,19 +549,16 @@ class DeviceConnection:
 
     def _send_response(self, id: Payload, message: bytes, executed: Executed) -> None:
         """Send a response, or an error if it is too long for the device."""
-        if len(message) > SHORT_ANSWER_BYTES and (details := self._excess(len(message))) is not None:
-            message = refusal(id, self._agent.name, details, executed=executed)
+        size = len(message)
+        if size > SHORT_ANSWER_BYTES:
+            limit, unread = self._agent.settings.frame_bytes, self._socket.buffered_bytes()
+            if size > limit:
+                details = f"应答过大: {size} 字节, 上限 {limit} 字节"
+                message = refusal(id, self._agent.name, details, executed=executed)
+            elif unread + size > UNREAD_FRAMES * limit:
+                details = f"未读应答过多: {unread} 字节未读, 再加 {size} 字节超过上限 {UNREAD_FRAMES * limit} 字节"
+                message = refusal(id, self._agent.name, details, executed=executed)
         self._send(message)
-
-    def _excess(self, size: int) -> str | None:
-        """Why a response of this size cannot be sent; None if it can."""
-        limit = self._agent.settings.frame_bytes
-        if size > limit:
-            return f"应答过大: {size} 字节, 上限 {limit} 字节"
-        unread = self._socket.buffered_bytes()
-        if unread + size > UNREAD_FRAMES * limit:
-            return f"未读应答过多: {unread} 字节未读, 再加 {size} 字节超过上限 {UNREAD_FRAMES * limit} 字节"
-        return None
 
     def _refuse(self, id: Payload, details: str) -> None:
         self._send(refusal(id, self._agent.name, details))

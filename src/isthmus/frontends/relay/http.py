@@ -226,34 +226,28 @@ class RelayHttp:
         elif scope["method"] not in ("GET", "HEAD"):
             _answer(peer, 405, {"error": "Use GET"}, (b"allow", b"GET, HEAD"))
         else:
-            self._serve_document(peer, scope["path"].removesuffix("/"), scope["query_string"], scope["client"])
-
-    def _serve_document(self, peer: Peer, path: str, query: bytes, client: Client) -> None:
-        if path == ROOT:
-            _answer(peer, 200, index(self._implementation.version))
-        elif path == f"{ROOT}/health":
-            self._serve_health(peer, read_query(query), client)
-        elif path in ROLES:
-            _answer(
-                peer, 426, {"error": f"{path}/ is a WebSocket: connect to it with ws://"}, (b"upgrade", b"websocket")
-            )
-        else:
-            _answer(peer, 404, {"error": f"Unknown path; the relay is at {ROOT}/"})
+            match scope["path"].removesuffix("/"):
+                case path if path == ROOT:
+                    _answer(peer, 200, index(self._implementation.version))
+                case path if path == f"{ROOT}/health":
+                    self._serve_health(peer, read_query(scope["query_string"]), scope["client"])
+                case path if path in ROLES:
+                    error = {"error": f"{path}/ is a WebSocket: connect to it with ws://"}
+                    _answer(peer, 426, error, (b"upgrade", b"websocket"))
+                case _:
+                    _answer(peer, 404, {"error": f"Unknown path; the relay is at {ROOT}/"})
 
     def _serve_health(self, peer: Peer, query: Query | RefusedSocket, client: Client) -> None:
         keys = () if isinstance(query, RefusedSocket) else query.get("key", ())
         if len(keys) == 1 and self._tokens.is_key(keys[0]):
-            _answer(peer, 200, self._health())
+            uptime = self._hub.now() - self._began
+            sockets, calls, tasks = self._dialins.connections(), self._hub.running(), len(self._background)
+            counts = Counts(sockets, calls, tasks, uptime, self._implementation.version)
+            _answer(peer, 200, health(self._dialins.servers(), self.devices(), counts))
         elif keys and (denied := self._failed_auth(client)) is not None:
             _answer(peer, denied.status, {"error": denied.message}, *denied.headers)
         else:
             _answer(peer, 200, bad_key())
-
-    def _health(self) -> dict[str, Any]:
-        uptime = self._hub.now() - self._began
-        sockets, calls, tasks = self._dialins.connections(), self._hub.running(), len(self._background)
-        counts = Counts(sockets, calls, tasks, uptime, self._implementation.version)
-        return health(self._dialins.servers(), self.devices(), counts)
 
     # -- WebSockets ------------------------------------------------------------------------------------------------
 
@@ -293,23 +287,20 @@ class RelayHttp:
         parameters = read_query(query)
         if isinstance(parameters, RefusedSocket):
             return parameters
-        claim = self._claim(role, fields, parameters)
-        if isinstance(claim, RefusedSocket):
-            return claim
-        server_id = read_server_id(parameters) if role == "server" else None
-        if isinstance(server_id, RefusedSocket):
-            return server_id
-        full = self._dialins.room_for(claim.key, len(self._devices), self._devices_of(claim.key))
-        return _SocketRequest(claim, server_id) if full is None else RefusedSocket(full, FULL_CODE)
-
-    def _claim(self, role: Role, fields: Fields, parameters: Query) -> Claim | RefusedSocket:
         token = read_token(fields, parameters)
         if isinstance(token, RefusedSocket):
             return token
         claim = self._tokens.read(token)
         if isinstance(claim, str):
             return RefusedSocket(claim, is_guess=bool(token))
-        return claim if claim.role in (None, role) else RefusedSocket(WRONG_ROLE)
+        if claim.role not in (None, role):
+            return RefusedSocket(WRONG_ROLE)
+        server_id = read_server_id(parameters) if role == "server" else None
+        if isinstance(server_id, RefusedSocket):
+            return server_id
+        agent = self._agents.get(claim.key)
+        full = self._dialins.room_for(claim.key, len(self._devices), 0 if agent is None else len(agent.devices))
+        return _SocketRequest(claim, server_id) if full is None else RefusedSocket(full, FULL_CODE)
 
     def _failed_auth(self, client: Client) -> Denied | None:
         """The response to a client that sent too many bad tokens; None if it may try again."""
@@ -326,10 +317,6 @@ class RelayHttp:
         return _IgnoreMessages()
 
     # -- devices ---------------------------------------------------------------------------------------------------
-
-    def _devices_of(self, key: str) -> int:
-        agent = self._agents.get(key)
-        return 0 if agent is None else len(agent.devices)
 
     def _accept_device(self, socket: AcceptedSocket, claim: Claim) -> Hearer:
         agent = self._agents.get(claim.key)
@@ -473,14 +460,33 @@ def health(servers: Sequence[DialledServer], devices: Sequence[RelayDevice], cou
         "robot_connections": len(devices),
         "total_connections": counts.connections + len(devices),
         "robot_connections_by_agent": dict(Counter(device.agent for device in devices)),
-        "mcp_servers": _by_agent(here, _described),
+        "mcp_servers": _by_agent(
+            (
+                server,
+                {
+                    "tools_count": len(server.tools),
+                    "tools": server.tools,
+                    "server_info": {
+                        "title": server.title,
+                        "name": server.name,
+                        "state": server.state,
+                        "since": round(server.since, 3),
+                    },
+                },
+            )
+            for server in here
+        ),
         "total_tools": sum(len(server.tools) for server in here),
         "multi_server_support": True,
         "available_agents": sorted({server.agent for server in here}),
     }
     own = {
         "version": counts.version,
-        "away": _by_agent([server for server in servers if server.state == "away"], _missed),
+        "away": _by_agent(
+            (server, {"since": round(server.since, 3), "reason": server.reason, "tools_count": len(server.tools)})
+            for server in servers
+            if server.state == "away"
+        ),
         "calls": counts.calls,
         "tasks": counts.tasks,
         "uptime": round(counts.uptime, 3),
@@ -488,20 +494,12 @@ def health(servers: Sequence[DialledServer], devices: Sequence[RelayDevice], cou
     return _result({"status": "success", "connections": connections, "isthmus": own})
 
 
-def _by_agent(servers: Iterable[DialledServer], describe: Any) -> dict[str, dict[str, Any]]:
-    told: dict[str, dict[str, Any]] = {}
-    for server in servers:
-        told.setdefault(server.agent, {})[server.server_id] = describe(server)
-    return told
-
-
-def _described(server: DialledServer) -> dict[str, Any]:
-    info = {"title": server.title, "name": server.name, "state": server.state, "since": round(server.since, 3)}
-    return {"tools_count": len(server.tools), "tools": server.tools, "server_info": info}
-
-
-def _missed(server: DialledServer) -> dict[str, Any]:
-    return {"since": round(server.since, 3), "reason": server.reason, "tools_count": len(server.tools)}
+def _by_agent(described: Iterable[tuple[DialledServer, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """The descriptions of servers, by agent and server id."""
+    grouped: dict[str, dict[str, Any]] = {}
+    for server, description in described:
+        grouped.setdefault(server.agent, {})[server.server_id] = description
+    return grouped
 
 
 def _result(result: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.core.catalog.view import Route
-from isthmus.frontends.relay.device_tools import DeviceTool, DeviceTools, exposed_names, sanitised
+from isthmus.frontends.relay.agents import DeviceTool, DeviceTools, exposed_names, sanitised
 from isthmus.model.calls import Surface
 from isthmus.model.names import ServerName
 from tests.unit.core.doubles import tool

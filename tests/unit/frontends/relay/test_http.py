@@ -405,7 +405,8 @@ async def test_draining_lets_each_device_finish_and_then_says_goodbye_once(house
 async def test_a_list_waits_for_configured_servers_that_are_only_starting(monkeypatch: pytest.MonkeyPatch) -> None:
     async with housed(RelaySettings(agents={KITCHEN: AgentRules(allow=("clock",))})) as house:
         is_started = asyncio.Event()
-        monkeypatch.setattr(house.room.hub, "is_settling", lambda: not is_started.is_set())
+        starting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        monkeypatch.setattr(house.room.hub, "settling", {"starting": starting})
         monkeypatch.setattr(house.room.hub, "settle", lambda _: is_started.wait())
         async with house.socket("/mcp_endpoint/call/?token=device") as socket:
             await socket.send('{"jsonrpc":"2.0","id":1,"method":"tools/list"}')
