@@ -130,7 +130,7 @@ def of_agent(data: bytes) -> None:
 
 def _bindings() -> list[RpcClientBinding | RestClientBinding]:
     clients = [client for version in ("1.0", "0.3") if (client := client_of(version)) is not None]
-    return [*map(RpcClientBinding, clients), RestClientBinding(clients[0]), RestClientBinding(RestClientV03())]  # type: ignore[arg-type]
+    return [*map(RpcClientBinding, clients), RestClientBinding(clients[0]), RestClientBinding(RestClientV03())]
 
 
 def of_dialled_in(data: bytes) -> None:

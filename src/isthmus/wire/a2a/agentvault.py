@@ -30,7 +30,7 @@ from isthmus.model.tasks import (
     TextPart,
     Update,
 )
-from isthmus.wire.a2a.fields import (
+from isthmus.wire.a2a.objects import (
     ID,
     Members,
     Reader,
@@ -48,6 +48,7 @@ from isthmus.wire.a2a.fields import (
     required,
 )
 from isthmus.wire.a2a.operations import (
+    PROBLEMS,
     A2aProblem,
     CancelTask,
     DialectName,
@@ -59,8 +60,8 @@ from isthmus.wire.a2a.operations import (
     SendMessage,
     SubscribeToTask,
     TaskPage,
+    plain_error,
 )
-from isthmus.wire.a2a.problems import PROBLEMS, plain_error
 from isthmus.wire.jsonrpc import Payload
 
 name: DialectName = "agentvault"
@@ -174,20 +175,17 @@ def _read_send(params: Members, *, is_stream: bool) -> SendMessage | SubscribeTo
     if is_stream and not null_as_absent(params.get("message", NULL)):
         return SubscribeToTask(required(ID, params, "id"))
     webhook = optional(_URL, params, "webhookUrl")
+    wire = required(_MESSAGE, params, "message")
+    check_parts(wire.parts, "message.parts")
+    if wire.role not in ROLE_OF:
+        raise Unreadable(invalid("message.role", f"must be one of {', '.join(ROLE_OF)}"))
     return SendMessage(
-        _read_message(required(_MESSAGE, params, "message")),
+        Message("", ROLE_OF[wire.role], tuple(_part_of(part) for part in wire.parts), null_as_absent(wire.metadata)),
         optional_id(params, "id"),
         waits=False,
         is_stream=is_stream,
         push=None if webhook is None else PushConfig(webhook),
     )
-
-
-def _read_message(wire: _VaultMessage) -> Message:
-    check_parts(wire.parts, "message.parts")
-    if wire.role not in ROLE_OF:
-        raise Unreadable(invalid("message.role", f"must be one of {', '.join(ROLE_OF)}"))
-    return Message("", ROLE_OF[wire.role], tuple(_part_of(part) for part in wire.parts), null_as_absent(wire.metadata))
 
 
 def _part_of(wire: _VaultPart) -> Part:
@@ -238,14 +236,11 @@ def conversation(task: Task) -> tuple[Message, ...]:
     """All messages of a task, including the message of its status, unless the agent's last answer says more."""
     status = task.status
     last = spoken(status)
-    if last is None and status.state in _UNDONE and not (task.history and _is_answer(task.history[-1])):
+    before = task.history[-1] if task.history else None
+    is_answer = before is not None and before.role == "agent" and "-question-" not in before.id
+    if last is None and status.state in _UNDONE and not is_answer:
         last = status.message
     return task.history if last is None or last in task.history[-1:] else (*task.history, last)
-
-
-def _is_answer(message: Message) -> bool:
-    """Whether a message is the agent's answer; a question is not."""
-    return message.role == "agent" and "-question-" not in message.id
 
 
 def spoken(status: TaskStatus) -> Message | None:
@@ -280,17 +275,14 @@ def _part(part: Part) -> _VaultPart:
         case FilePart():
             if part.url is not None and part.content is None and _is_web(part.url):
                 return _VaultFile(part.url, part.media_type, part.name)
-            return _VaultData(Raw(_encode(_described(part))), JSON_TYPE)
+            # These clients have no part for bytes or for URLs that are not HTTP.
+            members = {"filename": part.name, "mediaType": part.media_type, "bytes": part.content, "url": part.url}
+            given = {key: value for key, value in members.items() if value is not None}
+            return _VaultData(Raw(_encode(given)), JSON_TYPE)
 
 
 def _is_web(url: str) -> bool:
     return len(url) <= _URL_LENGTH_MAX and _WEB.fullmatch(url) is not None
-
-
-def _described(file: FilePart) -> dict[str, str]:
-    """A file as data, because these clients have no part for bytes or for URLs that are not HTTP."""
-    members = {"filename": file.name, "mediaType": file.media_type, "bytes": file.content, "url": file.url}
-    return {key: value for key, value in members.items() if value is not None}
 
 
 def _artifact(artifact: Artifact) -> _VaultArtifact:

@@ -8,6 +8,7 @@ are cut. Only a card without a name or an interface is rejected.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
@@ -183,7 +184,17 @@ def _without_empty(document: Mapping[str, Any]) -> Document:
 def _latest(card: AgentCard) -> Document:
     return {
         **_common(card),
-        "supportedInterfaces": [_interface(interface) for interface in card.interfaces],
+        "supportedInterfaces": [
+            _without_empty(
+                {
+                    "url": interface.url,
+                    "protocolBinding": interface.binding,
+                    "protocolVersion": interface.version,
+                    "tenant": interface.tenant,
+                }
+            )
+            for interface in card.interfaces
+        ],
         "capabilities": {**_capabilities(card), "extendedAgentCard": card.has_extended},
         **_without_empty(
             {
@@ -220,39 +231,25 @@ def _provider(provider: AgentProvider | None) -> Document:
     return {} if provider is None else {"organization": provider.organization, "url": provider.url}
 
 
-def _interface(interface: AgentInterface) -> Document:
-    return _without_empty(
-        {
-            "url": interface.url,
-            "protocolBinding": interface.binding,
-            "protocolVersion": interface.version,
-            "tenant": interface.tenant,
-        }
-    )
-
-
 def _capabilities(card: AgentCard) -> Document:
-    extensions = [
-        {
-            **_without_empty({"uri": each.uri, "description": each.description, "params": each.params}),
-            "required": each.is_required,
-        }
-        for each in (*card.extensions, *_schemas(card))
-    ]
-    flags = {"streaming": card.can_stream, "pushNotifications": card.can_push}
-    return {**flags, **_without_empty({"extensions": extensions})}
-
-
-def _schemas(card: AgentCard) -> tuple[AgentExtension, ...]:
     schemas = {
         skill.id: _without_empty({"inputSchema": skill.input_schema, "outputSchema": skill.output_schema})
         for skill in card.skills
         if skill.input_schema or skill.output_schema
     }
-    if not schemas:
-        return ()
-    description = "JSON Schemas of the input and output of skills, by skill id"
-    return (AgentExtension(SCHEMAS, description, params=Raw(_encode({"skills": schemas}))),)
+    own: tuple[AgentExtension, ...] = ()
+    if schemas:
+        description = "JSON Schemas of the input and output of skills, by skill id"
+        own = (AgentExtension(SCHEMAS, description, params=Raw(_encode({"skills": schemas}))),)
+    extensions = [
+        {
+            **_without_empty({"uri": each.uri, "description": each.description, "params": each.params}),
+            "required": each.is_required,
+        }
+        for each in (*card.extensions, *own)
+    ]
+    flags = {"streaming": card.can_stream, "pushNotifications": card.can_push}
+    return {**flags, **_without_empty({"extensions": extensions})}
 
 
 def _skill(skill: AgentSkill) -> Document:
@@ -324,21 +321,19 @@ def _security(card: AgentCard) -> Document:
 
 def _flat(scheme: Scheme) -> Document:
     """A security scheme of 0.3: the form of OpenAPI."""
-    return {**_flat_kind(scheme), **_without_empty({"description": scheme.description})}
-
-
-def _flat_kind(scheme: Scheme) -> Document:
+    said = _without_empty({"description": scheme.description})
     match scheme:
         case ApiKey():
-            return {"type": "apiKey", "in": "header", "name": scheme.name}
+            return {"type": "apiKey", "in": "header", "name": scheme.name, **said}
         case Http():
-            return {"type": "http", "scheme": scheme.scheme, **_without_empty({"bearerFormat": scheme.bearer_format})}
+            form = _without_empty({"bearerFormat": scheme.bearer_format})
+            return {"type": "http", "scheme": scheme.scheme, **form, **said}
         case OAuth():
-            return {"type": "oauth2", "flows": _flows(scheme)}
+            return {"type": "oauth2", "flows": _flows(scheme), **said}
         case OpenId():
-            return {"type": "openIdConnect", "openIdConnectUrl": scheme.url}
+            return {"type": "openIdConnect", "openIdConnectUrl": scheme.url, **said}
         case MutualTls():
-            return {"type": "mutualTLS"}
+            return {"type": "mutualTLS", **said}
 
 
 # 0.1.
@@ -497,17 +492,15 @@ def _read_interfaces(values: _JsonObject) -> tuple[AgentInterface, ...]:
         )
         for each in _objects(values, "supportedInterfaces")[:INTERFACES_MAX]
     ]
-    return tuple(each for each in found or _read_interfaces_0_3(values) if each.url and each.binding)
-
-
-def _read_interfaces_0_3(values: _JsonObject) -> list[AgentInterface]:
-    version = _text(values, "protocolVersion") or "0.3"
-    main = AgentInterface(_text(values, "url"), _text(values, "preferredTransport") or "JSONRPC", version)
-    others = [
-        AgentInterface(_text(each, "url"), _text(each, "transport"), version)
-        for each in _objects(values, "additionalInterfaces")[:INTERFACES_MAX]
-    ]
-    return [main, *(other for other in others if other != main)]
+    if not found:
+        version = _text(values, "protocolVersion") or "0.3"
+        main = AgentInterface(_text(values, "url"), _text(values, "preferredTransport") or "JSONRPC", version)
+        others = [
+            AgentInterface(_text(each, "url"), _text(each, "transport"), version)
+            for each in _objects(values, "additionalInterfaces")[:INTERFACES_MAX]
+        ]
+        found = [main, *(other for other in others if other != main)]
+    return tuple(each for each in found if each.url and each.binding)
 
 
 def _read_skill(values: _JsonObject, schemas: Mapping[str, Mapping[str, Raw]]) -> AgentSkill:
@@ -545,16 +538,14 @@ def _read_extensions(card: Raw) -> tuple[AgentExtension, ...]:
         listed = _EXTENSIONS.decode(capabilities["extensions"])[:EXTENSIONS_MAX]
     except (msgspec.MsgspecError, KeyError):
         return ()
-    return tuple(extension for raw in listed if (extension := _read_extension(raw)) is not None)
-
-
-def _read_extension(raw: Raw) -> AgentExtension | None:
-    try:
-        wire = _EXTENSION.decode(raw)
-    except msgspec.MsgspecError:
-        return None
-    description = (wire.description or "")[:TEXT_LENGTH_MAX]
-    return AgentExtension(wire.uri, description, wire.required is True, wire.params) if wire.uri else None
+    extensions: list[AgentExtension] = []
+    for raw in listed:
+        with suppress(msgspec.MsgspecError):
+            wire = _EXTENSION.decode(raw)
+            description = (wire.description or "")[:TEXT_LENGTH_MAX]
+            if wire.uri:
+                extensions.append(AgentExtension(wire.uri, description, wire.required is True, wire.params))
+    return tuple(extensions)
 
 
 def _read_schemas(extensions: tuple[AgentExtension, ...]) -> dict[str, dict[str, Raw]]:

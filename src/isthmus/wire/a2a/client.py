@@ -9,7 +9,7 @@ own connections and headers.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -18,9 +18,17 @@ from msgspec import Raw, Struct
 from isthmus.model.tasks import Message, Task, Update
 from isthmus.wire import jsonrpc
 from isthmus.wire.a2a import v0_3, v0_3_rest, v1_0
-from isthmus.wire.a2a.fields import WORDS_MAX, is_null
-from isthmus.wire.a2a.operations import A2aProblem, CancelTask, GetTask, SendMessage, SubscribeToTask
-from isthmus.wire.a2a.problems import KINDS_1_0, PROBLEMS, REASONS_1_0
+from isthmus.wire.a2a.objects import WORDS_MAX, ObjectForm, is_null
+from isthmus.wire.a2a.operations import (
+    KINDS_1_0,
+    PROBLEMS,
+    REASONS_1_0,
+    A2aProblem,
+    CancelTask,
+    GetTask,
+    SendMessage,
+    SubscribeToTask,
+)
 from isthmus.wire.jsonrpc import MAX_DEPTH, ErrorReply, Malformed, Payload, Response, render
 from isthmus.wire.sse import SseEvent
 
@@ -69,10 +77,10 @@ _HTTP_ERROR = msgspec.json.Decoder(_HttpErrorBody)
 
 def read_http_error(body: Payload) -> A2aProblem:
     """Read the body of an agent's HTTP error: a `google.rpc.Status` in 1.0, a code and a message in 0.3."""
-    return _read_as(_HTTP_ERROR, body, _http_problem)
-
-
-def _http_problem(wire: _HttpErrorBody) -> A2aProblem:
+    try:
+        wire = _HTTP_ERROR.decode(body)
+    except _UNREADABLE as error:
+        return _unexpected(str(error))
     if isinstance(wire.error, _RpcStatus):
         reasons = [detail.reason for detail in wire.error.details or () if detail.reason in REASONS_1_0]
         kind = REASONS_1_0[reasons[0]] if reasons else "internal"
@@ -102,12 +110,6 @@ def _read_as(decoder: msgspec.json.Decoder[_T], result: Payload, read: Callable[
         return read(decoder.decode(result))
     except _UNREADABLE as error:
         return _unexpected(str(error))
-
-
-def _read_event_as(
-    decoder: msgspec.json.Decoder[_T], result: Payload, read: Callable[[_T], Update | None]
-) -> Update | A2aProblem:
-    return _read_as(decoder, result, read) or _unexpected("it is empty")
 
 
 # -- clients -----------------------------------------------------------------------------------------------------------
@@ -147,40 +149,6 @@ class _MethodNames(NamedTuple):
     subscribe: str
 
 
-def _write_request(
-    methods: _MethodNames, operation: ClientOperation, send: Callable[[SendMessage], bytes]
-) -> tuple[str, bytes]:
-    """The method and the parameters of a request over JSON-RPC; `send` writes those of `SendMessage`."""
-    match operation:
-        case SendMessage():
-            return methods.stream if operation.is_stream else methods.send, send(operation)
-        case GetTask():
-            params = {"id": _encode(operation.task), "historyLength": _number(operation.history_length)}
-            return methods.get, _params(params)
-        case CancelTask():
-            return methods.cancel, _params({"id": _encode(operation.task), "metadata": operation.metadata})
-        case SubscribeToTask():
-            return methods.subscribe, _params({"id": _encode(operation.task)})
-
-
-def _write_send(operation: SendMessage, message: Struct, wait: Mapping[str, bytes]) -> bytes:
-    """The parameters of `SendMessage`; `wait` says whether the response may take as long as the work."""
-    configuration = _params(
-        {
-            "acceptedOutputModes": _encode(operation.output_modes) if operation.output_modes else b"",
-            "historyLength": _number(operation.history_length),
-            **wait,
-        }
-    )
-    return _params(
-        {
-            "message": _encode(message),
-            "configuration": configuration if configuration != b"{}" else b"",
-            "metadata": operation.metadata,
-        }
-    )
-
-
 def _params(members: Mapping[str, Payload]) -> bytes:
     """A JSON object without the members that are empty."""
     return render({name: value for name, value in members.items() if value})
@@ -190,85 +158,103 @@ def _number(count: int | None) -> bytes:
     return b"" if count is None else b"%d" % count
 
 
-class ClientV10:
+class _Client:
+    """The client of one generation. Its class attributes are the differences between the generations."""
+
+    version = ""
+    card_method = ""
+    prefix = ""
+    card_path = ""
+    _methods: _MethodNames | None = None
+    """None over plain HTTP, where the path names the operation."""
+    _form: ObjectForm[Any, Any, Any, Any, Any]
+    _task: msgspec.json.Decoder[Any]
+    _update: msgspec.json.Decoder[Any]
+
+    @staticmethod
+    def _read_event(wire: Any) -> Update | None:
+        raise NotImplementedError
+
+    def _wait(self, operation: SendMessage) -> Mapping[str, bytes]:
+        # Always present before 1.0, because agents differ in their default.
+        return {"blocking": b"true" if operation.waits else b"false"}
+
+    def write(self, operation: ClientOperation) -> tuple[str, bytes]:
+        """The method and the parameters of a request; over plain HTTP, no method and the body."""
+        match operation:
+            case SendMessage():
+                message = self._form.write_message(operation.message, operation.context, operation.task)
+                configuration = _params(
+                    {
+                        "acceptedOutputModes": _encode(operation.output_modes) if operation.output_modes else b"",
+                        "historyLength": _number(operation.history_length),
+                        **self._wait(operation),
+                    }
+                )
+                params: dict[str, Payload] = {
+                    "message": _encode(message),
+                    "configuration": configuration if configuration != b"{}" else b"",
+                    "metadata": operation.metadata,
+                }
+                method = "stream" if operation.is_stream else "send"
+            case GetTask():
+                params = {"id": _encode(operation.task), "historyLength": _number(operation.history_length)}
+                method = "get"
+            case CancelTask():
+                params, method = {"id": _encode(operation.task), "metadata": operation.metadata}, "cancel"
+            case _:
+                params, method = {"id": _encode(operation.task)}, "subscribe"
+        if self._methods is None:
+            return "", _params(params) if isinstance(operation, SendMessage) else b"{}"
+        return getattr(self._methods, method), _params(params)
+
+    def read_task(self, result: Payload) -> Task | A2aProblem:
+        """Read the result of `GetTask` and `CancelTask`."""
+        return _read_as(self._task, result, self._form.read_task)
+
+    def read_update(self, result: Payload) -> Update | A2aProblem:
+        """Read a stream event."""
+        return _read_as(self._update, result, self._read_event) or _unexpected("it is empty")
+
+
+class ClientV10(_Client):
     """1.0, over JSON-RPC and plain HTTP."""
 
     version = "1.0"
     card_method = "GetExtendedAgentCard"
-    prefix = ""
     card_path = "/extendedAgentCard"
     _methods = _MethodNames("SendMessage", "SendStreamingMessage", "GetTask", "CancelTask", "SubscribeToTask")
+    _form = v1_0.FORM
+    _task = msgspec.json.Decoder(v1_0.TaskV10)
     _update = msgspec.json.Decoder(v1_0.UpdateV10)
-    _task: msgspec.json.Decoder[v1_0.TaskV10] = msgspec.json.Decoder(v1_0.TaskV10)
+    _read_event = staticmethod(v1_0.read_update)
 
-    def write(self, operation: ClientOperation) -> tuple[str, bytes]:
-        """The method and the parameters of a request."""
-        return _write_request(self._methods, operation, self._write_send)
-
-    def _write_send(self, operation: SendMessage) -> bytes:
-        message = v1_0.FORM.write_message(operation.message, operation.context, operation.task)
-        return _write_send(operation, message, {} if operation.waits else {"returnImmediately": b"true"})
-
-    def read_task(self, result: Payload) -> Task | A2aProblem:
-        """Read the result of `GetTask` and `CancelTask`."""
-        return _read_as(self._task, result, v1_0.FORM.read_task)
-
-    def read_update(self, result: Payload) -> Update | A2aProblem:
-        """Read a stream event."""
-        return _read_event_as(self._update, result, v1_0.read_update)
+    def _wait(self, operation: SendMessage) -> Mapping[str, bytes]:
+        return {} if operation.waits else {"returnImmediately": b"true"}
 
 
-class ClientV03:
+class ClientV03(_Client):
     """0.3 over JSON-RPC; agents of 0.2 understand it, too."""
 
     version = "0.3"
     card_method = "agent/getAuthenticatedExtendedCard"
     _methods = _MethodNames("message/send", "message/stream", "tasks/get", "tasks/cancel", "tasks/resubscribe")
-    _update: msgspec.json.Decoder[v0_3.UpdateV03] = msgspec.json.Decoder(v0_3.UpdateV03)
+    _form = v0_3.FORM
     _task = msgspec.json.Decoder(v0_3.TaskV03)
-
-    def write(self, operation: ClientOperation) -> tuple[str, bytes]:
-        """The method and the parameters of a request."""
-        return _write_request(self._methods, operation, self._write_send)
-
-    def _write_send(self, operation: SendMessage) -> bytes:
-        message = v0_3.FORM.write_message(operation.message, operation.context, operation.task)
-        # Always present: agents differ in their default.
-        return _write_send(operation, message, {"blocking": b"true" if operation.waits else b"false"})
-
-    def read_task(self, result: Payload) -> Task | A2aProblem:
-        """Read the result of `GetTask` and `CancelTask`."""
-        return _read_as(self._task, result, v0_3.FORM.read_task)
-
-    def read_update(self, result: Payload) -> Update | A2aProblem:
-        """Read a stream event."""
-        return _read_as(self._update, result, v0_3.read_update)
+    _update = msgspec.json.Decoder(v0_3.UpdateV03)
+    _read_event = staticmethod(v0_3.read_update)
 
 
-class RestClientV03:
+class RestClientV03(_Client):
     """0.3 over plain HTTP, with the objects of its protobuf."""
 
     version = "0.3"
-    card_method = ""
     prefix = "/v1"
     card_path = "/card"
-    _update = msgspec.json.Decoder(v0_3_rest.UpdateRest)
+    _form = v0_3_rest.FORM
     _task = msgspec.json.Decoder(v0_3_rest.TaskRest)
-
-    def write(self, operation: ClientOperation) -> tuple[str, bytes]:
-        """No method, and the body of a request."""
-        if not isinstance(operation, SendMessage):
-            return "", b"{}"
-        message = v0_3_rest.FORM.write_message(operation.message, operation.context, operation.task)
-        return "", _write_send(operation, message, {"blocking": b"true" if operation.waits else b"false"})
-
-    def read_task(self, result: Payload) -> Task | A2aProblem:
-        """Read the result of `GetTask` and `CancelTask`."""
-        return _read_as(self._task, result, v0_3_rest.FORM.read_task)
-
-    def read_update(self, result: Payload) -> Update | A2aProblem:
-        """Read a stream event."""
-        return _read_event_as(self._update, result, v0_3_rest.read_update)
+    _update = msgspec.json.Decoder(v0_3_rest.UpdateRest)
+    _read_event = staticmethod(v0_3_rest.read_update)
 
 
 def client_of(version: str) -> ClientV10 | ClientV03 | None:
@@ -381,22 +367,21 @@ class RestClientBinding:
 
     def write(self, id: int, operation: ClientOperation) -> ClientRequest:
         """The request for an operation."""
-        verb, path = self._route(operation)
+        if isinstance(operation, SendMessage):
+            verb, path = "POST", "/message:stream" if operation.is_stream else "/message:send"
+        else:
+            task = f"/tasks/{escape_segment(operation.task)}"
+            match operation:
+                case GetTask(history_length=None):
+                    verb, path = "GET", task
+                case GetTask(history_length=length):
+                    verb, path = "GET", f"{task}?historyLength={length}"
+                case CancelTask():
+                    verb, path = "POST", f"{task}:cancel"
+                case _:
+                    verb, path = "GET", f"{task}:subscribe"
         body = self._client.write(operation)[1] if verb == "POST" else None
         return ClientRequest(verb, self._prefix + path, body)
-
-    def _route(self, operation: ClientOperation) -> tuple[str, str]:
-        match operation:
-            case SendMessage():
-                return "POST", "/message:stream" if operation.is_stream else "/message:send"
-            case GetTask():
-                length = operation.history_length
-                query = "" if length is None else f"?historyLength={length}"
-                return "GET", f"/tasks/{escape_segment(operation.task)}{query}"
-            case CancelTask():
-                return "POST", f"/tasks/{escape_segment(operation.task)}:cancel"
-            case SubscribeToTask():
-                return "GET", f"/tasks/{escape_segment(operation.task)}:subscribe"
 
     def read(self, id: int, operation: ClientOperation, status: int, body: bytes) -> Task | Message | A2aProblem:
         """Read the response to an operation."""

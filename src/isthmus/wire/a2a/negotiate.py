@@ -14,7 +14,7 @@ from msgspec import Raw, Struct
 
 from isthmus.model.tasks import ABSENT
 from isthmus.wire.a2a import agentvault, v0_1, v0_3, v1_0
-from isthmus.wire.a2a.fields import ID, Members, Unreadable, null_as_absent, optional, unknown_method
+from isthmus.wire.a2a.objects import ID, Members, Unreadable, null_as_absent, optional, unknown_method
 from isthmus.wire.a2a.operations import A2aDialect, A2aProblem, DialectName
 
 VERSION_HEADER = "a2a-version"

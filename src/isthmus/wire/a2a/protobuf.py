@@ -30,8 +30,7 @@ from google.protobuf import (
 from google.protobuf.message import DecodeError
 from msgspec import Raw
 
-from isthmus.wire.a2a.operations import A2aProblem
-from isthmus.wire.a2a.problems import PROBLEMS, details_1_0
+from isthmus.wire.a2a.operations import PROBLEMS, A2aProblem, details_1_0
 from isthmus.wire.jsonrpc import VALUES_MAX, Payload, is_dense
 
 PACKAGE = "lf.a2a.v1"

@@ -15,10 +15,9 @@ import msgspec
 from msgspec import Raw
 
 from isthmus.wire.a2a import v0_3_rest, v1_0
-from isthmus.wire.a2a.fields import camel_members
 from isthmus.wire.a2a.negotiate import VERSION_PARAMETER, dialect_of, unsupported_version, version_of
-from isthmus.wire.a2a.operations import A2aDialect, A2aProblem, Operation
-from isthmus.wire.a2a.problems import status_0_3, status_1_0
+from isthmus.wire.a2a.objects import camel_members
+from isthmus.wire.a2a.operations import A2aDialect, A2aProblem, Operation, status_0_3, status_1_0
 from isthmus.wire.jsonrpc import PARSE_ERROR, Malformed, decode_object, object_members
 
 FIELDS_MAX = 50
@@ -103,7 +102,18 @@ def read(
         fields = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=FIELDS_MAX))
     except ValueError:
         return binding, A2aProblem("invalid_request", f"the query cannot be read; it may have {FIELDS_MAX} parameters")
-    return binding, _check_version(binding, header, fields) or _read(binding, routes, verb, path, fields, body)
+    if (problem := _check_version(binding, header, fields)) is not None:
+        return binding, problem
+    for allowed, pattern, method in routes:
+        if verb == allowed and (found := pattern.fullmatch(path)):
+            members = (
+                _members(body) if verb == "POST" else {name: _json_value(name, value) for name, value in fields.items()}
+            )
+            if isinstance(members, A2aProblem):
+                return binding, members
+            path_members = {key: _string(unquote(value)) for key, value in found.groupdict().items()}
+            return binding, binding.dialect.read(method, {**camel_members(members), **path_members})
+    return binding, A2aProblem("unknown_method", f"unknown path: {verb[:10]} /{path[:200]}")
 
 
 def write_denial(path: str, status: int, message: str) -> bytes:
@@ -127,26 +137,6 @@ def _check_version(binding: Binding, header: str | None, fields: Mapping[str, st
         return unsupported_version(version)
     message = f"this path is for A2A {binding.dialect.name}, not {version[:20]}"
     return A2aProblem("version_not_supported", message, {"supportedVersions": binding.dialect.name})
-
-
-def _read(
-    binding: Binding,
-    routes: list[tuple[str, re.Pattern[str], str]],
-    verb: str,
-    path: str,
-    fields: Mapping[str, str],
-    body: bytes,
-) -> Operation | A2aProblem:
-    for allowed, pattern, method in routes:
-        if verb == allowed and (found := pattern.fullmatch(path)):
-            members = (
-                _members(body) if verb == "POST" else {name: _json_value(name, value) for name, value in fields.items()}
-            )
-            if isinstance(members, A2aProblem):
-                return members
-            path_members = {key: _string(unquote(value)) for key, value in found.groupdict().items()}
-            return binding.dialect.read(method, {**camel_members(members), **path_members})
-    return A2aProblem("unknown_method", f"unknown path: {verb[:10]} /{path[:200]}")
 
 
 def _members(body: bytes) -> dict[str, Raw] | A2aProblem:

@@ -30,7 +30,7 @@ from isthmus.model.tasks import (
     TextPart,
     Update,
 )
-from isthmus.wire.a2a.fields import (
+from isthmus.wire.a2a.objects import (
     COUNT,
     ID,
     Members,
@@ -47,11 +47,13 @@ from isthmus.wire.a2a.fields import (
     optional,
     optional_id,
     optional_object,
+    read_cancel_task,
+    read_subscribe,
     read_with,
     required,
 )
-from isthmus.wire.a2a.objects import read_cancel_task, read_subscribe
 from isthmus.wire.a2a.operations import (
+    PROBLEMS,
     A2aProblem,
     CreatePushConfig,
     DialectName,
@@ -63,8 +65,8 @@ from isthmus.wire.a2a.operations import (
     PushConfigPage,
     SendMessage,
     TaskPage,
+    plain_error,
 )
-from isthmus.wire.a2a.problems import PROBLEMS, plain_error
 from isthmus.wire.a2a.v0_3 import DataObject, FileObject, TextObject, read_part, write_file_content
 from isthmus.wire.jsonrpc import Payload
 
@@ -182,8 +184,13 @@ def read(method: str, params: Members) -> Operation | A2aProblem:
 def _read_send(params: Members, *, is_stream: bool) -> SendMessage:
     push = optional(_PUSH_CONFIG, params, "pushNotification")
     modes: list[str] | None = optional(_MODES, params, "acceptedOutputModes")
+    wire = required(_MESSAGE, params, "message")
+    check_parts(wire.parts, "message.parts")
+    role = next((role for role in ROLES if role == wire.role), None)
+    if role is None:
+        raise Unreadable(invalid("message.role", f"must be one of {', '.join(ROLES)}"))
     return SendMessage(
-        _read_message(required(_MESSAGE, params, "message")),
+        Message("", role, tuple([read_part(part) for part in wire.parts]), null_as_absent(wire.metadata)),
         required(ID, params, "id"),
         optional_id(params, "sessionId"),
         is_stream=is_stream,
@@ -193,14 +200,6 @@ def _read_send(params: Members, *, is_stream: bool) -> SendMessage:
         push=None if push is None else _read_push_config(push),
         metadata=optional_object(params, "metadata"),
     )
-
-
-def _read_message(wire: _MessageV01) -> Message:
-    check_parts(wire.parts, "message.parts")
-    for role in ROLES:
-        if role == wire.role:
-            return Message("", role, tuple([read_part(part) for part in wire.parts]), null_as_absent(wire.metadata))
-    raise Unreadable(invalid("message.role", f"must be one of {', '.join(ROLES)}"))
 
 
 def _read_push_config(push: _PushConfigV01) -> PushConfig:

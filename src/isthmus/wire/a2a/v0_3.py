@@ -17,20 +17,23 @@ from isthmus.model.tasks import (
     ABSENT,
     DataPart,
     FilePart,
-    Message,
     Part,
     Role,
-    Task,
-    TaskArtifactUpdate,
     TaskState,
-    TaskStatusUpdate,
     TextPart,
     Update,
 )
-from isthmus.wire.a2a.fields import (
+from isthmus.wire.a2a.objects import (
     ID,
+    ArtifactObject,
+    ArtifactUpdateObject,
     Members,
+    MessageObject,
+    ObjectForm,
     Reader,
+    StatusObject,
+    StatusUpdateObject,
+    TaskObject,
     bounded_id,
     check_object,
     data_as_object,
@@ -40,23 +43,15 @@ from isthmus.wire.a2a.fields import (
     optional,
     optional_id,
     optional_object,
+    read_cancel_task,
+    read_get_task,
+    read_subscribe,
     read_with,
     required,
     restore_data,
 )
-from isthmus.wire.a2a.objects import (
-    ArtifactObject,
-    ArtifactUpdateObject,
-    MessageObject,
-    ObjectForm,
-    StatusObject,
-    StatusUpdateObject,
-    TaskObject,
-    read_cancel_task,
-    read_get_task,
-    read_subscribe,
-)
 from isthmus.wire.a2a.operations import (
+    PROBLEMS,
     A2aProblem,
     CreatePushConfig,
     DeletePushConfig,
@@ -70,8 +65,8 @@ from isthmus.wire.a2a.operations import (
     PushConfigPage,
     SendMessage,
     TaskPage,
+    plain_error,
 )
-from isthmus.wire.a2a.problems import PROBLEMS, plain_error
 from isthmus.wire.jsonrpc import Payload
 
 name: DialectName = "0.3"
@@ -230,6 +225,10 @@ FORM: ObjectForm[PartV03, MessageV03, StatusV03, ArtifactV03, TaskV03] = ObjectF
     status_type=StatusObject,
     artifact_type=ArtifactV03,
     task_type=TaskV03,
+    status_update_type=StatusUpdateV03,
+    artifact_update_type=ArtifactUpdateV03,
+    is_wrapped=False,
+    omits_false=False,
 )
 
 
@@ -338,49 +337,10 @@ METHODS = frozenset(_READERS)
 # Results.
 
 
-def write_sent(sent: Task | Message, history_length: int | None) -> Payload:
-    """Write the result of `SendMessage`."""
-    if isinstance(sent, Message):
-        return _encode(FORM.write_message(sent, sent.context, None))
-    return _encode(FORM.write_task(sent, history_length))
-
-
-def write_task(task: Task, history_length: int | None) -> Payload:
-    """Write the result of `GetTask`, which is also the body of a push notification."""
-    return _encode(FORM.write_task(task, history_length))
-
-
-def write_cancelled(task: Task) -> Payload:
-    """Write the result of `CancelTask`."""
-    return _encode(FORM.write_task(task, None))
-
-
-def write_update(update: Update) -> Payload:
-    """Write a stream event."""
-    match update:
-        case Task() | Message():
-            return write_sent(update, None)
-        case TaskStatusUpdate():
-            status = FORM.write_status(update.status, update.context, update.task)
-            written = StatusUpdateV03(
-                taskId=update.task,
-                contextId=update.context,
-                status=status,
-                final=update.is_last,
-                metadata=update.metadata,
-            )
-            return _encode(written)
-        case TaskArtifactUpdate():
-            artifact = FORM.write_artifact(update.artifact)
-            chunk = ArtifactUpdateV03(
-                taskId=update.task,
-                contextId=update.context,
-                artifact=artifact,
-                append=update.is_more,
-                lastChunk=update.is_complete,
-                metadata=update.metadata,
-            )
-            return _encode(chunk)
+write_sent = FORM.encode_sent
+write_task = FORM.encode_task
+write_cancelled = FORM.encode_cancelled
+write_update = FORM.encode_update
 
 
 def write_tasks(page: TaskPage, asked: ListTasks) -> Payload:

@@ -22,21 +22,24 @@ from isthmus.model.tasks import (
     ENDED,
     DataPart,
     FilePart,
-    Message,
     Part,
     Role,
-    Task,
-    TaskArtifactUpdate,
     TaskState,
-    TaskStatusUpdate,
     TextPart,
     Update,
 )
 from isthmus.wire.a2a import v0_3
-from isthmus.wire.a2a.fields import (
+from isthmus.wire.a2a.objects import (
     ID,
+    ArtifactObject,
+    ArtifactUpdateObject,
     Members,
+    MessageObject,
+    ObjectForm,
     Reader,
+    StatusObject,
+    StatusUpdateObject,
+    TaskObject,
     Unreadable,
     bounded_id,
     check_object,
@@ -51,15 +54,6 @@ from isthmus.wire.a2a.fields import (
     read_with,
     required,
     restore_data,
-)
-from isthmus.wire.a2a.objects import (
-    ArtifactObject,
-    ArtifactUpdateObject,
-    MessageObject,
-    ObjectForm,
-    StatusObject,
-    StatusUpdateObject,
-    TaskObject,
 )
 from isthmus.wire.a2a.operations import (
     A2aProblem,
@@ -271,6 +265,8 @@ FORM: ObjectForm[PartRest, MessageRest, StatusRest, ArtifactRest, TaskRest] = Ob
     status_type=StatusRest,
     artifact_type=ArtifactRest,
     task_type=TaskRest,
+    status_update_type=StatusUpdateRest,
+    artifact_update_type=ArtifactUpdateRest,
     parts_name="content",
     has_references=False,
     other_states={"TASK_STATE_CANCELED": "canceled"},
@@ -386,49 +382,10 @@ _READERS: dict[str, Reader] = {
 # Results.
 
 
-def write_sent(sent: Task | Message, history_length: int | None) -> Payload:
-    """Write the result of `SendMessage`."""
-    if isinstance(sent, Message):
-        return _encode({"message": FORM.write_message(sent, sent.context, None)})
-    return _encode({"task": FORM.write_task(sent, history_length)})
-
-
-def write_task(task: Task, history_length: int | None) -> Payload:
-    """Write the result of `GetTask`."""
-    return _encode(FORM.write_task(task, history_length))
-
-
-def write_cancelled(task: Task) -> Payload:
-    """Write the result of `CancelTask`."""
-    return _encode(FORM.write_task(task, None))
-
-
-def write_update(update: Update) -> Payload:
-    """Write a stream event."""
-    match update:
-        case Task() | Message():
-            return write_sent(update, None)
-        case TaskStatusUpdate():
-            status = FORM.write_status(update.status, update.context, update.task)
-            written = StatusUpdateRest(
-                taskId=update.task,
-                contextId=update.context,
-                status=status,
-                final=update.is_last,
-                metadata=update.metadata,
-            )
-            return _encode({"statusUpdate": written})
-        case TaskArtifactUpdate():
-            artifact = FORM.write_artifact(update.artifact)
-            chunk = ArtifactUpdateRest(
-                taskId=update.task,
-                contextId=update.context,
-                artifact=artifact,
-                append=update.is_more or None,
-                lastChunk=update.is_complete or None,
-                metadata=update.metadata,
-            )
-            return _encode({"artifactUpdate": chunk})
+write_sent = FORM.encode_sent
+write_task = FORM.encode_task
+write_cancelled = FORM.encode_cancelled
+write_update = FORM.encode_update
 
 
 def write_tasks(page: TaskPage, asked: ListTasks) -> Payload:
@@ -455,6 +412,4 @@ def write_deleted() -> Payload:
     return b"{}"
 
 
-def write_problem(problem: A2aProblem) -> tuple[int, str, Payload | None]:
-    """Code, message and data of a JSON-RPC error."""
-    return v0_3.write_problem(problem)
+write_problem = v0_3.write_problem

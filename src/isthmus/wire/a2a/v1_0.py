@@ -19,23 +19,26 @@ from isthmus.model.tasks import (
     ENDED,
     DataPart,
     FilePart,
-    Message,
     Part,
     Role,
-    Task,
-    TaskArtifactUpdate,
     TaskState,
-    TaskStatusUpdate,
     TextPart,
     Update,
 )
-from isthmus.wire.a2a.fields import (
+from isthmus.wire.a2a.objects import (
     COUNT,
     FLAG,
     ID,
     STRING,
+    ArtifactObject,
+    ArtifactUpdateObject,
     Members,
+    MessageObject,
+    ObjectForm,
     Reader,
+    StatusObject,
+    StatusUpdateObject,
+    TaskObject,
     Unreadable,
     bounded_id,
     camel_members,
@@ -47,20 +50,11 @@ from isthmus.wire.a2a.fields import (
     optional_id,
     optional_object,
     parse_timestamp,
-    read_with,
-    required,
-)
-from isthmus.wire.a2a.objects import (
-    ArtifactObject,
-    ArtifactUpdateObject,
-    MessageObject,
-    ObjectForm,
-    StatusObject,
-    StatusUpdateObject,
-    TaskObject,
     read_cancel_task,
     read_get_task,
     read_subscribe,
+    read_with,
+    required,
 )
 from isthmus.wire.a2a.operations import (
     A2aProblem,
@@ -76,8 +70,8 @@ from isthmus.wire.a2a.operations import (
     PushConfigPage,
     SendMessage,
     TaskPage,
+    error_1_0,
 )
-from isthmus.wire.a2a.problems import error_1_0
 from isthmus.wire.jsonrpc import Payload
 
 name: DialectName = "1.0"
@@ -175,6 +169,9 @@ FORM: ObjectForm[PartV10, MessageV10, StatusV10, ArtifactV10, TaskV10] = ObjectF
     status_type=StatusObject,
     artifact_type=ArtifactObject,
     task_type=TaskObject,
+    status_update_type=StatusUpdateObject,
+    artifact_update_type=ArtifactUpdateObject,
+    has_final=False,
 )
 
 
@@ -251,7 +248,7 @@ def _read_push_config(push: _PushConfigV10) -> PushConfig:
     return PushConfig(push.url, id, push.token or None, auth.scheme or None, auth.credentials or None)
 
 
-def _read_list(params: Members) -> ListTasks:
+def _read_list_tasks(params: Members) -> ListTasks:
     state = optional(STRING, params, "status") or UNSPECIFIED
     if state != UNSPECIFIED and state not in FORM.state_of:
         raise Unreadable(invalid("status", f"must be one of {', '.join(FORM.state_of)}"))
@@ -277,23 +274,22 @@ def _read_create_push(params: Members) -> CreatePushConfig:
     return CreatePushConfig(task, _read_push_config(push))
 
 
-def _read_list_push(params: Members) -> ListPushConfigs:
-    size = optional(COUNT, params, "pageSize") or PAGE_SIZE
-    return ListPushConfigs(required(ID, params, "taskId"), size, optional(STRING, params, "pageToken") or "")
-
-
 _READERS: dict[str, Reader] = {
     "SendMessage": partial(_read_send, is_stream=False),
     "SendStreamingMessage": partial(_read_send, is_stream=True),
     "GetTask": read_get_task,
-    "ListTasks": _read_list,
+    "ListTasks": _read_list_tasks,
     "CancelTask": read_cancel_task,
     "SubscribeToTask": read_subscribe,
     "CreateTaskPushNotificationConfig": _read_create_push,
     "GetTaskPushNotificationConfig": lambda params: GetPushConfig(
         required(ID, params, "taskId"), required(ID, params, "id")
     ),
-    "ListTaskPushNotificationConfigs": _read_list_push,
+    "ListTaskPushNotificationConfigs": lambda params: ListPushConfigs(
+        required(ID, params, "taskId"),
+        optional(COUNT, params, "pageSize") or PAGE_SIZE,
+        optional(STRING, params, "pageToken") or "",
+    ),
     "DeleteTaskPushNotificationConfig": lambda params: DeletePushConfig(
         required(ID, params, "taskId"), required(ID, params, "id")
     ),
@@ -317,44 +313,10 @@ class _PushConfigPageV10(Struct, omit_defaults=True):
     nextPageToken: str = ""
 
 
-def write_sent(sent: Task | Message, history_length: int | None) -> Payload:
-    """Write the result of `SendMessage`."""
-    if isinstance(sent, Message):
-        return _encode({"message": FORM.write_message(sent, sent.context, None)})
-    return _encode({"task": FORM.write_task(sent, history_length)})
-
-
-def write_task(task: Task, history_length: int | None) -> Payload:
-    """Write the result of `GetTask`."""
-    return _encode(FORM.write_task(task, history_length))
-
-
-def write_cancelled(task: Task) -> Payload:
-    """Write the result of `CancelTask`."""
-    return _encode(FORM.write_task(task, None))
-
-
-def write_update(update: Update) -> Payload:
-    """Write a stream event, which is also the body of a push notification."""
-    match update:
-        case Task() | Message():
-            return write_sent(update, None)
-        case TaskStatusUpdate():
-            status = FORM.write_status(update.status, update.context, update.task)
-            written = StatusUpdateV10(
-                taskId=update.task, contextId=update.context, status=status, metadata=update.metadata
-            )
-            return _encode({"statusUpdate": written})
-        case TaskArtifactUpdate():
-            chunk = ArtifactUpdateV10(
-                taskId=update.task,
-                contextId=update.context,
-                artifact=FORM.write_artifact(update.artifact),
-                append=update.is_more or None,
-                lastChunk=update.is_complete or None,
-                metadata=update.metadata,
-            )
-            return _encode({"artifactUpdate": chunk})
+write_sent = FORM.encode_sent
+write_task = FORM.encode_task
+write_cancelled = FORM.encode_cancelled
+write_update = FORM.encode_update
 
 
 def write_tasks(page: TaskPage, asked: ListTasks) -> Payload:

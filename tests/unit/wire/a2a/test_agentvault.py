@@ -21,7 +21,7 @@ from isthmus.model.tasks import (
     TextPart,
 )
 from isthmus.wire.a2a import agentvault
-from isthmus.wire.a2a.fields import parse_timestamp
+from isthmus.wire.a2a.objects import parse_timestamp
 from isthmus.wire.a2a.operations import (
     A2aProblem,
     CancelTask,

@@ -24,8 +24,7 @@ from isthmus.model.tasks import (
     TextPart,
 )
 from isthmus.wire.a2a import v1_0
-from isthmus.wire.a2a.operations import A2aProblem, SendMessage
-from isthmus.wire.a2a.problems import PROBLEMS
+from isthmus.wire.a2a.operations import PROBLEMS, A2aProblem, SendMessage
 from isthmus.wire.a2a.protobuf import (
     CLASSES,
     METHODS,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from isthmus.model.tasks import ABSENT, Message, TextPart
-from isthmus.wire.a2a import fields
+from isthmus.wire.a2a import objects as fields
 from isthmus.wire.a2a.operations import A2aProblem, GetTask
 from tests.unit.wire.a2a.samples import AT, TIME, some_json, some_object, steady
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import get_args
 
-from isthmus.wire.a2a import problems
+from isthmus.wire.a2a import operations as problems
 from isthmus.wire.a2a.operations import A2aProblem, ProblemKind
 
 KINDS = frozenset(get_args(ProblemKind))
