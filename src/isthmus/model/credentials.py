@@ -169,7 +169,14 @@ class OAuthSettings:
             self.idp_issuer,
             self.idp_token_endpoint,
         )
-        return any(_is_at(place, scheme, host, port) for place in (*named, *self.origins) if place)
+        for place in filter(None, (*named, *self.origins)):
+            text = place.rstrip("/")
+            parts = _split(text.removesuffix(":*"))
+            if parts is None or (parts.scheme, parts.hostname.lower()) != (scheme, host):
+                continue
+            if text.endswith(":*") or port == (parts.port or {"http": 80, "https": 443}.get(parts.scheme)):
+                return True
+        return False
 
 
 NO_HEADERS: Mapping[str, str] = {}
@@ -250,15 +257,6 @@ class _Parts(NamedTuple):
     hostname: str
     port: int | None
     fragment: str
-
-
-def _is_at(place: str, scheme: str, host: str, port: int) -> bool:
-    """Whether a URL has this origin; the port may be `*`."""
-    is_any = place.rstrip("/").endswith(":*")
-    parts = _split(place.rstrip("/").removesuffix(":*"))
-    if parts is None or (parts.scheme, parts.hostname.lower()) != (scheme, host):
-        return False
-    return is_any or port == (parts.port or {"http": 80, "https": 443}.get(parts.scheme))
 
 
 ANYONE = OAuthSettings()
