@@ -15,9 +15,11 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import TypeVar
+
+_T = TypeVar("_T")
 
 LONG_BYTES = 256 * 1024
 """Passes over less take well under a millisecond."""
@@ -38,6 +40,31 @@ async def pause_after(size: int) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         in_turn(partial(_go_on, turn))
         await turn
+
+
+async def in_passes(passes: Generator[None, None, _T], size: int) -> _T:
+    """Do the passes over something of so many bytes, with pauses between them if it is long; return their result."""
+    while True:
+        try:
+            next(passes)
+        except StopIteration as done:
+            value: _T = done.value
+            return value
+        await pause_after(size)
+
+
+def in_turns(passes: Generator[None, None, _T], then: Callable[[_T], None]) -> None:
+    """Do passes, each in a turn of its own, and pass on their result."""
+
+    def step() -> None:
+        try:
+            next(passes)
+        except StopIteration as done:
+            then(done.value)
+        else:
+            in_turn(step)
+
+    in_turn(step)
 
 
 def in_turn(step: Callable[[], None]) -> None:
@@ -115,8 +142,6 @@ _line = _Line()
 
 PROTOBUF_BYTES = 16 * 1024
 """Protobuf's forms of JSON are read and written in Python, at 50 ns a byte: from here on it takes a millisecond."""
-
-_T = TypeVar("_T")
 
 
 async def aside(size: int, work: Callable[[], _T], *, over: int = LONG_BYTES) -> _T:

@@ -11,18 +11,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable
+from functools import partial
 from typing import Protocol
 
 import structlog
 
 from isthmus.core.calls.inflight import InFlight
+from isthmus.core.pauses import in_turns
 from isthmus.core.settings import Limits
 from isthmus.model.calls import NOT_ASKED, LogMessage, OnReply, Question
 from isthmus.model.faults import BadReply, Fault, ServerError
 from isthmus.model.names import ServerName
 from isthmus.transport.flow_control import WriteBatch
 from isthmus.upstream.link import BaseLink
-from isthmus.upstream.waiters import CallWaiter, Waiter, log_alone, lost, waiter_for
+from isthmus.upstream.waiters import LATER_BYTES, CallWaiter, Waiter, log_alone, lost, waiter_for
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Malformed, Notification, Payload, Request, Response
 from isthmus.wire.mcp import modern
@@ -196,6 +198,10 @@ class DuplexLink(BaseLink):
 
     def read(self, text: bytes) -> None:
         """Handle one message of the server."""
+        if len(text) > LATER_BYTES and (sent := self._answered(jsonrpc.answer_start(text))) is not None:
+            passes = jsonrpc.decode_passes(text, max_depth=self.limits.depth, max_values=None)
+            in_turns(passes, partial(self._take_long_answer, sent))
+            return
         message = jsonrpc.decode(text, max_depth=self.limits.depth, max_values=None)
         match message:
             case Response(id=id):
@@ -215,6 +221,17 @@ class DuplexLink(BaseLink):
                 self._log_garbage(text)
                 return
         self._garbage = 0
+
+    def _take_long_answer(self, sent: SentRequest, message: jsonrpc.Message) -> None:
+        self._garbage = 0
+        match message:
+            case Response():
+                sent.waiter.result(message.result)
+            case ErrorReply():
+                self.on_error_reply(sent.waiter, message)
+            case _:
+                detail = message.message if isinstance(message, Malformed) else "not a JSON-RPC answer"
+                sent.waiter.fail(BadReply(self.server, detail))
 
     def _answered(self, id: Payload | None) -> SentRequest | None:
         """Take the pending request that a response is for; None for an unknown or outdated id."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import KeysView, Mapping
+from collections.abc import Generator, KeysView, Mapping
 from functools import cache
 from itertools import accumulate
 from typing import Annotated, TypeAlias, TypeVar
@@ -129,14 +129,12 @@ def decode(body: bytes, *, max_depth: int = MAX_DEPTH, max_values: int | None = 
     `max_values` is for callers' messages, parts of which are decoded. Responses of servers stay raw.
     """
     if len(body) > SHORTEST_CROWD_BYTES:
-        if max_values is None and len(body) > LONG_BYTES and (answer := _plain_answer(body, max_depth)) is not None:
-            return answer
+        if len(body) > LONG_BYTES:
+            return finish(decode_passes(body, max_depth=max_depth, max_values=max_values))
         if (refused := _refused_early(body, max_depth)) is not None:
             return refused
         if max_values is not None and is_dense(body, max_values):
             return _too_dense(body, max_values)
-        if len(body) > LONG_BYTES:
-            return _decode_long(body, max_depth)
     try:
         # msgspec does not look inside strings that stay raw, so their encoding is checked here.
         _ = body.isascii() or body.decode()
@@ -146,6 +144,48 @@ def decode(body: bytes, *, max_depth: int = MAX_DEPTH, max_values: int | None = 
     if _holds_more(envelope, body):
         return _decode_carefully(body, max_depth)
     return _too_deep(max_depth, envelope.id) if _is_deeper(body, max_depth) else _message(envelope)
+
+
+# Long texts are read in passes, each of which takes well under a millisecond a megabyte. What reads a long text is a
+# generator that yields between passes, so that the event loop can serve others meanwhile.
+
+Passes: TypeAlias = Generator[None, None, _T]
+
+PASS_BYTES = 1024 * 1024
+"""What one pass reads, where a pass can be cut."""
+
+
+def finish(passes: Passes[_T]) -> _T:
+    """Do all passes at once."""
+    while True:
+        try:
+            next(passes)
+        except StopIteration as done:
+            value: _T = done.value
+            return value
+
+
+def decode_passes(body: bytes, *, max_depth: int = MAX_DEPTH, max_values: int | None = VALUES_MAX) -> Passes[Message]:
+    """The passes of `decode` over a long message."""
+    if max_values is None and (answer := (yield from _plain_answer(body, max_depth))) is not None:
+        return answer
+    if (refused := _refused_early(body, max_depth)) is not None:
+        return refused
+    yield
+    if max_values is not None and (yield from _dense_passes(body, max_values)):
+        return _too_dense(body, max_values)
+    yield
+    try:
+        yield from _encoding_passes(body)
+        envelope = _decode_envelope(body)
+    except (*_NOT_JSON, RecursionError):
+        return _decode_carefully(body, max_depth)
+    yield
+    if not _fills(envelope, body) and _holds_more(envelope, body):
+        yield
+        return _decode_carefully(body, max_depth)
+    is_deeper = yield from _is_deeper_long(body, max_depth)
+    return _too_deep(max_depth, envelope.id) if is_deeper else _message(envelope)
 
 
 class _PlainAnswer(Struct):
@@ -159,28 +199,18 @@ class _PlainAnswer(Struct):
 _decode_plain_answer = msgspec.json.Decoder(_PlainAnswer).decode
 
 
-def _plain_answer(body: bytes, max_depth: int) -> Message | None:
+def _plain_answer(body: bytes, max_depth: int) -> Passes[Message | None]:
     """Read a long response in one pass, if it has the usual form; None if it needs the careful way."""
     try:
-        check_encoding(body)
+        yield from _encoding_passes(body)
         answer = _decode_plain_answer(body)
     except (*_NOT_JSON, RecursionError):
         return None
     if answer.jsonrpc != "2.0" or not _is_id(answer.id) or not _is_plain_answer(answer.result, body):
         return None
-    return _too_deep(max_depth, answer.id) if _is_deeper_long(body, max_depth) else Response(answer.id, answer.result)
-
-
-def _decode_long(body: bytes, max_depth: int) -> Message:
-    """Read a long message with as few passes as possible."""
-    try:
-        check_encoding(body)
-        envelope = _decode_envelope(body)
-    except (*_NOT_JSON, RecursionError):
-        return _decode_carefully(body, max_depth)
-    if _holds_more(envelope, body):
-        return _decode_carefully(body, max_depth)
-    return _too_deep(max_depth, envelope.id) if _is_deeper_long(body, max_depth) else _message(envelope)
+    yield
+    is_deeper = yield from _is_deeper_long(body, max_depth)
+    return _too_deep(max_depth, answer.id) if is_deeper else Response(answer.id, answer.result)
 
 
 def decode_reply(body: bytes, *, max_depth: int = MAX_DEPTH) -> Message:
@@ -195,6 +225,12 @@ def decode_reply(body: bytes, *, max_depth: int = MAX_DEPTH) -> Message:
     return decode(
         render({name: value for name, value in members.items() if name != idle}), max_depth=max_depth, max_values=None
     )
+
+
+def answer_start(body: bytes) -> Raw | None:
+    """The request id at the start of a response in the usual form, which may turn out to be malformed."""
+    begins = _ANSWER.match(body)
+    return None if begins is None else Raw(begins[1])
 
 
 def answered_in(body: bytes) -> Raw | None:
@@ -213,18 +249,27 @@ def answered_in(body: bytes) -> Raw | None:
 
 def decode_object(body: bytes, *, max_depth: int = MAX_DEPTH, max_values: int | None = VALUES_MAX) -> Raw | Malformed:
     """Read a body that is one JSON object but not a message, with the checks of `decode`."""
-    if max_values is not None and is_dense(body, max_values):
+    return finish(object_passes(body, max_depth=max_depth, max_values=max_values))
+
+
+def object_passes(
+    body: bytes, *, max_depth: int = MAX_DEPTH, max_values: int | None = VALUES_MAX
+) -> Passes[Raw | Malformed]:
+    """The passes of `decode_object`."""
+    if max_values is not None and (yield from _dense_passes(body, max_values)):
         return _too_dense(b"", max_values)
     try:
-        check_encoding(body)
+        yield from _encoding_passes(body)
         value = _decode_value(body)
     except _NOT_JSON:
         return Malformed(PARSE_ERROR, "the body is not one JSON value in UTF-8", None)
     except RecursionError:
         return _too_deep(max_depth, _ABSENT)
+    yield
     if long_object_members(body.strip()) is None:
         return _invalid("the body must be an object that has no member twice", _ABSENT)
-    return _too_deep(max_depth, _ABSENT) if _is_deeper_long(body, max_depth) else value
+    yield
+    return _too_deep(max_depth, _ABSENT) if (yield from _is_deeper_long(body, max_depth)) else value
 
 
 def elements(body: bytes, most: int) -> list[bytes] | None:
@@ -371,6 +416,20 @@ def _holds_more(envelope: _Envelope, body: bytes) -> bool:
     return body.count(b'"') != marks + 2 * len(kept) + b"".join(kept).count(b'"')
 
 
+def _fills(envelope: _Envelope, body: bytes) -> bool:
+    """Whether the members of a message leave no room in its text for a dropped member. False proves nothing."""
+    written = 1 + len('"jsonrpc":"2.0",')
+    for name in ("id", "result", "error"):
+        value = getattr(envelope, name)
+        written += 0 if value is _ABSENT else len(name) + len(memoryview(value)) + 4
+    if envelope.method is not UNSET:
+        written += len("method") + len(envelope.method.encode()) + 6
+    if envelope.params is not UNSET:
+        inner = sum(len(key.encode()) + len(memoryview(value)) + 4 for key, value in envelope.params.items())
+        written += len("params") + 4 + 1 + max(inner, 1)
+    return len(body) - written < _SHORTEST_MEMBER
+
+
 _OTHERS = rb'"jsonrpc"\s*:\s*"2\.0"\s*,\s*"id"\s*:\s*(?:[0-9]{1,18}|"[^"\\]{0,200}")\s*'
 _PLAIN_HEAD = re.compile(rb"\s*\{\s*(" + _OTHERS + rb',\s*)?"result"\s*:\s*')
 _PLAIN_TAIL = re.compile(rb"\s*(,\s*" + _OTHERS + rb")?\}\s*\Z")
@@ -422,12 +481,18 @@ def check_encoding(text: bytes) -> None:
     Raises:
         UnicodeDecodeError: it is not UTF-8.
     """
+    finish(_encoding_passes(text))
+
+
+def _encoding_passes(text: bytes) -> Passes[None]:
+    """The passes of `check_encoding`."""
     if text.isascii():
         return
     view, at = memoryview(text), 0
     while at < len(text):
         is_last = at + PIECE_BYTES >= len(text)
         at += codecs.utf_8_decode(view[at : at + PIECE_BYTES], "strict", is_last)[1]
+        yield
 
 
 def _are_unique(members: Mapping[str, Raw], text: bytes) -> bool:
@@ -513,19 +578,36 @@ _NEITHER_COMMA_MARK_NOR_DIGIT = bytes(set(range(256)) - set(b',"0'))
 
 def is_dense(text: bytes, most: int) -> bool:
     """Whether a body has more values in it than `most`, or numbers that take long to read; members count once."""
+    return finish(_dense_passes(text, most))
+
+
+def _dense_passes(text: bytes, most: int) -> Passes[bool]:
+    """The passes of `is_dense`."""
     if len(text) <= 2 * most:
         return False
-    if text.count(b",") + text.count(b"[") + text.count(b"{") > most:
+    separators = 0
+    for at in range(0, len(text), PASS_BYTES):
+        separators += sum(text.count(mark, at, at + PASS_BYTES) for mark in (b",", b"[", b"{"))
+        yield
+    if separators > most:
         plain = _without_escapes(text)
+        yield
         # A member has two strings at most.
-        if plain.count(b'"') > 4 * most or len(_outside_strings(plain, _NEITHER_SEPARATOR_NOR_MARK)) > most:
+        if plain.count(b'"') > 4 * most:
             return True
+        yield
+        if len(_outside_strings(plain, _NEITHER_SEPARATOR_NOR_MARK)) > most:
+            return True
+        yield
     # Every fortieth byte is enough to find a run of so many digits.
     if _LONG_NUMBER[::_STRIDE] not in text[::_STRIDE].translate(_DIGITS_AS_ZEROS):
         return False
+    yield
     zeros = text.translate(_DIGITS_AS_ZEROS)
+    yield
     if _LONG_NUMBER not in zeros:
         return False
+    yield
     return _LONG_NUMBER in _outside_strings(_without_escapes(zeros), _NEITHER_COMMA_MARK_NOR_DIGIT)
 
 
@@ -566,38 +648,47 @@ _SHALLOW = 3
 """Levels taken off by replacement before counting; it shrinks wide texts at least fourfold."""
 
 
-def _is_deeper_long(text: bytes, max_depth: int) -> bool:
+def _is_deeper_long(text: bytes, max_depth: int) -> Passes[bool]:
     """The same for a long text, which nearly always has very few or very many brackets."""
     half = max_depth // 2
-    return (_has_over(text, b"[", half) or _has_over(text, b"{", half)) and _depth(text) > max_depth
+    if not _has_over(text, b"[", half) and not _has_over(text, b"{", half):
+        return False
+    yield
+    return (yield from _depth_passes(text)) > max_depth
 
 
 def _is_deeper(text: bytes, max_depth: int) -> bool:
     if text.count(b"[") + text.count(b"{") <= max_depth:
         return False
-    return _depth(text) > max_depth
+    return finish(_depth_passes(text)) > max_depth
 
 
-def _depth(text: bytes) -> int:
+def _depth_passes(text: bytes) -> Passes[int]:
     """How deep valid JSON is nested, in time linear in its length."""
-    shape = _brackets(text)
+    # The brackets outside strings, all of them square.
+    if b"\\" in text:
+        text = text.replace(b"\\\\", b"")
+        yield
+        text = text.replace(b'\\"', b"")
+        yield
+    text = _without_strings(text)
+    yield
+    pieces: list[bytes] = []
+    for at in range(0, len(text), PASS_BYTES):
+        pieces.append(text[at : at + PASS_BYTES].translate(_SQUARE, _NEITHER_BRACKET_NOR_MARK))
+        yield
+    # Two adjacent marks are a string without brackets or the seam of two strings: dropping them moves no
+    # bracket into or out of a string, and leaves few strings to cut out.
+    shape = b"".join(_fewer_marks(b"".join(pieces)).split(b'"')[::2])
+    yield
     for level in range(_SHALLOW):
         if not shape:
             return level
         shape = shape.replace(b"[]", b"")
+        yield
     # Between two innermost pairs the text only closes and then opens: the deepest points are at the splits.
     steps = (piece.count(b"[") - piece.count(b"]") for piece in shape.split(b"[]"))
     return _SHALLOW + bool(shape) + max(accumulate(steps))
-
-
-def _brackets(text: bytes) -> bytes:
-    """The brackets outside strings, all of them square."""
-    if b"\\" in text:
-        text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
-    text = _without_strings(text).translate(_SQUARE, _NEITHER_BRACKET_NOR_MARK)
-    # Two adjacent marks are a string without brackets or the seam of two strings: dropping them moves no
-    # bracket into or out of a string, and leaves few strings to cut out.
-    return b"".join(_fewer_marks(text).split(b'"')[::2])
 
 
 def _fewer_marks(text: bytes) -> bytes:

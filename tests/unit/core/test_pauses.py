@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import partial
 
 import pytest
 
-from isthmus.core.pauses import LONG_BYTES, aside, in_turn, pause_after, rest_while
+from isthmus.core.pauses import LONG_BYTES, aside, in_passes, in_turn, in_turns, pause_after, rest_while
 
 pytestmark = pytest.mark.asyncio
 
@@ -92,3 +92,33 @@ async def test_a_step_that_fails_does_not_stop_the_others() -> None:
     in_turn(lambda: done.set_result(None))
     await asyncio.wait_for(done, 5)
     assert len(failures) == 1
+
+
+def passes(count: int, done: list[int]) -> Generator[None, None, str]:
+    """So many passes."""
+    for number in range(count):
+        done.append(number)
+        yield
+    return "read"
+
+
+async def test_passes_over_something_long_have_pauses_between_them() -> None:
+    done: list[int] = []
+    loop = asyncio.get_running_loop()
+    reading = asyncio.ensure_future(in_passes(passes(3, done), LONG_BYTES + 1))
+    seen: set[int] = set()
+    while not reading.done():
+        loop.call_soon(lambda: seen.add(len(done)))
+        await asyncio.sleep(0)
+    assert (await reading, seen) == ("read", {1, 2, 3})
+    done.clear()
+    assert await in_passes(passes(3, done), LONG_BYTES) == "read"
+
+
+async def test_passes_without_a_task_pass_their_result_on() -> None:
+    done: list[int] = []
+    read: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    in_turns(passes(3, done), read.set_result)
+    assert done == []
+    assert await asyncio.wait_for(read, 5) == "read"
+    assert done == [0, 1, 2]

@@ -627,3 +627,22 @@ def test_the_depth_of_long_bodies_is_bounded(pair: bytes, levels: int, *, is_dee
 def test_long_numbers_are_found_wherever_they_are(before: int, digits: int, *, is_dense: bool) -> None:
     text = b'["%b",%b,"%b"]' % (b"x" * before, b"7" * digits, b"x" * 300_000)
     assert jsonrpc.is_dense(text, 100_000) == is_dense
+
+
+@pytest.mark.parametrize("extra", ["", '"x":1,', '"id":7,', '"params":{},', '"method":"b",'])
+@pytest.mark.parametrize("space", ["", " "])
+def test_a_long_message_is_read_in_passes_with_the_same_result(extra: str, space: str) -> None:
+    text = "é,[{" * 300_000
+    body = f'{{{extra}"jsonrpc":{space}"2.0","id":1,"method":"a","params":{{"name":"n","arguments":{{"t":"{text}"}}}}}}'
+    passes, count = jsonrpc.decode_passes(body.encode()), 0
+    while True:
+        try:
+            next(passes)
+            count += 1
+        except StopIteration as done:
+            read = done.value
+            break
+    assert count > 3
+    assert read == jsonrpc.decode(body.encode())
+    is_read = extra in ("", '"x":1,')
+    assert isinstance(read, jsonrpc.Request if is_read else jsonrpc.Malformed), read

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 
 import structlog
 
-from isthmus.core.pauses import LONG_BYTES, aside, pause_after
+from isthmus.core.pauses import LONG_BYTES, aside, in_passes, pause_after
 from isthmus.core.tasks.live_task import LiveTask
 from isthmus.core.tasks.record import TaskRecord
 from isthmus.frontends.a2a.cards import CARD_PATHS, AgentCards
@@ -353,8 +353,11 @@ class _A2aRpcRequest(_A2aHttpRequest):
         """Serve it."""
         if not is_json(self._fields):
             return self._refuse(DIALECTS["1.0"], None, NOT_JSON)
-        request, is_long = jsonrpc.decode(body), len(body) > LONG_BYTES
-        if is_long:
+        is_long = len(body) > LONG_BYTES
+        if not is_long:
+            request = jsonrpc.decode(body)
+        else:
+            request = await in_passes(jsonrpc.decode_passes(body), len(body))
             await pause_after(len(body))
         if isinstance(request, Malformed):
             if _has_invalid_method(request, body):

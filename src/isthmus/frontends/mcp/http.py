@@ -14,7 +14,7 @@ from functools import partial
 import msgspec
 
 from isthmus.core.calls.inflight import Bucket, Deadlines, InFlight
-from isthmus.core.pauses import pause_after
+from isthmus.core.pauses import LONG_BYTES, in_passes, pause_after
 from isthmus.frontends.http.auth import Authenticator, Denied, Fields, Headers
 from isthmus.frontends.http.request_cycle import (
     JSON,
@@ -386,8 +386,12 @@ class McpHttpRequest:
         body = self._peer.take_body()
         if body is None and ((body := await read_body(receive)) is None or not self._is_still_admitted(scope)):
             return None
-        message = jsonrpc.decode(body, max_depth=self._hub.limits.depth)
-        await pause_after(len(body))
+        depth = self._hub.limits.depth
+        if len(body) <= LONG_BYTES:
+            message = jsonrpc.decode(body, max_depth=depth)
+        else:
+            message = await in_passes(jsonrpc.decode_passes(body, max_depth=depth), len(body))
+            await pause_after(len(body))
         match message:
             case Request():
                 await self._request(message)
@@ -440,8 +444,12 @@ class McpHttpRequest:
 
     async def _batch_element(self, element: bytes, reply: BatchReply, session: HttpSession) -> None:
         await pause_after(len(element))
-        message = jsonrpc.decode(element, max_depth=self._hub.limits.depth)
-        await pause_after(len(element))
+        depth = self._hub.limits.depth
+        if len(element) <= LONG_BYTES:
+            message = jsonrpc.decode(element, max_depth=depth)
+        else:
+            message = await in_passes(jsonrpc.decode_passes(element, max_depth=depth), len(element))
+            await pause_after(len(element))
         match message:
             case Request(method=method) if method == "initialize" or self._is_modern(message):
                 text = f"{method} must not be part of a batch"

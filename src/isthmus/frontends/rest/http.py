@@ -17,7 +17,7 @@ import msgspec
 
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.view import View
-from isthmus.core.pauses import pause_after
+from isthmus.core.pauses import LONG_BYTES, in_passes, pause_after
 from isthmus.core.ports import RelayAdmin
 from isthmus.frontends.http.auth import Authenticator, Denied, Fields
 from isthmus.frontends.http.request_cycle import (
@@ -59,7 +59,7 @@ from isthmus.model.calls import (
 from isthmus.model.faults import Fault, UnknownPrompt, UnknownTool
 from isthmus.model.names import ServerName
 from isthmus.wire import sse
-from isthmus.wire.jsonrpc import Malformed, decode_object, object_members, render
+from isthmus.wire.jsonrpc import Malformed, decode_object, object_members, object_passes, render
 from isthmus.wire.mcp.calls import EMPTY_OBJECT, read_request
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListShape
 
@@ -283,8 +283,13 @@ class RestRequest:
         if left.is_set():
             return
         finished: asyncio.Future[None] = self._frontend.loop.create_future()
-        call = self._read_call(body)
-        await pause_after(len(body))
+        read = None
+        if self.operation.body is not None and len(body) > LONG_BYTES:
+            read = await in_passes(object_passes(body, max_depth=self._hub.limits.depth), len(body))
+            await pause_after(len(body))
+            if left.is_set():
+                return
+        call = self._read_call(body, read)
         self._begin(call, lambda: None if finished.done() else finished.set_result(None))
         await finished
 
@@ -319,7 +324,8 @@ class RestRequest:
             exchange.open()
         return None
 
-    def _read_call(self, body: bytes) -> Call | Problem:
+    def _read_call(self, body: bytes, read: msgspec.Raw | Malformed | None = None) -> Call | Problem:
+        """The call that a request asks for; `read` is its body, if that has been read."""
         timeout, given = None, self.parameter("timeout")
         if given is not None:
             try:
@@ -333,7 +339,8 @@ class RestRequest:
             return level
         arguments = EMPTY_OBJECT
         if self.operation.body is not None and body:
-            read = decode_object(body, max_depth=self._hub.limits.depth)
+            if read is None:
+                read = decode_object(body, max_depth=self._hub.limits.depth)
             if isinstance(read, Malformed):
                 return refusal("bad_request", read.message[0].upper() + read.message[1:])
             arguments = read

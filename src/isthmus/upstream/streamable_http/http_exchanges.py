@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from isthmus.core.pauses import in_turn
+from isthmus.core.pauses import in_turn, in_turns
 from isthmus.core.settings import Limits
 from isthmus.model.faults import BadReply, Fault, ServerError
 from isthmus.model.names import ServerName
@@ -256,9 +256,21 @@ class Post:
         elif self._rest is not None:
             self._miss(f"it answered HTTP {self._status} to the request to resume its stream", self._rest)
         elif self._size > LATER_BYTES:
-            in_turn(self._read_whole)  # a long response in its own turn of the event loop
+            in_turn(self._read_late)
         else:
-            self._read_whole()
+            self._read_whole(b"".join(self._chunks))
+
+    def _read_late(self) -> None:
+        """Read a long response in turns of the event loop of its own."""
+        if not self.is_over:
+            body = b"".join(self._chunks)
+            self._chunks = []
+            passes = jsonrpc.decode_passes(body, max_depth=self._link.limits.depth, max_values=None)
+            in_turns(passes, self._take_late)
+
+    def _take_late(self, message: jsonrpc.Message) -> None:
+        if not self.is_over:
+            self._take(message)
 
     def on_lost(self, lost_: ConnectionLost) -> None:
         """The connection broke; after the response, that does not matter."""
@@ -302,11 +314,10 @@ class Post:
 
     # -- JSON ------------------------------------------------------------------------------------------------------
 
-    def _read_whole(self) -> None:
-        if self.is_over:
-            return
-        body = b"".join(self._chunks)
-        message = jsonrpc.decode(body, max_depth=self._link.limits.depth, max_values=None) if body else None
+    def _read_whole(self, body: bytes) -> None:
+        self._take(jsonrpc.decode(body, max_depth=self._link.limits.depth, max_values=None) if body else None)
+
+    def _take(self, message: jsonrpc.Message | None) -> None:
         if self._status == OK and isinstance(message, Response | ErrorReply):
             self._answer(message)
             return
