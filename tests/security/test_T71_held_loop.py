@@ -11,14 +11,18 @@ for how long its event loop was busy without a pause, in processor time: never f
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 
+import grpc
+import httpx2
 import pytest
 import pytest_asyncio
+from google.protobuf import json_format
 
+from isthmus.wire.a2a.protobuf import CLASSES, METHODS, SERVICE
 from tests.face.wire import BASE, Reply, connected, encoded, key_header, modern, modern_headers, rendered, until
-from tests.hubs import HubProcess, serving
+from tests.hubs import TRUSTED, HubProcess, serving
 from tests.security.heavy_inputs import FAMILIES, HELD, KINDS, Field, driven, longest, open_field
 
 pytestmark = pytest.mark.xdist_group("held_loop")
@@ -76,6 +80,47 @@ async def asked(hub: HubProcess, sent: bytes) -> Reply:
     async with connected(hub.port) as wire:
         await wire.say(sent)
         return await wire.reply()
+
+
+@pytest.mark.asyncio
+async def test_bytes_over_grpc_count_together_with_those_over_http(tmp_path: Path) -> None:
+    limits = {"caller_bytes": 1_000_000, "tenant_bytes": 1_500_000}
+    part = {"data": {"tool": "builtin.echo", "arguments": ARGUMENTS}}
+    given = CLASSES[METHODS["SendMessage"][0]]
+    message = {"message": {"messageId": "m1", "role": "ROLE_USER", "parts": [part]}}
+    sent: bytes = json_format.ParseDict(message, given()).SerializeToString()
+    async with (
+        serving(tmp_path, callers=CALLERS, limits=limits, a2a={"grpc_port": 0}) as hub,
+        connected(hub.port) as holding,
+        httpx2.AsyncClient(verify=TRUSTED) as http,
+    ):
+        card = (await http.get(f"http://127.0.0.1:{hub.port}/.well-known/agent-card.json")).json()
+        (address,) = (each["url"] for each in card["supportedInterfaces"] if each["protocolBinding"] == "GRPC")
+        async with grpc.aio.insecure_channel(address) as channel:
+            send = channel.unary_unary(f"/{SERVICE}/SendMessage")
+
+            def asking(caller: str) -> Awaitable[bytes]:
+                metadata = (("authorization", f"Bearer {CALLERS[caller]['key']}"), ("a2a-version", "1.0"))
+                answer: Awaitable[bytes] = send(sent, metadata=metadata, timeout=60.0)
+                return answer
+
+            assert len(await asking("ann")) > 700_000
+            held = request("/mcp", "ann")
+            await holding.say(held[:-1])
+
+            async def is_refused() -> bool:
+                try:
+                    await asking("ann")
+                except grpc.aio.AioRpcError as error:
+                    said = f"{error.code()} {error.details()}"
+                    return "RESOURCE_EXHAUSTED" in said and "too_many_bytes" in said
+                return False
+
+            await until(is_refused)
+            assert len(await asking("ben")) > 700_000
+            await holding.say(held[-1:])
+            assert (await holding.reply()).status == 200
+            assert len(await asking("ann")) > 700_000
 
 
 @pytest.mark.asyncio

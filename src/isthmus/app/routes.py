@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from isthmus.core.access.bytes_in_flight import BytesInFlight
+from isthmus.core.access.bytes_in_flight import COUNTED_BYTES, BytesInFlight
 from isthmus.frontends.a2a.http import A2aHttp
 from isthmus.frontends.http.auth import COMING_FROM, Authenticator, Fields
 from isthmus.frontends.http.request_cycle import (
@@ -31,9 +31,6 @@ from isthmus.frontends.wellknown.http import WellKnown
 from isthmus.model.calls import Surface
 from isthmus.model.names import ServerName
 from isthmus.wire import jsonrpc
-
-COUNTED_BYTES = 64 * 1024
-"""Shorter bodies are not counted; the listener reads that much ahead of every connection."""
 
 
 class Face(Protocol):

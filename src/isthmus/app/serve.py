@@ -272,8 +272,8 @@ async def serve(
         health = Health(running.hub, auth, lambda: isinstance(journal, HealthReportingJournal) and journal.is_failing)
         faces: dict[str, Face] = {**dict.fromkeys(HEALTH_PATHS, health), **dict.fromkeys(SSE_PATHS, sse)}
         routes = Routes(running.surface, mcp, rest, faces, agent, well_known, shown, oauth)
-        http_listener = _http_listener(configuration, auth, routes, (mcp, sse, agent), shown)
-        grpc = await open_grpc(running, agent, auth)
+        in_flight, http_listener = _http_listener(configuration, auth, routes, (mcp, sse, agent), shown)
+        grpc = await open_grpc(running, agent, auth, in_flight)
         port = await http_listener.open()
         ports.append(port)
         tokens.listen_at(port)
@@ -329,8 +329,8 @@ def _http_listener(
     routes: Routes,
     streaming: Sequence[StreamingFace],
     relay: RelayHttp | None,
-) -> HttpListener:
-    """The HTTP listener; streams of frontends must end before it can close."""
+) -> tuple[BytesInFlight, HttpListener]:
+    """The HTTP listener and the count of its long requests; streams of frontends must end before it can close."""
     limits = configuration.hub.limits
     in_flight = BytesInFlight(limits.caller_bytes, limits.tenant_bytes)
     counted = CountedRequests(routes, auth, in_flight, limits.request_bytes)
@@ -353,7 +353,7 @@ def _http_listener(
         streaming = (*streaming, relay)
     for face in streaming:
         http_listener.on_drain(face.end_streams)
-    return http_listener
+    return in_flight, http_listener
 
 
 def _well_known(running: RunningHub, identities: Identities, auth: Authenticator) -> WellKnown | None:

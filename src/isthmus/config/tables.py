@@ -146,7 +146,7 @@ HUB_TABLES: Mapping[str, HubTable] = {
             "tenant_calls": "Calls of one tenant that run or wait in the whole hub, where several tenants share it;"
             " `[tenants.NAME] max_calls` sets it for one.",
             "caller_bytes": "Bytes of requests over 64 KiB that one caller may have in progress, from the header"
-            " to the answer. More gets 429 and `too_many_bytes` (`executed: no`). The relay, gRPC and stdio do not"
+            " to the answer. More gets 429 and `too_many_bytes` (`executed: no`). The relay and stdio do not"
             " count.",
             "tenant_bytes": "The same for all callers of a tenant together.",
             "tools_per_server": "Entries of each list of a server.",

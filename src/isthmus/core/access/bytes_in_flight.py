@@ -1,7 +1,8 @@
 """Counts the bytes of long requests that each caller and each tenant has in progress.
 
 A request counts from its header, with the length that it announces, until it is answered. Short requests are not
-counted: the number of connections bounds them. `app.routes` uses it before a frontend reads the body.
+counted: the number of connections bounds them. `app.routes` uses it before a frontend reads the body,
+and gRPC once it has read a message.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from collections import Counter
 
 from isthmus.model.callers import Caller
 from isthmus.model.faults import TooManyBytes
+
+COUNTED_BYTES = 64 * 1024
+"""Shorter requests are not counted; the listener reads that much ahead of every connection."""
 
 
 class BytesInFlight:

@@ -24,7 +24,7 @@ DETAIL_LENGTH_MAX = 300
 EXPLAINED_BYTES_MAX = 64 * 1024
 """For longer arguments there is no explanation: finding one copies and quotes all of them."""
 
-BUDGET_NS = 4_000_000
+BUDGET_NS = 6_000_000
 """How long one check may block the event loop, by its estimate, which is an upper bound: about twice the real time."""
 
 INLINE_SCHEMA_BYTES = 32 * 1024

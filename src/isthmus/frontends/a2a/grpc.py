@@ -18,6 +18,7 @@ from urllib.parse import unquote
 import grpc
 from msgspec import Struct
 
+from isthmus.core.access.bytes_in_flight import COUNTED_BYTES, BytesInFlight
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.pauses import PROTOBUF_BYTES, aside, pause_after
 from isthmus.core.tasks.live_task import LiveTask
@@ -91,6 +92,8 @@ class A2aGrpc:
         self._background = background
         self._settings = settings
         self._server: Any = None
+        self.in_flight: BytesInFlight | None = None
+        """Bounds the bytes of long requests, together with those over HTTP."""
         self.bases: tuple[str, ...] = ()
         """Where it may be called, for proofs that name where they are sent; set by who knows, once it listens."""
 
@@ -161,7 +164,18 @@ class A2aGrpc:
         request = await self._request(context)
         # The key may have been revoked while the request arrived.
         caller = await self._caller(fields, context, scope)
-        call = _A2aGrpcRequest(self._face, caller, _Client(), fields)
+        counted = self.in_flight if len(request) > COUNTED_BYTES else None
+        if counted is not None and (refused := counted.enter(caller, len(request))) is not None:
+            await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"{refused.reason}: {refused.message}")
+        try:
+            return await self._do(method, request, context, _A2aGrpcRequest(self._face, caller, _Client(), fields))
+        finally:
+            if counted is not None:
+                counted.leave(caller, len(request))
+
+    async def _do(
+        self, method: str, request: bytes, context: Any, call: _A2aGrpcRequest
+    ) -> tuple[_A2aGrpcRequest, Payload | LiveTask]:
         # The desk finishes what it begins, whoever waits for it: a task may be kept and not yet known as begun.
         work = self._background.spawn("a call over gRPC", call.do(method, request))
         try:
