@@ -454,8 +454,8 @@ class ResponseReader:
         self._silence = self._loop.call_later(SILENCE_SECONDS, self._give_up, why)
 
     def _give_up(self, why: str) -> None:
-        assert self._request is not None
-        self._end(ConnectionLost(why, self._request.may_have_left))
+        # A hub of this process may respond before `send` returns.
+        self._end(ConnectionLost(why, self._request is None or self._request.may_have_left))
 
     def _end(self, response: HubResponse | ConnectionLost) -> None:
         if not self._done.done():

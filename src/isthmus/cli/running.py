@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
-from isthmus.app.process_setup import family_in, keep_private
+from isthmus.app.process_setup import family_in, keep_private, raise_limit
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.telemetry.logs import configure
 from isthmus.transport.process_tree import claim_process
@@ -59,25 +59,13 @@ def run_service(work: Coroutine[Any, Any, T], state: str | None) -> T:
 
     First ends the processes that a killed hub with the same state folder left behind. Without a folder, there are none.
     """
-    raise_descriptor_limit()
+    raise_limit(DESCRIPTORS_WANTED)
     claim_process()
     if not os.environ.get(DEBUGGABLE_VARIABLE):
         keep_private()
     family = nullcontext() if state is None else family_in(Path(state))
     with family, asyncio.Runner(loop_factory=_fast_loop()) as runner:
         return runner.run(work)
-
-
-def raise_descriptor_limit() -> None:
-    """Raise the limit of open files as far as allowed, up to `DESCRIPTORS_WANTED`."""
-    try:
-        import resource
-    except ImportError:  # Windows has no such limit
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else min(DESCRIPTORS_WANTED, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:

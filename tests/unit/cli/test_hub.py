@@ -25,8 +25,10 @@ from isthmus.cli.hub import (
     CallFailure,
     HubCall,
     HubClient,
+    HubResponse,
     LocalSource,
     RemoteSource,
+    ResponseReader,
     command_failed,
     open_hub,
     read_failure,
@@ -40,6 +42,7 @@ from isthmus.frontends.rest.http import RESPONDERS, RestRequest
 from isthmus.model.calls import Event, Progress, Result, Surface
 from isthmus.model.faults import FAULTS, NotConnected, ServerError, TimedOut
 from isthmus.model.names import ServerName
+from isthmus.transport.http import ConnectionLost
 from isthmus.upstream.settings import HttpSettings, ServerSettings, StdioSettings
 from isthmus.wire.mcp.lists import TOOLS
 from tests.hubs import PATIENT, serving, stdio, write_config
@@ -109,6 +112,18 @@ async def test_a_call_is_the_command_lines_own_in_the_audit_log(
         assert isinstance(echoed, Result)
     await show_tail(file, 10, follows=False, is_json=True)
     assert '"command"' in capsys.readouterr().out
+
+
+async def test_a_response_may_come_before_its_request_is_known_to_be_sent() -> None:
+    for body, response in [
+        (b"event: result\ndata: {}\n\n", HubResponse(200, b"{}", "result")),
+        (b"event: progress\ndata: {}\n\n", ConnectionLost("its stream ended before the result", may_have_left=True)),
+    ]:
+        reader = ResponseReader(lambda _: None)
+        reader.on_head(200, {"content-type": "text/event-stream"})
+        reader.on_body(body)
+        reader.on_end()
+        assert await reader.wait() == response
 
 
 async def test_a_server_that_does_not_come_in_time_is_told_as_starting() -> None:
