@@ -11,7 +11,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from isthmus.frontends.mcp.sessions import SESSIONS_MAX
+from isthmus.frontends.mcp.http_streams import SESSIONS_MAX
 from isthmus.frontends.mcp.subscriptions import SUBSCRIPTIONS_MAX
 from tests.faults.caller import Caller
 from tests.faults.scripted import hub_of

@@ -382,8 +382,9 @@ def waiter_for(inflight: InFlight) -> CallWaiter:
     for its result; to the caller it is an ordinary call. Calls that ask for a task themselves, or are about one, are
     not changed.
     """
-    call = inflight.call
-    if call.kind != "tool" or not call.comes_back or TASK in call.extra or not _is_task(inflight.target.feature):
+    call, route = inflight.call, inflight.route
+    assert route is not None, "the hub has found it before a call is sent"
+    if call.kind != "tool" or not call.comes_back or TASK in call.extra or not _is_task(route.feature):
         return CallWaiter(inflight)
     inflight.call = msgspec.structs.replace(call, extra={**call.extra, TASK: msgspec.Raw(b"{}")})
     return _TaskStart(inflight)

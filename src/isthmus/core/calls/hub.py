@@ -527,8 +527,11 @@ def use_cache(hub: Hub, inflight: InFlight) -> Outcome | None:
     return cached
 
 
-def assign(hub: Hub, inflight: InFlight) -> Fault | None:
-    """Find the queue of the tool's server and start the clock."""
+def submit(hub: Hub, inflight: InFlight) -> Fault | None:
+    """Start the clock and submit the call to its server's queue, which sends, queues or refuses it.
+
+    Arguments that take long to check go to the worker before that, and every call to the audit log, if it must have it.
+    """
     assert inflight.route is not None
     server = inflight.route.feature.server
     server_queue = hub.server_queues.get(server)
@@ -545,12 +548,6 @@ def assign(hub: Hub, inflight: InFlight) -> Fault | None:
     longest = hub.limits.hard_seconds if call.lasts or call.kind == "task_result" else server_queue.timeout
     inflight.limit(longest if wanted is None else min(wanted, longest), hub.deadlines)
     inflight.server_queue = server_queue
-    return None
-
-
-def submit(hub: Hub, inflight: InFlight) -> Fault | None:
-    """Submit the call to its server's queue, which sends, queues or refuses it; first to the worker or audit log."""
-    assert inflight.server_queue is not None
     if inflight.carriage is EXPENSIVE:
         assert hub.validation is not None
         inflight.carriage = None
@@ -559,7 +556,7 @@ def submit(hub: Hub, inflight: InFlight) -> Fault | None:
     if hub.audit_gate is not None:
         hub.audit_gate.begin(inflight, hub.send)
         return None
-    return inflight.server_queue.submit(inflight)
+    return server_queue.submit(inflight)
 
 
-STAGES: tuple[Stage, ...] = (find, validate, use_cache, assign, submit)
+STAGES: tuple[Stage, ...] = (find, validate, use_cache, submit)

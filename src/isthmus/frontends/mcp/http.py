@@ -32,12 +32,18 @@ from isthmus.frontends.http.request_cycle import (
     respond,
 )
 from isthmus.frontends.mcp.batches import BATCH_MAX, BATCHES_VERSION, BatchReply
-from isthmus.frontends.mcp.event_store import CallStream, ConnectionStream
 from isthmus.frontends.mcp.exchange import ClientInput, JsonRpcReply, McpExchange, cancelled_reply, refuse
-from isthmus.frontends.mcp.http_streams import HttpEventStream, OpenStreams, set_over
+from isthmus.frontends.mcp.http_streams import (
+    CallStream,
+    ConnectionStream,
+    HttpEventStream,
+    HttpSession,
+    HttpSessions,
+    OpenStreams,
+    set_over,
+)
 from isthmus.frontends.mcp.input_required import SuspendedCall
 from isthmus.frontends.mcp.methods import VERSIONS, McpMethods, check_meta, client_capabilities
-from isthmus.frontends.mcp.sessions import HttpSession, HttpSessions
 from isthmus.frontends.mcp.subscriptions import CallerSubscriptions, TaskStatusNotifier
 from isthmus.frontends.mcp.tasks import needs_session
 from isthmus.model.callers import Caller

@@ -1,6 +1,6 @@
 """MCP before 2026-07-28: a handshake, a negotiated version, and (over HTTP) a session.
 
-Pure readers and writers for both ends of the handshake. The sessions are in `frontends.mcp.sessions`.
+Pure readers and writers for both ends of the handshake. The sessions are in `frontends.mcp.http_streams`.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from isthmus.frontends.http.request_cycle import CROWDED_BYTES, Peer
-from isthmus.frontends.mcp import event_store as module
-from isthmus.frontends.mcp.event_store import NotificationLog, StreamLog, StreamStore
+from isthmus.frontends.mcp import http_streams as module
+from isthmus.frontends.mcp.http_streams import NotificationLog, StreamLog, StreamStore
 from isthmus.wire.sse import SseDecoder, SseEvent
 from tests.unit.frontends.mcp.doubles import Client
 

@@ -8,7 +8,7 @@ import pytest
 
 from isthmus.core.ports import LateProgressExchange
 from isthmus.frontends.mcp.http import McpHttpExchange
-from isthmus.frontends.mcp.sessions import HttpSession, HttpSessions, SessionStream
+from isthmus.frontends.mcp.http_streams import HttpSession, HttpSessions, SessionStream
 from isthmus.frontends.mcp.tasks import public_id
 from isthmus.model.calls import EVERYTHING, Progress
 from isthmus.wire.mcp.tasks import RELATED

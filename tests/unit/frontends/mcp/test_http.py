@@ -18,7 +18,7 @@ from isthmus.frontends.http.auth import Authenticator, Fields, OriginGuard
 from isthmus.frontends.http.request_cycle import PEER, Message
 from isthmus.frontends.mcp import http as exchanges
 from isthmus.frontends.mcp import http as module
-from isthmus.frontends.mcp import sessions
+from isthmus.frontends.mcp import http_streams
 from isthmus.frontends.mcp.http import McpHttp
 from isthmus.frontends.mcp.input_required import ModernClientInput
 from isthmus.model.callers import Caller, Grants
@@ -850,14 +850,14 @@ async def test_ending_a_session_ends_its_streams_at_once() -> None:
 
 async def test_sessions_that_nobody_uses_go_without_another_being_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SWEEP_SECONDS", 0.001)
-    monkeypatch.setattr(sessions, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(http_streams, "IDLE_SECONDS", 0.0)
     face = Face()
     await polling(face)
     await until(lambda: not len(face.http.sessions))
-    monkeypatch.setattr(sessions, "IDLE_SECONDS", 3600.0)
+    monkeypatch.setattr(http_streams, "IDLE_SECONDS", 3600.0)
     await polling(face)
     await until(lambda: len(face.http.sessions) == 1)
-    monkeypatch.setattr(sessions, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(http_streams, "IDLE_SECONDS", 0.0)
     await until(lambda: not len(face.http.sessions))
 
 

@@ -14,9 +14,8 @@ from isthmus.core.calls.inflight import Deadlines
 from isthmus.frontends.http import request_cycle
 from isthmus.frontends.http.request_cycle import CROWDED_BYTES, KeepAlive
 from isthmus.frontends.mcp import http as module
-from isthmus.frontends.mcp.event_store import ConnectionStream
 from isthmus.frontends.mcp.http import McpHttpExchange
-from isthmus.frontends.mcp.sessions import HttpSession, HttpSessions, SessionStream
+from isthmus.frontends.mcp.http_streams import ConnectionStream, HttpSession, HttpSessions, SessionStream
 from isthmus.model.calls import EVERYTHING, LOG_LEVELS, Kind, LogLevel, LogMessage, Question, Reply
 from isthmus.model.faults import Cancelled, TimedOut, UnknownResource, UnknownTool
 from isthmus.wire.jsonrpc import Response

@@ -6,8 +6,8 @@ import pytest
 
 from isthmus.core.watch.server_tasks import LinkSession, ServerTask, ServerTasks
 from isthmus.frontends.http.request_cycle import CROWDED_BYTES
-from isthmus.frontends.mcp import sessions as module
-from isthmus.frontends.mcp.sessions import IDLE_SECONDS, UNSENT_TASKS_MAX, HttpSessions, SessionStream
+from isthmus.frontends.mcp import http_streams as module
+from isthmus.frontends.mcp.http_streams import IDLE_SECONDS, UNSENT_TASKS_MAX, HttpSessions, SessionStream
 from isthmus.frontends.mcp.subscriptions import CallerSubscriptions, TaskStatusNotifier
 from isthmus.frontends.mcp.tasks import public_id
 from isthmus.model.callers import Caller, Grants
