@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
@@ -70,17 +71,13 @@ class GrpcService(Protocol):
 
 def check_grpc(configuration: Configuration, find: Callable[[str], object] = find_spec) -> None:
     """Raises: ConfigError if gRPC is configured and cannot be spoken."""
-    if configuration.a2a.grpc_port is None or all(_is_there(name, find) for name in NEEDED):
+    if configuration.a2a.grpc_port is None:
         return
+    with suppress(ModuleNotFoundError):  # of `google` itself
+        if all(find(name) is not None for name in NEEDED):
+            return
     said = "grpc_port needs a library that is not installed; get it with: pip install 'isthmus[grpc]'"
     raise ConfigError(Place(configuration.file, A2A).mistake(ValueError(said)))
-
-
-def _is_there(name: str, find: Callable[[str], object]) -> bool:
-    try:
-        return find(name) is not None
-    except ModuleNotFoundError:  # of `google` itself
-        return False
 
 
 async def open_grpc(

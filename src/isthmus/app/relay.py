@@ -64,13 +64,14 @@ class Relay:
         """Restore servers that dialled in before, and start checking tokens."""
         await self._running.dialins.recall()
         self._running.dialins.on_come = self._collector.joined
-        self._running.background.spawn("tokens of the relay", self._look_after())
 
-    async def _look_after(self) -> None:
-        while True:
-            await asyncio.sleep(RECHECK_SECONDS)
-            self.recheck()
-            self._collector.look()
+        async def recheck_regularly() -> None:
+            while True:
+                await asyncio.sleep(RECHECK_SECONDS)
+                self.recheck()
+                self._collector.look()
+
+        self._running.background.spawn("tokens of the relay", recheck_regularly())
 
     def recheck(self) -> None:
         """Close sockets whose token is no longer valid."""

@@ -140,22 +140,19 @@ async def _find_keys(issuer: str, fetcher: Fetcher) -> str:
     )
     for place in places:
         answer = await fetcher.get("its metadata", place)
-        if answer.status == 200:
-            return _read_place(answer.body, issuer)
+        if answer.status != 200:
+            continue
+        try:
+            said = msgspec.json.decode(answer.body, type=_Metadata)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise KeysNotFound("its metadata cannot be read") from error
+        if said.issuer != issuer:
+            # Otherwise write access to one path of a host would be enough to impersonate all its issuers.
+            raise KeysNotFound("its metadata is of another issuer than the one that is configured")
+        if not said.jwks_uri:
+            raise KeysNotFound("its metadata does not say where its keys are")
+        return said.jwks_uri
     raise KeysNotFound("it publishes no metadata: say where its keys are, as jwks")
-
-
-def _read_place(document: bytes, issuer: str) -> str:
-    try:
-        said = msgspec.json.decode(document, type=_Metadata)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise KeysNotFound("its metadata cannot be read") from error
-    if said.issuer != issuer:
-        # Otherwise write access to one path of a host would be enough to impersonate all its issuers.
-        raise KeysNotFound("its metadata is of another issuer than the one that is configured")
-    if not said.jwks_uri:
-        raise KeysNotFound("its metadata does not say where its keys are")
-    return said.jwks_uri
 
 
 log = structlog.get_logger(__name__)
