@@ -111,7 +111,10 @@ class OriginGuard:
         self._listed = frozenset(_configured_origin(entry) for entry in allowed_origins)
         self._origins = {*self._listed}
         self._is_loopback = is_loopback(bind_host)
-        self._hosts = _served_hosts(bind_host, named_hosts) if self._is_loopback or named_hosts else None
+        self._hosts: set[str] | None = named_hosts or None
+        if self._is_loopback:
+            bound = f"[{bind_host}]" if ":" in bind_host and not bind_host.startswith("[") else bind_host
+            self._hosts = named_hosts | LOOPBACK_NAMES | {_configured_host(bound)}
         self._public_host = ""
         if public_url is not None:
             # Behind a proxy the Host may be ours or the public one, and the page's Origin is the public one.
@@ -227,13 +230,6 @@ def _is_address(host: str) -> bool:
         return bool(ipaddress.ip_address(host.strip("[]")))
     except ValueError:
         return False
-
-
-def _served_hosts(bind_host: str, named_hosts: set[str]) -> set[str]:
-    if not is_loopback(bind_host):
-        return set(named_hosts)
-    bound = f"[{bind_host}]" if ":" in bind_host and not bind_host.startswith("[") else bind_host
-    return named_hosts | LOOPBACK_NAMES | {_configured_host(bound)}
 
 
 def _parse_authority(text: str) -> tuple[str, int | None] | None:
