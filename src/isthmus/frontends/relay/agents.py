@@ -11,7 +11,7 @@ import asyncio
 import base64
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeAlias
 
 import msgspec
@@ -340,7 +340,11 @@ class DeviceTools:
 
     def __init__(self, tools: Iterable[DeviceTool], frame_bytes: int) -> None:
         """Tools whose definition is longer than half a frame cannot be listed, and are left out."""
-        fitting = [entry for entry in tools if _size(entry.route.feature.definition) <= frame_bytes // 2]
+        fitting: list[DeviceTool] = []
+        for entry in tools:
+            definition = entry.route.feature.definition.items()
+            if sum(len(key) + len(memoryview(value)) + 4 for key, value in definition) <= frame_bytes // 2:
+                fitting.append(entry)
         names = exposed_names((entry.server_id, entry.tool) for entry in fitting)
         self.entries: dict[str, DeviceTool] = dict(zip(names, fitting, strict=True))
         self._frame_bytes = frame_bytes
@@ -386,10 +390,6 @@ class DeviceTools:
         except ValueError:
             return None
         return position if text.startswith(self.digest) and position >= 0 else 0
-
-
-def _size(definition: Mapping[str, msgspec.Raw]) -> int:
-    return sum(len(key) + len(memoryview(value)) + 4 for key, value in definition.items())
 
 
 def _listed(name: str, entry: DeviceTool) -> bytes:

@@ -80,25 +80,22 @@ def tools_of(card: AgentCard, server: ServerName) -> dict[str, SkillTool]:
             digits = hashlib.blake2b(f"{skill.id} {len(tools)}".encode(errors="replace"), digest_size=3).hexdigest()
             name = f"{name[: NAME_LENGTH_MAX - 7]}_{digits}"
         has_schema = _is_of_object(skill.input_schema)
+        examples = [f"- {example}" for example in skill.examples[:EXAMPLES_MAX]]
+        paragraphs = (
+            skill.description,
+            "\n".join(["For example:", *examples]) if examples else "",
+            f"Tags: {', '.join(skill.tags)}" if skill.tags else "",
+        )
+        description = "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
         definition = {
             "name": Raw(_encode(name)),
             "title": Raw(_encode(skill.name)),
-            "description": Raw(_encode(_description(skill))),
+            "description": Raw(_encode(description)),
             "inputSchema": skill.input_schema if has_schema else WORDS_SCHEMA,
             **({"outputSchema": skill.output_schema} if has_schema and _is_of_object(skill.output_schema) else {}),
         }
         tools[name] = SkillTool(Tool.of(server, FeatureName(name), definition), skill.id, not has_schema)
     return tools
-
-
-def _description(skill: AgentSkill) -> str:
-    examples = [f"- {example}" for example in skill.examples[:EXAMPLES_MAX]]
-    paragraphs = (
-        skill.description,
-        "\n".join(["For example:", *examples]) if examples else "",
-        f"Tags: {', '.join(skill.tags)}" if skill.tags else "",
-    )
-    return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
 
 
 def _is_of_object(schema: Raw) -> bool:

@@ -451,13 +451,19 @@ def _block(part: Part, number: int, *, is_hub: bool) -> bytes:
             return _text(compact(data).decode())
         case FilePart(content=None):
             link = {"uri": part.url or "", "name": part.name or part.url or f"file {number + 1}"}
-            kind = {} if part.media_type is None else {"mimeType": part.media_type}
-            return _described(_encode({"type": "resource_link", **link, **kind}), said)
+            typed = {} if part.media_type is None else {"mimeType": part.media_type}
+            return _described(_encode({"type": "resource_link", **link, **typed}), said)
         case FilePart() if "uri" in said:
             named = {} if part.media_type is None else {"mimeType": Raw(_encode(part.media_type))}
             return _embedded({**named, **said}, b'"blob":%b' % _encode(part.content))
         case FilePart():
-            return _described(_file(part, number), said)
+            kind = (part.media_type or "").partition("/")[0].lower()
+            if kind in ("image", "audio"):
+                return _described(_encode({"type": kind, "data": part.content, "mimeType": part.media_type}), said)
+            uri = f"a2a:file/{number + 1}/{quote(part.name or '', safe='')}"
+            mime_type = part.media_type or "application/octet-stream"
+            resource = {"uri": uri, "mimeType": mime_type, "blob": part.content}
+            return _described(_encode({"type": "resource", "resource": resource}), said)
 
 
 def _described(block: bytes, said: Mapping[str, Payload]) -> bytes:
@@ -475,12 +481,3 @@ def _embedded(said: Mapping[str, Payload], content: bytes) -> bytes:
 
 def _text(text: str) -> bytes:
     return b'{"type":"text","text":%b}' % _encode(text)
-
-
-def _file(file: FilePart, number: int) -> bytes:
-    kind = (file.media_type or "").partition("/")[0].lower()
-    if kind in ("image", "audio"):
-        return _encode({"type": kind, "data": file.content, "mimeType": file.media_type})
-    uri = f"a2a:file/{number + 1}/{quote(file.name or '', safe='')}"
-    resource = {"uri": uri, "mimeType": file.media_type or "application/octet-stream", "blob": file.content}
-    return _encode({"type": "resource", "resource": resource})

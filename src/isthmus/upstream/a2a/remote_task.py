@@ -215,12 +215,12 @@ class RemoteTask:
                 self._is_whole = False
         if error is not None:
             self._reject(error)
-        elif not isinstance(update, TaskArtifactUpdate):
-            self._apply_status(update.status, update if isinstance(update, Task) else None, is_whole=is_whole)
-
-    def _apply_status(self, status: TaskStatus, task: Task | None, *, is_whole: bool) -> None:
+            return
+        if isinstance(update, TaskArtifactUpdate):
+            return
+        status = update.status
         if status.state in ENDED:
-            self._end(status, task)
+            self._end(status, update if isinstance(update, Task) else None)
         elif status.state in WAITING and not self._was_answered(status):
             self._on_waiting(status)
         else:

@@ -167,6 +167,8 @@ class _Client:
     card_path = ""
     _methods: _MethodNames | None = None
     """None over plain HTTP, where the path names the operation."""
+    _wait: Mapping[bool, Mapping[str, bytes]] = {True: {"blocking": b"true"}, False: {"blocking": b"false"}}
+    """How a message requests to wait or not. Always written before 1.0, because agents differ in their default."""
     _form: ObjectForm[Any, Any, Any, Any, Any]
     _task: msgspec.json.Decoder[Any]
     _update: msgspec.json.Decoder[Any]
@@ -174,10 +176,6 @@ class _Client:
     @staticmethod
     def _read_event(wire: Any) -> Update | None:
         raise NotImplementedError
-
-    def _wait(self, operation: SendMessage) -> Mapping[str, bytes]:
-        # Always present before 1.0, because agents differ in their default.
-        return {"blocking": b"true" if operation.waits else b"false"}
 
     def write(self, operation: ClientOperation) -> tuple[str, bytes]:
         """The method and the parameters of a request; over plain HTTP, no method and the body."""
@@ -188,7 +186,7 @@ class _Client:
                     {
                         "acceptedOutputModes": _encode(operation.output_modes) if operation.output_modes else b"",
                         "historyLength": _number(operation.history_length),
-                        **self._wait(operation),
+                        **self._wait[operation.waits],
                     }
                 )
                 params: dict[str, Payload] = {
@@ -228,9 +226,7 @@ class ClientV10(_Client):
     _task = msgspec.json.Decoder(v1_0.TaskV10)
     _update = msgspec.json.Decoder(v1_0.UpdateV10)
     _read_event = staticmethod(v1_0.read_update)
-
-    def _wait(self, operation: SendMessage) -> Mapping[str, bytes]:
-        return {} if operation.waits else {"returnImmediately": b"true"}
+    _wait: Mapping[bool, Mapping[str, bytes]] = {True: {}, False: {"returnImmediately": b"true"}}
 
 
 class ClientV03(_Client):
