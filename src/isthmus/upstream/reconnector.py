@@ -178,7 +178,9 @@ class Reconnector:
             background,
             self._link_for_listing,
             is_at_hand=self._is_at_hand,
-            on_known=self._publish_by_capability,
+            on_known=lambda: self._publish_status(
+                variants=self._lists_by_capability.offers(self._listing, self.server_status.abilities)
+            ),
         )
         self._pool = self._make_pool()
         server_queue.pool = self._pool
@@ -553,9 +555,6 @@ class Reconnector:
         if self._link is not None and not (self._link.can_ask and self._link.lists_by_client):
             return None
         return self._lists_by_capability.load_lists(caller, client_caps)
-
-    def _publish_by_capability(self) -> None:
-        self._publish_status(variants=self._lists_by_capability.offers(self._listing, self.server_status.abilities))
 
     @asynccontextmanager
     async def _link_for_listing(self, caller: Caller, client_caps: ClientCapabilities) -> AsyncIterator[BaseLink]:

@@ -339,8 +339,14 @@ class _Stream:
             return
         if status in REDIRECTS:
             self.opened.set_result(("", headers.get("location", "")))
-        else:
-            self.opened.set_exception(_refusal(status, headers))
+        elif status in FORBIDDEN or status >= SERVER_TROUBLE:
+            failed = ConnectFailed(f"it answered HTTP {status}{ADVICE.get(status, '')}")
+            failed.login, failed.status = login_url(status, headers), status
+            self.opened.set_exception(failed)
+        else:  # not about credentials or trouble, so another transport may work
+            kind = media_type(headers)[:60] or "no content type"
+            wrong = WrongCarrier(f"it gives no event stream: it answered HTTP {status} with {kind}")
+            self.opened.set_exception(wrong)
 
     def on_body(self, chunk: bytes) -> None:
         """Handle events."""
@@ -379,16 +385,3 @@ class _Stream:
             self._link.ended(reason)
         elif not self.opened.done():
             self.opened.set_exception(ConnectFailed(reason))
-
-
-def _refusal(status: int, headers: Mapping[str, str]) -> ConnectFailed:
-    """Why an address gives no stream.
-
-    Another transport is only suggested if the status is not about credentials or trouble.
-    """
-    if status in FORBIDDEN or status >= SERVER_TROUBLE:
-        failed = ConnectFailed(f"it answered HTTP {status}{ADVICE.get(status, '')}")
-        failed.login, failed.status = login_url(status, headers), status
-        return failed
-    kind = media_type(headers)[:60] or "no content type"
-    return WrongCarrier(f"it gives no event stream: it answered HTTP {status} with {kind}")
