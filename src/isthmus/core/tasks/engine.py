@@ -150,7 +150,8 @@ class TaskEngine:
             recipients=draft.recipients,
         )
         live = LiveTask(record)
-        live.listeners.update(dict.fromkeys(draft.listeners))
+        if draft.listeners:
+            live.listeners.update(dict.fromkeys(draft.listeners))
         live.waits_for_login = draft.waits_for_login
         self._check_is_new(live)
         if draft.call is not None:
@@ -230,8 +231,7 @@ class TaskEngine:
 
     def _start_facts(self, live: LiveTask) -> tuple[Fact, ...]:
         """The audit fact that the call starts, if the record being written stands for sending it."""
-        audit_gate = self._hub.audit_gate
-        if audit_gate is None or live.writing_send is None or live.call is None:
+        if live.writing_send is None or live.call is None or (audit_gate := self._hub.audit_gate) is None:
             return ()
         return (audit_gate.start_fact(live.call, live.record.id),)
 
