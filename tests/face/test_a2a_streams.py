@@ -334,6 +334,12 @@ async def test_lists_are_paged_and_narrowed(agent: Agent) -> None:
     running = run("h.hold", of="list")
     running["message"]["contextId"] = "listed"
     made.insert(0, (await agent.ask("SendMessage", running | NOT_WAITING))["task"]["id"])
+
+    async def is_working() -> bool:
+        task = await agent.ask("GetTask", {"id": made[0]})
+        return bool(task["status"]["state"] == "TASK_STATE_WORKING")  # submitted until its server takes the call
+
+    await eventually(is_working, "the task works")
     assert await ids(agent, contextId="listed") == made
     assert await paged(agent, 3, contextId="listed") == [made[:3], made[3:6], made[6:]]
     assert await paged(agent, 4, contextId="listed") == [made[:4], made[4:]]

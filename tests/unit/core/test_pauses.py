@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from functools import partial
 
 import pytest
 
-from isthmus.core.pauses import LONG_BYTES, aside, in_passes, in_turn, in_turns, pause_after, rest_while
+from isthmus.core.pauses import LONG_BYTES, aside, in_passes, in_turn, in_turns, pause_after
 
 pytestmark = pytest.mark.asyncio
 
@@ -28,55 +27,18 @@ async def test_long_work_is_done_on_a_thread(size: int, *, is_here: bool) -> Non
     assert (await aside(size, threading.get_ident, over=10) == threading.get_ident()) == is_here
 
 
-@pytest.fixture
-def several() -> Iterator[None]:
-    rest_while(lambda: True)
-    yield
-    rest_while(lambda: False)
-
-
-def work(seconds: float) -> None:
-    """Use that much processor time."""
-    ends = time.thread_time() + seconds
-    while time.thread_time() < ends:
-        pass
-
-
-async def rest_after(seconds: float) -> float:
-    """How long the next step waits after one that took so long."""
+async def test_in_each_turn_one_long_step_is_done() -> None:
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[float] = loop.create_future()
-    in_turn(lambda: work(seconds))
-    in_turn(lambda: done.set_result(loop.time()))
-    begun = loop.time()
-    return await done - begun - seconds
-
-
-@pytest.mark.usefixtures("several")
-async def test_a_long_step_is_followed_by_a_rest_while_several_callers_are_active() -> None:
-    assert await rest_after(0.003) >= 0.07
-
-
-@pytest.mark.usefixtures("several")
-async def test_the_work_of_a_task_that_continues_counts_as_well() -> None:
-    async def read() -> None:
-        await pause_after(LONG_BYTES + 1)
-        work(0.003)
-
-    reading = asyncio.ensure_future(read())
-    await reading
-    begun = asyncio.get_running_loop().time()
-    await pause_after(LONG_BYTES + 1)
-    assert asyncio.get_running_loop().time() - begun >= 0.07
-
-
-@pytest.mark.usefixtures("several")
-async def test_a_short_step_is_followed_by_no_rest() -> None:
-    assert await rest_after(0.0) < 0.05
-
-
-async def test_nothing_rests_while_one_caller_is_alone() -> None:
-    assert await rest_after(0.003) < 0.05
+    done: list[int] = []
+    for number in range(3):
+        in_turn(partial(done.append, number))
+    seen: list[int] = []
+    while len(done) < 3:
+        turn: asyncio.Future[None] = loop.create_future()
+        loop.call_soon(turn.set_result, None)
+        await turn
+        seen.append(len(done))
+    assert seen == sorted(set(seen)), "never two in one turn, and no turn without one"
 
 
 def _fail(failures: list[object]) -> None:

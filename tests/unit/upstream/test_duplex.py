@@ -549,7 +549,7 @@ async def test_what_an_acknowledgement_leaves_out_is_refused() -> None:
     line.read(acknowledged(1, "file:///good"))
     async with asyncio.timeout(10):
         await good
-        with pytest.raises(ServerError, match="does not tell"):
+        with pytest.raises(ServerError, match="sends no updates"):
             await bad
     pipe.said()
     line.unsubscribe("file:///good")

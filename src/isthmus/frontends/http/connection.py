@@ -197,37 +197,6 @@ class ListenerState(ServerState):
         self.addresses = AddressCounts(settings.max_connections_per_address)
         self.turned_away = 0
         """Lingering connections beyond the limit. They count for their address only."""
-        self.latest: HttpServerConnection | None = None
-        """The connection that sent something last."""
-        self._earlier: HttpServerConnection | None = None
-        self._switched_at = self._several_until = float("-inf")
-
-    def switch_to(self, connection: HttpServerConnection) -> None:
-        """Another connection than before has sent something."""
-        self._earlier, self.latest = self.latest, connection
-        self._switched_at = connection.loop.time()
-
-    def forget(self, connection: HttpServerConnection) -> None:
-        """A connection has ended."""
-        if self.latest is connection:
-            self.latest = None
-        if self._earlier is connection:
-            self._earlier = None
-
-    def are_several_active(self) -> bool:
-        """Whether several callers sent something in the last second: other keys, or other connections without one."""
-        now = asyncio.get_running_loop().time()
-        both = [each for each in (self.latest, self._earlier) if each is not None]
-        if self._switched_at > now - ACTIVE_SECONDS and len({_identity(each) for each in both}) > 1:
-            self._several_until = now + ACTIVE_SECONDS
-        return now < self._several_until
-
-
-ACTIVE_SECONDS = 1.0
-
-
-def _identity(connection: HttpServerConnection) -> object:
-    return dict(connection.headers).get(b"authorization", connection)
 
 
 class HttpServerConnection(HttpToolsProtocol):
@@ -291,8 +260,6 @@ class HttpServerConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._ignores_input:
             return
-        if self.server_state.latest is not self:
-            self.server_state.switch_to(self)
         is_next = self._phase == "between"
         if is_next and self._cached_heads and self._takes_cached(data):
             return
@@ -327,7 +294,6 @@ class HttpServerConnection(HttpToolsProtocol):
             self.connections.discard(self)
             self.server_state.addresses.left(self._address)
             self.server_state.turned_away -= self._is_turned_away
-            self.server_state.forget(self)
 
     def _abandon_cycles(self) -> None:
         self._ignores_input = True
@@ -410,7 +376,6 @@ class HttpServerConnection(HttpToolsProtocol):
         if agreed.opening.group is None:
             # Without a known agent it is closed soon, and counts for its address until then.
             self.connections.discard(self)
-            self.server_state.forget(self)
             self.loop.call_later(LINGER_SECONDS, self.server_state.addresses.left, self._address)
         else:
             self._leave()

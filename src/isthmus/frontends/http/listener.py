@@ -22,7 +22,6 @@ from typing import Any, cast
 import structlog
 from uvicorn.config import Config
 
-from isthmus.core.pauses import rest_while
 from isthmus.frontends.http.connection import HttpServerConnection, ListenerState
 from isthmus.frontends.http.request_cycle import PEER, App, Peer, SyncHandler, call_contained
 from isthmus.frontends.http.settings import HttpListenerSettings
@@ -175,7 +174,6 @@ class HttpListener:
         self._listeners = [await loop.create_server(make, sock=sock, backlog=BACKLOG) for sock in sockets]
         self._timer = loop.call_later(self._settings.inspect_seconds, self._inspect_all)
         self._listening = sockets[0].fileno()
-        rest_while(self._state.are_several_active)
         return int(sockets[0].getsockname()[1])
 
     async def drain(self, within: float | None = None) -> bool:

@@ -167,20 +167,3 @@ async def test_a_door_may_be_closed_twice_and_without_being_opened() -> None:
     never_opened = HttpListener(Echo(), HttpListenerSettings())
     assert await never_opened.drain()
     await never_opened.close()
-
-
-async def test_several_callers_are_active_if_keys_or_connections_without_keys_alternate() -> None:
-    async def alternate(port: int, *keys: str) -> None:
-        async with AsyncExitStack() as stack:
-            visitors = [await stack.enter_async_context(visiting(port)) for _ in keys]
-            for _ in range(2):
-                for visitor, key in zip(visitors, keys, strict=True):
-                    visitor.say(request("/", b"", *([f"Authorization: Bearer {key}"] if key else [])))
-                    await visitor.hear()
-            results.append(door._state.are_several_active())
-
-    results: list[bool] = []
-    for keys in (("",), ("a", "a"), ("a", "b"), ("", "")):
-        async with opened(Echo()) as (door, port):
-            await alternate(port, *keys)
-    assert results == [False, False, True, True]
