@@ -18,8 +18,8 @@ import pytest_asyncio
 
 from tests.agents.doings import PIXEL, PLACE, STEPS
 from tests.conftest import Ledger
-from tests.face.test_a2a import Agent, run
 from tests.faults.watching import eventually
+from tests.frontends.test_a2a import Agent, run
 from tests.hubs import PATIENT, HubProcess, Raw, serving
 from tests.peers.launch import CHECKOUT, Sdk, listening_peer, sdk_python
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.agents.errands import SERVERS, fresh
 from tests.agents.field import Field
-from tests.face.wire import Reply, connected
+from tests.frontends.wire import Reply, connected
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.xdist_group("agents")]
 

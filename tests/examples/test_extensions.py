@@ -19,7 +19,7 @@ import httpx2
 import pytest
 
 from isthmus.core.ports import Document
-from tests.face.wire import until
+from tests.frontends.wire import until
 from tests.hubs import CHECKOUT, PATIENT, TRUSTED, HubProcess, Raw, environment, isthmus, serving, write_config
 from tests.supply.building import built
 from tests.unit.storage.test_documents import write

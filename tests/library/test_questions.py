@@ -21,7 +21,7 @@ from isthmus.library import (
     ToolStatus,
     tool,
 )
-from tests.face import counting_server
+from tests.frontends import counting_server
 from tests.library.services import with_servers
 
 pytestmark = pytest.mark.xdist_group("library_service")

@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 import pytest
 
-from tests.face.test_a2a import Agent, run
-from tests.faults.test_kept_tasks_crash import Caller
+from tests.faults.test_hub_tasks_crash import Caller
 from tests.faults.test_tasks_crash import killed
 from tests.faults.watching import eventually
+from tests.frontends.test_a2a import Agent, run
 from tests.hubs import HubProcess, started, write_config
 from tests.relay.peers import RawServer, raw_server
 from tests.relay.tokens import KEY

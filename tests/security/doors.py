@@ -19,7 +19,7 @@ from isthmus.frontends.http import health
 from isthmus.frontends.mcp import sse
 from isthmus.frontends.wellknown import http as wellknown
 from tests.conftest import Ledger
-from tests.face.wire import BASE, Reply, Wire, connected, encoded, key_header, legacy, modern, until
+from tests.frontends.wire import BASE, Reply, Wire, connected, encoded, key_header, legacy, modern, until
 from tests.hubs import HubProcess, serving, stdio
 from tests.peers.launch import command
 

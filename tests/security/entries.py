@@ -15,8 +15,19 @@ import grpc
 from google.protobuf import json_format
 
 from isthmus.model.callers import Face
-from tests.face.test_a2a_grpc import address, call
-from tests.face.wire import BASE, Reply, Wire, connected, encoded, key_header, legacy, modern, modern_headers, until
+from tests.frontends.test_a2a_grpc import address, call
+from tests.frontends.wire import (
+    BASE,
+    Reply,
+    Wire,
+    connected,
+    encoded,
+    key_header,
+    legacy,
+    modern,
+    modern_headers,
+    until,
+)
 from tests.hubs import HubProcess
 from tests.security.permitted import SERVERS, TOOLS, key_of
 

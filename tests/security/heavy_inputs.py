@@ -23,7 +23,7 @@ import httpx2
 from google.protobuf import json_format
 
 from isthmus.wire.a2a.protobuf import CLASSES, METHODS, SERVICE
-from tests.face.wire import until
+from tests.frontends.wire import until
 from tests.hubs import CHECKOUT, META, MODERN, PATIENT, TRUSTED, HubProcess, started, stdio, write_config
 from tests.peers.launch import listening_peer
 from tests.relay.peers import Wire, agent_call_url, agent_url, wired

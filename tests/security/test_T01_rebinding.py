@@ -10,7 +10,7 @@ import pytest
 
 from isthmus.frontends.rest.http import is_rest
 from tests.conftest import Ledger
-from tests.face.wire import connected
+from tests.frontends.wire import connected
 from tests.hubs import HubProcess
 from tests.security.doors import DOORS, KEY, NO_DOORS, Door, knock, known_paths, spelt_paths
 

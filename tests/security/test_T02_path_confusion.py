@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import Ledger
-from tests.face.wire import PING, connected
+from tests.frontends.wire import PING, connected
 from tests.hubs import HubProcess
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

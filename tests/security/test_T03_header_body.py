@@ -1,8 +1,8 @@
 """T03: headers that name a harmless tool, for whoever routes by them, around a body that names another one.
 
 A modern request whose headers do not say what its body says is answered 400 with -32020 and reaches no server.
-`tests/face/test_bad_input.py` goes through every way to disagree, with a tool of the hub itself; here it is a server
-that would have noted it.
+`tests/frontends/test_bad_input.py` covers every way to disagree, with a tool of the hub itself; here a server
+would have noted the call.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import base64
 import pytest
 
 from tests.conftest import Ledger
-from tests.face.test_bad_input import MISMATCHES
-from tests.face.wire import connected, encoded, key_header, modern, modern_headers
+from tests.frontends.test_bad_input import MISMATCHES
+from tests.frontends.wire import connected, encoded, key_header, modern, modern_headers
 from tests.hubs import META, MODERN, HubProcess
 from tests.security.doors import KEY
 

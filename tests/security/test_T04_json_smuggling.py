@@ -12,7 +12,7 @@ import json
 import pytest
 
 from tests.conftest import Ledger
-from tests.face.wire import BASE, connected, key_header
+from tests.frontends.wire import BASE, connected, key_header
 from tests.hubs import HubProcess
 from tests.security.doors import KEY, POSTS, knock
 

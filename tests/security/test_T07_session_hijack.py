@@ -4,9 +4,9 @@ Answer: a handle is looked up among the caller's own, by tenant and name, and a 
 it; another's is answered as one that never was, to the byte, by the same code. Handles are random, of 128 bits or
 more. There is no token to resume a WebSocket by: a device that comes again is a new conversation.
 
-Beside this: tasks of the agent in every generation, its push settings and gRPC (`tests/face/test_a2a_owners.py`);
-tasks of servers (`tests/face/test_tasks.py`); streams that are come back to (`tests/faults/test_resume.py`); and all
-of it in made-up programs (T32).
+Beside this: tasks of the agent in every generation, its push settings and gRPC (`tests/frontends/test_a2a_owners.py`);
+tasks of servers (`tests/frontends/test_tasks.py`); resumed streams (`tests/faults/test_resume.py`); and all of it in
+made-up programs (T32).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.face.test_sse_face import listening, request
-from tests.face.wire import BASE, Reply, connected, encoded, key_header, legacy
+from tests.frontends.test_sse import listening, request
+from tests.frontends.wire import BASE, Reply, connected, encoded, key_header, legacy
 from tests.hubs import HubProcess, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import Ledger
-from tests.face.wire import connected
+from tests.frontends.wire import connected
 from tests.hubs import HubProcess
 from tests.security.doors import CLOSED, KEY, POSTS, knock
 

@@ -1,7 +1,7 @@
 """T10: one request that two readers cut in two places, so that the second one's rest is a request of its own.
 
 Whatever could be read in two ways is refused and its connection closed; nothing behind it is read. On the MCP door the
-same is shown by `tests/face/test_bad_input.py`; here it is every door that takes a body, since the next one is as good.
+same is shown by `tests/frontends/test_bad_input.py`; here it is every frontend that takes a body.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import Ledger
-from tests.face.wire import connected
+from tests.frontends.wire import connected
 from tests.hubs import HubProcess
 from tests.security.doors import KEY, POSTS, Door
 

@@ -4,7 +4,7 @@ The answer: the client itself follows nothing. While a link is made, 307 and 308
 believed, twice at most (and 301 and 302 of the earlier transport's stream, which is a GET); any other is told to the
 operator as what it is, and nothing is sent there. `Refresh` and `Link` mean nothing. Cards, documents of logins and
 pushes are never looked for elsewhere. All vectors: `test_ssrf_matrix.py`; recipients of pushes:
-`tests/face/test_a2a_push.py`; targets of callers: `tests/face/test_a2a_targets.py`.
+`tests/frontends/test_a2a_push.py`; targets of callers: `tests/frontends/test_a2a_targets.py`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ ten seconds at most, and after five the delivery is parked: kept as it is, and n
 or adds to another's task.
 
 Shown elsewhere: all vectors and all ways to name one, and names that change their mind, in `test_ssrf_matrix.py`; that
-a redirect ends it and that B cannot attach to A's task, in `tests/face/test_a2a_push.py`.
+a redirect ends it and that B cannot attach to A's task, in `tests/frontends/test_a2a_push.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from isthmus.transport import push_client as module
 from isthmus.transport.egress import DialAddress, Egress, HttpOrigin
 from isthmus.transport.http import HttpClient
 from isthmus.transport.push_client import PushClient
-from tests.face.receiver import Receiver
+from tests.frontends.receiver import Receiver
 from tests.security.rebinding import PUBLIC, Names
 from tests.security.sink import Sink, dialled
 from tests.unit.core.tasks.test_outbox import BUSY, sending

@@ -19,8 +19,8 @@ import httpx2
 import pytest
 import pytest_asyncio
 
-from tests.face.wire import legacy, until
 from tests.faults import quick_server
+from tests.frontends.wire import legacy, until
 from tests.hubs import META, MODERN
 from tests.peers.launch import command as peer_command
 from tests.peers.launch import http_peer, listening_peer

@@ -5,7 +5,7 @@ can be revoked, and travels by TLS; there is no greeting beside it that could be
 to replay, and no webhooks come in: the hub only sends them, each with an id that stays when it is sent again and the
 time of what it tells, so that who receives them can tell one that is old or was seen. What a caller brings back to
 go on with a call (`requestState`) is used once: T08. A proof that somebody has the key of a token is good once, too:
-`tests/unit/identity/test_proofs.py` and, at every door, `tests/face/test_dpop.py`.
+`tests/unit/identity/test_proofs.py` and, at every door, `tests/frontends/test_dpop.py`.
 """
 
 from __future__ import annotations

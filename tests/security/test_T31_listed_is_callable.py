@@ -19,7 +19,7 @@ import pytest_asyncio
 
 from isthmus.library import ToolRequest, ToolService, UserContext, UserPermissions
 from isthmus.model.callers import Face
-from tests.face.wire import Reply, connected, encoded, key_header, legacy, modern, modern_headers, rendered
+from tests.frontends.wire import Reply, connected, encoded, key_header, legacy, modern, modern_headers, rendered
 from tests.hubs import HubProcess, serving
 from tests.library.services import with_servers
 from tests.relay.peers import CallFailed, device

@@ -4,7 +4,7 @@ Answer: whatever a caller leaves in the hub is filed under its tenant and its na
 of somebody else's is one that does not exist, byte for byte; lists, their totals and their cursors are of one owner.
 Shown by a machine that makes up programs of callers of three tenants, with namesakes in each, against a model that says
 who may see what: 1,000 programs here, 10,000 with ISTHMUS_SOAK=1. It runs the hub in this process, with its real faces;
-what happens over sockets is shown beside it (`tests/face/test_a2a_owners.py`, T07).
+what happens over sockets is shown beside it (`tests/frontends/test_a2a_owners.py`, T07).
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ from typing import Any
 
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import EVERYTHING
-from tests.face.wire import connected, encoded, key_header, modern, modern_headers, until
 from tests.faults.curious import CuriousModern
 from tests.faults.scripted import Heard, reply, tool
+from tests.frontends.wire import connected, encoded, key_header, modern, modern_headers, until
 from tests.hubs import serving
 from tests.unit.core.doubles import Stage, ready
 from tests.unit.core.doubles import tool as feature

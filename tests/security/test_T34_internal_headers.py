@@ -19,7 +19,7 @@ from isthmus.wire.mcp.calls import passed_meta
 from isthmus.wire.mcp.messages import CONVERSATION_KEY
 from isthmus.wire.mcp.modern import OWN_KEYS
 from tests.conftest import Ledger
-from tests.face.wire import connected
+from tests.frontends.wire import connected
 from tests.hubs import HubProcess
 from tests.security.doors import CLOSED, knock
 

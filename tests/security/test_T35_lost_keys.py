@@ -27,7 +27,7 @@ from isthmus.frontends.rest.http import RestHttp
 from isthmus.identity.keys import digest_of
 from isthmus.identity.minted_keys import mint, revoked
 from isthmus.model.callers import Caller, Grants
-from tests.face.wire import BASE, PING, Reply, connected, encoded, key_header, legacy
+from tests.frontends.wire import BASE, PING, Reply, connected, encoded, key_header, legacy
 from tests.hubs import environment, isthmus, write_config
 
 KEY = "a-key-of-the-configuration"

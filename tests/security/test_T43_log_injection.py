@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.telemetry import logs
-from tests.face.wire import until
+from tests.frontends.wire import until
 from tests.hubs import TRUSTED, HubProcess, Raw, serving, stdio
 from tests.peers.launch import command
 

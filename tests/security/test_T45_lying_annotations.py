@@ -19,7 +19,7 @@ import isthmus
 from isthmus.core.catalog.rules import NO_TOOL_RULES, ToolRules
 from isthmus.library import UniversalTool, is_destructive
 from isthmus.model.names import ServerName
-from tests.face.wire import BASE, connected, encoded, key_header, legacy, until
+from tests.frontends.wire import BASE, connected, encoded, key_header, legacy, until
 from tests.hubs import serving
 from tests.security.permitted import SERVERS, key_of, server
 from tests.unit.frontends.mcp.test_input_required import Desk, is_refused

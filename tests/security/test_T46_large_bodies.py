@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Ledger
-from tests.face.wire import connected
+from tests.frontends.wire import connected
 from tests.hubs import HubProcess
 from tests.security.doors import POSTS, Door, opened
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Ledger
-from tests.face.wire import BASE, PING, PONG, connected, key_header
+from tests.frontends.wire import BASE, PING, PONG, connected, key_header
 from tests.hubs import HubProcess, Raw, serving, stdio
 from tests.relay.peers import RawServer, raw_server
 from tests.relay.tokens import KEY as RELAY_KEY

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.frontends.http.settings import AddressCounts, HttpListenerSettings
-from tests.face.wire import BASE, PING, PONG, Wire, connected, encoded, key_header, legacy, until
+from tests.frontends.wire import BASE, PING, PONG, Wire, connected, encoded, key_header, legacy, until
 from tests.security.doors import DOORS, KEY, opened
 from tests.unit.frontends.http.visiting import Echo
 from tests.unit.frontends.http.visiting import opened as a_door

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Ledger
-from tests.face.wire import BASE, connected, encoded, key_header, legacy
 from tests.faults.watching import eventually
+from tests.frontends.wire import BASE, connected, encoded, key_header, legacy
 from tests.hubs import HubProcess, Raw, serving
 from tests.security.doors import DOORS, KEY, POSTS, knock
 

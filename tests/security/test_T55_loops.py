@@ -3,7 +3,7 @@
 Answer: a list is read for a thousand pages and a thousand entries at most, and ends where a cursor comes again; a call
 is sent again with answers ten times at most; a hub that finds itself behind a server, by MCP or by A2A, does without
 that server and says why, and hubs that start each other by stdio do so eight times. Two hubs that are each other's
-servers: `tests/faults/test_circles.py`.
+servers: `tests/faults/test_loop_detection.py`.
 """
 
 from __future__ import annotations

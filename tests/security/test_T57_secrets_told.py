@@ -21,8 +21,8 @@ import pytest_asyncio
 
 from isthmus.config.findings import ConfigError
 from isthmus.config.load import load
-from tests.face.wire import until
 from tests.faults.scripted import Scripted
+from tests.frontends.wire import until
 from tests.hubs import TRUSTED, HubProcess, environment, serving, stdio, write_config
 from tests.issuer import issuing
 from tests.peers.launch import command

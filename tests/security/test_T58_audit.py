@@ -43,7 +43,7 @@ from isthmus.storage.memory import MemoryJournal
 from isthmus.storage.sqlite import FILE
 from tests.conftest import Ledger
 from tests.databases import running as database_running
-from tests.face.wire import until
+from tests.frontends.wire import until
 from tests.hubs import (
     CHECKOUT,
     PATIENT,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.face.wire import connected
+from tests.frontends.wire import connected
 from tests.hubs import HubProcess, serving
 from tests.security.doors import DOORS, knock
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.face.wire import until
+from tests.frontends.wire import until
 from tests.hubs import TRUSTED, serving
 
 pytestmark = pytest.mark.asyncio

@@ -21,7 +21,7 @@ import pytest_asyncio
 from google.protobuf import json_format
 
 from isthmus.wire.a2a.protobuf import CLASSES, METHODS, SERVICE
-from tests.face.wire import BASE, Reply, connected, encoded, key_header, modern, modern_headers, rendered, until
+from tests.frontends.wire import BASE, Reply, connected, encoded, key_header, modern, modern_headers, rendered, until
 from tests.hubs import TRUSTED, HubProcess, serving
 from tests.security.heavy_inputs import FAMILIES, HELD, KINDS, Field, driven, longest, open_field
 

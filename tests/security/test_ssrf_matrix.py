@@ -28,10 +28,10 @@ from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress
 from isthmus.upstream.link import ConnectFailed, WrongCarrier
 from isthmus.upstream.settings import AgentSettings, Carrier, HttpSettings, Reach, ServerSettings, WebSocketSettings
-from tests.face.test_a2a_grpc import GRPC, address, call
-from tests.face.wire import BASE, Reply, Wire, connected
 from tests.faults.scripted import Heard, Scripted, reply
 from tests.faults.watching import eventually
+from tests.frontends.test_a2a_grpc import GRPC, address, call
+from tests.frontends.wire import BASE, Reply, Wire, connected
 from tests.hubs import PATIENT, HubProcess, serving
 from tests.security.rebinding import PUBLIC, Names
 from tests.security.sink import Sink, dialled, recorded, watched_environment

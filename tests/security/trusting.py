@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx2
 
-from tests.face.wire import until
+from tests.frontends.wire import until
 from tests.hubs import PATIENT, TRUSTED, HubProcess, serving
 from tests.issuer import Issuer, issuing
 
