@@ -13,7 +13,7 @@ from pathlib import Path
 from isthmus.config.callers import CALLER_KEYS
 from isthmus.config.codes import CODES
 from isthmus.config.tables import HUB_TABLES
-from isthmus.upstream.settings import SERVER_KEYS, WAYS
+from isthmus.upstream.server_settings import SERVER_KEYS, WAYS
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
 

@@ -13,7 +13,7 @@ from isthmus.frontends.mcp.duplex import McpStdio
 from isthmus.frontends.mcp.methods import render_list
 from isthmus.model.calls import Result
 from isthmus.model.names import ServerName
-from isthmus.upstream.settings import HttpSettings, ServerSettings
+from isthmus.upstream.server_settings import HttpSettings, ServerSettings
 from tests.faults.caller import Caller
 from tests.faults.scripted import EVENTS, Heard, InProcess, Scripted, door_of, events, hub_of, reply, tool
 from tests.faults.watching import eventually

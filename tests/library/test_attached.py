@@ -20,7 +20,7 @@ from isthmus.library import (
     UserPermissions,
 )
 from isthmus.library.server_config import read_plan
-from isthmus.upstream.settings import HttpSettings
+from isthmus.upstream.server_settings import HttpSettings
 from tests.hubs import PATIENT, serving, stdio
 from tests.library.services import SETTLE_SECONDS
 from tests.peers.launch import command

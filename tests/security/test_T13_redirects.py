@@ -24,7 +24,7 @@ from isthmus.model.faults import Fault
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress
 from isthmus.upstream.link import ConnectFailed
-from isthmus.upstream.settings import AgentSettings, Carrier, HttpSettings, Reach, ServerSettings
+from isthmus.upstream.server_settings import AgentSettings, Carrier, HttpSettings, Reach, ServerSettings
 from tests.faults.scripted import Heard, Scripted, reply
 from tests.security.sink import Sink, dialled
 

@@ -20,7 +20,7 @@ from isthmus.credentials import fetch
 from isthmus.credentials.vault import Slot, Vault
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import DialAddress, Egress, HttpOrigin
-from isthmus.upstream.settings import ServerSettings
+from isthmus.upstream.server_settings import ServerSettings
 from tests.faults.scripted import hub_of
 from tests.faults.watching import eventually
 from tests.security.authority import Authority, Protected, entry_of, visit

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.transport.egress import HTTP_SCHEMES, PORTS, SOCKET_SCHEMES, parse_url
-from isthmus.upstream.settings import AgentSettings, HttpSettings, JsonRpcSettings, WebSocketSettings
+from isthmus.upstream.server_settings import AgentSettings, HttpSettings, JsonRpcSettings, WebSocketSettings
 from isthmus.upstream.targets.settings import read_address
 from tests.faults.scripted import Scripted
 from tests.hubs import PATIENT, Raw, serving

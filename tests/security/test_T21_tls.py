@@ -25,7 +25,7 @@ from isthmus.core.settings import Limits
 from isthmus.core.watch.server_tasks import ServerTasks
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import DialFailed, Egress, HttpOrigin, tls_settings
-from isthmus.upstream.settings import HttpSettings, ServerSettings
+from isthmus.upstream.server_settings import HttpSettings, ServerSettings
 from tests.faults.scripted import Scripted
 from tests.hubs import PATIENT, Raw, serving, write_config
 from tests.security.rebinding import Names

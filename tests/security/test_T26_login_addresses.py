@@ -14,7 +14,7 @@ import pytest
 import isthmus
 from isthmus.app.login import LoginFailed, LoginOptions, LoginPrompt, log_in
 from isthmus.credentials.vault import Vault
-from isthmus.upstream.settings import ServerSettings
+from isthmus.upstream.server_settings import ServerSettings
 from tests.faults.scripted import hub_of
 from tests.security.authority import Authority, Protected, entry_of, visit
 from tests.security.sink import dialled

@@ -23,7 +23,7 @@ from isthmus.model.names import ServerName
 from isthmus.upstream.link import ConnectFailed
 from isthmus.upstream.listing import PAGES_MAX
 from isthmus.upstream.loop_detection import HOPS_MAX, find_loop
-from isthmus.upstream.settings import ServerSettings, StdioSettings
+from isthmus.upstream.server_settings import ServerSettings, StdioSettings
 from isthmus.upstream.waiters import ROUNDS_MAX
 from tests.faults.scripted import Heard, Scripted, hub_of, reply, tool
 from tests.faults.watching import eventually

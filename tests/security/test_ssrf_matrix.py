@@ -27,7 +27,14 @@ from isthmus.model.faults import Fault
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress
 from isthmus.upstream.link import ConnectFailed, WrongCarrier
-from isthmus.upstream.settings import AgentSettings, Carrier, HttpSettings, Reach, ServerSettings, WebSocketSettings
+from isthmus.upstream.server_settings import (
+    AgentSettings,
+    Carrier,
+    HttpSettings,
+    Reach,
+    ServerSettings,
+    WebSocketSettings,
+)
 from tests.faults.scripted import Heard, Scripted, reply
 from tests.faults.watching import eventually
 from tests.frontends.test_a2a_grpc import GRPC, address, call

@@ -43,14 +43,15 @@ OPERATORS = listed("""
     model.credentials.OAuthSettings.idp_issuer model.credentials.OAuthSettings.idp_token_endpoint
     model.credentials.OAuthSettings.issuer model.credentials.OAuthSettings.origins
     model.credentials.OAuthSettings.token_endpoint storage.settings.StorageSettings.url
-    upstream.settings.AgentSettings.origins upstream.settings.AgentSettings.url upstream.settings.HttpSettings.url
-    upstream.settings.JsonRpcSettings.url upstream.settings.WebSocketSettings.url
+    upstream.server_settings.AgentSettings.origins upstream.server_settings.AgentSettings.url
+    upstream.server_settings.HttpSettings.url
+    upstream.server_settings.JsonRpcSettings.url upstream.server_settings.WebSocketSettings.url
 """)
 """Said by whoever runs the hub: exempt from the deny table, and dialled as it was resolved (T14)."""
 
 CALLERS = {
     "core.ports.TargetSpec.url": "mcp_target_url",
-    "upstream.settings.TargetHttpSettings.url": "mcp_target_url",
+    "upstream.server_settings.TargetHttpSettings.url": "mcp_target_url",
     "upstream.targets.settings.TargetAddress.origin": "mcp_target_url",
     "upstream.targets.settings.TargetPattern.address": "mcp_target_url",
     "upstream.targets.named_servers.NamedServer.address": "mcp_target_url",
@@ -102,7 +103,7 @@ UNTOUCHED = listed("""
     frontends.a2a.task_view._Resource.uri identity.issuers.Bound.issuer identity.issuers.Unproven.is_issuer_away
     identity.dpop_proofs.ProvenRequest.urls identity.settings.IssuerSettings.token_url
     library.llm_format.ToolDef.origin
-    config.dialects.Dialect.bare_url upstream.settings.DialInServerSettings.url
+    config.dialects.Dialect.bare_url upstream.server_settings.DialInServerSettings.url
     wire.a2a.cards.AgentCard.documentation_url wire.a2a.cards.AgentCard.icon_url wire.a2a.cards.AgentExtension.uri
     wire.a2a.cards.OAuth.authorization_url
     wire.a2a.cards.OAuth.metadata_url wire.a2a.cards.OAuth.token_url wire.a2a.cards.OpenId.url

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from isthmus.config.tables import HUB_TABLES
-from isthmus.upstream.settings import SERVER_KEYS
+from isthmus.upstream.server_settings import SERVER_KEYS
 from tests.reference import PAGE, updated
 
 

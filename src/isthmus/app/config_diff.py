@@ -16,7 +16,7 @@ from isthmus.config.extensions import EXTENSIONS
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration
 from isthmus.model.names import ServerName
-from isthmus.upstream.settings import ServerSettings
+from isthmus.upstream.server_settings import ServerSettings
 
 Key = TypeVar("Key", bound=str)
 Value = TypeVar("Value")

@@ -30,7 +30,7 @@ from isthmus.storage.memory import MemoryJournal
 from isthmus.transport.egress import SOCKET_SCHEMES, DialFailed, Egress, EgressRefused, HttpOrigin, parse_url
 from isthmus.transport.websocket import DialledSocket, HandshakeFailed, WebSocketAddress
 from isthmus.upstream.reconnector import Backoff
-from isthmus.upstream.settings import TIMEOUT_SECONDS_MAX
+from isthmus.upstream.server_settings import TIMEOUT_SECONDS_MAX
 
 log = structlog.get_logger(__name__)
 

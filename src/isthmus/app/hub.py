@@ -42,7 +42,7 @@ from isthmus.upstream.listing import ListCache, ListStore
 from isthmus.upstream.python.builtin import HubFunctions, builtin_tools
 from isthmus.upstream.python.link import PythonLink, begin_to_import
 from isthmus.upstream.python.runner import redirect_prints
-from isthmus.upstream.settings import PythonSettings
+from isthmus.upstream.server_settings import PythonSettings
 from isthmus.upstream.supervisor import Supervisor
 from isthmus.upstream.targets.named_servers import NamedServers
 from isthmus.wire.mcp.messages import Implementation

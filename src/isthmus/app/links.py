@@ -23,7 +23,7 @@ from isthmus.upstream.link import BaseLink, ConnectFailed
 from isthmus.upstream.loop_detection import HOPS_MAX
 from isthmus.upstream.python.link import PythonLink
 from isthmus.upstream.rpc import CallerNamedRpcLink, RpcLink
-from isthmus.upstream.settings import (
+from isthmus.upstream.server_settings import (
     AgentSettings,
     Carrier,
     HttpSettings,

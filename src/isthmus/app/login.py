@@ -31,7 +31,7 @@ from isthmus.credentials.token_endpoint import (
 from isthmus.credentials.vault import Slot, Vault, VaultDamaged
 from isthmus.model.credentials import ANYONE, OAuthSettings, Subject, written
 from isthmus.transport.egress import Egress
-from isthmus.upstream.settings import PythonSettings, ServerSettings, StdioSettings, TargetHttpSettings
+from isthmus.upstream.server_settings import PythonSettings, ServerSettings, StdioSettings, TargetHttpSettings
 
 log = structlog.get_logger(__name__)
 

@@ -25,8 +25,8 @@ from isthmus.frontends.mcp.exchange import code_of, data_of
 from isthmus.frontends.mcp.http import NOT_FOUND, McpHttp
 from isthmus.frontends.oauth.http import OauthHttp
 from isthmus.frontends.relay.http import RelayHttp
-from isthmus.frontends.rest.faults import problem_of
 from isthmus.frontends.rest.http import RestHttp, answer_problem, is_rest
+from isthmus.frontends.rest.problem_details import problem_of
 from isthmus.frontends.wellknown.http import WellKnown
 from isthmus.model.calls import Surface
 from isthmus.model.names import ServerName

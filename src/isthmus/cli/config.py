@@ -27,7 +27,7 @@ from isthmus.core.catalog.rules import CACHE_SECONDS, ToolRules
 from isthmus.model.callers import Caller
 from isthmus.model.credentials import OAuthSettings, ServerCredentials
 from isthmus.transport.process_limits import ProcessLimits
-from isthmus.upstream.settings import (
+from isthmus.upstream.server_settings import (
     SERVER_KEYS,
     DeclaredTool,
     ServerKey,

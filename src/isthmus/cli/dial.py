@@ -42,7 +42,7 @@ from isthmus.config.variables import ENV_NAME, variables_of
 from isthmus.frontends.relay.http import NO_LONGER_GOOD, WRONG_ROLE
 from isthmus.model.names import legal_server_name
 from isthmus.telemetry.logs import configure
-from isthmus.upstream.settings import HttpSettings, ServerSettings, StdioSettings
+from isthmus.upstream.server_settings import HttpSettings, ServerSettings, StdioSettings
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -39,7 +39,7 @@ from isthmus.core.catalog.names import LLM_LENGTH_MAX, Pair, is_qualified, llm_f
 from isthmus.core.catalog.schema import UnusableSchema, compile_check
 from isthmus.core.settings import Limits
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.upstream.settings import (
+from isthmus.upstream.server_settings import (
     AgentSettings,
     JsonRpcSettings,
     PythonSettings,

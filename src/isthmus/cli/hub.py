@@ -48,7 +48,7 @@ from isthmus.storage.memory import MemoryJournal
 from isthmus.transport.egress import Egress, parse_url
 from isthmus.transport.http import ConnectionLost, HttpClient, ResponseSink, request_head
 from isthmus.upstream.python.builtin import builtin_tools
-from isthmus.upstream.settings import HttpSettings, ServerSettings
+from isthmus.upstream.server_settings import HttpSettings, ServerSettings
 from isthmus.wire.jsonrpc import object_members
 from isthmus.wire.lines import Oversized
 from isthmus.wire.mcp.calls import read_call_result, untouched_result

@@ -26,7 +26,7 @@ from isthmus.config.files import find_file, read_document
 from isthmus.config.findings import ConfigError, Finding, Place, closest_match
 from isthmus.config.importing import CannotMerge, ImportCandidate, ImportPlan, Outcome
 from isthmus.config.variables import Variables, variables_of
-from isthmus.upstream.settings import (
+from isthmus.upstream.server_settings import (
     AgentSettings,
     HttpSettings,
     JsonRpcSettings,

@@ -22,7 +22,7 @@ from typing import Literal
 from isthmus.config import values
 from isthmus.config.codes import CODE_NOT_RUN
 from isthmus.config.findings import Finding, Place
-from isthmus.upstream.settings import Carrier
+from isthmus.upstream.server_settings import Carrier
 
 
 @dataclass(slots=True)

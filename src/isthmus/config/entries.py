@@ -31,7 +31,7 @@ from isthmus.config.dialects import (
 from isthmus.config.files import Document, resolve_path, resolve_program
 from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.model.names import server_name_with_digits
-from isthmus.upstream.settings import SERVER_KEYS
+from isthmus.upstream.server_settings import SERVER_KEYS
 
 DEPTH_MAX = 32
 """How deep an entry may nest: deeper than any real entry, and shallow enough to walk by recursion."""

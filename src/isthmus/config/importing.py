@@ -29,7 +29,7 @@ from isthmus.config.servers import EntryContext, LoadedServers
 from isthmus.config.variables import Variables, variables_of
 from isthmus.core.settings import Limits
 from isthmus.model.names import ServerName
-from isthmus.upstream.settings import (
+from isthmus.upstream.server_settings import (
     SERVER_KEYS,
     WAYS,
     HttpSettings,

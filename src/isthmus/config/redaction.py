@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from isthmus.config import values
 from isthmus.config.findings import Finding
-from isthmus.upstream.settings import SECRET_LENGTH_MIN
+from isthmus.upstream.server_settings import SECRET_LENGTH_MIN
 
 _SECRET_NAME = re.compile(
     r"key|token|secret|passw|passphrase|credential|auth|cookie|dsn|connection_?string"

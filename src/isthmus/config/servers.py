@@ -1,8 +1,8 @@
 """Convert server entries into `ServerSettings`.
 
-An entry's keys are declared in `upstream.settings`: simple keys are converted here by the type of their field, and only
-keys that need more (paths, the transport, rules for tools) have code of their own. Ranges are checked by the settings
-classes. Nothing is started or dialled. A broken entry becomes a finding and is skipped; all others work. Called by
+An entry's keys are declared in `upstream.server_settings`: simple keys are converted here by the type of their field,
+and only keys that need more (paths, the transport, rules for tools) have code of their own. The settings classes check
+ranges. Nothing is started or dialled. A broken entry becomes a finding and is skipped; all others work. Called by
 `config.load`, `config.importing` and the library.
 """
 
@@ -31,7 +31,7 @@ from isthmus.model.credentials import OAuthSettings, OwnCredentials, ServerCrede
 from isthmus.model.names import ServerName, legal_server_name, server_name_with_digits
 from isthmus.transport.egress import tls_settings
 from isthmus.transport.process_limits import ProcessLimits
-from isthmus.upstream.settings import (
+from isthmus.upstream.server_settings import (
     PIN_ARGV,
     PIN_PROGRAM,
     SERVER_KEYS,

@@ -1,7 +1,7 @@
 """The settings of the hub as a whole, and the `Configuration` that `load` returns.
 
-Settings of one package are in that package (`upstream.settings`, `core.settings`); this module has those of none: where
-the hub listens, its public address, its log. Read by `app` and the command line.
+Settings of one package are in that package (`upstream.server_settings`, `core.settings`). This module has the others:
+where the hub listens, its public address, its log. Read by `app` and the command line.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from isthmus.model.names import ServerName
 from isthmus.storage.settings import StorageSettings
 from isthmus.telemetry.audit import AuditMode, AuditSettings
 from isthmus.upstream.dialin.settings import DialInSettings
-from isthmus.upstream.settings import ServerSettings
+from isthmus.upstream.server_settings import ServerSettings
 from isthmus.upstream.targets.settings import TargetSettings
 
 NameStyle = Literal["canonical", "llm"]

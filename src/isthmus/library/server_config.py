@@ -33,7 +33,7 @@ from isthmus.library.errors import ConfigurationError
 from isthmus.model.calls import EVERYTHING, Surface
 from isthmus.model.names import ServerName, parse_server_name
 from isthmus.telemetry.audit import AuditMode
-from isthmus.upstream.settings import (
+from isthmus.upstream.server_settings import (
     Carrier,
     HttpSettings,
     Reach,

@@ -38,7 +38,7 @@ from isthmus.model.tasks import ServerTaskState
 from isthmus.upstream.dialect import LegacyDialect, McpDialect, ModernDialect
 from isthmus.upstream.listing import Listing, read_topic
 from isthmus.upstream.redaction import redact_error
-from isthmus.upstream.settings import Era
+from isthmus.upstream.server_settings import Era
 from isthmus.upstream.subscriptions import LegacySubscriptions, ModernSubscriptions
 from isthmus.upstream.waiters import (
     CANCEL,

@@ -32,7 +32,7 @@ from isthmus.model.features import TOPICS, Topic
 from isthmus.upstream.link import BaseLink, ConnectFailed
 from isthmus.upstream.link_sync import SubscriptionSync
 from isthmus.upstream.redaction import Redact
-from isthmus.upstream.settings import ServerSettings
+from isthmus.upstream.server_settings import ServerSettings
 
 log = structlog.get_logger(__name__)
 

@@ -24,7 +24,7 @@ from isthmus.model.faults import BadReply, ServerError
 from isthmus.model.features import Ability, Feature, Prompt, Resource, Template, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.upstream.dialect import McpDialect
-from isthmus.upstream.settings import PythonSettings, ServerSettings
+from isthmus.upstream.server_settings import PythonSettings, ServerSettings
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Payload
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListPage, ListShape, array_of, read_list

@@ -36,7 +36,7 @@ from isthmus.upstream.link_sync import LogLevelSync, SubscriptionSync
 from isthmus.upstream.listing import ListCache, Listing, RelistSchedule, sharing
 from isthmus.upstream.lists_by_capability import ListsByCapability
 from isthmus.upstream.loop_detection import depth_notes, find_loop
-from isthmus.upstream.settings import Carrier, Era, HttpSettings, ServerSettings, TargetHttpSettings
+from isthmus.upstream.server_settings import Carrier, Era, HttpSettings, ServerSettings, TargetHttpSettings
 from isthmus.wire.jsonrpc import METHOD_NOT_FOUND
 from isthmus.wire.mcp.lists import TOOLS
 

@@ -29,7 +29,7 @@ from isthmus.upstream.http_shared import ADVICE, OK, UNAUTHORIZED, CallerHeaders
 from isthmus.upstream.link import BaseLink
 from isthmus.upstream.listing import PAGE_BYTES_MAX, Listing, read_topic
 from isthmus.upstream.redaction import redact_error
-from isthmus.upstream.settings import DeclaredTool, Era, JsonRpcSettings
+from isthmus.upstream.server_settings import DeclaredTool, Era, JsonRpcSettings
 from isthmus.upstream.waiters import LATER_BYTES, CallWaiter, HubRequest, Waiter, lost, turned_away
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Payload, Response

@@ -29,7 +29,7 @@ from isthmus.upstream.http_shared import (
     same_origin_target,
 )
 from isthmus.upstream.link import ConnectFailed, WrongCarrier
-from isthmus.upstream.settings import Era
+from isthmus.upstream.server_settings import Era
 from isthmus.upstream.waiters import CallWaiter, Waiter, lost, turned_away
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Payload

@@ -29,7 +29,7 @@ from isthmus.model.names import ServerName
 from isthmus.transport.process import ProcessChannel, SpawnFailed, child_environment
 from isthmus.upstream.duplex import DuplexLink
 from isthmus.upstream.link import ConnectFailed
-from isthmus.upstream.settings import PIN_ARGV, PIN_PROGRAM, StdioSettings
+from isthmus.upstream.server_settings import PIN_ARGV, PIN_PROGRAM, StdioSettings
 from isthmus.wire import lines
 from isthmus.wire.lines import Oversized
 from isthmus.wire.mcp.messages import Implementation

@@ -15,7 +15,7 @@ from isthmus.model.credentials import Subject
 from isthmus.model.names import ServerName
 from isthmus.upstream.listing import ListCache
 from isthmus.upstream.reconnector import Connect, Reconnector
-from isthmus.upstream.settings import ServerSettings
+from isthmus.upstream.server_settings import ServerSettings
 
 log = structlog.get_logger(__name__)
 

@@ -19,7 +19,7 @@ from isthmus.model.names import ServerName
 from isthmus.model.relay import AgentRules
 from isthmus.storage.settings import StorageSettings
 from isthmus.upstream.dialin.settings import DialInSettings
-from isthmus.upstream.settings import ServerSettings, StdioSettings
+from isthmus.upstream.server_settings import ServerSettings, StdioSettings
 
 HUB = HubSettings()
 PLANNER = (b"digest", Caller("planner", "default", Grants(("*",))))

@@ -23,7 +23,7 @@ from isthmus.config.settings import Configuration, HubSettings
 from isthmus.model.names import ServerName
 from isthmus.storage import audit_sqlite
 from isthmus.storage.audit_slots import slot_file
-from isthmus.upstream.settings import ServerSettings, StdioSettings
+from isthmus.upstream.server_settings import ServerSettings, StdioSettings
 from tests.conftest import children
 from tests.hubs import META
 from tests.relay.standin import PATIENCE, Guest, StandIn, said_in, standing_in

@@ -19,7 +19,7 @@ from isthmus.model.names import ServerName
 from isthmus.transport.egress import DialAddress, Egress, HttpOrigin, Resolver
 from isthmus.upstream.a2a.link import AgentLink
 from isthmus.upstream.link import BaseLink, ConnectFailed
-from isthmus.upstream.settings import AgentSettings, Carrier, ServerSettings, StdioSettings, TargetHttpSettings
+from isthmus.upstream.server_settings import AgentSettings, Carrier, ServerSettings, StdioSettings, TargetHttpSettings
 from tests.unit.transport.doubles import Server
 
 PROGRAM = """

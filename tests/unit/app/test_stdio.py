@@ -20,7 +20,7 @@ from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.settings import Limits
 from isthmus.model.calls import Surface
 from isthmus.model.names import ServerName
-from isthmus.upstream.settings import ServerSettings, StdioSettings
+from isthmus.upstream.server_settings import ServerSettings, StdioSettings
 from tests.conftest import Ledger
 from tests.faults import light_server
 from tests.hubs import stdio, write_config

@@ -16,7 +16,7 @@ from isthmus.cli.hub import LocalSource, RemoteSource
 from isthmus.cli.main import main
 from isthmus.model.callers import Face
 from isthmus.storage.definitions import FILE, DefinitionStore, SeenDefinition
-from isthmus.upstream.settings import HttpSettings
+from isthmus.upstream.server_settings import HttpSettings
 from tests.hubs import PATIENT, serving, write_config
 from tests.security.permitted import key_of, server
 

@@ -33,7 +33,7 @@ from isthmus.cli.hub import LocalSource, RemoteSource, servers_for
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.model.calls import Progress
 from isthmus.model.names import ServerName
-from isthmus.upstream.settings import HttpSettings, ServerSettings, StdioSettings
+from isthmus.upstream.server_settings import HttpSettings, ServerSettings, StdioSettings
 from isthmus.wire.mcp.lists import PROMPTS
 from tests.conftest import Ledger
 from tests.hubs import PATIENT, serving, stdio, write_config

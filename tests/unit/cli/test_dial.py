@@ -21,7 +21,7 @@ from isthmus.cli.dial import (
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.model.names import ServerName
-from isthmus.upstream.settings import HttpSettings, StdioSettings
+from isthmus.upstream.server_settings import HttpSettings, StdioSettings
 
 URL = "ws://hub.example/mcp_endpoint/mcp/?token=abc"
 

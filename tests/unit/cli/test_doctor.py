@@ -32,7 +32,7 @@ from isthmus.cli.hub import LocalSource, RemoteSource
 from isthmus.config import codes
 from isthmus.core.settings import Limits
 from isthmus.model.names import ServerName
-from isthmus.upstream.settings import (
+from isthmus.upstream.server_settings import (
     AgentSettings,
     HttpSettings,
     JsonRpcSettings,

@@ -37,13 +37,13 @@ from isthmus.cli.hub import (
     start_local_hub,
 )
 from isthmus.config.settings import Configuration, HubSettings
-from isthmus.frontends.rest.faults import problem_of
 from isthmus.frontends.rest.http import RESPONDERS, RestRequest
+from isthmus.frontends.rest.problem_details import problem_of
 from isthmus.model.calls import Event, Progress, Result, Surface
 from isthmus.model.faults import FAULTS, NotConnected, ServerError, TimedOut
 from isthmus.model.names import ServerName
 from isthmus.transport.http import ConnectionLost
-from isthmus.upstream.settings import HttpSettings, ServerSettings, StdioSettings
+from isthmus.upstream.server_settings import HttpSettings, ServerSettings, StdioSettings
 from isthmus.wire.mcp.lists import TOOLS
 from tests.hubs import PATIENT, serving, stdio, write_config
 from tests.peers import content

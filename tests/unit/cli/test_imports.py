@@ -18,7 +18,7 @@ from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.imports import ImportOptions, import_servers, transport_of
 from isthmus.cli.main import main
 from isthmus.config.dialects import CLIENTS
-from isthmus.upstream.settings import (
+from isthmus.upstream.server_settings import (
     AgentSettings,
     HttpSettings,
     JsonRpcSettings,

@@ -14,7 +14,7 @@ import pytest
 from isthmus.cli.exits import Exit
 from isthmus.cli.hub import LocalSource, RemoteSource
 from isthmus.cli.lists import list_features, list_servers
-from isthmus.upstream.settings import HttpSettings
+from isthmus.upstream.server_settings import HttpSettings
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListShape
 from tests.hubs import PATIENT, serving, stdio, write_config
 from tests.peers import content

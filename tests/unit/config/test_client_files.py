@@ -11,7 +11,7 @@ from isthmus.config import codes
 from isthmus.config.findings import ConfigError
 from isthmus.config.load import load
 from isthmus.config.settings import Configuration
-from isthmus.upstream.settings import HttpSettings, StdioSettings
+from isthmus.upstream.server_settings import HttpSettings, StdioSettings
 
 
 def written(file: Path, text: str) -> Path:

@@ -16,7 +16,7 @@ from isthmus.config.findings import ConfigError, Finding
 from isthmus.config.load import load
 from isthmus.config.settings import Configuration
 from isthmus.config.tables import call_seconds
-from isthmus.upstream.settings import HttpSettings, JsonRpcSettings, Reach
+from isthmus.upstream.server_settings import HttpSettings, JsonRpcSettings, Reach
 
 # -- Where the entries of a file are found ------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from isthmus.config.importing import CannotMerge, ImportPlan, merge_tables, own_
 from isthmus.config.servers import EntryContext, read_server
 from isthmus.config.variables import Variables
 from isthmus.core.settings import Limits
-from isthmus.upstream.settings import ServerSettings
+from isthmus.upstream.server_settings import ServerSettings
 
 # -- What of other files is new to ours ---------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.access.policy import Policy
 from isthmus.identity.keys import KeyRing
 from isthmus.model.names import FeatureName, ServerName
-from isthmus.upstream.settings import HttpSettings, StdioSettings
+from isthmus.upstream.server_settings import HttpSettings, StdioSettings
 from isthmus.upstream.targets.settings import TargetSettings
 
 KEY = "k3y-of-the-planner-0123"

@@ -16,7 +16,7 @@ from isthmus.config.settings import Configuration
 from isthmus.core.catalog.rules import NO_TOOL_RULES, ToolRules
 from isthmus.core.settings import CALL_SECONDS
 from isthmus.model.names import ServerName
-from isthmus.upstream.settings import Carrier, HttpSettings, ServerSettings, StdioSettings
+from isthmus.upstream.server_settings import Carrier, HttpSettings, ServerSettings, StdioSettings
 
 SAMPLES = Path(__file__).parent / "samples"
 TOKEN = "s3arch-t0ken"

@@ -20,7 +20,7 @@ from isthmus.config.variables import Variables
 from isthmus.core.catalog.rules import ToolRules
 from isthmus.core.settings import Limits
 from isthmus.transport.process_limits import ProcessLimits
-from isthmus.upstream.settings import (
+from isthmus.upstream.server_settings import (
     AgentSettings,
     DeclaredTool,
     HttpSettings,

@@ -32,7 +32,7 @@ from isthmus.model.faults import NotConnected
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress, HttpOrigin
 from isthmus.upstream.http_shared import advice_for
-from isthmus.upstream.settings import HttpSettings, ServerSettings
+from isthmus.upstream.server_settings import HttpSettings, ServerSettings
 from tests.faults.scripted import Heard, InProcess, Scripted, hub_of, reply
 from tests.faults.watching import eventually
 from tests.security.authority import Authority, Protected, entry_of, visit

@@ -20,7 +20,7 @@ from isthmus.library.resolver import default_service
 from isthmus.library.server_config import FILE_VARIABLE, MCPConfigLoader, MCPServerConfig
 from isthmus.library.service import ToolService
 from isthmus.model.calls import EVERYTHING
-from isthmus.upstream.settings import HttpSettings, StdioSettings
+from isthmus.upstream.server_settings import HttpSettings, StdioSettings
 from tests.unit.core.doubles import tool
 from tests.unit.library.benches import Bench, said
 from tests.unit.library.catalogs import routes_of

@@ -10,7 +10,7 @@ from isthmus.core.catalog.rules import ToolRules
 from isthmus.library.errors import ConfigurationError
 from isthmus.library.server_config import MCPServerConfig
 from isthmus.model.names import ServerName
-from isthmus.upstream.settings import HttpSettings, Reach, ServerSettings, StdioSettings
+from isthmus.upstream.server_settings import HttpSettings, Reach, ServerSettings, StdioSettings
 
 
 @pytest.mark.parametrize(

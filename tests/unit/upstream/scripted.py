@@ -22,7 +22,7 @@ from isthmus.telemetry.counters import Counters
 from isthmus.upstream.dialect import ModernDialect
 from isthmus.upstream.link import BaseLink, ConnectFailed
 from isthmus.upstream.listing import Listing
-from isthmus.upstream.settings import Carrier, Era, Reach, ServerSettings, StdioSettings
+from isthmus.upstream.server_settings import Carrier, Era, Reach, ServerSettings, StdioSettings
 from isthmus.upstream.supervisor import Supervisor
 from isthmus.upstream.waiters import Waiter
 from isthmus.wire.jsonrpc import ErrorReply, Payload

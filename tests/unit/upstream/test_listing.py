@@ -30,7 +30,7 @@ from isthmus.upstream.listing import (
     read_topic,
     sharing,
 )
-from isthmus.upstream.settings import (
+from isthmus.upstream.server_settings import (
     AgentSettings,
     HttpSettings,
     JsonRpcSettings,

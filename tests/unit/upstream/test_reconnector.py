@@ -20,7 +20,7 @@ from isthmus.upstream.link import BaseLink, ConnectFailed, WrongCarrier
 from isthmus.upstream.link_pool import LinkPool
 from isthmus.upstream.listing import ListCache, Listing
 from isthmus.upstream.reconnector import Backoff, ToolGuard
-from isthmus.upstream.settings import HttpSettings, StdioSettings, TargetHttpSettings
+from isthmus.upstream.server_settings import HttpSettings, StdioSettings, TargetHttpSettings
 from isthmus.upstream.supervisor import Supervisor
 from isthmus.wire.mcp.messages import ServerCapabilities
 from tests.unit.core.doubles import ANYONE, Stage, call, prompt, raw, ready, tool

@@ -22,7 +22,7 @@ from isthmus.upstream.http_shared import CallerHeaders
 from isthmus.upstream.link import OWN_IDS
 from isthmus.upstream.listing import Listing
 from isthmus.upstream.rpc import CallerNamedRpcLink, RpcLink
-from isthmus.upstream.settings import DeclaredTool, JsonRpcSettings
+from isthmus.upstream.server_settings import DeclaredTool, JsonRpcSettings
 from isthmus.wire.mcp.messages import Implementation
 from tests.unit.core.doubles import SERVER, Listener, Stage, call, ready, tool
 from tests.unit.transport.doubles import Peer, Server

@@ -18,7 +18,7 @@ from isthmus.model.faults import Lost
 from isthmus.model.names import ServerName
 from isthmus.upstream import duplex, stdio
 from isthmus.upstream.link import ConnectFailed
-from isthmus.upstream.settings import StdioSettings
+from isthmus.upstream.server_settings import StdioSettings
 from isthmus.upstream.stdio import Programs, StdioLink, check_digests, open_paths, program_of
 from tests.conftest import Ledger
 from tests.faults.watching import eventually

@@ -11,7 +11,7 @@ from isthmus.core.catalog.rules import ToolRules
 from isthmus.core.settings import Limits
 from isthmus.model.faults import Lost, NotConnected, UnknownTool
 from isthmus.upstream import supervisor as module
-from isthmus.upstream.settings import StdioSettings
+from isthmus.upstream.server_settings import StdioSettings
 from tests.unit.core.doubles import ANYONE, DONE, call
 from tests.unit.upstream.scripted import NAME, Kept, Scripted, finish, settings
 

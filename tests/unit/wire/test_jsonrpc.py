@@ -634,14 +634,13 @@ def test_long_numbers_are_found_wherever_they_are(before: int, digits: int, *, i
 def test_a_long_message_is_read_in_passes_with_the_same_result(extra: str, space: str) -> None:
     text = "é,[{" * 300_000
     body = f'{{{extra}"jsonrpc":{space}"2.0","id":1,"method":"a","params":{{"name":"n","arguments":{{"t":"{text}"}}}}}}'
-    passes, count = jsonrpc.decode_passes(body.encode()), 0
-    while True:
+    passes, count, read = jsonrpc.decode_passes(body.encode()), 0, None
+    while read is None:
         try:
             next(passes)
             count += 1
         except StopIteration as done:
             read = done.value
-            break
     assert count > 3
     assert read == jsonrpc.decode(body.encode())
     is_read = extra in ("", '"x":1,')

@@ -37,9 +37,9 @@ from isthmus.frontends.http.request_cycle import (
     read_body,
 )
 from isthmus.frontends.rest import openapi
-from isthmus.frontends.rest.faults import Problem, denial, problem_of, refusal
 from isthmus.frontends.rest.listings import entry_document, list_document, server_document, servers_document
 from isthmus.frontends.rest.operations import ROUTER, Operation, RouteMatch
+from isthmus.frontends.rest.problem_details import Problem, denial, problem_of, refusal
 from isthmus.frontends.rest.relay import Query, RelayView
 from isthmus.model.callers import Caller
 from isthmus.model.calls import (

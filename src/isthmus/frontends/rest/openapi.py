@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from isthmus import __version__
-from isthmus.frontends.rest.faults import REFUSALS
 from isthmus.frontends.rest.operations import OPERATIONS, Operation
+from isthmus.frontends.rest.problem_details import REFUSALS
 from isthmus.frontends.rest.relay import STATES
 from isthmus.model.faults import FAULTS
 

@@ -36,7 +36,7 @@ from isthmus.upstream.dialect import LegacyDialect
 from isthmus.upstream.http_shared import ADVICE, OK, login_url
 from isthmus.upstream.link import ASK_SECONDS, BaseLink, ConnectFailed
 from isthmus.upstream.listing import PAGE_BYTES_MAX, TTL_SECONDS_MIN, Listing
-from isthmus.upstream.settings import AgentSettings, Era
+from isthmus.upstream.server_settings import AgentSettings, Era
 from isthmus.upstream.waiters import Waiter
 from isthmus.wire.a2a.cards import HUBS, SCHEMAS, AgentCard, read_card
 from isthmus.wire.a2a.client import ClientOperation, ClientRequest

@@ -25,7 +25,7 @@ from isthmus.upstream.dialect import ModernDialect
 from isthmus.upstream.duplex import DuplexLink, SentRequest
 from isthmus.upstream.link import PROBE_SECONDS, ConnectFailed
 from isthmus.upstream.listing import Listing
-from isthmus.upstream.settings import Era
+from isthmus.upstream.server_settings import Era
 from isthmus.upstream.waiters import CallWaiter, Waiter
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import ErrorReply, Payload, Request

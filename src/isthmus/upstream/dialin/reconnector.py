@@ -28,7 +28,7 @@ from isthmus.upstream.dialin.link import FAILED, NORMAL, DialInLink, renamed
 from isthmus.upstream.link import BaseLink, ConnectFailed
 from isthmus.upstream.listing import Listing
 from isthmus.upstream.reconnector import Reconnector
-from isthmus.upstream.settings import Carrier, DialInServerSettings, ServerSettings
+from isthmus.upstream.server_settings import Carrier, DialInServerSettings, ServerSettings
 
 log = structlog.get_logger(__name__)
 

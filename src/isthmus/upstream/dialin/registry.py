@@ -29,7 +29,7 @@ from isthmus.upstream.dialin.registry_store import RegistryStore, ServerRecord
 from isthmus.upstream.dialin.settings import DialInSettings
 from isthmus.upstream.link import ConnectFailed
 from isthmus.upstream.loop_detection import find_loop
-from isthmus.upstream.settings import REASON_LENGTH_MAX
+from isthmus.upstream.server_settings import REASON_LENGTH_MAX
 from isthmus.wire.mcp.messages import Implementation
 
 log = structlog.get_logger(__name__)

@@ -35,7 +35,7 @@ from isthmus.upstream.listing import Listing
 from isthmus.upstream.python.registry import REGISTRY
 from isthmus.upstream.python.runner import PRINTS_TO_STDERR, Runner, redirect_prints
 from isthmus.upstream.python.signatures import Function, Runnable, Unusable
-from isthmus.upstream.settings import Era, PythonSettings
+from isthmus.upstream.server_settings import Era, PythonSettings
 from isthmus.upstream.waiters import Waiter, turned_away
 from isthmus.wire.jsonrpc import Payload
 from isthmus.wire.mcp.messages import Implementation

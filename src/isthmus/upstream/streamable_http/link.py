@@ -25,7 +25,7 @@ from isthmus.transport.http import ConnectionLost, client_for, header_lines, req
 from isthmus.upstream.http_shared import EVENT_STREAM, CallerHeaders, OneWayPosts, same_origin_target
 from isthmus.upstream.link import BaseLink, ConnectFailed, WrongCarrier
 from isthmus.upstream.listing import Listing, leave_out
-from isthmus.upstream.settings import Era
+from isthmus.upstream.server_settings import Era
 from isthmus.upstream.streamable_http.http_exchanges import LINGER_SECONDS, NotificationStream, Post
 from isthmus.upstream.waiters import CallWaiter, Waiter, log_alone, lost, turned_away, waiter_for
 from isthmus.wire import jsonrpc

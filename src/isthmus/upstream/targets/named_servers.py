@@ -28,7 +28,7 @@ from isthmus.model.faults import Bug, Cancelled, Draining, Fault, NotConnected, 
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import Egress
 from isthmus.upstream.reconnector import Reconnector
-from isthmus.upstream.settings import Carrier, ServerSettings, TargetHttpSettings
+from isthmus.upstream.server_settings import Carrier, ServerSettings, TargetHttpSettings
 from isthmus.upstream.supervisor import Supervisor
 from isthmus.upstream.targets.settings import TargetAddress, TargetSettings, read_address
 

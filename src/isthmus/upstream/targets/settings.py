@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 from isthmus.transport.egress import HTTP_SCHEMES, SOCKET_SCHEMES, HttpOrigin, parse_url
-from isthmus.upstream.settings import OWN_HEADERS
+from isthmus.upstream.server_settings import OWN_HEADERS
 
 LENGTH_MAX = 2048
 """Characters of an address with its path."""

@@ -16,7 +16,7 @@ from isthmus.model.calls import Call, ClientCapabilities, Result
 from isthmus.transport.egress import Egress
 from isthmus.upstream.a2a.link import AgentLink
 from isthmus.upstream.a2a.remote_task import TaskOwners
-from isthmus.upstream.settings import AgentSettings
+from isthmus.upstream.server_settings import AgentSettings
 from isthmus.wire.a2a.operations import SendMessage
 from isthmus.wire.mcp.messages import Implementation
 from tests.unit.core.doubles import ANYONE, SERVER, Listener, Stage, call

@@ -28,7 +28,7 @@ from isthmus.upstream.dialin.link import DialInLink
 from isthmus.upstream.dialin.reconnector import REPLACED
 from isthmus.upstream.dialin.registry import DialInRegistry
 from isthmus.upstream.dialin.settings import DialInSettings
-from isthmus.upstream.settings import REASON_LENGTH_MAX
+from isthmus.upstream.server_settings import REASON_LENGTH_MAX
 from tests.unit.core.doubles import ANYONE, ready, tool
 from tests.unit.upstream.dialin.scene import CLAIM, Dialler, Scene, scene, until
 from tests.unit.upstream.doubles import text_of

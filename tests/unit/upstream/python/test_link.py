@@ -24,7 +24,7 @@ from isthmus.upstream.link import ConnectFailed
 from isthmus.upstream.python import runner as module
 from isthmus.upstream.python.link import PythonLink
 from isthmus.upstream.python.runner import redirect_prints
-from isthmus.upstream.settings import PythonSettings
+from isthmus.upstream.server_settings import PythonSettings
 from isthmus.wire.mcp.messages import Implementation
 from tests.unit.core.doubles import SERVER, Listener, Stage, call, tool
 

@@ -15,7 +15,7 @@ from isthmus.library import tool
 from isthmus.upstream.link import ConnectFailed
 from isthmus.upstream.python.link import Loaded, begin_to_import, begin_to_load, load
 from isthmus.upstream.python.registry import REGISTRY
-from isthmus.upstream.settings import PythonSettings
+from isthmus.upstream.server_settings import PythonSettings
 
 
 @pytest.fixture(autouse=True)

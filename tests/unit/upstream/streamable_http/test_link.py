@@ -22,7 +22,7 @@ from isthmus.upstream import link as base
 from isthmus.upstream import subscriptions
 from isthmus.upstream.http_shared import CallerHeaders
 from isthmus.upstream.link import ConnectFailed, WrongCarrier
-from isthmus.upstream.settings import Era
+from isthmus.upstream.server_settings import Era
 from isthmus.upstream.streamable_http.link import StreamableLink
 from isthmus.upstream.waiters import CallWaiter
 from tests.conftest import Spawn

@@ -22,7 +22,13 @@ from isthmus.model.names import ServerName
 from isthmus.telemetry.counters import Counters
 from isthmus.transport.egress import DialAddress, Egress, HttpOrigin
 from isthmus.upstream.link import WrongCarrier
-from isthmus.upstream.settings import HttpSettings, JsonRpcSettings, ServerSettings, StdioSettings, TargetHttpSettings
+from isthmus.upstream.server_settings import (
+    HttpSettings,
+    JsonRpcSettings,
+    ServerSettings,
+    StdioSettings,
+    TargetHttpSettings,
+)
 from isthmus.upstream.targets import named_servers as module
 from isthmus.upstream.targets.named_servers import NamedServer, NamedServers, ways_to
 from isthmus.upstream.targets.settings import TargetSettings, read_address

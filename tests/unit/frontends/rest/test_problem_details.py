@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from isthmus.frontends.http.auth import Denied
-from isthmus.frontends.rest.faults import REFUSALS, denial, problem_of, refusal
+from isthmus.frontends.rest.problem_details import REFUSALS, denial, problem_of, refusal
 from isthmus.model import faults
 from isthmus.model.faults import FAULTS, Fault, ServerError
 from isthmus.model.names import ServerName

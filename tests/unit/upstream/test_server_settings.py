@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from isthmus.model.names import ServerName
-from isthmus.upstream.settings import HttpSettings, JsonRpcSettings, ServerSettings, StdioSettings
+from isthmus.upstream.server_settings import HttpSettings, JsonRpcSettings, ServerSettings, StdioSettings
 
 NAME = ServerName("search")
 REACH = StdioSettings("npx")
