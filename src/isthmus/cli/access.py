@@ -46,8 +46,7 @@ from isthmus.model.features import Prompt, Tool
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.storage.definitions import FILE, DefinitionStore
 from isthmus.upstream.python.builtin import OPERATORS
-from isthmus.upstream.server_settings import ServerSettings, keys_of
-from isthmus.upstream.supervisor import starts_the_same
+from isthmus.upstream.server_settings import ServerSettings, keys_of, starts_the_same
 from isthmus.wire.mcp.lists import PROMPTS, TOOLS
 
 Who: TypeAlias = tuple[str, str, Face | None]

@@ -2,9 +2,9 @@
 
 Each settings class is a frozen dataclass that checks its values when it is made. A field that a file can set carries a
 `ServerKey` in its metadata; `SERVER_KEYS` collects them. Parsing, ranges, the documentation, `isthmus import`, `config
-show` and `access --diff` all read that table, so that a new key is a new field here. Nothing here reads a file or the
-environment: `config` fills the settings in and `app` passes them on. Two servers are equal when their settings are: a
-reload restarts a server when any field differs. Messages about a bad value never quote what may be a secret.
+show`, reload and `access --diff` all read that table, so that a new key is a new field here. Nothing here reads a file
+or the environment: `config` fills the settings in and `app` passes them on. Messages about a bad value never quote what
+may be a secret.
 """
 
 from __future__ import annotations
@@ -107,6 +107,8 @@ class ServerKey:
     """Other programs use the word too: in a file that they share with the hub, the hub does not report it as idle."""
     is_literal: bool = False
     """Variables are not replaced in the value."""
+    keeps_links: bool = False
+    """A reload applies a change to the next call; a change of any other key starts the server anew."""
     is_noticed: bool = False
     """Callers may notice a change, so `isthmus access --diff` compares it."""
     aliases: tuple[str, ...] = ()
@@ -129,12 +131,15 @@ class ServerKey:
         words = " and ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
         return f"{words} {self.unit}".strip() if words else ""
 
-    def check(self, value: float) -> None:
-        """Raise `ValueError` for a number out of range, which NaN is too."""
-        is_high_enough = self.above is None or value > self.above
-        is_in_range = is_high_enough and (self.at_least is None or value >= self.at_least)
-        if not (is_in_range and (self.at_most is None or value <= self.at_most)):
-            raise ValueError(f"{self.name} must be {self.range_text}, not {value}")
+    def check(self, value: float | str | None) -> None:
+        """Raise `ValueError` for a number out of range, which NaN is too, or for a text of such a length."""
+        if value is None or not self.range_text:
+            return
+        size = len(value) if isinstance(value, str) else value
+        is_high_enough = self.above is None or size > self.above
+        is_in_range = is_high_enough and (self.at_least is None or size >= self.at_least)
+        if not (is_in_range and (self.at_most is None or size <= self.at_most)):
+            raise ValueError(f"{self.name} must be {self.range_text}, not {size}")
 
 
 def _key(doc: str, **declared: Any) -> dict[str, ServerKey]:
@@ -388,6 +393,7 @@ class ServerSettings:
             unit="seconds",
             limit="call_seconds",
             in_clients=True,
+            keeps_links=True,
             is_noticed=True,
         ),
     )
@@ -397,12 +403,15 @@ class ServerSettings:
             "Calls that run at once, including calls that wait for their caller's input.",
             at_least=1,
             limit="max_calls",
+            keeps_links=True,
             is_noticed=True,
         ),
     )
     max_queued: int = field(
         default=256,
-        metadata=_key("Calls that may wait for a free slot.", at_least=0, limit="max_queued", is_noticed=True),
+        metadata=_key(
+            "Calls that may wait for a free slot.", at_least=0, limit="max_queued", keeps_links=True, is_noticed=True
+        ),
     )
     disabled: bool = field(
         default=False, metadata=_key("Switches the server off.", in_clients=True, aliases=("enabled",))
@@ -423,6 +432,7 @@ class ServerSettings:
         metadata=_key(
             "What happens to a tool whose definition changes; without it, `pin` of `[hub]` decides."
             " See [Definitions that change](concepts.md#definitions-that-change).",
+            keeps_links=True,
             is_noticed=True,
         ),
     )
@@ -443,9 +453,8 @@ class ServerSettings:
     """Keys of the entry that the hub does not know, unchanged."""
 
     def __post_init__(self) -> None:
-        for key in keys_of(ServerSettings):
-            if key.range_text:
-                key.check(getattr(self, key.field_name))
+        for key, value in declared_values(self):
+            key.check(value)
 
     def redact(self, text: str) -> str:
         """Return `text` with this server's secrets replaced by `***`."""
@@ -564,11 +573,17 @@ def way_of(reach: Reach) -> Way:
     return next(ways[0] for settings, ways in _CLASSES if isinstance(reach, settings))
 
 
-def declared_values(server: ServerSettings) -> Iterator[tuple[ServerKey, object]]:
+def declared_values(server: ServerSettings) -> Iterator[tuple[ServerKey, Any]]:
     """Yield the value of every key that a field of a server, or of how it is reached, holds."""
     for settings in (server.reach, server):
         found = next(cls for cls, _ in _CLASSES if isinstance(settings, cls))
         yield from ((key, getattr(settings, key.field_name)) for key in keys_of(found))
+
+
+def starts_the_same(old: ServerSettings, new: ServerSettings) -> bool:
+    """Whether a link made for the old settings serves the new ones as well."""
+    names = {"rules", "extra", "secrets"} | {key.field_name for key in keys_of(ServerSettings) if key.keeps_links}
+    return replace(old, **{name: getattr(new, name) for name in names}) == new
 
 
 def keys_beside(way: Way) -> frozenset[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import structlog
 
@@ -15,7 +14,7 @@ from isthmus.model.credentials import Subject
 from isthmus.model.names import ServerName
 from isthmus.upstream.listing import ListCache
 from isthmus.upstream.reconnector import Connect, Reconnector
-from isthmus.upstream.server_settings import ServerSettings
+from isthmus.upstream.server_settings import ServerSettings, starts_the_same
 
 log = structlog.get_logger(__name__)
 
@@ -167,10 +166,3 @@ class Supervisor:
         if tasks:
             # A link closes within seconds, however its server behaves; the background tasks end the rest.
             await asyncio.wait(tasks.values(), timeout=LEAVE_SECONDS)
-
-
-def starts_the_same(old: ServerSettings, new: ServerSettings) -> bool:
-    """Whether a link made for the old settings serves the new ones as well."""
-    names = ("timeout", "max_calls", "max_queued", "rules", "pin", "extra", "secrets")
-    gentle = {name: getattr(new, name) for name in names}
-    return replace(old, **gentle) == new

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from isthmus.model.names import ServerName
-from isthmus.upstream.server_settings import HttpSettings, JsonRpcSettings, ServerSettings, StdioSettings
+from isthmus.upstream.server_settings import (
+    HttpSettings,
+    JsonRpcSettings,
+    ServerKey,
+    ServerSettings,
+    StdioSettings,
+    starts_the_same,
+)
 
 NAME = ServerName("search")
 REACH = StdioSettings("npx")
@@ -117,3 +125,18 @@ def test_redaction_blanks_every_secret_the_longest_first() -> None:
 def test_equal_settings_are_equal_so_that_a_reload_can_compare_them() -> None:
     assert StdioSettings("npx", env={"A": "1"}) == StdioSettings("npx", env={"A": "1"})
     assert ServerSettings(NAME, REACH) != ServerSettings(NAME, REACH, timeout=5)
+
+
+def test_a_reload_keeps_links_only_if_every_changed_key_says_so() -> None:
+    server = ServerSettings(NAME, REACH)
+    assert starts_the_same(server, replace(server, timeout=5, max_calls=3, max_queued=1, pin="off"))
+    assert not starts_the_same(server, replace(server, timeout=5, isolation="call"))
+    assert not starts_the_same(server, replace(server, reach=HttpSettings(ADDRESS)))
+
+
+def test_a_range_counts_the_characters_of_a_text_and_lets_an_absent_one_pass() -> None:
+    key = ServerKey("A note.", name="note", at_most=3, unit="characters")
+    key.check("abc")
+    key.check(None)
+    with pytest.raises(ValueError, match=r"^note must be at most 3 characters, not 4$"):
+        key.check("abcd")

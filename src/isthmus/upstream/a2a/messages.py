@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from isthmus.core.calls.inflight import InFlight
 from isthmus.model.calls import LOG_LEVELS, Event, LogMessage, Progress, Question, Result
-from isthmus.model.faults import ServerError
+from isthmus.model.faults import FAULTS, NOT_CONNECTED, SENT_AND_LOST, ServerError
 from isthmus.model.names import ServerName
 from isthmus.model.tasks import (
     ABSENT,
@@ -220,11 +220,8 @@ def _event_of_server(message: Message) -> Event | None:
     return None
 
 
-SENT_AND_LOST, NOT_SENT = -32012, -32011
-"""The codes of the MCP frontend for calls that may have run, and for those that did not."""
-
-CALLER_FAULTS = frozenset({"bad_arguments", "bad_instruction", "unknown_tool", "unknown_server", "target_refused"})
-"""The reasons of faults that the caller caused."""
+INSTRUCTION_FAULTS = frozenset({"bad_instruction", "unknown_server"})
+"""Reasons of a hub's agent that concern the message itself, not a call."""
 
 
 class _Facts(msgspec.Struct):
@@ -245,9 +242,12 @@ def fault_in(status: TaskStatus, server: ServerName, redact: Redact = str) -> Se
     if message is None or facts is None:
         return None
     words = redact("\n".join(part.text for part in message.parts if isinstance(part, TextPart)))
-    code = NOT_SENT if facts.executed == "no" else SENT_AND_LOST
-    if facts.reason in CALLER_FAULTS:
+    code = NOT_CONNECTED if facts.executed == "no" else SENT_AND_LOST
+    row = FAULTS.get(facts.reason)  # known if the agent is a hub, too
+    if facts.reason in INSTRUCTION_FAULTS:
         code = INVALID_PARAMS
+    elif row is not None and row.executed == facts.executed:
+        code = row.mcp
     fault = ServerError(server, code, words or "It failed", redact_json(message.metadata, redact))
     fault.executed = facts.executed
     return fault

@@ -73,6 +73,10 @@ def failed(metadata: bytes, *words: str) -> TaskStatus:
         (b'{"executed":"unknown","reason":"lost","server":"x"}', -32012, "unknown"),
         (b'{"executed":"no","reason":"not_connected"}', -32011, "no"),
         (b'{"executed":"no","reason":"unknown_tool"}', -32602, "no"),
+        (b'{"executed":"no","reason":"bad_instruction"}', -32602, "no"),
+        (b'{"executed":"no","reason":"overloaded"}', -32010, "no"),
+        (b'{"executed":"no","reason":"lost"}', -32011, "no"),
+        (b'{"executed":"no","reason":"anything"}', -32011, "no"),
         (b'{"executed":"yes"}', -32012, "yes"),
     ],
 )
