@@ -11,6 +11,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeAlias
@@ -99,6 +100,8 @@ class Audit:
         self.lost = 0
         """Dropped facts that the log does not count yet."""
         self._rejected: dict[tuple[str, int], int] = {}
+        # A thread of its own: facts wait for it, and other work must not keep it busy.
+        self._digests = ThreadPoolExecutor(1, "isthmus-audit")
         self.audit_gate: StrictWitness | None = StrictWitness(self, journal, now) if mode == "strict" else None
 
     def over(self, recorder: Recorder) -> AuditedRecorder:
@@ -148,7 +151,7 @@ class Audit:
         if long is None:
             self.flush()
         else:
-            encoding = self._loop.run_in_executor(None, self._encoder.record, long)
+            encoding = self._loop.run_in_executor(self._digests, self._encoder.record, long)
             encoding.add_done_callback(partial(self._encoded, long))
 
     def _encoded(self, fact: Fact, encoding: asyncio.Future[tuple[float, bytes]]) -> None:
@@ -208,6 +211,7 @@ class Audit:
         """Write the remaining facts, if possible; nothing is recorded after that."""
         self._cancel_retry()
         self.flush()
+        self._digests.shutdown(wait=False)
         if self._pending:
             self._idle.clear()
             try:

@@ -168,6 +168,9 @@ class CallWaiter:
         call = self.inflight.call
         if len(memoryview(payload)) > BULKY_BYTES and not is_later and self._is_refused_or_deferred(payload):
             return
+        if is_later and self.inflight.is_over:  # it ended between two turns, and must not be sent again
+            self._end(BadReply(self.server, "the result came after the end of the call"))
+            return
         answer = _READERS.get(call.kind, read_call_result)(payload)
         if answer is not None and answer.result_type in _COMPLETE and call.kind == "tool" and not call.extra:
             # The usual case, without the checks below.
@@ -408,6 +411,8 @@ class _TaskStart(CallWaiter):
     def result(self, payload: msgspec.Raw, *, is_later: bool = False) -> None:
         """The server responded: with a task, or with the result at once."""
         inflight, link = self.inflight, self.inflight.link
+        if inflight.is_over:  # a long answer takes several turns to read
+            return
         state = read_state(payload)
         inflight.call = call = msgspec.structs.replace(inflight.call, extra={})
         if state is None or link is None:

@@ -228,9 +228,12 @@ def decode_reply(body: bytes, *, max_depth: int = MAX_DEPTH) -> Message:
 
 
 def answer_start(body: bytes) -> Raw | None:
-    """The request id at the start of a response in the usual form, which may turn out to be malformed."""
-    begins = _ANSWER.match(body)
-    return None if begins is None else Raw(begins[1])
+    """The request id at the start or the end of a response as most peers write it; it may turn out to be malformed."""
+    if (begins := _ANSWER.match(body)) is not None:
+        return Raw(begins[1])
+    head = _PLAIN_HEAD.match(body)
+    tail = None if head is None or head[1] is not None else _PLAIN_TAIL.search(body, max(0, len(body) - _TAIL_BYTES))
+    return None if tail is None or tail[2] is None else Raw(tail[2])
 
 
 def answered_in(body: bytes) -> Raw | None:
@@ -430,7 +433,7 @@ def _fills(envelope: _Envelope, body: bytes) -> bool:
     return len(body) - written < _SHORTEST_MEMBER
 
 
-_OTHERS = rb'"jsonrpc"\s*:\s*"2\.0"\s*,\s*"id"\s*:\s*(?:[0-9]{1,18}|"[^"\\]{0,200}")\s*'
+_OTHERS = rb'"jsonrpc"\s*:\s*"2\.0"\s*,\s*"id"\s*:\s*(?:([0-9]{1,18})|"[^"\\]{0,200}")\s*'
 _PLAIN_HEAD = re.compile(rb"\s*\{\s*(" + _OTHERS + rb',\s*)?"result"\s*:\s*')
 _PLAIN_TAIL = re.compile(rb"\s*(,\s*" + _OTHERS + rb")?\}\s*\Z")
 _TAIL_BYTES = 300

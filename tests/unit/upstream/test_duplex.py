@@ -651,3 +651,38 @@ async def test_a_method_is_asked_for_by_its_name_with_its_parameters_and_its_err
     fault = listener.fault
     assert isinstance(fault, ServerError)
     assert (fault.code, fault.message, bytes(fault.data or b"")) == (-32601, "no prompts", b'{"x": 1}')
+
+
+LONG = "x" * (2 * 1024 * 1024)
+
+
+async def turns(count: int = 60) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_a_call_that_is_cancelled_while_its_long_answer_is_read_is_not_sent_again() -> None:
+    line = modern(pipe := Pipe())
+    inflight, listener = Scene(line).start()
+    await turn()
+    pipe.said()
+    line.read(message(id=1, result={"resultType": "input_required", "requestState": LONG}))
+    inflight.cancel("enough")
+    await turns()
+    assert [sent.get("method") for sent in pipe.said() if sent.get("method") == "tools/call"] == []
+    assert [type(end) for end in listener.ends] == [Cancelled]
+
+
+@pytest.mark.parametrize("is_result_first", [True, False])
+async def test_a_long_answer_is_read_in_several_turns_wherever_its_id_is(*, is_result_first: bool) -> None:
+    line = Line(pipe := Pipe())
+    _, listener = Scene(line).start()
+    await turn()
+    pipe.said()
+    result = {"content": [{"type": "text", "text": LONG}]}
+    members = {"result": result, "jsonrpc": "2.0", "id": 1} if is_result_first else {"id": 1, "result": result}
+    line.read(json.dumps(members).encode() if is_result_first else message(**members))
+    assert not listener.ends
+    assert not line._pending, "its request is known before it is read"
+    await turns()
+    assert len(listener.ends) == 1

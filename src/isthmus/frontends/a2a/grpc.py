@@ -167,17 +167,12 @@ class A2aGrpc:
         counted = self.in_flight if len(request) > COUNTED_BYTES else None
         if counted is not None and (refused := counted.enter(caller, len(request))) is not None:
             await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"{refused.reason}: {refused.message}")
-        try:
-            return await self._do(method, request, context, _A2aGrpcRequest(self._face, caller, _Client(), fields))
-        finally:
-            if counted is not None:
-                counted.leave(caller, len(request))
-
-    async def _do(
-        self, method: str, request: bytes, context: Any, call: _A2aGrpcRequest
-    ) -> tuple[_A2aGrpcRequest, Payload | LiveTask]:
-        # The desk finishes what it begins, whoever waits for it: a task may be kept and not yet known as begun.
+        call = _A2aGrpcRequest(self._face, caller, _Client(), fields)
+        # The work continues when the client leaves: a task may be stored and not yet known as begun.
         work = self._background.spawn("a call over gRPC", call.do(method, request))
+        if counted is not None:
+            size = len(request)
+            work.add_done_callback(lambda _: counted.leave(caller, size))
         try:
             done = await asyncio.shield(work)
         except asyncio.CancelledError:

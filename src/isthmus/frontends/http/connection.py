@@ -275,7 +275,8 @@ class HttpServerConnection(HttpToolsProtocol):
                 scope, self._scope = self._scope, None
                 if self._phase == "between" and len(self._cached_heads) < HEADS_MAX:
                     seen = cached_header(data, self._announced_bytes, scope)
-                    self._cached_heads = self._cached_heads if seen is None else (*self._cached_heads, seen)
+                    if seen is not None and all(seen[:2] != known[:2] for known in self._cached_heads):
+                        self._cached_heads = (*self._cached_heads, seen)
 
     def eof_received(self) -> None:
         # A half-closed client counts as gone: waiting for it would hide every disconnect.

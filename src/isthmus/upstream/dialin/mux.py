@@ -22,7 +22,7 @@ NEVER = 2**62
 
 
 class MuxSocket(Protocol):
-    """What a host needs from its socket; `transport.websocket.AcceptedSocket` fits."""
+    """What a host needs from its socket; `transport.accepted_socket.AcceptedSocket` fits."""
 
     @property
     def client(self) -> str | None:

@@ -26,7 +26,7 @@ from isthmus.wire.jsonrpc import Payload
 
 _HEADING = re.compile(r"(args|arguments|parameters|params)(:|)\s*", re.IGNORECASE)
 _RULE = re.compile(r"-{3,}\s*")
-_GOOGLE = re.compile(r"\*{0,2}(\w+)\s*(?:\(.*?\))?\s*:\s*(.*)")
+_GOOGLE = re.compile(r"\*{0,2}(\w+)\s*(?:\((?:[^()]|\([^()]*\))*\))?\s*:\s*(.*)")
 _NUMPY = re.compile(r"\*{0,2}(\w+(?:\s*,\s*\w+)*)\s*(?::.*)?")
 _SPHINX = re.compile(r":param\s+(?:[^:\s]+\s+)*?\*{0,2}(\w+):\s*(.*)")
 

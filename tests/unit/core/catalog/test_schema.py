@@ -184,3 +184,9 @@ def test_separators_in_a_long_text_are_not_taken_for_values() -> None:
     text = b'{"text":"' + b",[{" * 400_000 + b'","n":%b}'
     assert found(msgspec.Raw(text % b"1")) is None
     assert found(msgspec.Raw(text % b'"one"')) not in (None, EXPENSIVE)
+
+
+def test_a_repeated_member_does_not_hide_its_cost() -> None:
+    schema = {"type": "object", "properties": {"b": {"type": "integer"}}}
+    many = b",".join([b"1"] * 110_000)
+    assert check(schema, msgspec.Raw(b'{"b":[' + many + b'],"b":1}')) is EXPENSIVE

@@ -452,3 +452,8 @@ def test_anything_else_is_prose(text: str | None) -> None:
 )
 def test_a_section_that_is_cut_short_is_harmless(text: str) -> None:
     assert set(read_docstring(text).parameters) <= {"x"}
+
+
+def test_a_sentence_with_two_brackets_is_no_parameter() -> None:
+    doc = read_docstring("Do it.\n\nArgs:\n    a: One,\n        or (a) this (b): that.\n")
+    assert doc.parameters == {"a": "One, or (a) this (b): that."}
