@@ -328,6 +328,8 @@ class HubClient:
             case "tool" | "prompt":
                 method, path = "POST", f"/v1/{call.kind}s/{quote(call.name, safe='')}"
             case "resource":
+                if not is_unicode(call.name):
+                    raise CommandFailed(Exit.USAGE, "the URI must be valid UTF-8")
                 method, path = "GET", f"/v1/resources/read?{urlencode({'uri': call.name}, quote_via=quote)}"
             case _:
                 raise NotImplementedError(call.kind)
@@ -388,11 +390,16 @@ class HubClient:
         )
 
 
+def is_unicode(text: str) -> bool:
+    """Whether a text of the command line has no bytes that are not UTF-8; Python keeps those as lone surrogates."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
 def _read_result(body: bytes, kind: Kind) -> Result | CallFailure:
     invalid = CallFailure("The hub sent an invalid response", "unknown", "bad_reply")
     if kind == "tool":
         try:
-            msgspec.json.decode(body)
+            msgspec.json.decode(body, type=msgspec.Raw)  # its form only: a number may be too large for Python
         except msgspec.MsgspecError:
             return invalid
         return untouched_result(body)
@@ -617,13 +624,15 @@ class LocalHub:
 
     async def aclose(self) -> None:
         """See `HubTransport`."""
-        if any(request.was_aborted for request in self._requests):
-            await asyncio.sleep(WITHDRAWAL_SECONDS)
-        await self.running.aclose()
-        await self._pins.aclose()
-        if self._audit_log is not None:
-            await self._audit_log.stop()
-            await self._audit_log.close()
+        try:
+            if any(request.was_aborted for request in self._requests):
+                await asyncio.sleep(WITHDRAWAL_SECONDS)
+        finally:  # a second signal cuts only the wait short
+            await self.running.aclose()
+            await self._pins.aclose()
+            if self._audit_log is not None:
+                await self._audit_log.stop()
+                await self._audit_log.close()
 
     def _note_settled(self) -> None:
         now = asyncio.get_running_loop().time()

@@ -48,14 +48,18 @@ for line in sys.stdin:
         "initialize": {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}},
                        "serverInfo": {"name": "f", "version": "1"}},
         "tools/list": {"tools": [{"name": "fail", "inputSchema": {"type": "object"}},
-                                 {"name": "quiet", "inputSchema": {"type": "object"}}]},
+                                 {"name": "quiet", "inputSchema": {"type": "object"}},
+                                 {"name": "huge", "inputSchema": {"type": "object"}}]},
         "tools/call": {"content": [], "isError": False} if "quiet" in line else
                       {"content": [{"type": "text", "text": "no such file"}], "isError": True},
     }
     if "id" in asked:
         known = asked["method"] in answers
         ended = {"result": answers[asked["method"]]} if known else {"error": {"code": -32601, "message": "?"}}
-        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], **ended}), flush=True)
+        if "huge" in line:
+            ended = {"result": {"content": [{"type": "text", "text": "ok"}], "size": float("inf")}}
+        said = json.dumps({"jsonrpc": "2.0", "id": asked["id"], **ended})
+        print(said.replace("Infinity", "1e999"), flush=True)
 """
 
 
@@ -87,6 +91,22 @@ async def test_json_is_the_result_as_the_server_gave_it(
 ) -> None:
     assert await call_tool(config, wanted("raw.echo", "text=a", is_json=True), wait=20) == Exit.SUCCESS
     assert json.loads(capsys.readouterr().out)["content"] == [{"type": "text", "text": "a"}]
+
+
+async def test_a_number_that_python_cannot_hold_is_no_failure(
+    config: LocalSource, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await call_tool(config, wanted("failing.huge"), wait=20) == Exit.SUCCESS
+    assert capsys.readouterr().out == "ok\n"
+    assert await call_tool(config, wanted("failing.huge", is_json=True), wait=20) == Exit.SUCCESS
+    assert "1e999" in capsys.readouterr().out
+
+
+async def test_a_uri_that_is_not_utf_8_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    source = LocalSource(write_config(tmp_path, {"shelf": stdio(command("full_sdk2"))}))
+    with pytest.raises(CommandFailed, match="must be valid UTF-8") as failed:
+        await read_resource(source, "memo://shelf/\udcff", wait=30, is_json=False)
+    assert failed.value.exit == Exit.USAGE
 
 
 async def test_a_result_without_content_prints_nothing(config: LocalSource, capsys: pytest.CaptureFixture[str]) -> None:
