@@ -178,7 +178,8 @@ async def sweep_http(server_queue: Lane, proxy: ChaosProxy, ending: Ending) -> N
     proxy.refuse()
 
     async def is_refused() -> bool:
-        # A kept connection may still be written to before its end is seen; after that there is none.
+        # A kept connection may still be written to before its end is seen, and one that was accepted only now stands.
+        proxy.reset_all()
         return (await server_queue.pay()).told == "no"
 
     await eventually(is_refused, f"{server_queue.name} is told that nothing left")

@@ -40,6 +40,7 @@ MIB = 1_000_000 if IS_SOAK else 500_000
 BODY = 3_900_000 if IS_SOAK else 1_900_000
 """Just below `limits.request_bytes` in `make soak`. `make test` halves all sizes: a slower machine must not fail it."""
 RESULT = 9 * MIB
+PIPELINED = 800 * MIB // 1_000_000
 FRAME = 900_000
 """Just below what a device may send or be sent."""
 _META = json.dumps(META, separators=(",", ":"))
@@ -649,9 +650,13 @@ async def _form(field: Field, body: str) -> None:
 
 def _floods_of_callers() -> Iterator[Kind]:
     echo = '{"text":"hi"}'
-    yield Kind("pipeline / rest", "floods", partial(_pipelines, body=echo, path="/v1/tools/builtin.echo", count=800))
-    yield Kind("pipeline / legacy", "floods", partial(_pipelines, body=_rpc(1, "ping", "{}"), path="/mcp", count=800))
-    yield Kind("pipeline / not JSON", "floods", partial(_pipelines, body="{", path="/mcp", count=800))
+    yield Kind(
+        "pipeline / rest", "floods", partial(_pipelines, body=echo, path="/v1/tools/builtin.echo", count=PIPELINED)
+    )
+    yield Kind(
+        "pipeline / legacy", "floods", partial(_pipelines, body=_rpc(1, "ping", "{}"), path="/mcp", count=PIPELINED)
+    )
+    yield Kind("pipeline / not JSON", "floods", partial(_pipelines, body="{", path="/mcp", count=PIPELINED))
     for method in ("notifications/initialized", "notifications/cancelled", "ping"):
         yield Kind(f"frames / {method}", "relay frames", partial(_frames, count=2000, method=method))
     for count in (10, 100, 20_000):
@@ -716,7 +721,7 @@ async def _lists(field: Field, server: str, what: str, count: int, size: int) ->
 def _listings() -> Iterator[Kind]:
     for server in ("stdio", "sse", "socket"):
         for what in ("tools", "prompts", "resources", "templates") if server == "stdio" else ("tools", "resources"):
-            for count, size in ((900, 4_000), (20, 200_000)):
+            for count, size in ((900 * MIB // 1_000_000, 4_000), (20, MIB // 5)):
                 drive = partial(_lists, server=server, what=what, count=count, size=size)
                 yield Kind(f"list / {server} / {count} {what} of {size}", "lists", drive)
 

@@ -41,6 +41,9 @@ PINS_PER_SERVER_MAX: Final = 10_000
 
 FINGERPRINTS_MAX: Final = 20_000
 
+PREPARED_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Canonical definitions that wait for their report."""
+
 
 class Sighting(msgspec.Struct, frozen=True):
     """A tool definition that was never seen before.
@@ -84,6 +87,8 @@ class Pins:
         self._mode_of = mode_of
         self._tell = tell
         self._fingerprints: dict[bytes, bytes] = {}
+        self._prepared: dict[bytes, bytes] = {}
+        self._prepared_bytes = 0
         self._reported: dict[PinKey, bytes] = dict.fromkeys(waiting, b"")
         """The last reported fingerprint of each withheld tool: servers list them again and again."""
         self._reported_counts: Counter[ServerName] = Counter(server for server, _, _ in self._reported)
@@ -123,7 +128,7 @@ class Pins:
         known = self._known_as(key)
         if known == fingerprint:
             if self._forget_report(key):
-                self._tell(Sighting(*key, fingerprint, canonical_definition(tool), is_change=False, is_withheld=False))
+                self._tell(Sighting(*key, fingerprint, self._definition(tool), is_change=False, is_withheld=False))
             return True
         is_full = key not in self._known and (
             len(self._known) >= PINS_MAX or self._counts[key[0]] >= PINS_PER_SERVER_MAX
@@ -137,13 +142,28 @@ class Pins:
         else:
             self._remember(key, fingerprint)
             self._forget_report(key)
-        self._tell(Sighting(*key, fingerprint, canonical_definition(tool), known is not None, is_withheld))
+        self._tell(Sighting(*key, fingerprint, self._definition(tool), known is not None, is_withheld))
         return not is_withheld
 
     def prepare(self, tool: Tool) -> None:
-        """Compute the fingerprint that `passes` needs."""
-        if self._mode_of(tool.server) != "off":
-            self._fingerprint(tool)
+        """Compute what `passes` needs: the fingerprint, and the canonical definition of a tool to report."""
+        if self._mode_of(tool.server) == "off":
+            return
+        if self._known_as((tool.server, "", tool.name)) == self._fingerprint(tool):
+            return
+        if self._prepared_bytes > PREPARED_BYTES_MAX:
+            self._prepared.clear()
+            self._prepared_bytes = 0
+        definition = self._prepared[_cache_key(tool)] = canonical_definition(tool)
+        self._prepared_bytes += len(definition)
+
+    def _definition(self, tool: Tool) -> bytes:
+        """The canonical definition; a list of thousands takes too long at once, so it is prepared."""
+        definition = self._prepared.pop(_cache_key(tool), None)
+        if definition is None:
+            return canonical_definition(tool)
+        self._prepared_bytes -= len(definition)
+        return definition
 
     def _known_as(self, key: PinKey) -> bytes | None:
         """The known fingerprint of a tool. Listing it differently to some clients counts as a change for these."""
@@ -173,7 +193,7 @@ class Pins:
 
     def _fingerprint(self, tool: Tool) -> bytes:
         """The fingerprint, cached: thousands of servers may list the same tools."""
-        key = tool.digest + tool.name.encode("utf-8", "surrogatepass")
+        key = _cache_key(tool)
         fingerprint = self._fingerprints.get(key)
         if fingerprint is None:
             if len(self._fingerprints) >= FINGERPRINTS_MAX:
@@ -194,6 +214,10 @@ class Pins:
             if variant:
                 self._variants.setdefault(server, set()).add(variant)
         self._known[key] = fingerprint
+
+
+def _cache_key(tool: Tool) -> bytes:
+    return tool.digest + tool.name.encode("utf-8", "surrogatepass")
 
 
 def variant_of(client_caps: ClientCapabilities) -> str:
