@@ -14,8 +14,9 @@ import httpx2
 import pytest
 
 from tests.hubs import HubProcess, serving
+from tests.security.heavy_inputs import HELD
 
-HELD_SECONDS = 0.05
+HELD_SECONDS = float(HELD)
 SIZE = 3_500_000
 MODERN = "2026-07-28"
 META = '{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}'
