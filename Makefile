@@ -26,7 +26,7 @@ PEERS := tests/peers/test_peers.py tests/peers/test_full.py
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-input
 # The extras of pyproject.toml that bring an agent framework.
 EXTRAS := adk langchain openai-agents pydantic-ai
-COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
+COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-strip-extras --no-emit-index-url --no-header
 
 .DEFAULT_GOAL := help
 .PHONY: help reference serve demo devices test peers conformance soak cover lint format bench agents crowd relayed library trust fuzz gate resolve audit sbom lock clean
