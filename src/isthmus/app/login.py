@@ -201,7 +201,7 @@ class _BrowserVisit:
         return client, await self._endpoint(place, client).by_code(code, visit.verifier)
 
     async def _listen(self, callback: Callback) -> OAuthClient | None:
-        """Listen at the registered redirect address; None if there is none or its port is taken."""
+        """Listen at the registered redirect address; None without such an address, or if its port is taken."""
         known = None if self._known is None else self._known.client
         if known is not None and known.redirect:
             try:

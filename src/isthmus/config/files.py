@@ -66,7 +66,7 @@ def _is_hidden(folder: Path) -> bool:
 
 
 def find_file(named: Path | None, environment: Mapping[str, str], cwd: Path, home: Path) -> Path | None:
-    """Return the file to read, None if there is none.
+    """Return the file to read; None if no place has one.
 
     Raises:
         ConfigError: a file is named, by argument or by `ISTHMUS_CONFIG`, and does not exist.
@@ -126,7 +126,7 @@ def read_document(file: Path, dialect: Dialect | None = None) -> Document:
 
 
 def home_folder() -> Path:
-    """Return the user's folder; `NO_HOME` if there is none, as in many containers."""
+    """Return the user's folder; `NO_HOME` without a home, as in many containers."""
     try:
         return Path.home()
     except RuntimeError:

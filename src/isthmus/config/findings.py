@@ -26,7 +26,7 @@ class Finding:
     file: Path | None
     path: str
     value: str
-    """The value as a message may quote it; empty if there is none or it must stay hidden."""
+    """The value as a message may quote it; empty if it is absent or must stay hidden."""
     message: str
     advice: str = ""
     code: FindingCode = BAD_VALUE

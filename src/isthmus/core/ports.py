@@ -498,7 +498,7 @@ class Signer(Protocol):
 
 
 class PushReceipt(msgspec.Struct, frozen=True):
-    """The result of one push: the HTTP status, or the reason why there is none."""
+    """The result of one push: the HTTP status, or the reason why no response came."""
 
     status: int | None = None
     reason: str = ""

@@ -86,7 +86,7 @@ async def find_place(fetcher: Fetcher, url: str, settings: OAuthSettings) -> Ser
     """Find the authorization server of the server at this address.
 
     Raises:
-        DiscoveryFailed: there is none, or it cannot be used.
+        DiscoveryFailed: no authorization server was found, or it cannot be used.
     """
     resource = settings.resource or without_fragment(url)
     if settings.token_endpoint:
@@ -161,7 +161,7 @@ async def _challenge(fetcher: Fetcher, url: str) -> tuple[Challenge, bool]:
 
 
 async def _resource(fetcher: Fetcher, url: str, challenge: Challenge) -> ResourceMetadata | None:
-    """The server's metadata, from the challenge's address or the well-known ones; None if there is none."""
+    """The server's metadata, from the challenge's address or the well-known ones; None if no address has it."""
     if challenge.resource_metadata:
         said = await fetcher.get("what its challenge names", challenge.resource_metadata)
         return _checked_resource(said, url) if said.status == OK else None

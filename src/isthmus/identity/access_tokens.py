@@ -38,7 +38,7 @@ _LENGTH = len(PREFIX) + -(-4 * (_NONCE_BYTES + _CONTENT.size + 16) // 3)
 """The length of every token, without padding."""
 
 HolderOf: TypeAlias = Callable[[bytes], Caller | Unprovable | None]
-"""Returns the caller whose key has this digest; None if there is none or the key is no longer valid."""
+"""Returns the caller whose key has this digest; None for an unknown key, or one that is no longer valid."""
 
 
 class AccessTokens:

@@ -186,7 +186,7 @@ def _is_name(text: str) -> bool:
 
 
 def current(keys: Iterable[MintedKey], name: str, now: float) -> MintedKey | None:
-    """The caller's valid key that is not rotated out; None if there is none."""
+    """The caller's valid key that is not rotated out; None if the caller has no such key."""
     return next((key for key in keys if key.name == name and key.state(now) == "good"), None)
 
 

@@ -162,7 +162,7 @@ class HubEngine:
         return failures
 
     def remote_hub_problem(self) -> str | None:
-        """Why the remote hub is not connected; None if it is, or if there is none."""
+        """Why the remote hub is not connected; None if it is, or if the hub is local."""
         why = "; ".join(self._own_failures().values()) if self.is_attached else ""
         if "HTTP 401" not in why:
             return why or None

@@ -49,7 +49,7 @@ class Questions:
         return frozenset(names | {"elicitation.form"} if "elicitation" in names else names)
 
     def handler_of(self, question: Question) -> Handler | None:
-        """The handler for a request; None if there is none."""
+        """The handler for a request; None if the program registered no handler."""
         match question.method:
             case "elicitation/create":
                 return self.elicitation

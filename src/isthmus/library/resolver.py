@@ -55,7 +55,7 @@ def default_service() -> HasCatalog:
     """The only initialized service of this process.
 
     Raises:
-        ServiceClosedError: there is none, or there are several.
+        ServiceClosedError: no service is open, or several are.
     """
     held = [service() for (process, _), service in list(_services.items()) if process == os.getpid()]
     services = [service for service in held if service is not None]

@@ -170,7 +170,7 @@ class ChunkBuffer:
             reader.set_result(None)
 
     def get(self, make_promise: Callable[[], P]) -> MakeChunks | P:
-        """Return the next item; if there is none, a promise to wait for before the next `get`."""
+        """Return the next item, or a promise to wait for before the next `get`."""
         with self._lock:
             if self._items:
                 return self._items.popleft()

@@ -208,7 +208,7 @@ class ToolDecorator:
         return decorate
 
     def remove(self, tool: str | Callable[..., Any]) -> bool:
-        """Remove a tool from every hub, by its name or its function; False if there is none."""
+        """Remove a tool from every hub, by its name or its function; False for an unknown tool."""
         if isinstance(tool, str):
             return REGISTRY.remove(tool.removeprefix("builtin."))
         names = [name for name, known in REGISTRY.functions().items() if getattr(known, "function", None) is tool]

@@ -126,7 +126,7 @@ class _Checkpoint(msgspec.Struct):
 
 
 def read_checkpoint(state: Path, keys: AuditKeys, slot: int = MAIN_LOG) -> Seal | None:
-    """The newest signed checkpoint; an unsigned one only if there is no other; None if there is none."""
+    """The newest signed checkpoint; an unsigned one only if none is signed; None for a log without any."""
     try:
         data = checkpoint_path(state, slot).read_bytes()
     except FileNotFoundError:

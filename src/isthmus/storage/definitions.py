@@ -79,7 +79,7 @@ class SeenDefinition(NamedTuple):
 
 
 class PendingDefinition(NamedTuple):
-    """A definition that waits for approval, and the last accepted one; None if there is none."""
+    """A definition that waits for approval, and the last accepted one; None if nothing waits."""
 
     seen: SeenDefinition
     before: bytes | None

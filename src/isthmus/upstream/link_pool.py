@@ -388,7 +388,7 @@ class LinkPool:
 
     @asynccontextmanager
     async def borrowed(self, caller: Caller, client_caps: ClientCapabilities) -> AsyncIterator[BaseLink]:
-        """Borrow a link with these client capabilities for listing; made for this caller if there is none.
+        """Borrow a link with these client capabilities for listing; made for this caller if no link is free.
 
         Raises:
             Fault: there can be none now.

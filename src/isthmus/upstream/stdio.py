@@ -131,7 +131,7 @@ def _refused(reach: StdioSettings, why: str) -> ConnectFailed:
 
 
 def program_of(reach: StdioSettings, environment: Mapping[str, str]) -> Path | None:
-    """The file that a command means, seen from its working directory; None if there is none."""
+    """The file that a command means, seen from its working directory; None if no such file exists."""
     command = reach.command
     if Path(command).name != command:
         file = Path(reach.cwd or ".", command).absolute()

@@ -155,15 +155,26 @@ async def test_a_log_that_closes_while_a_digest_is_computed_has_each_record_once
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "BATCH_SECONDS", 0.0)
+    computing, may_end = threading.Event(), threading.Event()
+
+    class Encoder(RecordEncoder):
+        def digest(self, data: Any) -> str:
+            if threading.current_thread() is not threading.main_thread():
+                computing.set()
+                assert may_end.wait(10)
+            return super().digest(data)
+
     bench = Bench("batched")
+    bench.audit._encoder = Encoder(b"key")
     bench.hub.start(call(arguments={"text": "x" * 1_000_000}), Hearer())
     bench.link.sent[-1].finish(DONE)
-    await asyncio.sleep(0.001)
+    assert await asyncio.to_thread(computing.wait, 10)
     closing = asyncio.ensure_future(bench.audit.aclose())
     await bench.journal.comes()
     bench.journal.answer()
     await closing
-    await asyncio.sleep(0.05)
+    may_end.set()
+    await asyncio.to_thread(bench.audit._digests.shutdown)  # the late digest has reached the loop
     assert bench.journal.events == ["call"]
     assert bench.journal.waiting == []
 

@@ -218,7 +218,7 @@ class _Patterns:
         return bool(self.labels) or self.cover_all_of(server) or bool(self.tools_of(server))
 
     def covering(self, server: ServerName, tool: FeatureName, labels: frozenset[str]) -> str | None:
-        """The pattern that covers a tool, the simplest first; None if there is none."""
+        """The pattern that covers a tool, the simplest first; None if no pattern does."""
         if tool in self._tools.get(server, ()):
             return f"{server}.{tool}"
         if server in self._servers:

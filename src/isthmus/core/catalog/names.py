@@ -116,7 +116,7 @@ class AmbiguousName(LookupError):
 
 
 def resolve(name: str, pairs: Iterable[Pair]) -> Pair | None:
-    """The tool that a person means by `name`: canonical, `mcp.tool`, or short; None if there is none.
+    """The tool that a person means by `name`: canonical, `mcp.tool`, or short; None if no tool matches.
 
     Raises:
         AmbiguousName: several tools have this short name.

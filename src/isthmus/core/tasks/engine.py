@@ -432,7 +432,7 @@ class TaskEngine:
         return True
 
     def answer(self, live: LiveTask, said: Message | None, reply: Reply) -> bool:
-        """Answer the server's first open question and store the message; False if there is none."""
+        """Answer the server's first open question and store the message; False if no question is open."""
         on_reply, live.reply = live.reply, None
         if on_reply is None:
             return False
@@ -462,7 +462,7 @@ class TaskEngine:
         self.change(live, state=state, asked=asked, besides=live.open_questions)
 
     def _ask_next(self, live: LiveTask) -> bool:
-        """Open the next question; False if there is none."""
+        """Open the next question; False if no question waits."""
         if not live.questions:
             return False
         self._open_question(live, *live.questions.pop(0))

@@ -112,7 +112,7 @@ class PushNotifications:
     async def check(self, caller: Caller, form: DialectName, target: PushConfig) -> A2aProblem | None:
         """Why the hub cannot send to this config; None if it can."""
         if form == "0.1":
-            await self.key_set()  # creates the key in advance, if there is none
+            await self.key_set()  # creates a missing key in advance
         wrong = flaw_in(target) or await self._courier.refusal(target.url, is_trusted=self._trusts(caller))
         return (
             None if wrong is None else A2aProblem("invalid_params", f"Push notifications cannot be sent there: {wrong}")

@@ -636,7 +636,7 @@ def read_version(params: Members) -> str | None:
 
 
 def read_cursor(params: Members) -> str | None:
-    """The cursor of a request; None if there is none, and an invalid one if it is not a string."""
+    """The cursor of a request: None for the first page, and an invalid cursor if it is not a string."""
     cursor = params.get("cursor")
     if cursor is None or bytes(cursor) == b"null":
         return None

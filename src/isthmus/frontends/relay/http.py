@@ -390,7 +390,7 @@ def read_query(query: bytes) -> Query | RefusedSocket:
 
 
 def read_token(fields: Mapping[bytes, bytes], query: Query) -> str | RefusedSocket:
-    """The token from the header, the subprotocols or the query; empty if there is none."""
+    """The token from the header, the subprotocols or the query; empty without a token."""
     scheme, _, credential = fields.get(b"authorization", b"").decode("latin-1").partition(" ")
     tokens = [credential.strip()] if scheme.lower() == "bearer" else []
     tokens += [

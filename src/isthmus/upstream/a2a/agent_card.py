@@ -149,7 +149,7 @@ def card_targets(target: str) -> tuple[str, ...]:
 
 
 def choose_endpoint(card: AgentCard, home: HttpOrigin, allowed: Iterable[str], max_depth: int) -> AgentEndpoint | str:
-    """The first usable endpoint of a card; a string says why there is none, and what to do."""
+    """The first usable endpoint of a card, or a sentence that says why no endpoint is usable and what to do."""
     trusted = {home, *(parse_url(origin)[0] for origin in allowed)}
     refusals: list[str] = []
     for interface in card.interfaces:

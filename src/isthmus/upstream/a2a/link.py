@@ -229,7 +229,7 @@ class AgentLink(BaseLink):
         self._tag = tag if _TAG.fullmatch(tag) and not card.has_extended else ""
 
     async def _fetch_extended(self, contact: AgentEndpoint, within: float) -> AgentCard | str:
-        """The card for authenticated callers; a string says why there is none."""
+        """The card for authenticated callers, or the reason why the agent did not send it."""
         id = self.next_id()
         try:
             fetched = await self._get(contact.origin, self._head(contact, contact.binding.write_card(id)), within)

@@ -428,5 +428,5 @@ def cut(listing: Listing, room: int, limit: int, offered: int) -> Listing:
 
 
 def left_out(listing: Listing) -> str | None:
-    """The note about tools that were left out; None if there is none."""
+    """The note about tools that were left out; None if every tool is listed."""
     return next((note for note in listing.notes.get("tools", ()) if note.endswith(LEFT_OUT)), None)

@@ -258,7 +258,7 @@ class HubFunctions:
             self._open(name, [])
 
     def remove(self, name: str, server: str = BUILTIN) -> bool:
-        """Remove a function that `add` added; False if there is none. Its running calls may finish."""
+        """Remove a function that `add` added; False for an unknown name. Its running calls may finish."""
         server_name = ServerName(server)
         given = self._given.get(server_name, {})
         if given.pop(name, None) is None:

@@ -75,7 +75,7 @@ class FunctionRegistry:
         self._notify()
 
     def remove(self, name: str) -> bool:
-        """Remove the built-in function of this name; False if there is none."""
+        """Remove a built-in function; False for an unknown name."""
         return self._remove(lambda where, known: known.name == name and where.module not in self._claimed)
 
     def forget(self, module: str) -> None:

@@ -61,7 +61,7 @@ _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def read_state(payload: Payload) -> ServerTaskState | None:
-    """The state of a task in a result or a notification; None if there is none."""
+    """The state of a task in a result or a notification; None if the message is about no task."""
     members = _read(payload)
     return state_of(_read(members[TASK]) if TASK in members else members)
 
