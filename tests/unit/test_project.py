@@ -31,7 +31,7 @@ CONNECTING = {
 }  # fmt: skip
 HTTP_CLIENTS = {"aiohttp", "http.client", "httpx", "requests", "urllib.request", "urllib3"}
 
-PINNED_AND_HASHED = re.compile(r"[a-z0-9][a-z0-9._-]*(\[[a-z0-9,_-]+\])?==[^\s;]+( ;.*?)? +--hash=sha256:[0-9a-f]{64}")
+PINNED_AND_HASHED = re.compile(r"[a-z0-9][a-z0-9._-]*(\[[a-z0-9, _-]+\])?==[^\s;]+( ;.*?)? +--hash=sha256:[0-9a-f]{64}")
 
 LONGEST_FUNCTION = 75
 
