@@ -24,7 +24,7 @@ import msgspec
 
 from isthmus.cli.config import configuration_of
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.options import with_config, with_json
+from isthmus.cli.options import CommandGroup, with_config, with_json
 from isthmus.cli.output import harmless, print_json, print_output
 from isthmus.cli.running import run_command
 from isthmus.config.settings import Configuration
@@ -79,12 +79,12 @@ _UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _AGO = re.compile(r"([0-9]{1,6})([mhdw])")
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def audit() -> None:
     """Verify, show or export the audit log. No hub has to run."""
 
 
-@audit.command("verify")
+@audit.command("verify", short_help="Check that the log has not been altered.")
 @with_config
 @with_json
 def audit_verify(config: Path | None, *, is_json: bool) -> int:

@@ -14,7 +14,7 @@ import msgspec
 
 from isthmus.app.key_files import minted_keys
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.options import with_config, with_json
+from isthmus.cli.options import CommandGroup, with_config, with_json
 from isthmus.cli.output import aligned, counted, harmless, print_error, print_json, print_output
 from isthmus.config.extensions import EXTENSIONS, GROUPS
 from isthmus.config.findings import ConfigError, Finding, Place
@@ -44,7 +44,7 @@ Pair: TypeAlias = tuple[str, object]
 HIDDEN = "***"
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def config() -> None:
     """Check or print the configuration."""
 

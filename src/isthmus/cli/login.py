@@ -15,7 +15,7 @@ import msgspec
 from isthmus.app.login import LoginFailed, LoginOptions, LoginPrompt, log_in
 from isthmus.cli.config import configuration_of
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.options import with_config, with_json
+from isthmus.cli.options import CommandGroup, with_config, with_json
 from isthmus.cli.output import aligned, counted, harmless, print_error, print_json, print_output
 from isthmus.cli.running import quiet_logs, run_command
 from isthmus.config.settings import Configuration
@@ -74,7 +74,7 @@ def logout(server: str, caller: str | None, config: Path | None) -> int:
     return log_out_of(config, server, caller)
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def credentials() -> None:
     """Manage the key that encrypts logins."""
 

@@ -1,6 +1,6 @@
 """The `isthmus` command: its subcommands, its exit code, and a short start.
 
-Each subcommand is in the module named in `COMMANDS`, which is imported when the subcommand runs. Before that only
+Each subcommand is in the module named in `SECTIONS`, which is imported when the subcommand runs. Before that only
 click is loaded, so `isthmus --help` and a mistyped command answer at once.
 """
 
@@ -21,30 +21,41 @@ from isthmus import __version__
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.output import print_error
 
-COMMANDS: dict[str, tuple[str, str]] = {
-    "access": ("access.access_command", "Print what a caller can reach, and why."),
-    "approve": ("approve.approve_command", "Review tools whose definition changed."),
-    "audit": ("audit.audit", "Verify, show or export the audit log."),
-    "call": ("call.call", "Call a tool."),
-    "config": ("config.config", "Check or print the configuration."),
-    "credentials": ("login.credentials", "Manage the key that encrypts logins."),
-    "dial": ("dial.dial", "Connect local servers to a hub elsewhere."),
-    "doctor": ("doctor.doctor", "Check the configuration and each server, and say how to fix what is wrong."),
-    "import": ("imports.import_command", "Import the servers of other clients into isthmus.toml."),
-    "login": ("login.login", "Log the hub in at a server by OAuth."),
-    "logout": ("login.logout", "Delete the login at a server."),
-    "prompt": ("call.prompt", "Get a prompt and print it."),
-    "prompts": ("lists.prompts", "List the prompts."),
-    "read": ("call.read", "Read a resource and print it."),
-    "relay": ("relay.relay", "Show the relay of a running hub, or forget servers that are away."),
-    "resources": ("lists.resources", "List the resources."),
-    "serve": ("serve.serve_command", "Run the hub: MCP at /mcp, REST at /v1."),
-    "servers": ("lists.servers", "List the servers and their states."),
-    "stdio": ("serve.stdio_command", "Serve MCP on standard input and output."),
-    "token": ("token.token", "Manage the keys of callers and the tokens of the relay."),
-    "tools": ("lists.tools", "List the tools."),
+SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
+    "Run": {
+        "serve": ("serve.serve_command", "Run the hub: MCP at /mcp, REST at /v1."),
+        "stdio": ("serve.stdio_command", "Serve MCP on standard input and output."),
+        "dial": ("dial.dial", "Connect local servers to a hub elsewhere."),
+        "version": ("main.version", "Print the version."),
+    },
+    "Use and look": {
+        "call": ("call.call", "Call a tool."),
+        "tools": ("lists.tools", "List the tools."),
+        "prompt": ("call.prompt", "Get a prompt and print it."),
+        "prompts": ("lists.prompts", "List the prompts."),
+        "read": ("call.read", "Read a resource and print it."),
+        "resources": ("lists.resources", "List the resources."),
+        "servers": ("lists.servers", "List the servers and their states."),
+        "doctor": ("doctor.doctor", "Check the configuration and each server; say how to fix it."),
+    },
+    "Servers": {
+        "approve": ("approve.approve_command", "Review tools whose definition changed."),
+        "config": ("config.config", "Check or print the configuration."),
+        "credentials": ("login.credentials", "Manage the key that encrypts logins."),
+        "import": ("imports.import_command", "Import the servers of other clients into isthmus.toml."),
+        "login": ("login.login", "Log the hub in at a server by OAuth."),
+        "logout": ("login.logout", "Delete the login at a server."),
+        "relay": ("relay.relay", "Show or forget the servers that dialled in."),
+    },
+    "Access": {
+        "access": ("access.access_command", "Print what a caller can reach, and why."),
+        "audit": ("audit.audit", "Verify, show or export the audit log."),
+        "token": ("token.token", "Manage the keys of callers and the tokens of the relay."),
+    },
 }
-"""Where each command is, and its line in `isthmus --help`."""
+"""Every command, by section of `isthmus --help`: where it is, and its line there, which fits into 80 columns."""
+
+COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
 
 COLLECT = (20_000, 2, 2)
 """Thresholds of the garbage collector. Loaded modules stay; scanning them again and again takes a tenth of the start.
@@ -56,23 +67,24 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """See `click.Group`."""
-        return sorted([*self.commands, *COMMANDS])
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """See `click.Group`."""
         if cmd_name not in COMMANDS:
-            return super().get_command(ctx, cmd_name)
+            return None
         module, _, name = COMMANDS[cmd_name][0].rpartition(".")
         command = getattr(importlib.import_module(f"isthmus.cli.{module}"), name)
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands by the table, without importing them."""
-        rows = [(name, text) for name, (_, text) in COMMANDS.items()]
-        rows += [(name, command.get_short_help_str(100)) for name, command in self.commands.items()]
-        with formatter.section("Commands"):
-            formatter.write_dl(sorted(rows))
+        """List the commands by section, without importing them."""
+        width = max(map(len, COMMANDS))
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                # All sections have one column of names.
+                formatter.write_dl([(name.ljust(width), text) for name, (_, text) in commands.items()])
 
 
 class WithoutRich:
@@ -145,7 +157,7 @@ def cli() -> None:
     """
 
 
-@cli.command()
+@click.command()
 def version() -> int:
     """Print the version."""
     click.echo(f"isthmus {__version__}")

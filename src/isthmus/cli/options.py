@@ -22,6 +22,17 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DURATION = re.compile(r"([0-9]{1,9})([smhdw])")
 
 
+class CommandGroup(click.Group):
+    """A group whose help shows the whole first sentence of each command; click would cut it."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """See `click.Group`."""
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, command.get_short_help_str(limit=1000)) for name, command in sorted(self.commands.items())]
+            )
+
+
 def with_config(command: F) -> F:
     """Add `--config`."""
     return click.option(

@@ -18,7 +18,7 @@ from isthmus.cli.config import configuration_of
 from isthmus.cli.documents import DeviceInfo, DialledServerInfo, read_devices, read_dialled
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.hub import HubClient, LocalSource, RemoteSource, source_of
-from isthmus.cli.options import with_json, with_source
+from isthmus.cli.options import CommandGroup, with_json, with_source
 from isthmus.cli.output import (
     Row,
     aligned,
@@ -39,12 +39,12 @@ STATUS_ADVICE = "`isthmus relay status` lists the servers and their states."
 NOBODY = "No server or device is connected to the relay, and none is expected back."
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def relay() -> None:
     """Show the relay of a running hub, or forget servers that are away."""
 
 
-@relay.command()
+@relay.command(short_help="List the agents, their servers and the devices.")
 @with_source
 @click.option("--watch", "is_watched", is_flag=True, help="Refresh every second, until Ctrl-C.")
 @click.option("--tools", "has_tools", is_flag=True, help="List the servers' tools, too.")
@@ -63,7 +63,7 @@ def status(hub: str | None, config: Path | None, *, is_watched: bool, has_tools:
         return Exit.SUCCESS
 
 
-@relay.command()
+@relay.command(short_help="Forget servers of an agent that are away.")
 @click.argument("agent")
 @click.argument("server_id", required=False)
 @with_source

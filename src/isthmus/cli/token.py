@@ -19,7 +19,7 @@ import msgspec
 from isthmus.app.key_files import KeyFile, fix_of, reason_of
 from isthmus.cli.config import configuration_for_keys
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.options import parse_duration, with_config, with_json
+from isthmus.cli.options import CommandGroup, parse_duration, with_config, with_json
 from isthmus.cli.output import aligned, print_error, print_json, print_output
 from isthmus.cli.relay_tokens import RelayTokenOptions, mint_token, read_token, revoke_token
 from isthmus.config.callers import DEFAULT_TENANT
@@ -46,7 +46,7 @@ from isthmus.model.callers import Grants
 NEVER_ENDS = "Leave it out for a key that never expires."
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def token() -> None:
     """Manage the keys of callers and the tokens of the relay. No hub has to run."""
 
@@ -69,7 +69,7 @@ def token_create(config: Path | None, **options: Any) -> int:
     return create_key(config, KeyOptions(**options))
 
 
-@token.command("list")
+@token.command("list", short_help="List the callers and the state of each key.")
 @with_config
 @with_json
 def token_list(config: Path | None, *, is_json: bool) -> int:
@@ -77,7 +77,7 @@ def token_list(config: Path | None, *, is_json: bool) -> int:
     return list_keys(config, is_json=is_json)
 
 
-@token.command("rotate")
+@token.command("rotate", short_help="Make another key for a caller, and print it, once.")
 @click.argument("name")
 @click.option("--overlap", metavar="TIME", default="24h", show_default=True, help="How long the old key stays valid.")
 @click.option("--expires", metavar="TIME", help="When the new key expires.  [default: same lifetime as the old one]")
@@ -88,7 +88,7 @@ def token_rotate(name: str, overlap: str, expires: str | None, config: Path | No
     return rotate_key(config, name, overlap, expires, is_json=is_json)
 
 
-@token.command("relay")
+@token.command("relay", short_help="Print the addresses for the servers and devices of an agent.")
 @click.argument("agent")
 @click.option("--server-id", metavar="ID", help="The server's id; without it, its own name is used.")
 @click.option("--role", type=click.Choice(["server", "device"]), help="The end that it opens.  [default: both]")
@@ -104,7 +104,7 @@ def token_relay(config: Path | None, **options: Any) -> int:
     return mint_token(config, RelayTokenOptions(**options))
 
 
-@token.command("revoke")
+@token.command("revoke", short_help="Revoke the keys of a caller, one key, or a relay token.")
 @click.argument("word", metavar="NAME|ID")
 @with_config
 def token_revoke(word: str, config: Path | None) -> int:
@@ -115,7 +115,7 @@ def token_revoke(word: str, config: Path | None) -> int:
     return revoke_token(config, word) if is_id(word) else revoke_key(config, word)
 
 
-@token.command("read")
+@token.command("read", short_help="Print the claims of a relay token on standard input.")
 @with_config
 @with_json
 def token_read(config: Path | None, *, is_json: bool) -> int:

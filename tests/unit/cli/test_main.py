@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 from isthmus import __version__
 from isthmus.app import process_setup
-from isthmus.cli import main as module
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.main import COLLECT, WithoutRich, cli, main
 from tests.hubs import environment
@@ -114,8 +115,35 @@ def test_every_ending_has_its_code_and_words(
     assert capsys.readouterr().err.endswith(said)
 
 
+def all_commands() -> Iterator[tuple[str, click.Command]]:
+    """Every command by its full name, the groups included."""
+    context = click.Context(cli)
+    for name in cli.list_commands(context):
+        command = cli.get_command(context, name)
+        assert command is not None
+        yield name, command
+        for each in command.commands.values() if isinstance(command, click.Group) else ():
+            yield f"{name} {each.name}", each
+
+
 def test_the_key_is_never_an_option() -> None:
-    assert not [p.name for c in module.cli.commands.values() for p in c.params if p.name and "key" in p.name]
+    assert not [
+        (name, option.name)
+        for name, each in all_commands()
+        for option in each.params
+        if option.name in ("key", "token")
+    ]
+
+
+def test_help_shows_each_command_on_one_line_of_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    groups = ["", *(name for name, command in all_commands() if isinstance(command, click.Group))]
+    for group in groups:
+        assert main([*group.split(), "--help"]) == Exit.SUCCESS
+        help = capsys.readouterr().out
+        names = [name for name, _ in all_commands() if name.rpartition(" ")[0] == group]
+        lines = [re.search(rf"^  {re.escape(name.split()[-1])}  +[A-Z].*\.$", help, re.MULTILINE) for name in names]
+        assert None not in lines, help
+        assert max(map(len, help.splitlines())) <= 80
 
 
 # -- lean ----------------------------------------------------------------------------------------------------------
