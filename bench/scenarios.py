@@ -22,7 +22,7 @@ from bench.messages import call_body
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
 from isthmus.core.calls.server_queue import ServerQueue
-from isthmus.core.catalog.schema import CheckCache
+from isthmus.core.catalog.argument_validation import CheckCache
 from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
 from isthmus.core.ports import AuditGate, PushReceipt
 from isthmus.core.settings import Limits

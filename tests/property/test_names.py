@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.core.access.policy import Policy
+from isthmus.core.catalog.argument_validation import CheckCache
 from isthmus.core.catalog.names import (
     BUILTIN,
     LLM_LENGTH_MAX,
@@ -22,7 +23,6 @@ from isthmus.core.catalog.names import (
     llm_table,
     resolve,
 )
-from isthmus.core.catalog.schema import CheckCache
 from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
 from isthmus.model.callers import Grants
 from isthmus.model.calls import Surface

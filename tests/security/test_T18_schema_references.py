@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.core.catalog.schema import UnusableSchema, compile_check
+from isthmus.core.catalog.argument_validation import UnusableSchema, compile_check
 from isthmus.model.calls import Result
 from isthmus.model.faults import UnknownTool
 from tests.faults.scripted import Scripted, hub_of

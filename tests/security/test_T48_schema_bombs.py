@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.core.catalog.schema import UnusableSchema, compile_check
+from isthmus.core.catalog.argument_validation import UnusableSchema, compile_check
 from isthmus.core.settings import Limits
 from tests.hubs import Raw, serving
 from tests.security.fickle import Fickle, until

@@ -35,11 +35,11 @@ from isthmus.config.extensions import EXTENSIONS
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration
 from isthmus.core.access.policy import BY_CUSTOM_POLICY
+from isthmus.core.catalog.argument_validation import CheckCache
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.pins import WITHHOLDING, Pinning, Pins, known_of
 from isthmus.core.catalog.review import Review
 from isthmus.core.catalog.rules import NO_TOOL_RULES
-from isthmus.core.catalog.schema import CheckCache
 from isthmus.core.catalog.snapshot import AccessReason, ListName, ServerStatus, Snapshot, explain_access
 from isthmus.model.callers import FACES, Caller, Face, Grants, narrowed_on
 from isthmus.model.features import Prompt, Tool

@@ -35,8 +35,8 @@ from isthmus.config.entries import MAP_VARIABLE
 from isthmus.config.findings import ConfigError
 from isthmus.config.redaction import secrets_of
 from isthmus.config.settings import Configuration
+from isthmus.core.catalog.argument_validation import UnusableSchema, compile_check
 from isthmus.core.catalog.names import LLM_LENGTH_MAX, Pair, is_qualified, llm_form, split_qualified
-from isthmus.core.catalog.schema import UnusableSchema, compile_check
 from isthmus.core.settings import Limits
 from isthmus.model.names import FeatureName, ServerName
 from isthmus.upstream.server_settings import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from isthmus.core.catalog.schema import CheckCache
+from isthmus.core.catalog.argument_validation import CheckCache
 from isthmus.core.catalog.snapshot import Snapshot
 from isthmus.core.catalog.view import Route
 from isthmus.library.catalog import Catalog

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
+from isthmus.core.catalog.argument_validation import CheckCache
 from isthmus.core.catalog.rules import ToolRules
-from isthmus.core.catalog.schema import CheckCache
 from isthmus.core.catalog.snapshot import Snapshot
 from isthmus.core.catalog.view import Route
 from isthmus.library.catalog import Catalog

@@ -22,10 +22,10 @@ from isthmus.core.access.tenants import TenantCalls
 from isthmus.core.calls.inflight import Deadlines, InFlight
 from isthmus.core.calls.result_cache import ResultCache
 from isthmus.core.calls.server_queue import ServerQueue
+from isthmus.core.catalog.argument_validation import EXPENSIVE, CheckCache
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.review import Review
 from isthmus.core.catalog.rules import fill_defaults
-from isthmus.core.catalog.schema import EXPENSIVE, CheckCache
 from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
 from isthmus.core.catalog.view import Route, View
 from isthmus.core.ports import ArgumentValidator, Exchange, Link, ListLoader, Recorder

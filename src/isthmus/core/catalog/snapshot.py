@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias, get_args
 import msgspec
 
 from isthmus.core.access.policy import TAG, UNLABELLED, CustomPolicy, Labels, Policy, Why
+from isthmus.core.catalog.argument_validation import CheckCache
 from isthmus.core.catalog.names import (
     CanonicalNames,
     Pair,
@@ -24,7 +25,6 @@ from isthmus.core.catalog.names import (
     uri_table,
 )
 from isthmus.core.catalog.rules import NO_TOOL_RULES, ToolRules, labels_of
-from isthmus.core.catalog.schema import CheckCache
 from isthmus.core.catalog.view import NotReadyServer, Route, ServerState, View, ruled_route
 from isthmus.model.callers import Grants
 from isthmus.model.calls import EVERYTHING, NO_CAPABILITIES, ClientCapabilities, Surface

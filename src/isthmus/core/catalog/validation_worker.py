@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from isthmus.core.catalog.schema import ArgumentCheck, UnusableSchema, compile_check
+from isthmus.core.catalog.argument_validation import ArgumentCheck, UnusableSchema, compile_check
 
 NICENESS = 10
 """Ordinary calls come first."""

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from isthmus.core.access.policy import Policy
+from isthmus.core.catalog.argument_validation import no_check
 from isthmus.core.catalog.names import (
     TemplateShape,
     is_qualified,
@@ -19,7 +20,6 @@ from isthmus.core.catalog.names import (
     without_query,
 )
 from isthmus.core.catalog.rules import Defaults, ToolRules, compile_defaults, without_required
-from isthmus.core.catalog.schema import no_check
 from isthmus.model.calls import Kind
 from isthmus.model.features import TASK_ABILITIES, Ability, Feature, Resource, Tool, Topic
 from isthmus.model.names import FeatureName, ServerName

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
-from isthmus.core.catalog.schema import UnusableSchema, compile_check
+from isthmus.core.catalog.argument_validation import UnusableSchema, compile_check
 from isthmus.core.tasks.record import StoredQuestion
 from isthmus.model.calls import Answered, Declined, Reply
 from isthmus.model.tasks import ABSENT, DataPart, FilePart, Message, Part, TextPart

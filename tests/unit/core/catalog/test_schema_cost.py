@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.core.catalog.schema import UnusableSchema, compile_check
+from isthmus.core.catalog.argument_validation import UnusableSchema, compile_check
 from isthmus.core.catalog.schema_cost import SUBSCHEMAS_MAX, measure
 from tests.unit.core.doubles import raw
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.core.catalog import snapshot as snapshots
+from isthmus.core.catalog.argument_validation import CheckCache
 from isthmus.core.catalog.rules import ToolRules
-from isthmus.core.catalog.schema import CheckCache
 from isthmus.core.catalog.snapshot import FeatureLists, ServerStatus, Snapshot, explain_access
 from isthmus.core.catalog.view import ServerState, View
 from isthmus.model.callers import Grants

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.core.catalog.schema import CheckCache
+from isthmus.core.catalog.argument_validation import CheckCache
 from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
 from isthmus.core.catalog.view import CANDIDATES_MAX, TEMPLATED_LENGTH_MAX, View
 from isthmus.model.callers import Grants

@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 
-from isthmus.core.catalog.schema import CheckCache
+from isthmus.core.catalog.argument_validation import CheckCache
 from isthmus.core.catalog.snapshot import ServerStatus, Snapshot
 from isthmus.frontends.mcp import methods
 from isthmus.frontends.mcp.methods import HeaderParamCheck

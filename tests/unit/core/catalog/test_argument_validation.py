@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from isthmus.core.catalog.schema import (
+from isthmus.core.catalog.argument_validation import (
     DETAIL_LENGTH_MAX,
     EXPENSIVE,
     CheckCache,
