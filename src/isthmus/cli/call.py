@@ -15,7 +15,7 @@ from typing import Any, TextIO, TypeAlias
 import click
 import msgspec
 
-from isthmus.cli.documents import FeatureList, ListedFeature, read_listing, read_servers
+from isthmus.cli.documents import FeatureList, ListedFeature, read_servers
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.hub import (
     CallFailure,
@@ -121,7 +121,7 @@ async def call_tool(source: RemoteSource | LocalSource, request: FeatureRequest,
 async def _find_tool(hub: HubClient, name: str) -> ListedFeature:
     """A listed tool, or a method of a server that has no list."""
     try:
-        return choose(name, read_listing(await hub.list(TOOLS), TOOLS))
+        return choose(name, await hub.listing(TOOLS))
     except CommandFailed:
         server, _, method = name.partition(".")
         servers = read_servers(await hub.servers()) if method else []
@@ -137,7 +137,7 @@ async def write_prompt(source: RemoteSource | LocalSource, request: FeatureReque
         CommandFailed: as in `call_tool`.
     """
     async with open_hub(source, wait=wait, name=request.name, shape=PROMPTS, is_to_call=True) as hub:
-        found = choose(request.name, read_listing(await hub.list(PROMPTS), PROMPTS), PROMPTS)
+        found = choose(request.name, await hub.listing(PROMPTS), PROMPTS)
         arguments = arguments_of(request.words, request.whole, None, read_text)
         outcome = await _perform(hub, HubCall("prompt", found.name, arguments))
     return _print_outcome(outcome, found.name, readable_messages, is_json=request.is_json)

@@ -55,7 +55,14 @@ class ServerInfo(msgspec.Struct, frozen=True):
     resources: int = 0
     resource_templates: int = msgspec.field(name="resourceTemplates", default=0)
     detail: str | None = None
+    """The last that it wrote to standard error."""
     notes: tuple[str, ...] = ()
+
+    @property
+    def trouble(self) -> str:
+        """Why it is not ready, with the last line of its standard error; empty if it is."""
+        words = (self.detail or "").strip().splitlines()
+        return "; its last output: ".join([self.reason, *(line.strip() for line in words[-1:])]) if self.reason else ""
 
 
 class DialledServerInfo(msgspec.Struct, frozen=True, rename="camel"):

@@ -24,6 +24,7 @@ from isthmus.app.audit import AuditLog, open_audit
 from isthmus.app.definitions import DefinitionPins
 from isthmus.app.hub import LOCAL, RunningHub
 from isthmus.cli.config import configuration_of, refused
+from isthmus.cli.documents import FeatureList, read_listing, read_servers
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.output import print_error
 from isthmus.config.findings import ConfigError
@@ -303,6 +304,19 @@ class HubClient:
         """The servers and their states."""
         return await self._get("/v1/servers")
 
+    async def listing(self, shape: ListShape) -> FeatureList:
+        """One of the lists, read. Operators see the last line of each missing server's standard error."""
+        listing = read_listing(await self.list(shape), shape)
+        if listing.absences:
+            troubles = await self._troubles()
+            for name, gone in listing.absences.items():
+                reason = troubles.get(name, gone.reason)
+                listing.absences[name] = msgspec.structs.replace(gone, reason=reason)
+        return listing
+
+    async def _troubles(self) -> dict[str, str]:
+        return {server.name: server.trouble for server in read_servers(await self.servers()) if server.trouble}
+
     async def relay(self, what: Literal["servers", "devices"]) -> bytes:
         """The servers that dialled in, or the relay's devices."""
         return await self._get(f"/v1/relay/{what}")
@@ -344,6 +358,11 @@ class HubClient:
         failure = None if response.status in REFUSED else read_failure(response.body)
         if failure is None:
             raise self._rejected(response)
+        if failure.reason == "not_connected" and failure.server is not None:
+            server = next((each for each in read_servers(await self.servers()) if each.name == failure.server), None)
+            if server is not None and server.reason and server.reason in failure.message:
+                message = failure.message.replace(server.reason, server.trouble)
+                failure = msgspec.structs.replace(failure, message=message)
         return failure
 
     async def aclose(self) -> None:

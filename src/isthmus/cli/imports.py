@@ -269,6 +269,9 @@ def _print(found: ClientFiles, plan: ImportPlan, *, is_dry: bool, is_written: bo
         print_error(f"Wrote {count} into {plan.file}.")
     else:
         print_error(f"Nothing new for {plan.file}.")
+    for candidate in added:
+        if candidate.entry.folder is not None:
+            print_error(f"{candidate.name} runs in {candidate.entry.folder} (cwd), the folder of its file.")
     if with_secrets := [candidate.name for candidate in added if candidate.has_secrets]:
         contain = "contains" if len(with_secrets) == 1 else "contain"
         print_error(

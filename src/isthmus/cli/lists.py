@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from isthmus.cli.documents import read_listing, read_servers
+from isthmus.cli.documents import read_servers
 from isthmus.cli.exits import Exit
 from isthmus.cli.hub import LocalSource, RemoteSource, open_hub, source_of
 from isthmus.cli.options import with_json, with_source, with_wait
@@ -67,11 +67,10 @@ async def list_features(source: RemoteSource | LocalSource, shape: ListShape, *,
         CommandFailed: the hub cannot be reached or started.
     """
     async with open_hub(source, wait=wait) as hub:
-        document = await hub.list(shape)
-    if is_json:
-        print_json(document)
-        return Exit.SUCCESS
-    listing = read_listing(document, shape)
+        if is_json:
+            print_json(await hub.list(shape))
+            return Exit.SUCCESS
+        listing = await hub.listing(shape)
     rows = []
     for offer in listing.offers:
         texts = (read_string(offer.definition.get(key)) for key in ("description", "title", "name"))
@@ -117,7 +116,7 @@ async def list_servers(source: RemoteSource | LocalSource, *, wait: float, is_js
             "template": server.resource_templates,
         }
         offered = ", ".join(counted(count, noun) for noun, count in counts.items() if count)
-        remark = first_line(server.reason or offered)
+        remark = first_line(server.trouble or offered)
         rows.append((server.name, server.state, server.transport or "", protocol_name(server.era), remark))
     if sys.stdout.isatty():
         show_table(sys.stdout, [("", rows)], ("bold", "", "", "", ""))

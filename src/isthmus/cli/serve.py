@@ -23,6 +23,7 @@ from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.frontends.http.listener import ListenError
 from isthmus.telemetry.logs import configure
+from isthmus.upstream.server_settings import StdioSettings
 
 log = structlog.get_logger(__name__)
 
@@ -130,6 +131,10 @@ def log_warnings(configuration: Configuration) -> None:
     """Log the findings of a configuration that can still be used."""
     for finding in configuration.warnings:
         log.warning("configuration", finding=str(finding))
+    folder = None if configuration.file is None else os.path.normpath(configuration.file.parent)
+    reaches = (server.reach for server in configuration.servers)
+    if folder != str(Path.cwd()) and any(isinstance(reach, StdioSettings) and reach.cwd == folder for reach in reaches):
+        log.info("servers of the file run in its folder", cwd=folder)
     if configuration.file is None:
         served = f"servers come from {MAP_VARIABLE}" if configuration.servers else "serving only the built-in tools"
         log.info(f"no configuration file found: {served}")

@@ -404,6 +404,9 @@ _IN_PROJECT: Mapping[str, tuple[str, ...]] = {
 }
 """By client: its files below a project's folder."""
 
+PROJECT_NAMES = frozenset(path for paths in _IN_PROJECT.values() for path in paths if "/" not in path)
+"""Names of clients' files that are in a project's folder itself."""
+
 _IN_HOME: Mapping[str, tuple[str, ...]] = {
     "claude-code": (".claude.json",),
     "cursor": (".cursor/mcp.json",),

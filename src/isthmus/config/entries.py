@@ -68,6 +68,8 @@ class Entry:
     """By our key: its path in the file, where that differs."""
     findings: tuple[Finding, ...] = ()
     is_table: bool = True
+    folder: str | None = None
+    """The folder of its file, where that has become its `cwd`."""
 
     def at(self, key: str, *below: str | int) -> Place:
         """Return the place of one of our keys in the file, or of something below it."""
@@ -163,8 +165,13 @@ def _command_inputs(value: object, place: Place, around: WorkspaceContext) -> li
 # -- the entries of a file -----------------------------------------------------------------------------------
 
 
-def entries_of(document: Document, home: Path, cwd: Path | None = None) -> tuple[list[Entry], list[Finding]]:
+def entries_of(
+    document: Document, home: Path, cwd: Path | None = None, runs_in: Path | None = None
+) -> tuple[list[Entry], list[Finding]]:
     """Return the entries of a file in its order, with findings about where they are.
+
+    Programs of a file for another folder than `runs_in`, by default `cwd`, get its folder as their `cwd`: that is where
+    relative arguments start.
 
     Raises:
         ConfigError: the key for servers holds something else.
@@ -188,6 +195,14 @@ def entries_of(document: Document, home: Path, cwd: Path | None = None) -> tuple
         message = f"has entries that only {dialect.title} can run; the hub skips them: {names}"
         findings.append(place.finding(message, code=codes.NOT_A_SERVER))
         entries = [entry for entry in entries if entry not in own]
+    folder = document.project(home)
+    if cwd is not None and folder is not None and folder != (runs_in or cwd):
+        entries = [
+            replace(entry, fields={**entry.fields, "cwd": str(folder)}, folder=str(folder))
+            if entry.fields.get("command") and not entry.fields.get("cwd")
+            else entry
+            for entry in entries
+        ]
     return _with_switches(entries, document), findings
 
 

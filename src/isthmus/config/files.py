@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from isthmus.config import codes, values
-from isthmus.config.dialects import Dialect, dialect_of
+from isthmus.config.dialects import PROJECT_NAMES, Dialect, dialect_of
 from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.config.formats import PARSERS, parse
 
@@ -59,6 +59,18 @@ class Document:
         hidden = next(filter(_is_hidden, self.file.parents), None)
         folder = self.file.parent if hidden is None else hidden.parent
         return cwd if cwd is not None and folder == home else folder
+
+    def project(self, home: Path) -> Path | None:
+        """Return the project that the file belongs to, where its servers are meant to run.
+
+        None for our own file, whose servers run where the hub does, and for a file of all the user's projects.
+        """
+        hidden = next(filter(_is_hidden, self.file.parents), None)
+        if self.dialect.is_own or (hidden is not None and hidden.parent == home):
+            return None
+        if hidden is None and not self.dialect.has_hub and self.file.name not in PROJECT_NAMES:
+            return None
+        return Path(os.path.normpath(self.file.parent if hidden is None else hidden.parent))
 
 
 def _is_hidden(folder: Path) -> bool:

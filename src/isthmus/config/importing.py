@@ -118,7 +118,7 @@ class ImportPlan:
         """Decide about the servers of other files, in order: of two with one name the first counts."""
         for document in documents:
             try:
-                loaded = load_servers(document, self.around)
+                loaded = load_servers(document, self.around, runs_in=self.file.parent)
             except ConfigError as error:
                 self.findings += error.findings
                 continue
@@ -178,14 +178,18 @@ def _comparable(server: ServerSettings) -> ServerSettings:
     return replace(server, secrets=frozenset(), extra={})
 
 
-def load_servers(document: Document, around: HostContext, limits: Limits | None = None) -> LoadedServers:
+def load_servers(
+    document: Document, around: HostContext, limits: Limits | None = None, *, runs_in: Path | None = None
+) -> LoadedServers:
     """Return the servers of one file without the rest of it, by default with the default limits.
+
+    `runs_in` as in `entries_of`.
 
     Raises:
         ConfigError: the key for servers holds something else.
     """
     loaded = LoadedServers()
-    entries, findings = entries_of(document, around.home, around.cwd)
+    entries, findings = entries_of(document, around.home, around.cwd, runs_in)
     loaded.findings += findings
     loaded.add(entries, _context(document.file, document.base(around.home, around.cwd), around, limits))
     return loaded

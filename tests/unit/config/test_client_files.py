@@ -43,7 +43,7 @@ def test_a_client_s_servers_come_in_by_its_name_and_a_file_s_by_its_path(tmp_pat
         "own": StdioSettings("own"),
         "b": StdioSettings("project"),
         "a": StdioSettings("home"),
-        "c": StdioSettings("other"),
+        "c": StdioSettings("other", cwd=str(tmp_path / "sub")),
     }
     assert {tmp_path / "isthmus.toml", mine, project, other} <= set(configuration.files)
 
