@@ -3,7 +3,8 @@
 Validation holds the event loop, and schemas come from servers. A few hundred bytes of definitions that each refer
 twice to the next take hours to validate against anything; a schema of 12 KB can take milliseconds for every number of
 a long array. `measure` follows each reference once and returns bounds. It rejects schemas whose work it cannot bound:
-the hub then does not validate, and the server's own check stands alone. Called by `argument_validation` before it compiles.
+the hub then does not validate, and the server's own check stands alone. Called by `argument_validation` before
+it compiles.
 """
 
 from __future__ import annotations
