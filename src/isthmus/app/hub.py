@@ -34,7 +34,7 @@ from isthmus.model.credentials import Subject
 from isthmus.model.names import ServerName
 from isthmus.storage.memory import MemoryJournal
 from isthmus.telemetry.audit import Audit
-from isthmus.telemetry.counters import Counters
+from isthmus.telemetry.counters import Counters, LoggedCalls
 from isthmus.transport.egress import Egress
 from isthmus.upstream.dialin.registry import DialInRegistry
 from isthmus.upstream.link import ConnectFailed
@@ -169,7 +169,8 @@ class RunningHub:
         return min(most, self.journal.share_of(owner.key)) if isinstance(self.journal, MemoryJournal) else most
 
     def _recorder(self, counting: Recorder) -> Recorder:
-        return counting if self.audit is None else self.audit.over(counting)
+        recorder = counting if self.audit is None else self.audit.over(counting)
+        return LoggedCalls(recorder) if self.configuration.hub.log_level == "debug" else recorder
 
     def note(self, event: str, **about: Value) -> None:
         """Write an event into the audit log, if there is one. It must contain no secrets."""

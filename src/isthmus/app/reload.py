@@ -160,6 +160,7 @@ class Source:
     home: Path
     host: str | None = None
     port: int | None = None
+    log_level: str | None = None
 
     def load(self, *, file: Path | None = None) -> Configuration:
         """Load the configuration, from `file` if given.
@@ -167,7 +168,15 @@ class Source:
         Raises:
             ConfigError: the configuration cannot be used.
         """
-        return load(file or self.path, self.environment, self.cwd, self.home, host=self.host, port=self.port)
+        return load(
+            file or self.path,
+            self.environment,
+            self.cwd,
+            self.home,
+            host=self.host,
+            port=self.port,
+            log_level=self.log_level,
+        )
 
     def ahead_of(self, file: Path) -> Path | None:
         """Return a file that takes precedence and that a hub started now would read instead."""

@@ -7,7 +7,7 @@ import os
 import signal
 import sqlite3
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
@@ -146,9 +146,7 @@ class Access:
             self._running.targets.change(self._running.configuration.targets, self.identities)
             before, self._known = self._known, self.identities.callers()
             gone, come = before - self._known, self._known - before
-            for told, callers in (("a key is no longer valid", gone), ("a key is now valid", come)):
-                for caller in sorted(callers, key=lambda each: (each.tenant, each.name, each.key)):
-                    log.info(told, caller=caller.name, tenant=caller.tenant, key=caller.key)
+            log_callers(gone, come)
             self._running.know_tenants(self._known)
 
     def _tell(self) -> None:
@@ -165,6 +163,21 @@ class Access:
         else:
             told = "INSECURE: everybody who can reach this address may call everything; create a key to require one"
             log.warning(told, host=hub.public_url if hub.is_published else hub.host, run=MAKE_A_KEY)
+
+
+def log_callers(gone: Iterable[Caller], come: Iterable[Caller]) -> None:
+    """Log which keys are valid no more, which are valid now, and which now permit something else."""
+    before = {(caller.tenant, caller.name, caller.key): caller for caller in gone}
+    now = {(caller.tenant, caller.name, caller.key): caller for caller in come}
+    for identity in sorted({*before, *now}):
+        tenant, name, key = identity
+        if not key:  # the callers of an open hub
+            log.info("requests without a key are accepted" if identity in now else "requests without a key are refused")
+            continue
+        told = "a key is now valid" if identity in now else "a key is no longer valid"
+        if identity in before and identity in now:
+            told = "the permissions of a caller have changed"
+        log.info(told, caller=name, tenant=tenant, key=key)
 
 
 def _guard(settings: HubSettings) -> OriginGuard:
@@ -393,7 +406,7 @@ async def _until_told(
     """Wait for a signal, then drain; a second signal ends the wait."""
     try:
         await signals.wait_for(1)
-        log.info("shutting down: no new calls, waiting for those in flight", calls=running.calls())
+        log.info("shutting down: waiting for the calls in flight", calls=running.calls())
         running.refuse_new_calls()
         signals.reload_by(None)
         drain = running.background.spawn("drain", _drain(running, http_listener, grpc, relay))

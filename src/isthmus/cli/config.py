@@ -72,14 +72,16 @@ def show(config: Path | None, *, with_origin: bool, is_json: bool) -> int:
 # -- loading ---------------------------------------------------------------------------------------------------------
 
 
-def configuration_of(file: Path | None, *, host: str | None = None, port: int | None = None) -> Configuration:
+def configuration_of(
+    file: Path | None, *, host: str | None = None, port: int | None = None, log_level: str | None = None
+) -> Configuration:
     """Find and load the configuration.
 
     Raises:
         CommandFailed: it cannot be used; the message lists every finding.
     """
     try:
-        return load(file, os.environ, Path.cwd(), home(), host=host, port=port)
+        return load(file, os.environ, Path.cwd(), home(), host=host, port=port, log_level=log_level)
     except ConfigError as error:
         raise refused(error) from error
 

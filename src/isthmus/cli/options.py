@@ -66,6 +66,18 @@ def with_json(command: F) -> F:
     return click.option("--json", "is_json", is_flag=True, help="Print JSON, for programs.")(command)
 
 
+def with_log_level(command: F) -> F:
+    """Add `-v`, `-q` and `--log-level`, which win over the configuration; the command gets `log_level`."""
+    verbose = click.option("-v", "--verbose", "log_level", flag_value="debug", help="Log everything, also each call.")
+    quiet = click.option("-q", "--quiet", "log_level", flag_value="warning", help="Log only warnings and errors.")
+    level = click.option(
+        "--log-level",
+        type=click.Choice(["debug", "info", "warning", "error"]),
+        help="What to log.  [default: info]",
+    )
+    return verbose(quiet(level(command)))
+
+
 def parse_duration(option: str, text: str, advice: str, *, least: int = 1) -> float:
     """Seconds of a duration such as 12h, 30d or 52w.
 

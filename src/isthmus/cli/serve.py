@@ -15,7 +15,7 @@ from isthmus.cli.addresses import local_origin
 from isthmus.cli.config import configuration_of, home, refused
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.hub import LocalSource, RemoteSource, running_as_server, source_of
-from isthmus.cli.options import with_config, with_source
+from isthmus.cli.options import with_config, with_log_level, with_source
 from isthmus.cli.output import print_error
 from isthmus.cli.running import run_service
 from isthmus.config.entries import MAP_VARIABLE
@@ -40,28 +40,34 @@ STDIN, STDOUT, STDERR = 0, 1, 2
     help="The port; 0 picks a free one.  [default: 8765]",
 )
 @click.option("--insecure", "is_insecure", is_flag=True, help="Without callers, accept everybody who can connect.")
-def serve_command(config: Path | None, host: str | None, port: int | None, *, is_insecure: bool) -> int:
+@with_log_level
+def serve_command(
+    config: Path | None, host: str | None, port: int | None, log_level: str | None, *, is_insecure: bool
+) -> int:
     """Run the hub: MCP at /mcp (all servers) and /mcp/SERVER (one), REST at /v1."""
-    return serve_hub(config, host, port, is_insecure=is_insecure)
+    return serve_hub(config, host, port, is_insecure=is_insecure, log_level=log_level)
 
 
 @click.command("stdio")
 @with_source
-def stdio_command(hub: str | None, config: Path | None) -> int:
+@with_log_level
+def stdio_command(hub: str | None, config: Path | None, log_level: str | None) -> int:
     """Serve MCP on standard input and output, for clients that start their servers."""
-    return serve_stdio(source_of(hub, config))
+    return serve_stdio(source_of(hub, config), log_level)
 
 
-def serve_hub(file: Path | None, host: str | None, port: int | None, *, is_insecure: bool = False) -> Exit:
+def serve_hub(
+    file: Path | None, host: str | None, port: int | None, *, is_insecure: bool = False, log_level: str | None = None
+) -> Exit:
     """Serve until SIGTERM or SIGINT.
 
     Raises:
         CommandFailed: the configuration cannot be used, or the hub cannot listen on its address.
     """
-    configuration = configuration_of(file, host=host, port=port)
+    configuration = configuration_of(file, host=host, port=port, log_level=log_level)
     configure_logs(configuration.hub)
     log_warnings(configuration)
-    source = Source(file, os.environ, Path.cwd(), home(), host, port)
+    source = Source(file, os.environ, Path.cwd(), home(), host, port, log_level)
 
     def on_open(host: str, port: int) -> None:
         url = f"{local_origin(host, port)}/mcp"
@@ -80,7 +86,7 @@ def serve_hub(file: Path | None, host: str | None, port: int | None, *, is_insec
     return Exit.SUCCESS
 
 
-def serve_stdio(source: RemoteSource | LocalSource) -> Exit:
+def serve_stdio(source: RemoteSource | LocalSource, log_level: str | None = None) -> Exit:
     """Serve one caller until it disconnects.
 
     Raises:
@@ -89,10 +95,10 @@ def serve_stdio(source: RemoteSource | LocalSource) -> Exit:
     if isinstance(source, RemoteSource):
         configuration, surface = running_as_server(source)
         files, state = None, None
-        configure_logs(configuration.hub)
+        configure_logs(configuration.hub, log_level)
     else:
-        configuration, surface = configuration_of(source.file), None
-        files, state = Source(source.file, os.environ, Path.cwd(), home()), configuration.hub.state
+        configuration, surface = configuration_of(source.file, log_level=log_level), None
+        files, state = Source(source.file, os.environ, Path.cwd(), home(), log_level=log_level), configuration.hub.state
         configure_logs(configuration.hub)
         log_warnings(configuration)
     output = take_stdout()
@@ -114,14 +120,14 @@ def take_stdout() -> int:
     return output
 
 
-def configure_logs(settings: HubSettings) -> None:
-    """Log as the configuration says.
+def configure_logs(settings: HubSettings, log_level: str | None = None) -> None:
+    """Log as the configuration says, or from another level on.
 
     Raises:
         CommandFailed: the log file cannot be written.
     """
     try:
-        configure(settings.log_level, settings.log_format, settings.log_file)
+        configure(log_level or settings.log_level, settings.log_format, settings.log_file)
     except OSError as error:
         text = f"the log cannot be written to {settings.log_file}: {error.strerror}"
         raise CommandFailed(Exit.CONFIGURATION, text, "Name another file under [log].") from error

@@ -50,17 +50,19 @@ def load(
     *,
     host: str | None = None,
     port: int | None = None,
+    log_level: str | None = None,
     dialect: Dialect | None = None,
 ) -> Configuration:
     """Find, read and check the configuration; without any file, return the defaults.
 
-    `host` and `port` are options of the command line and win over the file.
+    `host`, `port` and `log_level` are options of the command line and win over the file.
 
     Raises:
         ConfigError: the named file is missing, the file cannot be parsed, or a table of the hub or of callers
             is not acceptable.
     """
-    given = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
+    options = {"host": host, "port": port, "log_level": log_level}
+    given = {key: value for key, value in options.items() if value is not None}
     around = HostContext(environment, cwd, home)
     file = find_file(path, environment, cwd, home)
     document = None if file is None else read_document(file, dialect)

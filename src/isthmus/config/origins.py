@@ -55,7 +55,7 @@ def origins_of(
         origins.update(
             _named_entries(agents if isinstance(agents, dict) else {}, Place(document.file, RELAY).at(AGENTS))
         )
-    origins.update({f"hub.{key}": Origin(None, f"--{key}") for key in given})
+    origins.update({f"hub.{key}": Origin(None, f"--{key.replace('_', '-')}") for key in given})
     for name in loaded.servers:
         entry, place = loaded.entries[name], Place(None, "servers").at(name)
         origins[place.path] = Origin(entry.place.file, entry.place.path)

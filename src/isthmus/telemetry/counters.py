@@ -1,13 +1,17 @@
-"""Call counters as plain integers: an increment costs a tenth of a microsecond, and reads are rare."""
+"""Recorders of calls: counters as plain integers, which cost a tenth of a microsecond, and a log of each call."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from isthmus.core.ports import AuditGate
+import structlog
+
+from isthmus.core.ports import AuditGate, Recorder
 from isthmus.model.calls import Call, Outcome
 from isthmus.model.faults import Fault
 from isthmus.model.names import ServerName
+
+log = structlog.get_logger(__name__)
 
 SERVERS_MAX = 20_000
 """Servers with counters of their own: dial-in servers may use ever new names."""
@@ -60,6 +64,36 @@ class Counters:
             known = server if len(self.servers) < SERVERS_MAX else OTHERS
             counts = self.servers.setdefault(known, ServerCounts())
         return counts
+
+
+class LoggedCalls:
+    """A recorder that logs each call, for `isthmus serve --verbose`, and forwards it."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self.late = recorder.late
+        self.audit_gate = recorder.audit_gate
+
+    def ended(
+        self, call: Call, server: ServerName | None, outcome: Outcome, seconds: float, link: object = None
+    ) -> None:
+        """Log and forward the end of a call."""
+        self._recorder.ended(call, server, outcome, seconds, link)
+        fault = outcome if isinstance(outcome, Fault) else None
+        log.debug(
+            "call",
+            tool=call.name,
+            caller=call.caller.name,
+            ms=round(seconds * 1000, 1),
+            outcome=outcome_key(outcome),
+            executed=None if fault is None else fault.executed,
+            reason=None if fault is None else fault.message,
+        )
+
+
+def outcome_key(outcome: Outcome) -> str:
+    """`result`, `tool_error`, or the reason of a fault."""
+    return outcome.reason if isinstance(outcome, Fault) else "tool_error" if outcome.is_error else "result"
 
 
 class GroupedCounters:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import textwrap
 import time
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -31,6 +32,18 @@ SHORTER = (1000, 300, 60)
 """Lengths to which values are cut, one after the other, until the line fits; the last always does."""
 
 INDENT = "    "
+
+WIDTH = 80
+"""Columns of a terminal that does not say how many it has."""
+
+LEAST_ROOM = 20
+LEVEL_WIDTH = len("warning")
+
+COLORS = {"debug": "2", "warning": "33", "error": "31", "critical": "31"}
+"""SGR codes of the levels that a person should notice, or may overlook."""
+
+FIRST_KEYS = ("server", "tool", "caller")
+"""What a person looks for comes first."""
 
 CHECK_SECONDS = 1.0
 """How often the file is checked: log rotation moves it away."""
@@ -131,20 +144,23 @@ def configure(level: str = "info", format: Format = "auto", file: str | None = N
     target = None if file is None else LogFile(Path(file), stderr)
     number = getattr(logging, level.upper())
     is_terminal = target is None and sys.stderr.isatty()
-    renderers: list[Any] = [_one_line]
-    if format == "console" or (format == "auto" and is_terminal):
-        # The pretty traceback shows local variables, which may be secrets.
-        plain = structlog.dev.plain_traceback
-        console = structlog.dev.ConsoleRenderer(colors=is_terminal, exception_formatter=plain)
-        renderers = [_indent_traceback, console]
+    is_console = format == "console" or (format == "auto" and is_terminal)
+    stamp = structlog.processors.TimeStamper(fmt="iso", utc=True, key="ts")
+    if is_console:
+        # A terminal shows today; a file is also read tomorrow.
+        stamp = structlog.processors.TimeStamper(
+            "%H:%M:%S" if is_terminal else "%Y-%m-%d %H:%M:%S", utc=False, key="ts"
+        )
+    console = ConsoleRenderer(terminal_width if is_terminal else None, has_color=is_terminal and wants_color())
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True, key="ts"),
+            stamp,
             structlog.processors.format_exc_info,
+            *([_shorten] if is_console else []),
             _bound_values,
-            *renderers,
+            console if is_console else _one_line,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.WriteLoggerFactory(target or stderr),  # type: ignore[arg-type]  # it only needs `write` and `flush`
@@ -237,8 +253,77 @@ def _escaped(text: str) -> str:
     )
 
 
-def _indent_traceback(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Indent a traceback: only lines of the hub start at the margin, whatever the text of an error holds."""
-    if isinstance(event.get("exception"), str):
-        event["exception"] = "\n".join(INDENT + line for line in event["exception"].split("\n"))
+# -- for people ----------------------------------------------------------------------------------------------
+
+
+def wants_color() -> bool:
+    """Whether a terminal gets colors; see no-color.org."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def terminal_width() -> int:
+    """The columns of the terminal on standard error."""
+    with suppress(OSError, ValueError):
+        return os.get_terminal_size(sys.stderr.fileno()).columns or WIDTH
+    return WIDTH
+
+
+class ConsoleRenderer:
+    """Time, level, event, and what there is to say about it.
+
+    Lines that are longer than the terminal continue under the event, so that only times stand at the margin.
+    """
+
+    def __init__(self, width: Callable[[], int] | None, *, has_color: bool) -> None:
+        """Without a `width`, lines are not broken."""
+        self._width = width
+        self._has_color = has_color
+
+    def __call__(self, _: object, __: str, event: MutableMapping[str, Any]) -> str:
+        """See `structlog.typing.Processor`."""
+        level, exception = event.pop("level", ""), event.pop("exception", None)
+        head = f"{event.pop('ts')} {level:<{LEVEL_WIDTH}} "
+        words = [*str(event.pop("event")).split(" ")]
+        keys = [*(key for key in FIRST_KEYS if key in event), *(key for key in event if key not in FIRST_KEYS)]
+        # One more space before the first of them.
+        words += [f"{'' if at else ' '}{key}={_console_value(event[key])}" for at, key in enumerate(keys)]
+        room = LINE_LENGTH_MAX if self._width is None else max(self._width() - len(head), LEAST_ROOM)
+        lines = _broken(words, room)
+        # Only lines of the hub start at the margin, whatever the text of an error holds.
+        more = [] if not isinstance(exception, str) else [INDENT + line for line in exception.split("\n")]
+        text = "\n".join([head + lines[0], *(" " * len(head) + line for line in lines[1:]), *more])
+        if self._has_color and level in COLORS:
+            text = text.replace(level, f"\x1b[{COLORS[level]}m{level}\x1b[0m", 1)
+        return text
+
+
+def _broken(words: Iterable[str], room: int) -> list[str]:
+    """Words as lines that fit; a longer word has a line of its own."""
+    lines: list[str] = []
+    for word in words:
+        if lines and len(lines[-1]) + 1 + len(word) <= room:
+            lines[-1] += " " + word
+        elif len(word) > room and " " in word:
+            lines += textwrap.wrap(word.lstrip(), room, break_long_words=False, break_on_hyphens=False)
+        else:
+            lines.append(word.lstrip())
+    return lines
+
+
+def _console_value(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    text = str(value)
+    return text if text and " " not in text and '"' not in text else f'"{text}"'
+
+
+def _shorten(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Leave out what says nothing, and of several lines all but the last: a traceback ends with the error."""
+    for key, value in list(event.items()):
+        if key in ("event", "exception"):
+            continue
+        if value is None or value in ("", []) or (key, value) == ("tenant", "default"):
+            del event[key]
+        elif isinstance(value, str) and "\n" in value.strip():
+            event[key] = f"… {value.strip().splitlines()[-1].strip()}"
     return event

@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import structlog
 
 from isthmus.app.hub import LOCAL, RunningHub
 from isthmus.app.identity import ANYONE
-from isthmus.app.serve import Access
+from isthmus.app.serve import Access, log_callers
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.settings import Limits
@@ -162,8 +163,12 @@ async def test_it_is_logged_whose_keys_come_and_go(
     with structlog.testing.capture_logs() as logs:
         access.change(closed)
         access.change(closed)
-    assert [(line["event"], line["caller"]) for line in logs] == [
-        ("a key is no longer valid", "local"),
+    assert [(line["event"], line.get("caller")) for line in logs] == [
         ("a key is now valid", "planner"),
+        ("requests without a key are refused", None),
     ]
+    planner = next(caller for caller in access.identities.callers() if caller.name == "planner")
+    with structlog.testing.capture_logs() as logs:
+        log_callers({planner}, {msgspec.structs.replace(planner, is_operator=True)})
+    assert [line["event"] for line in logs] == ["the permissions of a caller have changed"]
     assert KEY not in str(logs)
