@@ -27,7 +27,8 @@ from isthmus.app.identity import Identities
 from isthmus.cli.config import configuration_of, refused
 from isthmus.cli.documents import ListedFeature, read_listing
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import LocalSource, RemoteSource, open_hub, source_of, start_local_hub
+from isthmus.cli.hub import LocalSource, RemoteSource, open_hub, source_of
+from isthmus.cli.local_hub import start_local_hub
 from isthmus.cli.options import with_json, with_source, with_wait
 from isthmus.cli.output import aligned, print_error, print_json, print_output
 from isthmus.cli.running import quiet_logs, run_command

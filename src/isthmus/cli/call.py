@@ -29,7 +29,7 @@ from isthmus.cli.hub import (
 )
 from isthmus.cli.options import with_json, with_source, with_wait
 from isthmus.cli.output import harmless, print_error, print_output
-from isthmus.cli.running import quiet_logs, run_command
+from isthmus.cli.running import run_command
 from isthmus.core.catalog.names import AmbiguousName, llm_form, resolve, suggestions
 from isthmus.model.calls import Event, Progress, Result
 from isthmus.model.names import FeatureName, ServerName
@@ -65,7 +65,6 @@ def call(
 
     Values are text, or JSON where the tool's schema wants a number, a boolean, a list or an object.
     """
-    quiet_logs()
     return run_command(call_tool(source_of(hub, config), FeatureRequest(name, arguments, whole, is_json), wait=wait))
 
 
@@ -79,7 +78,6 @@ def prompt(
     name: str, arguments: tuple[str, ...], hub: str | None, config: Path | None, wait: float, *, is_json: bool
 ) -> int:
     """Get a prompt by its full name, or by a short name that is unique, and print it."""
-    quiet_logs()
     return run_command(write_prompt(source_of(hub, config), FeatureRequest(name, arguments, None, is_json), wait=wait))
 
 
@@ -90,7 +88,6 @@ def prompt(
 @with_json
 def read(uri: str, hub: str | None, config: Path | None, wait: float, *, is_json: bool) -> int:
     """Read a resource and print it."""
-    quiet_logs()
     return run_command(read_resource(source_of(hub, config), uri, wait=wait, is_json=is_json))
 
 

@@ -24,8 +24,9 @@ import msgspec
 from isthmus.cli.config import access_of, configuration_of, finding_as_json
 from isthmus.cli.documents import ListedFeature, read_listing, read_servers
 from isthmus.cli.exits import Exit
-from isthmus.cli.hub import HubClient, LocalSource, RemoteSource, source_of, start_local_hub
+from isthmus.cli.hub import HubClient, LocalSource, RemoteSource, source_of
 from isthmus.cli.lists import protocol_name
+from isthmus.cli.local_hub import start_local_hub
 from isthmus.cli.options import with_json, with_source, with_wait
 from isthmus.cli.output import aligned, counted, first_line, print_json, print_output, show_table
 from isthmus.cli.running import quiet_logs, run_command

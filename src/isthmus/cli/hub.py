@@ -1,55 +1,32 @@
 """The hub that a command works against: a running one, or one started in this process for the command.
 
-Commands reach both by the REST API: `HubClient` sends requests over HTTP to a running hub, and in memory to the REST
-frontend of a `LocalHub`. Options and variables become a `RemoteSource` or a `LocalSource`; `open_hub` opens either.
+Commands reach both by the REST API: `HubClient` sends requests over HTTP to a running hub, and in memory to a hub that
+`cli.local_hub` starts. Options and variables become a `RemoteSource` or a `LocalSource`; `open_hub` opens either.
 `cli.documents` reads the responses.
+
+Nothing of the hub itself is imported here: a request to a running hub would take three times as long.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import sys
-import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
-from urllib.parse import quote, unquote, urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from isthmus.app.audit import AuditLog, open_audit
-from isthmus.app.definitions import DefinitionPins
-from isthmus.app.hub import LOCAL, RunningHub
-from isthmus.cli.config import configuration_of, refused
 from isthmus.cli.documents import FeatureList, read_listing, read_servers
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.output import print_error
-from isthmus.config.findings import ConfigError
-from isthmus.config.settings import Configuration, HubSettings
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.catalog.names import BUILTIN
-from isthmus.core.settings import HARD_SECONDS_MAX, Limits
-from isthmus.frontends.http.auth import Authenticator, OriginGuard
-from isthmus.frontends.http.request_cycle import PEER, Message
-from isthmus.frontends.rest.http import RestHttp
-from isthmus.model.calls import (
-    EVERYTHING,
-    Event,
-    Kind,
-    Progress,
-    Result,
-    Surface,
-)
+from isthmus.model.calls import Event, Kind, Progress, Result
 from isthmus.model.faults import FAULTS, Executed
-from isthmus.model.names import ServerName
-from isthmus.storage.memory import MemoryJournal
 from isthmus.transport.egress import Egress, parse_url
-from isthmus.transport.http import ConnectionLost, HttpClient, ResponseSink, request_head
-from isthmus.upstream.python.builtin import builtin_tools
-from isthmus.upstream.server_settings import HttpSettings, ServerSettings
+from isthmus.transport.http import ConnectionLost, HttpClient, ResponseSink, header_lines, request_head
 from isthmus.wire.jsonrpc import object_members
 from isthmus.wire.lines import Oversized
 from isthmus.wire.mcp.calls import read_call_result, untouched_result
@@ -61,18 +38,6 @@ KEY_VARIABLE = "ISTHMUS_KEY"
 """Keys come from the environment only: every user of a machine can read a command's arguments."""
 
 ENDPOINT = "/mcp"
-
-HUB = ServerName("hub")
-"""The server name of a running hub where this process uses it as a server; it appears only in messages."""
-
-COMMAND = "command"
-"""The name of this hub and of its frontend in the audit log."""
-
-NOTICE_SECONDS = 1.0
-"""After this long, a person wants to know which servers the command is waiting for."""
-
-WITHDRAWAL_SECONDS = 0.1
-"""Time for a server to act on a cancellation before its link closes; many servers exit when it does."""
 
 SILENCE_SECONDS = 60.0
 """A hub that sends nothing for this long is taken for dead. An open stream has a keep-alive every quarter of it."""
@@ -100,8 +65,13 @@ LISTS = {
 class RemoteSource:
     """A hub that is already running."""
 
-    reach: HttpSettings
-    has_key: bool
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def has_key(self) -> bool:
+        """Whether requests carry a key."""
+        return "Authorization" in self.headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,20 +96,22 @@ def source_of(hub: str | None, config: Path | None) -> RemoteSource | LocalSourc
     address = hub if hub is not None or config is not None else os.environ.get(HUB_VARIABLE)
     if not address:
         return LocalSource(config)
-    key = os.environ.get(KEY_VARIABLE, "")
     try:
-        HttpSettings(address)  # before it is split: a malformed address is refused, not repaired
-        parts = urlsplit(address)
-        endpoint = parts._replace(path=ENDPOINT).geturl() if parts.path in ("", "/") else address
-        reach = HttpSettings(endpoint, {"Authorization": f"Bearer {key}"} if key else {})
+        parse_url(address)  # before it is split: a malformed address is refused, not repaired
     except ValueError as error:
-        if str(error).startswith("headers"):
-            text = f"{KEY_VARIABLE} cannot be sent: a key is one line of plain text"
-            advice = f"Set {KEY_VARIABLE} to the key exactly as the hub printed it."
-            raise CommandFailed(Exit.CONFIGURATION, text, advice) from None
         advice = f"Write it like http://127.0.0.1:8765, after --hub or in {HUB_VARIABLE}."
-        raise CommandFailed(Exit.USAGE, f"the hub's {error}", advice) from None
-    return RemoteSource(reach, has_key=bool(key))
+        raise CommandFailed(Exit.USAGE, f"the hub's address {error}", advice) from None
+    parts = urlsplit(address)
+    url = parts._replace(path=ENDPOINT).geturl() if parts.path in ("", "/") else address
+    key = os.environ.get(KEY_VARIABLE, "")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        header_lines(headers)
+    except ValueError:
+        text = f"{KEY_VARIABLE} cannot be sent: a key is one line of plain text"
+        advice = f"Set {KEY_VARIABLE} to the key exactly as the hub printed it."
+        raise CommandFailed(Exit.CONFIGURATION, text, advice) from None
+    return RemoteSource(url, headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,29 +142,13 @@ async def open_hub(
     if isinstance(source, RemoteSource):
         hub = HubClient(source)
     else:
-        configuration = configuration_of(source.file)
-        only = None if name is None else servers_for(name, configuration, shape)
-        local = await start_local_hub(configuration, os.environ, within=wait, only=only, is_to_call=is_to_call)
-        hub = local.client
+        from isthmus.cli.local_hub import open_local_hub
+
+        hub = await open_local_hub(source.file, within=wait, name=name, shape=shape, is_to_call=is_to_call)
     try:
         yield hub
     finally:
         await hub.aclose()
-
-
-def servers_for(name: str, configuration: Configuration, shape: ListShape = TOOLS) -> set[ServerName] | None:
-    """The servers that must start for `name`; None if any server could have it.
-
-    A full name needs only its own server, a built-in tool needs none.
-    """
-    server = ServerName(name.partition(".")[0])
-    if shape is TOOLS and (
-        server == BUILTIN or any(name == tool.name for tool in builtin_tools(MemoryJournal(), time.time))
-    ):
-        return set()
-    if "." in name and any(server == configured.name for configured in configuration.servers):
-        return {server}
-    return None
 
 
 # -- failed calls ----------------------------------------------------------------------------------------------------
@@ -290,7 +246,7 @@ class HubClient:
 
     def __init__(self, source: RemoteSource, transport: HubTransport | None = None, *, is_needed: bool = False) -> None:
         """Without a `transport` it connects over HTTP. `is_needed`: the command cannot use a local hub instead."""
-        self.url = source.reach.url
+        self.url = source.url
         self._source = source
         self._is_needed = is_needed
         self._base = parse_url(self.url)[1].rstrip("/").removesuffix("/mcp")
@@ -385,7 +341,7 @@ class HubClient:
         accept: str = "application/json",
         watch: Callable[[Event], None] = lambda _: None,
     ) -> HubResponse | ConnectionLost:
-        headers = {**self._source.reach.headers, "Accept": accept}
+        headers = {**self._source.headers, "Accept": accept}
         if body is not None:
             headers["Content-Type"] = "application/json"
         reader = ResponseReader(watch)
@@ -520,198 +476,3 @@ class ResponseReader:
     def on_lost(self, lost: ConnectionLost) -> None:
         """See `ResponseSink`."""
         self._end(lost)
-
-
-# -- a hub of this process -------------------------------------------------------------------------------------------
-
-IN_MEMORY = RemoteSource(HttpSettings("http://localhost/mcp"), has_key=False)
-"""The address that requests in memory carry; nothing listens there."""
-
-
-class InMemoryRequest:
-    """A request to a local hub: the `Peer` of the REST frontend, and a `SentRequest` of the command."""
-
-    may_have_left = True
-
-    def __init__(self, scope: Message, body: bytes, sink: ResponseSink) -> None:
-        self.scope = scope
-        self.body = body
-        self.is_over = False
-        self.was_aborted = False
-        self._sink = sink
-        self._disconnect_callbacks: list[Callable[[], None]] = []
-
-    def on_disconnect(self, callback: Callable[[], None]) -> None:
-        """See `Peer`."""
-        if self.was_aborted:
-            asyncio.get_running_loop().call_soon(callback)
-        else:
-            self._disconnect_callbacks.append(callback)
-
-    def take_body(self) -> bytes:
-        """See `Peer`."""
-        return self.body
-
-    def answer(self, status: int, lines: bytes, body: bytes) -> None:
-        """See `Peer`."""
-        self.begin(status, lines)
-        self.end(body)
-
-    def begin(self, status: int, lines: bytes) -> None:
-        """See `Peer`."""
-        if not self.is_over:
-            pairs = (line.partition(": ") for line in lines.decode("latin-1").splitlines())
-            self._sink.on_head(status, {name: value for name, _, value in pairs})
-
-    def push(self, chunk: bytes) -> None:
-        """See `Peer`."""
-        if not self.is_over:
-            self._sink.on_body(chunk)
-
-    def end(self, chunk: bytes) -> None:
-        """See `Peer`."""
-        self.push(chunk)
-        if not self.is_over:
-            self.is_over = True
-            self._sink.on_end()
-
-    def buffered_bytes(self) -> int:
-        """See `Peer`."""
-        return 0
-
-    async def receive(self) -> Message:
-        """Unused, as in ASGI: `take_body` has the whole body."""
-        return {"type": "http.disconnect"}
-
-    async def send(self, message: Message) -> None:
-        """Unused, as in ASGI: the REST frontend responds by `answer` and `begin`."""
-        raise NotImplementedError(message["type"])
-
-    def abort(self) -> None:
-        """See `SentRequest`."""
-        if not self.is_over:
-            self.is_over = self.was_aborted = True
-            for callback in self._disconnect_callbacks:
-                callback()
-
-    def fail(self, _: BaseException) -> None:
-        """End a request that a defect of the hub left without a response."""
-        self._sink.on_lost(
-            ConnectionLost("a defect of the hub ended the request; its log has the error", may_have_left=True)
-        )
-
-
-class LocalHub:
-    """A hub that runs in this process, and the transport to its REST frontend."""
-
-    def __init__(self, running: RunningHub, pins: DefinitionPins, audit_log: AuditLog | None = None) -> None:
-        self.running = running
-        self.client = HubClient(IN_MEMORY, self)
-        self._pins = pins
-        self._audit_log = audit_log
-        # The person who may read the configuration may use all of it, as on a hub without callers.
-        auth = Authenticator(OriginGuard(bind_host="localhost"), lambda _: LOCAL)
-        self._rest = RestHttp(running.hub, auth, face=COMMAND)
-        self._requests: list[InMemoryRequest] = []
-        self.settled_at: dict[ServerName, float] = {}
-        """When each server's first connection attempt ended, by the loop's clock."""
-        running.hub.watch(self._note_settled)
-
-    def send(
-        self, method: str, target: str, headers: Mapping[str, str], body: bytes | None, sink: ResponseSink
-    ) -> SentRequest:
-        """See `HubTransport`."""
-        path, _, query = target.partition("?")
-        fields = {"host": "localhost", **headers}
-        extensions: dict[str, InMemoryRequest] = {}
-        scope: Message = {
-            "type": "http",
-            "method": method,
-            "path": unquote(path),
-            "query_string": query.encode("ascii"),
-            "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in fields.items()],
-            "extensions": extensions,
-        }
-        if body is not None:
-            scope["headers"].append((b"content-length", b"%d" % len(body)))
-        request = extensions[PEER] = InMemoryRequest(scope, body or b"", sink)
-        self._requests.append(request)
-        if not self._rest.take(request):
-            work = self._rest.serve(scope, request.receive, request.send)
-            self.running.background.spawn("request", work, on_crash=request.fail)
-        return request
-
-    async def aclose(self) -> None:
-        """See `HubTransport`."""
-        try:
-            if any(request.was_aborted for request in self._requests):
-                await asyncio.sleep(WITHDRAWAL_SECONDS)
-        finally:  # a second signal cuts only the wait short
-            await self.running.aclose()
-            await self._pins.aclose()
-            if self._audit_log is not None:
-                await self._audit_log.stop()
-                await self._audit_log.close()
-
-    def _note_settled(self) -> None:
-        now = asyncio.get_running_loop().time()
-        server_statuses = self.running.hub.snapshot.server_statuses
-        for name in self.running.supervisor.reconnectors:
-            if server_statuses[name].is_settled:
-                self.settled_at.setdefault(name, now)
-
-    def print_waiting(self) -> None:
-        """Tell a person at a terminal which servers the command is waiting for."""
-        statuses = self.running.hub.snapshot.server_statuses.values()
-        names = sorted(status.server for status in statuses if not status.is_settled)
-        if names and sys.stderr.isatty():
-            print_error(f"waiting for {', '.join(names)} …")
-
-
-async def start_local_hub(
-    configuration: Configuration,
-    environment: Mapping[str, str],
-    *,
-    within: float,
-    only: Iterable[ServerName] | None = None,
-    is_to_call: bool = False,
-) -> LocalHub:
-    """Start a hub without state and wait for its servers, or for `only` those that are needed.
-
-    A hub that `is_to_call` opens the audit log; listing needs none.
-
-    Raises:
-        CommandFailed: the definitions of pinned tools, or the audit log, cannot be opened.
-    """
-    journal = MemoryJournal()
-    try:
-        pins = DefinitionPins(configuration, is_lasting=False)
-        audit_log = await open_audit(configuration, journal, COMMAND) if is_to_call else None
-    except ConfigError as error:
-        raise refused(error) from error
-    needed = None if only is None else set(only)
-    servers = tuple(server for server in configuration.servers if needed is None or server.name in needed)
-    limits = replace(configuration.hub.limits, listing_seconds=within)
-    configuration = replace(configuration, servers=servers, hub=replace(configuration.hub, limits=limits))
-    audit = None if audit_log is None else audit_log.audit
-    hub = LocalHub(RunningHub(configuration, environment, journal, pins=pins, audit=audit), pins, audit_log)
-    notice = asyncio.get_running_loop().call_later(NOTICE_SECONDS, hub.print_waiting)
-    try:
-        await hub.running.hub.settle(EVERYTHING)
-    except BaseException:
-        await hub.aclose()
-        raise
-    finally:
-        notice.cancel()
-    return hub
-
-
-REMOTE_LIMITS = Limits(call_seconds=HARD_SECONDS_MAX, hard_seconds=HARD_SECONDS_MAX, tools_per_server=100_000)
-"""The running hub sets its own limits and lists the tools of all its servers; these only bound a defect."""
-
-
-def running_as_server(source: RemoteSource) -> tuple[Configuration, Surface]:
-    """A configuration whose only server is the running hub, for `isthmus stdio`, which survives lost connections."""
-    server = ServerSettings(HUB, source.reach, timeout=REMOTE_LIMITS.call_seconds)
-    hub = HubSettings(limits=REMOTE_LIMITS, audit="off")  # the running hub keeps the audit log
-    return Configuration(None, hub, (server,)), Surface("own", HUB)

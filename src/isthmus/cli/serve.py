@@ -14,7 +14,8 @@ from isthmus.app.stdio import run_stdio
 from isthmus.cli.addresses import local_origin
 from isthmus.cli.config import configuration_of, home, refused
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import LocalSource, RemoteSource, running_as_server, source_of
+from isthmus.cli.hub import LocalSource, RemoteSource, source_of
+from isthmus.cli.local_hub import running_as_server
 from isthmus.cli.options import with_config, with_log_level, with_source
 from isthmus.cli.output import print_error
 from isthmus.cli.running import run_service

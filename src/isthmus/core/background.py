@@ -11,10 +11,6 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import structlog
-
-log = structlog.get_logger(__name__)
-
 CLOSE_SECONDS = 5.0
 """How long closing waits for cancelled tasks; one that ignores cancellation is logged and abandoned."""
 
@@ -51,7 +47,7 @@ class BackgroundTasks:
         if task.cancelled() or (error := task.exception()) is None:
             return
         # A defect of one task must not affect the others, so it ends here, loudly.
-        log.error("background task crashed", task=task.get_name(), exc_info=error)
+        _log().error("background task crashed", task=task.get_name(), exc_info=error)
         if on_crash is not None:
             on_crash(error)
 
@@ -65,4 +61,11 @@ class BackgroundTasks:
             return
         _, stuck = await asyncio.wait(pending, timeout=CLOSE_SECONDS)
         for task in stuck:
-            log.error("background task ignored its cancellation", task=task.get_name())
+            _log().error("background task ignored its cancellation", task=task.get_name())
+
+
+def _log() -> Any:
+    # Commands that make one request have a background, but no log, which is slow to load.
+    import structlog  # noqa: PLC0415
+
+    return structlog.get_logger(__name__)

@@ -18,14 +18,16 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import httptools
 
 from isthmus.core.background import BackgroundTasks
-from isthmus.core.ports import RequestSigner
 from isthmus.transport.egress import DialFailed, Egress, EgressRefused, HttpOrigin
 from isthmus.transport.flow_control import ReadQuota, WriteBatch, cut
+
+if TYPE_CHECKING:  # the command line loads this module for one request, and none of the core
+    from isthmus.core.ports import RequestSigner
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _FIELD_VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")

@@ -16,7 +16,6 @@ from isthmus.cli.hub import LocalSource, RemoteSource
 from isthmus.cli.main import main
 from isthmus.model.callers import Face
 from isthmus.storage.definitions import FILE, DefinitionStore, SeenDefinition
-from isthmus.upstream.server_settings import HttpSettings
 from tests.hubs import PATIENT, serving, write_config
 from tests.security.permitted import key_of, server
 
@@ -181,7 +180,7 @@ async def test_a_running_hub_says_what_there_is_and_the_file_who_may(
     file = config(tmp_path / "here")
     (tmp_path / "there").mkdir()
     async with serving(tmp_path / "there", SERVERS, callers=CALLERS, tenants=TENANTS, limits=PATIENT) as hub:
-        source = RemoteSource(HttpSettings(hub.url, {"Authorization": f"Bearer {key_of('root')}"}), has_key=True)
+        source = RemoteSource(hub.url, {"Authorization": f"Bearer {key_of('root')}"})
         assert await show_access(source, file, AccessQuery("planner", None, is_json=False), wait=20) == Exit.SUCCESS
     lines = capsys.readouterr().out.splitlines()
     assert lines[3:6] == [

@@ -29,14 +29,15 @@ from isthmus.cli.call import (
 )
 from isthmus.cli.documents import FeatureList, ListedFeature, MissingServerInfo
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import LocalSource, RemoteSource, servers_for
+from isthmus.cli.hub import LocalSource, RemoteSource
+from isthmus.cli.local_hub import servers_for
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.model.calls import Progress
 from isthmus.model.names import ServerName
-from isthmus.upstream.server_settings import HttpSettings, ServerSettings, StdioSettings
+from isthmus.upstream.server_settings import ServerSettings, StdioSettings
 from isthmus.wire.mcp.lists import PROMPTS
 from tests.conftest import Ledger
-from tests.hubs import PATIENT, serving, stdio, write_config
+from tests.hubs import PATIENT, environment, serving, stdio, write_config
 from tests.peers import content
 from tests.peers.launch import command
 
@@ -137,7 +138,7 @@ async def test_a_fault_says_whether_the_tool_ran(config: LocalSource, capsys: py
 
 async def test_a_running_hubs_fault_is_told_in_its_own_words(tmp_path: Path) -> None:
     async with serving(tmp_path, {"raw": stdio(command("raw_server"))}, limits=PATIENT) as served:
-        source = RemoteSource(HttpSettings(served.url), has_key=False)
+        source = RemoteSource(served.url)
         with pytest.raises(CommandFailed) as failed:
             await call_tool(source, wanted("raw.pay", "nonce=1", "mode=die_after_ledger"), wait=20)
         assert failed.value.message.startswith("Lost server raw during the call")
@@ -489,3 +490,21 @@ def test_a_resource_is_shown_part_by_part() -> None:
     parts = [{"uri": "x:", "text": "a"}, {"uri": "y:", "blob": "aGVs", "mimeType": "a/b"}]
     payload = msgspec.Raw(msgspec.json.encode({"contents": parts}))
     assert readable_contents(payload) == "a\n[resource y: a/b, 3 bytes: --json shows it]"
+
+
+async def test_a_call_at_a_running_hub_loads_neither_the_hub_nor_its_log(tmp_path: Path) -> None:
+    script = (
+        "import sys; from isthmus.cli.main import main; main(sys.argv[1:]);"
+        "print(*(name for name in sorted(sys.modules) if name.startswith(('isthmus.', 'structlog', 'rich', 'uvloop'))))"
+    )
+    async with serving(tmp_path) as served:
+        words = ["call", "--hub", served.url, "builtin.echo", "text=hi"]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", script, *words, stdout=asyncio.subprocess.PIPE, env=environment()
+        )
+        out, _ = await process.communicate()
+    said, loaded = out.decode().splitlines()
+    assert said == "hi"
+    heavy = ("isthmus.app", "isthmus.config", "isthmus.frontends", "isthmus.telemetry", "isthmus.upstream")
+    assert [name for name in loaded.split() if name.startswith((*heavy, "structlog", "rich", "uvloop"))] == []
+    assert len(loaded.split()) < 40, "every module takes a millisecond of every command"

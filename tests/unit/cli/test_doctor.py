@@ -156,7 +156,7 @@ async def test_without_a_file_the_servers_of_the_environment_are_named(
 
 async def test_a_running_hub_is_examined_by_what_it_lists(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with serving(tmp_path, {"raw": stdio(RAW), "dead": DEAD}, limits=PATIENT) as served:
-        source = RemoteSource(HttpSettings(served.url), has_key=False)
+        source = RemoteSource(served.url)
         assert await examine(source, wait=20, is_json=False) == Exit.CALL_FAILED
         out = capsys.readouterr().out
         assert out.startswith(f"hub: {served.url}, reached in ")

@@ -19,7 +19,6 @@ from isthmus.cli.config import configuration_of, home
 from isthmus.cli.documents import FeatureList, MissingServerInfo, read_listing, read_servers
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.hub import (
-    HUB,
     HUB_VARIABLE,
     KEY_VARIABLE,
     CallFailure,
@@ -32,10 +31,9 @@ from isthmus.cli.hub import (
     command_failed,
     open_hub,
     read_failure,
-    running_as_server,
     source_of,
-    start_local_hub,
 )
+from isthmus.cli.local_hub import HUB, running_as_server, start_local_hub
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.frontends.rest.http import RESPONDERS, RestRequest
 from isthmus.frontends.rest.problem_details import problem_of
@@ -43,7 +41,7 @@ from isthmus.model.calls import Event, Progress, Result, Surface
 from isthmus.model.faults import FAULTS, NotConnected, ServerError, TimedOut
 from isthmus.model.names import ServerName
 from isthmus.transport.http import ConnectionLost
-from isthmus.upstream.server_settings import HttpSettings, ServerSettings, StdioSettings
+from isthmus.upstream.server_settings import ServerSettings, StdioSettings
 from isthmus.wire.mcp.lists import TOOLS
 from tests.hubs import PATIENT, serving, stdio, write_config
 from tests.peers import content
@@ -137,7 +135,7 @@ async def test_a_server_that_does_not_come_in_time_is_told_as_starting() -> None
 async def test_whoever_has_to_wait_at_a_terminal_is_told_for_whom(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("isthmus.cli.hub.NOTICE_SECONDS", 0.01)
+    monkeypatch.setattr("isthmus.cli.local_hub.NOTICE_SECONDS", 0.01)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     starting = asyncio.ensure_future(
         start_local_hub(configuration(server("slow", "sleep", "30")), os.environ, within=30)
@@ -164,7 +162,7 @@ async def test_an_interrupted_start_leaves_no_process_behind(no_leftovers: None)
 
 
 def test_a_running_hub_can_be_kept_as_a_server() -> None:
-    made, surface = running_as_server(RemoteSource(HttpSettings("http://hub/mcp"), has_key=False))
+    made, surface = running_as_server(RemoteSource("http://hub/mcp"))
     assert [server.name for server in made.servers] == [HUB]
     assert surface == Surface("own", HUB)
 
@@ -173,7 +171,7 @@ async def test_opening_chooses_by_the_source(tmp_path: Path) -> None:
     file = write_config(tmp_path, {"raw": stdio(RAW), "dead": {"command": "/no/such/program"}})
     async with open_hub(LocalSource(file), wait=30, name="raw.echo") as hub:
         assert (await listed(hub)).absences == {}
-    async with open_hub(RemoteSource(HttpSettings("http://127.0.0.1:1/mcp"), has_key=False), wait=30) as hub:
+    async with open_hub(RemoteSource("http://127.0.0.1:1/mcp"), wait=30) as hub:
         assert hub.url == "http://127.0.0.1:1/mcp"
 
 
@@ -201,8 +199,8 @@ def test_without_anything_a_hub_of_ones_own_is_meant() -> None:
 def test_the_variable_names_a_running_hub_and_an_option_wins_over_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(HUB_VARIABLE, "http://from.variable:1")
     assert isinstance(source := source_of(None, None), RemoteSource)
-    assert source.reach.url == "http://from.variable:1/mcp"
-    assert running("http://from.option:2").reach.url == "http://from.option:2/mcp"
+    assert source.url == "http://from.variable:1/mcp"
+    assert running("http://from.option:2").url == "http://from.option:2/mcp"
     assert source_of(None, Path("mcp.json")) == LocalSource(Path("mcp.json"))
 
 
@@ -217,14 +215,14 @@ def test_the_variable_names_a_running_hub_and_an_option_wins_over_it(monkeypatch
     ],
 )
 def test_the_hubs_own_address_will_do(given: str, url: str) -> None:
-    assert running(given).reach.url == url
+    assert running(given).url == url
 
 
 def test_the_key_comes_from_the_environment_and_is_sent_as_a_bearer(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert running("http://hub").reach.headers == {}
+    assert running("http://hub").headers == {}
     monkeypatch.setenv(KEY_VARIABLE, "k3y")
     source = running("http://hub")
-    assert source.reach.headers == {"Authorization": "Bearer k3y"}
+    assert source.headers == {"Authorization": "Bearer k3y"}
     assert source.has_key
     assert "k3y" not in repr(source)
 
@@ -285,7 +283,7 @@ STREAM = OK + b"content-type: text/event-stream\r\n\r\n"
 
 def running_remote(url: str, key: str | None = None) -> RemoteSource:
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    return RemoteSource(HttpSettings(url, headers), has_key=key is not None)
+    return RemoteSource(url, headers)
 
 
 @asynccontextmanager

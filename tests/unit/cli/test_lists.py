@@ -14,7 +14,6 @@ import pytest
 from isthmus.cli.exits import Exit
 from isthmus.cli.hub import LocalSource, RemoteSource
 from isthmus.cli.lists import list_features, list_servers
-from isthmus.upstream.server_settings import HttpSettings
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListShape
 from tests.hubs import PATIENT, serving, stdio, write_config
 from tests.peers import content
@@ -65,7 +64,7 @@ async def test_programs_get_whole_definitions_under_the_names_to_call(
 async def test_a_caller_without_any_tool_is_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     key = "k3y-of-mine-0123456789"
     async with serving(tmp_path, callers={"me": {"key": key, "allow": ["files.*"]}}) as served:
-        source = RemoteSource(HttpSettings(served.url, {"Authorization": f"Bearer {key}"}), has_key=True)
+        source = RemoteSource(served.url, {"Authorization": f"Bearer {key}"})
         assert await list_features(source, TOOLS, wait=20, is_json=False) == Exit.SUCCESS
     told = capsys.readouterr()
     assert (told.out, told.err) == ("", "There are no tools.\n")
@@ -96,7 +95,7 @@ async def test_every_list_is_shown_by_a_hub_of_ones_own(
 async def test_every_list_is_shown_by_a_running_hub(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with serving(tmp_path, {"shelf": stdio(command("full_sdk2"))}, limits=PATIENT) as served:
         for shape, names in LISTS:
-            await list_features(RemoteSource(HttpSettings(served.url), has_key=False), shape, wait=20, is_json=False)
+            await list_features(RemoteSource(served.url), shape, wait=20, is_json=False)
             check_shown(capsys.readouterr(), names)
 
 
@@ -141,7 +140,7 @@ async def test_a_terminal_gets_a_table(
 
 async def test_a_running_hub_tells_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with serving(tmp_path) as served:
-        source = RemoteSource(HttpSettings(served.url), has_key=False)
+        source = RemoteSource(served.url)
         assert await list_servers(source, wait=30, is_json=True) == Exit.SUCCESS
     (builtin,) = json.loads(capsys.readouterr().out)["servers"]
     assert (builtin["name"], builtin["state"], builtin["tools"]) == ("builtin", "ready", 3)

@@ -199,7 +199,7 @@ def test_without_an_address_it_is_the_one_that_is_configured(tmp_path: Path, mon
     monkeypatch.setenv("ISTHMUS_KEY", "k3y")
     (tmp_path / "isthmus.toml").write_text('[hub]\nhost = "0.0.0.0"\nport = 9\n')
     found = hub_of(LocalSource(tmp_path / "isthmus.toml"))
-    assert (found.reach.url, found.has_key) == ("http://127.0.0.1:9/mcp", True)
+    assert (found.url, found.has_key) == ("http://127.0.0.1:9/mcp", True)
     assert hub_of(found) is found
 
 
