@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -21,10 +18,11 @@ from isthmus.cli.options import with_json
 from isthmus.cli.output import aligned, counted, harmless, print_error, print_json, print_output, show_table
 from isthmus.config.client_files import ClientFiles, HostContext, read_client_files
 from isthmus.config.dialects import DIALECTS
+from isthmus.config.editing import CannotEdit, replace_file
 from isthmus.config.extensions import Extension, read_extensions
 from isthmus.config.files import find_file, read_document
 from isthmus.config.findings import ConfigError, Finding, Place, closest_match
-from isthmus.config.importing import CannotMerge, ImportCandidate, ImportPlan, Outcome
+from isthmus.config.importing import ImportCandidate, ImportPlan, Outcome
 from isthmus.config.variables import Variables, variables_of
 from isthmus.upstream.server_settings import (
     AgentSettings,
@@ -38,8 +36,6 @@ from isthmus.upstream.server_settings import (
 
 FILE_NAME = "isthmus.toml"
 BACKUP_SUFFIX = ".bak"
-PRIVATE = 0o600
-"""The mode of a file that may hold secrets."""
 
 _OUTCOMES: dict[Outcome, str] = {
     "new": "new",
@@ -162,39 +158,16 @@ def _write(plan: ImportPlan) -> bool:
         before = file.read_bytes() if file.exists() else b""
         mark = b"\xef\xbb\xbf" if before.startswith(b"\xef\xbb\xbf") else b""
         text = plan.merged_into(before.removeprefix(mark).decode())
-        _replace(file, mark + text.encode(), is_private=any(candidate.has_secrets for candidate in added))
-    except CannotMerge as error:
+        backup = file.with_name(file.name + BACKUP_SUFFIX)
+        is_private = any(candidate.has_secrets for candidate in added)
+        replace_file(file, mark + text.encode(), is_private=is_private, backup=backup)
+    except CannotEdit as error:
         advice = "Write it as [servers.NAME] tables, or import into another file with --into FILE."
         raise CommandFailed(Exit.CONFIGURATION, f"{file}: {error}", advice) from error
     except OSError as error:
         advice = "Nothing was changed. Import into another file with --into FILE."
         raise CommandFailed(Exit.CONFIGURATION, f"{file} cannot be written: {error.strerror}", advice) from error
     return True
-
-
-def _replace(file: Path, content: bytes, *, is_private: bool) -> None:
-    """Replace the file in one step: a reader sees the old content or the new."""
-    mode = PRIVATE
-    if file.exists():
-        backup = file.with_name(file.name + BACKUP_SUFFIX)
-        shutil.copy2(file, backup)
-        if is_private:
-            backup.chmod(PRIVATE)
-        else:
-            mode = file.stat().st_mode & 0o777
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(name).chmod(mode)
-        Path(name).replace(file)
-    except BaseException:
-        with suppress(OSError):
-            Path(name).unlink()
-        raise
 
 
 # -- printing --------------------------------------------------------------------------------------------------------

@@ -139,7 +139,12 @@ def _json(file: Path, text: str) -> Parsed:
 
 def strict_json(text: str) -> str:
     """Return JSON without comments and trailing commas; everything else keeps its position."""
-    return _LAST_COMMA.sub(_blank, _COMMENT.sub(_blank, text))
+    return _LAST_COMMA.sub(_blank, without_comments(text))
+
+
+def without_comments(text: str) -> str:
+    """Return JSON without comments; everything else keeps its position."""
+    return _COMMENT.sub(_blank, text)
 
 
 def _blank(found: re.Match[str]) -> str:

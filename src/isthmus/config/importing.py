@@ -1,26 +1,24 @@
 """`isthmus import`: decide which servers of other files are new to our file, and make its new text.
 
-`ImportPlan` decides; `own_fields`, `toml_table` and `merge_tables` write. Texts in, texts out: the command line opens
+`ImportPlan` decides; `own_fields` and `config.editing` write. Texts in, texts out: the command line opens
 the files. Servers that the file already has are never changed unless the user asks for it. Variables are written as
 placeholders, never their values.
-
-The TOML is written by hand: `merge_tables` keeps the rest of the file byte for byte, and parses the result to prove it.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import date, datetime, time
+from datetime import date, time
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from isthmus.config.client_files import HostContext
 from isthmus.config.codes import UNRESOLVED_VARIABLE
 from isthmus.config.dialects import OWN
+from isthmus.config.editing import SERVERS, merge_tables, toml_table
 from isthmus.config.entries import EXTRA, EXTRA_JSON, TRANSPORT_KEYS, Entry, entries_of, entry_of
 from isthmus.config.files import Document
 from isthmus.config.findings import ConfigError, Finding, Place
@@ -41,18 +39,10 @@ from isthmus.upstream.server_settings import (
     way_of,
 )
 
-SERVERS = "servers"
-
 Outcome = Literal["new", "same", "differs", "replaced", "broken"]
 
-_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _REFERENCE = re.compile(r"(?:env|file|keyring):")
-_HEADER = re.compile(r"\s*\[\[?([^\[\]]+)\]\]?\s*(?:#.*)?")
 _EMPTY: tuple[object, ...] = (None, "", [], {})
-
-
-class CannotMerge(ValueError):
-    """A file that cannot be extended without changing something else in it; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +157,7 @@ class ImportPlan:
         """Return the file's text with the chosen servers.
 
         Raises:
-            CannotMerge: the file cannot be extended.
+            CannotEdit: the file cannot be extended.
         """
         tables = {str(candidate.name): candidate.table for candidate in self.candidates if candidate.is_taken}
         replaced = [candidate.name for candidate in self.candidates if candidate.outcome == "replaced"]
@@ -273,103 +263,3 @@ def _is_toml_value(value: object) -> bool:
             )
         case _:
             return isinstance(value, bool | int | float | date | time)
-
-
-# -- TOML ----------------------------------------------------------------------------------------------------
-
-
-def toml_table(name: str, fields: Mapping[str, object]) -> str:
-    """Return the lines of one server."""
-    lines = [f"[{SERVERS}.{_toml_key(name)}]"]
-    lines += [f"{_toml_key(key)} = {_toml_value(value)}" for key, value in fields.items() if value is not None]
-    return "\n".join(lines) + "\n"
-
-
-def _toml_key(text: str) -> str:
-    return text if _BARE_KEY.fullmatch(text) else _toml_text(text)
-
-
-def _toml_text(text: str) -> str:
-    # JSON's escapes are valid TOML, except that TOML also wants DEL escaped.
-    escaped = json.dumps(text.encode(errors="replace").decode(), ensure_ascii=False)
-    return escaped.replace("\x7f", "\\u007f")
-
-
-def _toml_value(value: object) -> str:
-    match value:
-        case bool():
-            return "true" if value else "false"
-        case int() | float():
-            return repr(value)
-        case list() | tuple():
-            return f"[{', '.join(_toml_value(item) for item in value if item is not None)}]"
-        case dict():
-            members = (
-                f"{_toml_key(str(key))} = {_toml_value(item)}" for key, item in value.items() if item is not None
-            )
-            inside = ", ".join(members)
-            return f"{{ {inside} }}" if inside else "{}"
-        case datetime() | date() | time():
-            return value.isoformat()
-        case _:
-            return _toml_text(str(value))
-
-
-def merge_tables(text: str, tables: Mapping[str, str], replaced: Sequence[str] = ()) -> str:
-    """Return a file's text with tables appended, and the tables of `replaced` servers removed.
-
-    Raises:
-        CannotMerge: something else in the file would change, or the result would not be TOML.
-    """
-    before = tomllib.loads(text)
-    kept = _without_servers(text, replaced)
-    line_end = "\r\n" if "\r\n" in text else "\n"
-    parts = [kept if not kept or kept.endswith("\n") else kept + line_end]
-    parts += [("\n" if kept or position else "") + table for position, table in enumerate(tables.values())]
-    made = parts[0] + "".join(parts[1:]).replace("\n", line_end)
-    try:
-        after = tomllib.loads(made)
-    except tomllib.TOMLDecodeError as error:
-        raise CannotMerge(f"its servers are written in a way that cannot be added to ({error})") from error
-    names = {*tables, *replaced}
-    if _other_content(before, names) != _other_content(after, names):
-        raise CannotMerge("something else in it would change with them")
-    return made
-
-
-def _without_servers(text: str, names: Sequence[str]) -> str:
-    """Return a text without the tables of some servers; comments in front of the next table stay."""
-    kept: list[str] = []
-    held: list[str] = []  # blank lines and comments since the last value; they may belong to the next table
-    is_dropped = False
-    for line in text.splitlines(keepends=True):
-        if found := _HEADER.fullmatch(line.rstrip("\r\n")):
-            was_dropped, is_dropped = is_dropped, _is_server_header(found[1], names)
-            kept += held if not (was_dropped and is_dropped) else []
-            held = []
-        if is_dropped and not line.strip().startswith("#") and line.strip():
-            held = []
-        elif is_dropped:
-            held.append(line)
-        else:
-            kept.append(line)
-    return "".join([*kept, *held])
-
-
-def _is_server_header(header: str, names: Sequence[str]) -> bool:
-    try:
-        table: Any = tomllib.loads(f"[{header}]")
-    except tomllib.TOMLDecodeError:
-        return False
-    root = next((root for root in (SERVERS, "mcpServers") if root in table), None)
-    return root is not None and bool(table[root].keys() & set(names))
-
-
-def _other_content(table: dict[str, Any], names: set[str]) -> dict[str, Any]:
-    """Return a file's content without some servers; an empty table counts as missing."""
-    roots = {
-        root: {name: entry for name, entry in table[root].items() if name not in names}
-        for root in (SERVERS, "mcpServers")
-        if isinstance(table.get(root), dict)
-    }
-    return {key: value for key, value in {**table, **roots}.items() if value != {}}

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from isthmus.config import codes, values
 from isthmus.config.client_files import HostContext
 from isthmus.config.dialects import CLINE, CURSOR, OWN, Dialect
+from isthmus.config.editing import CannotEdit, merge_tables, toml_table
 from isthmus.config.entries import Entry, entry_of
 from isthmus.config.files import Document
 from isthmus.config.findings import Place
-from isthmus.config.importing import CannotMerge, ImportPlan, merge_tables, own_fields, toml_table
+from isthmus.config.importing import ImportPlan, own_fields
 from isthmus.config.servers import EntryContext, read_server
 from isthmus.config.variables import Variables
 from isthmus.core.settings import Limits
@@ -309,7 +310,7 @@ def test_a_replaced_server_goes_with_its_tables_and_nothing_else() -> None:
 )
 def test_a_file_that_would_change_otherwise_is_left_alone(text: str, replaced: list[str], why: str) -> None:
     name = replaced[0] if replaced else "new"
-    with pytest.raises(CannotMerge, match=why):
+    with pytest.raises(CannotEdit, match=why):
         merge_tables(text, {name: toml_table(name, {"command": "y"})}, replaced)
 
 
