@@ -1,8 +1,9 @@
 """Isthmus inside a Python program: the tools of every MCP server, synchronously or asynchronously.
 
-Start with `ToolService`; `tool` makes tools of your own functions. `__all__` is the stable core, which most programs
-need. The other names are for advanced use; they are importable from here and documented in their submodules. See
-`docs/library.md` for what is stable. Integrations with agent frameworks are in `isthmus.integrations`.
+`isthmus.connect` is the shortest way in, `ToolService` has everything; `tool` makes tools of your own functions.
+`__all__` is the stable core, which most programs need. The other names are for advanced use; they are importable from
+here and documented in their submodules. See `docs/library.md` for what is stable. Integrations with agent frameworks
+are in `isthmus.integrations`.
 """
 
 from __future__ import annotations

@@ -167,6 +167,17 @@ class ToolResult:
             return self.error_message or ""
         return text_of(self.metadata["content"])
 
+    @property
+    def data(self) -> Any:
+        """The structured content; None if the tool returned none."""
+        return self.result_data if self.metadata.get("structured") else None
+
+    @property
+    def content(self) -> list[dict[str, Any]]:
+        """The content blocks, as in MCP."""
+        content: list[dict[str, Any]] = self.metadata.get("content", [])
+        return content
+
 
 def text_of(content: list[dict[str, Any]]) -> str:
     """The text blocks, joined by newlines."""
@@ -183,7 +194,7 @@ class ToolStreamChunk:
 
     `progress` has `{"progress", "total", "message"}`, `log` has `{"level", "logger", "data"}`, `data` has output. The
     last chunk has `is_final`: `complete` with the content of `ToolResult.result_data`, or `error` with the message;
-    both have the whole `ToolResult` as `metadata["result"]`.
+    both have the whole `ToolResult` as `result`.
 
     Raises:
         ValueError: `chunk_type` is unknown.
@@ -200,6 +211,12 @@ class ToolStreamChunk:
     def __post_init__(self) -> None:
         if self.chunk_type not in CHUNK_TYPES:
             raise ValueError(f"chunk_type must be one of {', '.join(CHUNK_TYPES)}, not {self.chunk_type!r}")
+
+    @property
+    def result(self) -> ToolResult | None:
+        """The whole result, in the last chunk."""
+        result: ToolResult | None = self.metadata.get("result")
+        return result
 
 
 # -- agents ------------------------------------------------------------------------------------------------------------

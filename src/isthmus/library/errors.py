@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from isthmus.model.locations import without_locations
 
@@ -52,6 +52,11 @@ class ToolRegistryError(LibraryError, ValueError):
 
 class ToolError(LibraryError):
     """Base class of errors about one tool or its name."""
+
+    @property
+    def executed(self) -> Literal["no", "yes", "unknown"]:
+        """Whether the tool ran. A call that found no tool ran none."""
+        return "no"
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(message)
@@ -110,3 +115,8 @@ class ToolExecutionError(ToolError):
     def __init__(self, name: str, message: str, result: ToolResult | None = None) -> None:
         super().__init__(name, message)
         self.result = result
+
+    @property
+    def executed(self) -> Literal["no", "yes", "unknown"]:
+        """Whether the tool ran."""
+        return self.result.error.executed if self.result is not None and self.result.error is not None else "unknown"

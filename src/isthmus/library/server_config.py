@@ -488,6 +488,8 @@ def _without_audit(settings: HubSettings) -> HubSettings:
 
 
 _KNOWN = ("enable_mcp", "mcp_servers", "mcpServers", "servers", "inputs", "audit", "state")
+CONFIG_KEYS = frozenset({"tool_service", *_KNOWN})
+"""The keys of a dictionary that is a configuration; one without any of them has servers by name."""
 _NAMED = ("mcpServers", "servers", "mcp_servers")
 """Keys that may hold a table of servers by name, as in a file."""
 

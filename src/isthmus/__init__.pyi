@@ -1,0 +1,5 @@
+from isthmus.library.connection import connect as connect
+from isthmus.library.errors import ToolError as ToolError
+from isthmus.library.tools import tool as tool
+
+__version__: str
