@@ -112,7 +112,7 @@ lock: ## pin the newest versions again; needs uv and npm
 	$(COMPILE) --upgrade pyproject.toml --output-file requirements/serve.txt
 	$(COMPILE) --upgrade pyproject.toml requirements/image.in --constraint requirements/serve.txt --output-file requirements/image.txt
 	$(COMPILE) --upgrade pyproject.toml requirements/test.in --constraint requirements/image.txt --output-file requirements/test.txt
-	for sdk in mcp1 a2a10 a2a03 agentvault audit; do \
+	for sdk in stdio mcp1 a2a10 a2a03 agentvault audit; do \
 	  $(COMPILE) --upgrade requirements/$$sdk.in --output-file requirements/$$sdk.txt || exit 1; \
 	done
 	$(COMPILE) --upgrade pyproject.toml $(EXTRAS:%=--extra %) requirements/frameworks.in --output-file requirements/frameworks.txt

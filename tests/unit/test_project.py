@@ -154,7 +154,7 @@ def test_functions_stay_short(name: str) -> None:
 
 def test_there_are_requirement_files_for_serving_testing_the_image_and_each_sdk_that_needs_its_own() -> None:
     sdks = {"a2a03", "a2a10", "agentvault", "frameworks", "mcp1"}
-    assert {path.stem for path in REQUIREMENTS} == {"audit", "fuzz", "image", "serve", "test"} | sdks
+    assert {path.stem for path in REQUIREMENTS} == {"audit", "fuzz", "image", "serve", "stdio", "test"} | sdks
 
 
 @pytest.mark.parametrize("path", REQUIREMENTS, ids=lambda path: path.stem)

@@ -1,0 +1,1 @@
+"""Every command and program in the documentation runs."""
