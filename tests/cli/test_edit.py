@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hubs import environment, isthmus
+from tests.hubs import environment, isthmus, started
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 
@@ -38,7 +38,7 @@ for line in sys.stdin:
 async def run(folder: Path, *words: str, stdin: str = "", home: Path | None = None) -> tuple[int, str, str]:
     """Run the command in a folder with a clean home."""
     pipe = asyncio.subprocess.PIPE
-    env = environment({"HOME": str(home or folder / "home")})
+    env = environment({"HOME": str(home or folder / "home"), "TOKEN": "t0ken"})
     process = await asyncio.create_subprocess_exec(
         *isthmus(*words), stdin=pipe, stdout=pipe, stderr=pipe, env=env, cwd=folder
     )
@@ -84,3 +84,113 @@ async def test_a_server_that_does_not_start_shows_its_last_words(tmp_path: Path)
     assert (code, "exited with code 3; its last output: no licence" in out) == (0, True), out
     code, out, err = await run(here, "tools", *config)
     assert "exited with code 3; its last output: no licence" in err
+
+
+# -- init, add, remove, enable, disable ------------------------------------------------------------------------------
+
+
+def echo_server(folder: Path) -> list[str]:
+    """A command that starts a server with two tools, by a relative path."""
+    (folder / "server.py").write_text(ECHO)
+    return [sys.executable, "server.py"]
+
+
+async def test_a_first_hour(tmp_path: Path) -> None:
+    """Each command does what it says, twice the same, with the comments of the file kept."""
+    command = echo_server(tmp_path)
+    code, out, err = await run(tmp_path, "init")
+    file = tmp_path / "isthmus.toml"
+    assert (code, out) == (0, f"Wrote {file} with 0 servers.\n"), err
+    template = file.read_text()
+    assert tomllib.loads(template) == {"hub": {}}
+
+    code, out, err = await run(tmp_path, "add", "echo", "--env", "A=b", "--env", "TOKEN", "--", *command)
+    assert (code, out) == (0, f"Added echo to {file}: 2 tools.\n"), err
+    assert file.read_text().startswith(template)
+    entry = {"command": command[0], "args": ["server.py"], "env": {"A": "b", "TOKEN": "env:TOKEN"}, "cwd": "."}
+    assert tomllib.loads(file.read_text())["servers"] == {"echo": entry}
+    added = file.read_text()
+    code, out, err = await run(tmp_path, "add", "echo", "--env", "A=b", "--env", "TOKEN", "--", *command)
+    assert (code, out) == (0, f"echo is in {file} already.\n"), err
+    assert file.read_text() == added
+
+    code, out, err = await run(tmp_path, "disable", "echo")
+    assert (code, out) == (0, f"Disabled echo in {file}.\n"), err
+    assert tomllib.loads(file.read_text())["servers"]["echo"]["disabled"] is True
+    code, out, err = await run(tmp_path, "disable", "echo")
+    assert (code, out) == (0, "echo is disabled already.\n"), err
+    code, out, err = await run(tmp_path, "enable", "echo")
+    assert (code, out) == (0, f"Enabled echo in {file}.\n"), err
+    assert file.read_text() == added
+
+    code, out, err = await run(tmp_path, "remove", "ecko")
+    assert (code, err) == (2, f"isthmus: {file} has no server 'ecko'\nDid you mean echo?\n")
+    code, out, err = await run(tmp_path, "remove", "echo")
+    assert (code, out) == (0, f"Removed echo from {file}.\n"), err
+    assert file.read_text().rstrip() == template.rstrip()
+
+
+async def test_a_server_that_does_not_work_is_not_added(tmp_path: Path) -> None:
+    (tmp_path / "mcp.json").write_text('{\n  // mine\n  "mcpServers": {}\n}\n')
+    before = (tmp_path / "mcp.json").read_bytes()
+    words = (sys.executable, "-c", "import sys; sys.exit('no licence')")
+    code, out, err = await run(tmp_path, "add", "bad", "--", *words)
+    assert (code, out) == (1, "")
+    assert "bad does not work: exited with code 1; its last output: no licence" in err
+    assert "Nothing was written." in err
+    assert (tmp_path / "mcp.json").read_bytes() == before
+    code, out, err = await run(tmp_path, "add", "bad", "--no-check", "--", *words)
+    assert (code, out) == (0, f"Added bad to {tmp_path / 'mcp.json'}, not checked.\n"), err
+    text = (tmp_path / "mcp.json").read_text()
+    assert "// mine" in text
+    code, out, err = await run(tmp_path, "add", "bad", "http://127.0.0.1:1/mcp", "--header", "X: y: z", "--no-check")
+    assert (code, "--replace replaces it" in err) == (2, True), err
+    code, out, err = await run(
+        tmp_path, "add", "bad", "http://127.0.0.1:1/mcp", "--header", "X: y: z", "--no-check", "--replace"
+    )
+    assert (code, out) == (0, f"Replaced bad in {tmp_path / 'mcp.json'}, not checked.\n"), err
+    assert '"X": "y: z"' in (tmp_path / "mcp.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("add", "a.b", "http://x"), "a server cannot be called 'a.b'"),
+        (("add", "a", "http://x", "--env", "A=b"), "--env is for a command, and http://x is an address"),
+        (("add", "a", "--header", "A: b", "--", "npx"), "--header is for an address, and npx is a command"),
+        (("add", "a", "ftp://x", "--no-check"), "url must"),
+        (("remove", "a"), "there is no configuration here"),
+        (("init", "--into", "x.json"), "--into must be a TOML file, got x.json"),
+    ],
+)
+async def test_mistakes_are_named(tmp_path: Path, words: tuple[str, ...], says: str) -> None:
+    code, _, err = await run(tmp_path, *words)
+    assert (code in (2, 3), says in err, "Traceback" in err) == (True, True, False), err
+
+
+async def test_init_imports_what_it_is_told(tmp_path: Path) -> None:
+    cursor = tmp_path / "home/.cursor/mcp.json"
+    cursor.parent.mkdir(parents=True)
+    cursor.write_text(json.dumps({"mcpServers": {"files": {"command": "npx", "args": ["-y", "x"]}}}))
+    code, out, err = await run(tmp_path, "init", "--into", "none.toml")
+    assert (code, out) == (0, f"Wrote {tmp_path / 'none.toml'} with 0 servers.\n")
+    assert f"Cursor, {cursor}: files\n  not imported: --import NAME or --yes imports them" in err
+    code, out, err = await run(tmp_path, "init", "--yes", "--port", "9000")
+    file = tmp_path / "isthmus.toml"
+    assert (code, out) == (0, f"Wrote {file} with 1 server.\n"), err
+    table = tomllib.loads(file.read_text())
+    assert table == {"hub": {"port": 9000}, "servers": {"files": {"command": "npx", "args": ["-y", "x"]}}}
+    code, out, err = await run(tmp_path, "init")
+    assert (code, f"{file} is there already" in err) == (3, True)
+
+
+async def test_a_running_hub_follows(tmp_path: Path) -> None:
+    command = echo_server(tmp_path)
+    file = tmp_path / "isthmus.toml"
+    file.write_text(f'[hub]\nstate = "{tmp_path}/state"\n[log]\nlevel = "info"\n')
+    async with started(tmp_path, "--config", str(file), env={"HOME": str(tmp_path / "home")}) as hub:
+        code, _, err = await run(tmp_path, "add", "echo", "--", *command)
+        assert code == 0, err
+        async with asyncio.timeout(RUN_SECONDS):
+            while not any("server ready" in line and "echo" in line for line in hub.said):  # noqa: ASYNC110 - its log
+                await asyncio.sleep(0.05)

@@ -39,6 +39,11 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "doctor": ("doctor.doctor", "Check the configuration and each server; say how to fix it."),
     },
     "Servers": {
+        "init": ("edit.init", "Write an isthmus.toml with the servers of other clients."),
+        "add": ("edit.add", "Add a server: a command or an address."),
+        "remove": ("edit.remove", "Remove servers."),
+        "enable": ("edit.enable", "Switch servers on."),
+        "disable": ("edit.disable", "Switch servers off, and keep their entries."),
         "approve": ("approve.approve_command", "Review tools whose definition changed."),
         "config": ("config.config", "Check or print the configuration."),
         "credentials": ("login.credentials", "Manage the key that encrypts logins."),

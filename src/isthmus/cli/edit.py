@@ -1,0 +1,498 @@
+"""`isthmus init`, `add`, `remove`, `enable` and `disable`: edit the servers of the configuration in use.
+
+The file is edited as text (`config.editing`): comments and everything else stay. A running hub follows by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.cli.options import with_config, with_wait
+from isthmus.cli.output import counted, print_error, print_output
+
+if TYPE_CHECKING:  # shells load this module to complete a name, and these are slow to load
+    from isthmus.cli.documents import ServerInfo
+    from isthmus.config.client_files import HostContext
+    from isthmus.config.files import Document
+    from isthmus.upstream.server_settings import ServerSettings
+
+FILE_NAME = "isthmus.toml"
+
+TEMPLATE = """\
+# Isthmus: one address for all your MCP servers.
+#
+# isthmus serve     runs the hub; it follows changes of this file
+# isthmus doctor    checks the file and each server
+# isthmus connect   writes the hub into Claude Code, Cursor, VS Code and others
+
+[hub]
+# host = "127.0.0.1"
+{port}
+
+# A server is a command or an address. `isthmus add NAME -- COMMAND` and `isthmus add NAME URL` write these:
+#
+# [servers.files]
+# command = "npx"
+# args = ["-y", "@modelcontextprotocol/server-filesystem", "."]
+#
+# [servers.search]
+# url = "https://search.example/mcp"
+# headers = {{ Authorization = "Bearer ${{SEARCH_TOKEN}}" }}
+#
+# While there are no callers, every program on this machine may call everything.
+# To require keys: isthmus token create NAME --allow '*'
+"""
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,50}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+# -- init ------------------------------------------------------------------------------------------------------------
+
+
+@click.command("init")
+@click.option("--into", type=click.Path(path_type=Path), metavar="FILE", help="The file.  [default: ./isthmus.toml]")
+@click.option("--user", "is_user", is_flag=True, help="Write ~/.config/isthmus/isthmus.toml, for every folder.")
+@click.option("--import", "sources", multiple=True, metavar="CLIENT|FILE|all", help="Import these servers.")
+@click.option("--no-import", "is_bare", is_flag=True, help="Import none, and do not ask.")
+@click.option("--port", type=click.IntRange(1, 65535), metavar="N", help="The hub's port.  [default: 8765]")
+@click.option("--yes", "-y", "is_sure", is_flag=True, help="Import every server that is found, and do not ask.")
+def init(
+    into: Path | None, sources: tuple[str, ...], port: int | None, *, is_user: bool, is_bare: bool, is_sure: bool
+) -> int:
+    """Write an isthmus.toml, with the servers of other clients on this machine.
+
+    On a terminal it asks which clients' servers to import; elsewhere it imports what --import names.
+    """
+    from isthmus.cli.config import home, refused
+    from isthmus.config.client_files import ALL, HostContext, read_client_files
+    from isthmus.config.findings import ConfigError, Place
+    from isthmus.config.importing import ImportPlan
+
+    if into is not None and is_user:
+        raise CommandFailed(Exit.USAGE, "--into and --user exclude each other", "Give one of the two.")
+    context = HostContext(os.environ, Path.cwd(), home())
+    file = _user_file(context) if is_user else Path(os.path.abspath(into or FILE_NAME))
+    if file.suffix.lower() != ".toml":
+        raise CommandFailed(Exit.USAGE, f"--into must be a TOML file, got {file.name}", f"Try --into {FILE_NAME}.")
+    if file.exists():
+        advice = "isthmus add, isthmus import and isthmus remove edit it."
+        raise CommandFailed(Exit.CONFIGURATION, f"{file} is there already", advice)
+    plan = ImportPlan(file, context, may_replace=False)
+    beside = file.with_name("mcp.json")
+    try:
+        named = [*sources] or [*([str(beside)] if beside.is_file() else []), ALL]
+        found = read_client_files([] if is_bare else named, Place(None), context.cwd, context)
+    except ConfigError as error:
+        raise refused(error) from error
+    can_ask = sys.stdin.isatty() and sys.stderr.isatty() and not (is_sure or sources)
+    if sources:
+        for finding in found.findings:
+            print_error(f"{finding.code.number}: {finding}")
+    for document in found.documents:
+        trial = ImportPlan(file, context, may_replace=False)
+        trial.add([document])
+        names = [str(candidate.name) for candidate in trial.candidates if candidate.is_taken]
+        if not names:
+            continue
+        print_error(f"{document.dialect.title}, {document.file}: {', '.join(names)}")
+        if sources or is_sure or (can_ask and click.confirm(f"Import {_these(len(names))}?", default=True, err=True)):
+            plan.add([document])
+        elif not can_ask:
+            print_error("  not imported: --import NAME or --yes imports them")
+    taken = [candidate for candidate in plan.candidates if candidate.is_taken]
+    text = plan.merged_into(TEMPLATE.format(port=f"port = {port}" if port else "# port = 8765"))
+    _write(file, "", text, is_private=any(candidate.has_secrets for candidate in taken))
+    print_output(f"Wrote {file} with {counted(len(taken), 'server')}.")
+    for candidate in plan.candidates:
+        if candidate.outcome == "differs":
+            origin = f"{candidate.entry.dialect.title}, {candidate.entry.place.file}"
+            print_error(f"{candidate.name} of {origin} was left out: another server has its name")
+    if taken:
+        print_error("Next: `isthmus doctor` checks them, `isthmus serve` runs the hub.")
+    else:
+        print_error("Next: `isthmus add NAME -- COMMAND` or `isthmus add NAME URL`.")
+    return Exit.SUCCESS
+
+
+def _these(count: int) -> str:
+    return "this server" if count == 1 else f"these {count} servers"
+
+
+def _user_file(context: HostContext) -> Path:
+    from isthmus.config.files import search_paths
+
+    nowhere = {key: value for key, value in context.environment.items() if key != "ISTHMUS_CONFIG"}
+    paths = search_paths(None, nowhere, context.cwd, context.home)
+    return next(path for path in paths if path.name == FILE_NAME and path.parent != context.cwd)
+
+
+# -- add -------------------------------------------------------------------------------------------------------------
+
+
+@click.command("add")
+@click.argument("name")
+@click.argument("words", nargs=-1, required=True, metavar="URL | -- COMMAND [ARGS]...", type=click.UNPROCESSED)
+@click.option(
+    "--env", multiple=True, metavar="NAME[=VALUE]", help="A variable of the command; NAME alone passes it on."
+)
+@click.option("--header", "headers", multiple=True, metavar="NAME: VALUE", help="A header of every request to the URL.")
+@click.option("--cwd", metavar="DIR", help="The folder of the command.")
+@click.option("--type", "kind", type=click.Choice(["http", "sse", "agent", "rpc"]), help="What is at the URL.")
+@click.option("--replace", "may_replace", is_flag=True, help="Replace a server of that name.")
+@click.option("--no-check", "is_unchecked", is_flag=True, help="Do not try to start or reach it.")
+@with_config
+@with_wait
+def add(name: str, words: tuple[str, ...], config: Path | None, wait: float, **options: Any) -> int:
+    r"""Add a server: a command to start, after --, or an address.
+
+    \b
+    isthmus add files -- npx -y @modelcontextprotocol/server-filesystem .
+    isthmus add search https://search.example/mcp --header 'Authorization: Bearer ${SEARCH_TOKEN}'
+
+    It is started or reached once, and written only if that works. A running hub follows.
+    """
+    if _NAME.fullmatch(name) is None:
+        advice = "Use 1 to 50 letters, digits, _ and -."
+        raise CommandFailed(Exit.USAGE, f"a server cannot be called {name!r}", advice)
+    target = ConfigFile.open(config, may_begin=True)
+    fields = _fields(target, words, **{key: options[key] for key in ("env", "headers", "cwd", "kind")})
+    present = target.raw(name)
+    if present == fields:
+        print_output(f"{name} is in {target.file} already.")
+        return Exit.SUCCESS
+    if present is not None and not options["may_replace"]:
+        advice = f"--replace replaces it; `isthmus remove {name}` removes it."
+        raise CommandFailed(Exit.USAGE, f"{target.file} has another server called {name}", advice)
+    text = target.edited((*target.root_of(name), name), fields)
+    outcome = _try(target, text, name, wait, is_unchecked=options["is_unchecked"])
+    target.write(text, is_private=_has_secrets(fields))
+    print_output(f"{f'Replaced {name} in' if present else f'Added {name} to'} {target.file}{outcome}")
+    if "cwd" in fields and options["cwd"] is None:
+        print_error(f"It runs in {target.file.parent if fields['cwd'] == '.' else fields['cwd']} (cwd).")
+    return Exit.SUCCESS
+
+
+def _fields(
+    target: ConfigFile,
+    words: Sequence[str],
+    *,
+    env: Sequence[str],
+    headers: Sequence[str],
+    cwd: str | None,
+    kind: str | None,
+) -> dict[str, object]:
+    """The entry of a server, as the file writes it."""
+    first, *rest = words
+    if "://" in first and not rest:
+        if env or cwd is not None:
+            text = f"{'--env' if env else '--cwd'} is for a command, and {first} is an address"
+            raise CommandFailed(Exit.USAGE, text, "Give headers with --header.")
+        fields: dict[str, object] = {kind if kind in ("agent", "rpc") else "url": first}
+        fields |= {"type": kind} if kind in ("http", "sse") else {}
+        return fields | ({"headers": dict(map(_header, headers))} if headers else {})
+    if headers or kind:
+        text = f"{'--header' if headers else '--type'} is for an address, and {first} is a command"
+        raise CommandFailed(Exit.USAGE, text, "Give variables with --env.")
+    fields = {"command": first}
+    here = Path.cwd()
+    is_elsewhere = target.file.parent != here
+    if is_elsewhere and os.sep in first and not first.startswith(("/", "~", "$")):
+        fields["command"] = str(here / first)
+    fields |= {"args": rest} if rest else {}
+    fields |= {"env": dict(_variable(pair, is_own=target.is_own) for pair in env)} if env else {}
+    if cwd is not None:
+        fields["cwd"] = str(here / cwd) if is_elsewhere and not cwd.startswith(("/", "~", "$")) else cwd
+    elif any(_is_path(word, here) for word in rest) and (is_elsewhere or target.is_own):
+        # Servers of our own file run where the hub does; these words mean this folder.
+        fields["cwd"] = str(here) if is_elsewhere else "."
+    return fields
+
+
+def _is_path(word: str, folder: Path) -> bool:
+    value = word.partition("=")[2] if word.startswith("-") else word
+    if not value or value.startswith(("/", "~", "$", "-")) or "\0" in value:
+        return False
+    return value in (".", "..") or value.startswith(("./", "../")) or (folder / value).exists()
+
+
+def _header(line: str) -> tuple[str, str]:
+    name, found, value = line.partition(":") if ":" in line.partition("=")[0] else line.partition("=")
+    if not found or not name.strip():
+        raise CommandFailed(Exit.USAGE, f"--header must be 'NAME: VALUE', got {name!r}", "Quote it for the shell.")
+    return name.strip(), value.strip()
+
+
+def _variable(pair: str, *, is_own: bool) -> tuple[str, str]:
+    name, found, value = pair.partition("=")
+    if _VARIABLE.fullmatch(name) is None:
+        raise CommandFailed(Exit.USAGE, f"--env must be NAME=VALUE or NAME, got {name!r}", "A name has no spaces.")
+    return name, value if found else f"env:{name}" if is_own else f"${{{name}}}"
+
+
+def _has_secrets(fields: Mapping[str, object]) -> bool:
+    from isthmus.config.redaction import secrets_of
+
+    return any("${" not in secret and not secret.startswith("env:") for secret in secrets_of(dict(fields)))
+
+
+def _try(target: ConfigFile, text: str, name: str, wait: float, *, is_unchecked: bool) -> str:
+    """Read the new text, start or reach the server, and return how that went as the end of a sentence.
+
+    Raises:
+        CommandFailed: the entry is wrong, or the server does not start.
+    """
+    from isthmus.cli.running import run_command
+
+    server = target.read_server(text, name)
+    if is_unchecked:
+        return ", not checked."
+    info = run_command(_reach(target.file if target.text else None, server, wait))
+    if info.state == "login":
+        return f". It wants a login: isthmus login {name}"
+    if info.state != "ready":
+        why = info.trouble or f"it is {info.state} after {wait:g} s"
+        advice = "Nothing was written. Fix it and try again, or add it all the same with --no-check."
+        raise CommandFailed(Exit.CALL_FAILED, f"{name} does not work: {why}", advice)
+    tools = counted(info.tools, "tool")
+    return f": {tools}." if not info.unlisted else ". It lists no tools; its methods are called by name."
+
+
+async def _reach(file: Path | None, server: ServerSettings, wait: float) -> ServerInfo:
+    from isthmus.cli.config import configuration_of
+    from isthmus.cli.documents import read_servers
+    from isthmus.cli.local_hub import start_local_hub
+    from isthmus.cli.running import quiet_logs
+    from isthmus.config.settings import Configuration, HubSettings
+
+    quiet_logs()
+    present = Configuration(None, HubSettings()) if file is None else configuration_of(file)
+    # Pins are for definitions that were seen before: this one is new.
+    configuration = replace(present, servers=(replace(server, disabled=False),))
+    local = await start_local_hub(configuration, os.environ, within=wait)
+    try:
+        [info] = [info for info in read_servers(await local.client.servers()) if info.name == server.name]
+        return info
+    finally:
+        await local.client.aclose()
+
+
+# -- remove, enable, disable -------------------------------------------------------------------------------------------
+
+
+def complete_servers(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """The names of servers that begin like this, for shells."""
+    from isthmus.cli.completion import server_names
+
+    return [name for name in server_names() if name.startswith(incomplete)]
+
+
+@click.command("remove")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_servers)
+@with_config
+def remove(names: tuple[str, ...], config: Path | None) -> int:
+    """Remove servers from the configuration. A running hub ends them after their calls."""
+    target = ConfigFile.open(config)
+    paths = [target.path_of(name) for name in names]
+    text = target.text
+    for path in paths:
+        text = target.edited(path, None, text)
+    target.write(text)
+    print_output(f"Removed {', '.join(names)} from {target.file}.")
+    return Exit.SUCCESS
+
+
+@click.command("enable")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_servers)
+@with_config
+def enable(names: tuple[str, ...], config: Path | None) -> int:
+    """Switch servers on that are disabled."""
+    return _switch(names, config, is_on=True)
+
+
+@click.command("disable")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_servers)
+@with_config
+def disable(names: tuple[str, ...], config: Path | None) -> int:
+    """Switch servers off, and keep their entries."""
+    return _switch(names, config, is_on=False)
+
+
+def _switch(names: Sequence[str], config: Path | None, *, is_on: bool) -> Exit:
+    word = "enabled" if is_on else "disabled"
+    target = ConfigFile.open(config)
+    text, changed = target.text, []
+    for name in names:
+        path = target.path_of(name)
+        fields = target.at(path)
+        was_on = not fields.get("disabled", False) and fields.get("enabled", True) is not False
+        if was_on is is_on:
+            continue
+        changed.append(name)
+        if "enabled" in fields:
+            text = target.edited((*path, "enabled"), is_on, text)
+        if "disabled" in fields or not is_on:
+            text = target.edited((*path, "disabled"), None if is_on else True, text)
+    if same := [name for name in names if name not in changed]:
+        print_output(f"{', '.join(same)} {'is' if len(same) == 1 else 'are'} {word} already.")
+    if changed:
+        target.write(text)
+        print_output(f"{word.capitalize()} {', '.join(changed)} in {target.file}.")
+    return Exit.SUCCESS
+
+
+# -- the file ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class ConfigFile:
+    """The configuration in use, as text and as the table that it means."""
+
+    file: Path
+    text: str
+    document: Document
+    context: HostContext
+
+    @classmethod
+    def open(cls, config: Path | None, *, may_begin: bool = False) -> ConfigFile:
+        """Find and read it. Where there is none and one may begin, it is `isthmus.toml` here.
+
+        Raises:
+            CommandFailed: there is none, or it cannot be read.
+        """
+        from isthmus.cli.config import home, refused
+        from isthmus.config.client_files import HostContext
+        from isthmus.config.dialects import OWN
+        from isthmus.config.files import Document, find_file, read_document
+        from isthmus.config.findings import ConfigError
+
+        context = HostContext(os.environ, Path.cwd(), home())
+        try:
+            file = find_file(config, context.environment, context.cwd, context.home)
+            if file is None and may_begin:
+                file = context.cwd / FILE_NAME
+                return cls(file, "", Document(file, {}, OWN), context)
+            if file is None:
+                advice = "Write one with `isthmus init`, or name it with --config FILE."
+                raise CommandFailed(Exit.CONFIGURATION, "there is no configuration here", advice)
+            file = Path(os.path.normpath(file))
+            return cls(file, file.read_bytes().decode(), read_document(file), context)
+        except ConfigError as error:
+            raise refused(error) from error
+
+    @property
+    def is_own(self) -> bool:
+        """Whether only the hub reads the file."""
+        return self.document.dialect.is_own
+
+    def _roots(self) -> list[tuple[str, ...]]:
+        roots = self.document.dialect.roots
+        return [root for root in roots if isinstance(self.at(root), dict) and self.at(root)]
+
+    def at(self, path: Sequence[str]) -> dict[str, Any]:
+        """The table at a path; empty if there is none."""
+        table: Any = self.document.table
+        for key in path:
+            table = table.get(key) if isinstance(table, dict) else None
+        return table if isinstance(table, dict) else {}
+
+    def root_of(self, name: str) -> tuple[str, ...]:
+        """The keys of the table that has a server, or would have it."""
+        present = self._roots()
+        usual = ("servers",) if self.is_own else self.document.dialect.roots[0]
+        return next((root for root in present if name in self.at(root)), present[0] if present else usual)
+
+    def raw(self, name: str) -> dict[str, Any] | None:
+        """The entry of a server as it is written; None if there is none."""
+        return self.at(self.root_of(name)).get(name)
+
+    def path_of(self, name: str) -> tuple[str, ...]:
+        """The keys that lead to a server's entry.
+
+        Raises:
+            CommandFailed: the file has no such server.
+        """
+        root = self.root_of(name)
+        if name in self.at(root):
+            return (*root, name)
+        from isthmus.cli.config import configuration_of
+        from isthmus.config.findings import closest_match
+
+        names = [str(each) for root in self._roots() for each in self.at(root)]
+        advice = f"It has {', '.join(names)}." if names else "`isthmus add` adds one."
+        if meant := closest_match(name, names):
+            advice = f"Did you mean {meant}?"
+        else:
+            configuration = configuration_of(self.file)
+            origin = configuration.origins.get(f"servers.{name}")
+            if origin is not None and origin.file not in (None, self.file):
+                advice = f"It comes from {origin.file}, which `import` names: edit that file."
+        raise CommandFailed(Exit.USAGE, f"{self.file} has no server {name!r}", advice)
+
+    def edited(self, path: tuple[str, ...], value: object, text: str | None = None) -> str:
+        """The text with a value set, or removed.
+
+        Raises:
+            CommandFailed: it cannot be edited without changing something else.
+        """
+        from isthmus.config.editing import CannotEdit, edit
+
+        try:
+            return edit(self.file, self.text if text is None else text, path, value)
+        except CannotEdit as error:
+            advice = "Nothing was changed. Edit it by hand; a running hub follows."
+            raise CommandFailed(Exit.CONFIGURATION, f"{self.file}: {error}", advice) from error
+
+    def read_server(self, text: str, name: str) -> ServerSettings:
+        """The settings of a server in a text of this file.
+
+        Raises:
+            CommandFailed: its entry is wrong.
+        """
+        from isthmus.cli.config import refused
+        from isthmus.config.files import Document
+        from isthmus.config.findings import ConfigError
+        from isthmus.config.formats import parse
+        from isthmus.config.importing import load_servers
+
+        try:
+            table, _ = parse(self.file, text.removeprefix("\ufeff"))
+            loaded = load_servers(Document(self.file, table, self.document.dialect), self.context)
+        except ConfigError as error:
+            raise refused(error) from error
+        server = loaded.servers.get(loaded.called[name]) if name in loaded.called else None
+        findings = [finding for finding in loaded.findings if f".{name}" in finding.path]
+        if server is None:
+            raise refused(ConfigError(*findings or loaded.findings))
+        for finding in findings:
+            print_error(f"{finding.code.number}: {finding}")
+        return server
+
+    def write(self, text: str, *, is_private: bool = False) -> None:
+        """Replace the file, and keep the old one as `.bak`.
+
+        Raises:
+            CommandFailed: it cannot be written.
+        """
+        _write(self.file, self.text, text, is_private=is_private)
+
+
+def _write(file: Path, before: str, text: str, *, is_private: bool) -> None:
+    from isthmus.config.editing import replace_file
+
+    if text == before:
+        return
+    try:
+        replace_file(file, text.encode(), is_private=is_private, backup=file.with_name(f"{file.name}.bak"))
+    except OSError as error:
+        advice = "Nothing was changed. Name another file."
+        raise CommandFailed(Exit.CONFIGURATION, f"{file} cannot be written: {error.strerror}", advice) from error
