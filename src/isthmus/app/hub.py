@@ -172,6 +172,14 @@ class RunningHub:
         recorder = counting if self.audit is None else self.audit.over(counting)
         return LoggedCalls(recorder) if self.configuration.hub.log_level == "debug" else recorder
 
+    def restart(self, server: ServerName) -> bool:
+        """See `core.ports.HubAdmin`."""
+        return self.supervisor.restart(server)
+
+    def call_counts(self) -> dict[ServerName | None, Mapping[str, object]]:
+        """See `core.ports.HubAdmin`."""
+        return self.counters.figures()
+
     def note(self, event: str, **about: Value) -> None:
         """Write an event into the audit log, if there is one. It must contain no secrets."""
         if self.audit is not None:

@@ -277,7 +277,7 @@ async def serve(
         relay = await _relay(running, auth)
         # After remembered dial-in servers are known: queued tasks may wait for them.
         running.tasks.resume()
-        rest = RestHttp(running.hub, auth, relay, monitor.figures)
+        rest = RestHttp(running.hub, auth, relay, monitor.figures, admin=running)
         shown = None if relay is None else relay.face
         well_known = _well_known(running, access.identities, auth)
         tokens.on_proved = running.logins.proved

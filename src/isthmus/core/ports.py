@@ -611,6 +611,16 @@ class AgentServers(Protocol):
         """Call `callback` when a server joins, leaves or changes, until the returned function is called."""
 
 
+class HubAdmin(Protocol):
+    """What operators may do with a running hub, and see of its calls."""
+
+    def restart(self, server: ServerName) -> bool:
+        """Start a server anew, and replace it when the new one is ready; False if the hub does not start it."""
+
+    def call_counts(self) -> dict[ServerName | None, Mapping[str, object]]:
+        """What was counted for each server, as JSON has it; None stands for calls that reached no server."""
+
+
 class RelayAdmin(Protocol):
     """The operator's view of the relay."""
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import structlog
@@ -15,6 +18,10 @@ log = structlog.get_logger(__name__)
 
 SERVERS_MAX = 20_000
 """Servers with counters of their own: dial-in servers may use ever new names."""
+
+SAMPLES_MAX = 500
+WATCH_SECONDS = 15.0
+"""How long durations are kept after somebody looked at the figures; without that, a call pays for counters only."""
 
 OTHERS = ServerName("#others")
 """The name for all further servers; no server can have it."""
@@ -30,6 +37,28 @@ class ServerCounts:
     """Replies that came after the end of their call."""
     outcomes: dict[str, int] = field(default_factory=dict)
     """Calls by outcome: `result`, `tool_error`, or the reason of a fault."""
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
+    """How long the last calls took, as far as somebody looked."""
+
+    def figures(self) -> dict[str, object]:
+        """The counters as JSON has them, with percentiles of the last calls."""
+        took = sorted(self.recent)
+        latency = (
+            {
+                "calls": len(took),
+                "p50": round(took[len(took) // 2], 6),
+                "p99": round(took[len(took) * 99 // 100], 6),
+            }
+            if took
+            else None
+        )
+        return {
+            "calls": self.calls,
+            "seconds": round(self.seconds, 6),
+            "late": self.late,
+            "outcomes": dict(self.outcomes),
+            "latency": latency,
+        }
 
 
 class Counters:
@@ -38,6 +67,8 @@ class Counters:
     audit_gate: AuditGate | None = None
 
     def __init__(self) -> None:
+        self._watched_until = 0.0
+        """While somebody looks at the figures, each duration is kept as well."""
         self.servers: dict[ServerName | None, ServerCounts] = {}
 
     def ended(
@@ -49,6 +80,21 @@ class Counters:
         counts.seconds += seconds
         key = outcome.reason if isinstance(outcome, Fault) else "tool_error" if outcome.is_error else "result"
         counts.outcomes[key] = counts.outcomes.get(key, 0) + 1
+        if self._watched_until:
+            self._sample(counts, seconds)
+
+    def _sample(self, counts: ServerCounts, seconds: float) -> None:
+        if time.monotonic() > self._watched_until:
+            self._watched_until = 0.0
+            for each in self.servers.values():
+                each.recent.clear()
+        else:
+            counts.recent.append(seconds)
+
+    def figures(self) -> dict[ServerName | None, Mapping[str, object]]:
+        """All figures; from now on, and for a moment, durations are kept for the next look."""
+        self._watched_until = time.monotonic() + WATCH_SECONDS
+        return {server: counts.figures() for server, counts in self.servers.items()}
 
     def late(self, server: ServerName) -> None:
         """Count a late reply."""

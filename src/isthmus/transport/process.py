@@ -140,6 +140,7 @@ class ProcessChannel:
         self._written = 0
         self._accepted = 0
         self._stderr = bytearray()
+        self._on_stderr: Callable[[bytes], None] = lambda _: None
         self._held: list[bytes] | None = []
         self._portions = ReadQuota(self._hear, pause=self._pause, resume=self._read_on)
         self._closed_by_child: set[int] = set()
@@ -236,6 +237,12 @@ class ProcessChannel:
         """None while it runs; minus the number of the signal that ended it, if one did."""
         return self._child.returncode if self._is_exited else None
 
+    def watch_stderr(self, on_bytes: Callable[[bytes], None]) -> None:
+        """Report everything that it wrote to stderr so far, what follows, and a line break at its end."""
+        self._on_stderr = on_bytes
+        if self._stderr:
+            on_bytes(bytes(self._stderr))
+
     @property
     def stderr_tail(self) -> str:
         """The last 64 KiB that it wrote to stderr."""
@@ -300,6 +307,7 @@ class ProcessChannel:
     def pipe_received(self, fd: int, data: bytes) -> None:
         """The child wrote something."""
         if fd == 2:
+            self._on_stderr(data)
             self._stderr += data
             if len(self._stderr) > 2 * STDERR_BYTES:
                 del self._stderr[:-STDERR_BYTES]
@@ -331,6 +339,8 @@ class ProcessChannel:
             self._close_account()
         elif fd == 1:
             self._portions.finish()
+        elif self._stderr and not self._stderr.endswith(b"\n"):
+            self._on_stderr(b"\n")
         self._review()
 
     def _exited(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Set
 from functools import cached_property, partial
 from weakref import ref
 
@@ -561,6 +561,9 @@ class BaseLink(ABC):
     def link_session_of(self, inflight: InFlight) -> LinkSession | None:
         """See `core.ports.TaskLink`."""
         return self.place
+
+    def report_output(self, on_lines: Callable[[Sequence[bytes]], None]) -> None:  # noqa: B027 - most have none
+        """Report what a process writes to standard error, from its start on. Other servers have none."""
 
     def _on_log_line(self, line: LogMessage) -> None:
         """No caller can be identified: the line goes to the operator."""

@@ -20,7 +20,7 @@ import structlog
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.hub import Hub
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.calls.server_queue import ServerLogLine, ServerQueue
+from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.review import Review
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.catalog.view import ServerState
@@ -253,7 +253,8 @@ class Reconnector:
         self._resubscribe()
 
     def inherit(self, before: Reconnector) -> None:
-        """Prepare the lists for the predecessor's callers."""
+        """Take over the predecessor's log, and prepare the lists for its callers."""
+        self.server_queue.log = before.server_queue.log
         self._lists_by_capability.inherit(before._lists_by_capability)
 
     @property
@@ -366,6 +367,7 @@ class Reconnector:
             self._is_unauthorized = self._is_login_wanted(failed, None)
             self._give_up(str(failed), None, failed.login)
             return
+        link.report_output(self._on_output)
         link.is_persistent = self.settings.isolation != "call"
         # Set before the calls on the link end, so that a lost link counts as one failure.
         link.on_lost = lambda reason: self._give_up(link.redact(reason), link.last_output)
@@ -455,6 +457,7 @@ class Reconnector:
         self._plan_refresh()
 
     def _log_ready(self, link: BaseLink) -> None:
+        self.server_queue.log.add(time.time(), "hub", f"ready: {len(self._listing.tools)} tools")
         log.info("server ready", server=link.server, tools=len(self._listing.tools), protocol=link.dialect.version)
 
     def _check_loop(self, link: BaseLink) -> None:
@@ -532,6 +535,7 @@ class Reconnector:
         """
         link = await self._connect(self.settings, self._carrier or "auto", subject)
         link.client_caps = client_caps
+        link.report_output(self._on_output)
         link.is_persistent = self.settings.isolation != "call"
         try:
             await link.handshake(self._known_era())
@@ -704,7 +708,13 @@ class Reconnector:
         """A log line that belongs to no call, or to several: store it for the operator."""
         text = self.settings.redact(bytes(line.members["data"]).decode("utf-8", "replace"))
         text = text if self._link is None else self._link.redact(text)
-        self.server_queue.add_log_line(ServerLogLine(time.time(), line.level, text[:LINE_LENGTH_MAX]))
+        self.server_queue.log.add(time.time(), "log", text[:LINE_LENGTH_MAX], level=line.level)
+
+    def _on_output(self, lines: Sequence[bytes]) -> None:
+        """The process wrote to standard error."""
+        now, log = time.time(), self.server_queue.log
+        for line in lines:
+            log.add(now, "stderr", line, self.settings.redact_line)
 
     # -- publishing ------------------------------------------------------------------------------------------------
 
@@ -713,6 +723,7 @@ class Reconnector:
         reason = self.settings.reason(reason)
         detail = None if last_output is None else self.settings.redact(last_output)
         if reason != self.server_status.reason:
+            self.server_queue.log.add(time.time(), "hub", f"not connected: {reason}")
             log.warning("server not connected", server=self.settings.name, reason=reason, detail=detail)
         self._stop_holding()
         self.server_queue.detach(reason, is_failure=True, login=login)

@@ -464,6 +464,14 @@ class ServerSettings:
                 text = text.replace(secret, "***")
         return text
 
+    def redact_line(self, line: str) -> str:
+        """Return one line of a longer text without this server's secrets, also those of several lines."""
+        for secret in self.secrets:
+            for part in secret.splitlines() if "\n" in secret else ():
+                if len(part) >= SECRET_LENGTH_MIN:
+                    line = line.replace(part, "***")
+        return self.redact(line)
+
     def reason(self, text: str) -> str:
         """Return why there is no link to this server as callers may read it: short and without secrets."""
         return self.redact(text)[:REASON_LENGTH_MAX]

@@ -17,7 +17,7 @@ import shutil
 import stat
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -35,6 +35,10 @@ from isthmus.wire.lines import Oversized
 from isthmus.wire.mcp.messages import Implementation
 
 log = structlog.get_logger(__name__)
+
+OUTPUT_LINE_BYTES = 4_000
+OUTPUT_LINES = 400
+"""The longest unfinished line, and the most lines of one read, that are reported: more would not be kept."""
 
 LAST_WORDS_LENGTH = 600
 """How much of a lost process's standard error the operator sees: the end of a traceback."""
@@ -78,6 +82,20 @@ class StdioLink(DuplexLink):
         """The end of the process's standard error."""
         tail = "" if self._process is None else self._process.stderr_tail.strip()
         return tail[-LAST_WORDS_LENGTH:] or None
+
+    def report_output(self, on_lines: Callable[[Sequence[bytes]], None]) -> None:
+        """See `BaseLink.report_output`."""
+        rest = b""
+
+        def feed(data: bytes) -> None:
+            nonlocal rest
+            *whole, rest = (rest + data).split(b"\n")
+            rest = rest[-OUTPUT_LINE_BYTES:]
+            if whole:
+                on_lines([line for line in map(bytes.rstrip, whole[-OUTPUT_LINES:]) if line])
+
+        if self._process is not None:
+            self._process.watch_stderr(feed)
 
     def _frame(self, message: bytes) -> bytes:
         return lines.frame(message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import structlog
 
@@ -92,10 +93,24 @@ class Supervisor:
         elif starts_the_same(present.settings, settings):
             present.adjust(settings)
         else:
-            successor = self._successors[settings.name] = self._start(settings)
-            successor.is_hidden = True
-            successor.inherit(present)
-            self._background.spawn(f"change of {settings.name}", self._take_over(successor))
+            self._replace(present, settings)
+
+    def restart(self, server: ServerName) -> bool:
+        """Start a server anew beside the old one, which serves until it is ready; False if the hub starts none."""
+        present = self.reconnectors.get(server)
+        if present is None:
+            return False
+        self._drop_successor(server)
+        present.server_queue.log.add(time.time(), "hub", "restarting: an operator asked for it")
+        log.info("server restarting", server=server)
+        self._replace(present, present.settings)
+        return True
+
+    def _replace(self, present: Reconnector, settings: ServerSettings) -> None:
+        successor = self._successors[settings.name] = self._start(settings)
+        successor.is_hidden = True
+        successor.inherit(present)
+        self._background.spawn(f"change of {settings.name}", self._take_over(successor))
 
     def _drop_successor(self, server: ServerName) -> None:
         successor = self._successors.pop(server, None)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from isthmus.core.calls.server_queue import LOG_LINES_MAX
 from isthmus.core.catalog.pins import Pinning, Pins
 from isthmus.core.catalog.review import Review
 from isthmus.core.ports import Subscriber
@@ -586,12 +587,12 @@ async def test_an_update_is_told_and_makes_the_hub_forget_what_it_kept(kept: Kep
 
 async def test_a_line_that_is_no_callers_is_the_operators_without_secrets_and_not_for_ever(kept: Kept) -> None:
     link = await kept.ready()
-    for number in range(150):
+    for number in range(450):
         link.on_log(LogMessage("error", {"data": raw(f"{number} hunter22 " + "x" * 1000)}))
     heard = kept.hub.server_queues[NAME].log_lines
-    assert len(heard) == 100
+    assert len(heard) == LOG_LINES_MAX
     assert heard[-1].level == "error"
-    assert heard[-1].text.startswith('"149 *** xxx')
+    assert heard[-1].text.startswith('"449 *** xxx')
     assert len(heard[-1].text) == 500
 
 

@@ -17,7 +17,7 @@ import asyncio
 import secrets
 from collections import Counter, deque
 from collections.abc import Callable, Sequence, Set
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 import structlog
@@ -128,7 +128,11 @@ ENTANGLED = (
     "raise max_calls"
 )
 
-LOG_LINES_MAX = 100
+LogSource: TypeAlias = Literal["log", "stderr", "hub"]
+
+LOG_LINES_MAX = 400
+STORED_LINE_MAX = 2_000
+SHOWN_LINE_MAX = 500
 """Log lines of the server that the operator can read."""
 
 Owner: TypeAlias = tuple[str, str]
@@ -143,11 +147,50 @@ LONG_CALLS: Group = ("long", "", "")
 
 
 class ServerLogLine(msgspec.Struct, frozen=True):
-    """A line that a server logged outside of any call: its time since the epoch, level and text."""
+    """A line for operators: its time since the epoch, its level if it has one, its text, who wrote it, its number."""
 
     at: float
-    level: LogLevel
+    level: LogLevel | None
     text: str
+    source: LogSource = "log"
+    number: int = 0
+
+
+class ServerLog:
+    """The last lines of one server: what it logged outside of calls, its standard error, and what became of its links.
+
+    It outlasts links and reloads. Secrets are removed when it is read: standard error is frequent, readers are rare.
+    """
+
+    __slots__ = ("_count", "_lines")
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._lines: deque[tuple[int, float, LogSource, LogLevel | None, str | bytes, Callable[[str], str]]] = deque(
+            maxlen=LOG_LINES_MAX
+        )
+
+    def add(
+        self,
+        at: float,
+        source: LogSource,
+        text: str | bytes,
+        redact: Callable[[str], str] = str,
+        level: LogLevel | None = None,
+    ) -> None:
+        """Store a line."""
+        self._count += 1
+        self._lines.append((self._count, at, source, level, text[:STORED_LINE_MAX], redact))
+
+    def lines(self, after: int = 0) -> list[ServerLogLine]:
+        """The lines with a higher number than this, the oldest first."""
+        found = []
+        for number, at, source, level, text, redact in self._lines:
+            if number > after:
+                shown = redact(text if isinstance(text, str) else text.decode("utf-8", "replace"))
+                # Only a part of the stored line: a secret at its end may be cut, and then is not recognized.
+                found.append(ServerLogLine(at, level, shown[:SHOWN_LINE_MAX], source, number))
+        return found
 
 
 class ServerQueue:
@@ -162,7 +205,7 @@ class ServerQueue:
         "_limits",
         "_link",
         "_link_watchers",
-        "_log_lines",
+        "_log",
         "_login",
         "_long_calls",
         "_loop",
@@ -216,7 +259,7 @@ class ServerQueue:
             limits.max_queued if max_queued is None else max_queued,
             limits.call_seconds if timeout is None else timeout,
         )
-        self._log_lines: deque[ServerLogLine] | None = None
+        self._log: ServerLog | None = None
         self.pool: CallerLinks | None = None
         """The links that not all callers share; it is notified when a call that it carried ends."""
         self.uses_pool = False
@@ -403,15 +446,20 @@ class ServerQueue:
     # -- the server's own log ------------------------------------------------------------------------------------------
 
     @property
+    def log(self) -> ServerLog:
+        """What the operator can read of the server."""
+        if self._log is None:  # of many servers nobody has anything to say
+            self._log = ServerLog()
+        return self._log
+
+    @log.setter
+    def log(self, log: ServerLog) -> None:
+        self._log = log
+
+    @property
     def log_lines(self) -> Sequence[ServerLogLine]:
         """The last lines that the server logged outside of any call."""
-        return self._log_lines or ()
-
-    def add_log_line(self, line: ServerLogLine) -> None:
-        """Store a line for the operator."""
-        if self._log_lines is None:
-            self._log_lines = deque(maxlen=LOG_LINES_MAX)
-        self._log_lines.append(line)
+        return () if self._log is None else [line for line in self._log.lines() if line.source == "log"]
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 

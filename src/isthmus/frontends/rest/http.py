@@ -18,7 +18,7 @@ import msgspec
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.view import View
 from isthmus.core.pauses import LONG_BYTES, in_passes, pause_after
-from isthmus.core.ports import RelayAdmin
+from isthmus.core.ports import HubAdmin, RelayAdmin
 from isthmus.frontends.http.auth import Authenticator, Denied, Fields
 from isthmus.frontends.http.request_cycle import (
     CROWDED_BYTES,
@@ -37,7 +37,14 @@ from isthmus.frontends.http.request_cycle import (
     read_body,
 )
 from isthmus.frontends.rest import openapi
-from isthmus.frontends.rest.listings import entry_document, list_document, server_document, servers_document
+from isthmus.frontends.rest.listings import (
+    entry_document,
+    list_document,
+    log_document,
+    server_document,
+    servers_document,
+    stats_document,
+)
 from isthmus.frontends.rest.operations import ROUTER, Operation, RouteMatch
 from isthmus.frontends.rest.problem_details import Problem, denial, problem_of, refusal
 from isthmus.frontends.rest.relay import Query, RelayView
@@ -66,6 +73,8 @@ from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListSha
 PARAMETERS_MAX = 16
 """Far more parameters than any operation has."""
 
+NUMBER_LENGTH_MAX = 15
+
 DEFAULT_LEVEL: LogLevel = "info"
 
 Answer: TypeAlias = "bytes | Problem"
@@ -87,8 +96,11 @@ class RestHttp:
         loop_figures: Callable[[], object] = dict,
         *,
         face: str = "rest",
+        admin: HubAdmin | None = None,
     ) -> None:
         """Without a `relay` its paths do not exist. `loop_figures` reports how late the event loop runs.
+
+        Without an `admin` nothing can be restarted, and no calls are counted.
 
         `face` is the name of this frontend in the audit log.
         """
@@ -96,6 +108,7 @@ class RestHttp:
         self.face = face
         self.relay = relay
         self.loop_figures = loop_figures
+        self.admin = admin
         self.loop = asyncio.get_running_loop()
         self._auth = auth
 
@@ -222,9 +235,42 @@ class RestRequest:
 
     async def hub(self) -> Answer:
         """The state of the hub itself."""
-        if not self.caller.is_operator:
-            return refusal("forbidden", "Only operators may read this: set `operator = true` for the caller")
-        return msgspec.json.encode({"event_loop": self._frontend.loop_figures()})
+        return self._refused("read this") or msgspec.json.encode({"event_loop": self._frontend.loop_figures()})
+
+    async def stats(self) -> Answer:
+        """The figures of all servers."""
+        admin = self._frontend.admin
+        if (refused := self._refused("read this")) is not None or admin is None:
+            return refused or refusal("unknown_path", "This hub does not count calls")
+        return stats_document(self._hub, admin, self._frontend.loop_figures())
+
+    async def log(self) -> Answer:
+        """The last lines of a server."""
+        if (refused := self._refused("read the log of a server")) is not None:
+            return refused
+        given = self.parameter("after") or "0"
+        if not given.isdecimal() or len(given) > NUMBER_LENGTH_MAX:
+            return refusal("bad_request", f"after must be the number of a line, not {given!r}")
+        if self.argument not in self._hub.server_queues:
+            return _unknown_server(self.argument)
+        return log_document(self._hub, ServerName(self.argument), int(given))
+
+    async def restart(self) -> Answer:
+        """Restart a server."""
+        admin, name = self._frontend.admin, ServerName(self.argument)
+        if (refused := self._refused("restart a server")) is not None:
+            return refused
+        if name not in self._hub.server_queues:
+            return _unknown_server(name)
+        if admin is None or not admin.restart(name):
+            text = f"{name} cannot be restarted: it is built in, disabled, or dialled in from elsewhere"
+            return refusal("not_restartable", text)
+        return server_document(self._hub, self.caller, name) or _unknown_server(name)
+
+    def _refused(self, what: str) -> Problem | None:
+        if self.caller.is_operator:
+            return None
+        return refusal("forbidden", f"Only operators may {what}: set `operator = true` for the caller")
 
     async def describe(self) -> Answer:
         """The OpenAPI document."""
@@ -253,8 +299,8 @@ class RestRequest:
     async def forget(self) -> Answer:
         """Forget a server that dialled in."""
         relay, name = self._frontend.relay, ServerName(self.argument)
-        if not self.caller.is_operator:
-            return refusal("forbidden", "Only operators may forget a server: set `operator = true` for the caller")
+        if (refused := self._refused("forget a server")) is not None:
+            return refused
         if relay is None:
             return _no_relay()
         known = RelayView(self._hub, relay, self.caller).get_server(name)
@@ -470,6 +516,9 @@ RESPONDERS: dict[str, Callable[[RestRequest], Awaitable[Answer]]] = {
     "list_prompts": lambda request: request.list(PROMPTS),
     "get_prompt": lambda request: request.entry(PROMPTS, UnknownPrompt),
     "get_hub": RestRequest.hub,
+    "get_stats": RestRequest.stats,
+    "get_log": RestRequest.log,
+    "restart_server": RestRequest.restart,
     "list_servers": RestRequest.servers,
     "get_server": RestRequest.server,
     "list_relay_agents": lambda request: request.relay(RelayView.list_agents),

@@ -1,7 +1,8 @@
-"""The JSON documents of the REST API: lists, their entries, and the state of servers, made without I/O."""
+"""The JSON documents of the REST API, made without I/O: lists and their entries, servers, their logs and figures."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,10 +12,14 @@ import msgspec
 from isthmus.core.calls.hub import Hub
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.catalog.view import Route, View
+from isthmus.core.ports import HubAdmin
 from isthmus.model.callers import Caller
 from isthmus.model.calls import EVERYTHING
 from isthmus.model.locations import without_locations
+from isthmus.model.names import ServerName
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListShape, array_of, write_entry
+
+NO_CALLS: dict[str, object] = {"calls": 0, "seconds": 0.0, "late": 0, "outcomes": {}, "latency": None}
 
 
 def list_document(view: View, shape: ListShape, *, is_operator: bool = False) -> bytes:
@@ -73,9 +78,36 @@ def server_document(hub: Hub, caller: Caller, name: str) -> bytes | None:
     for document, server_status in _visible_servers(hub, caller):
         if server_status.server == name:
             if caller.is_operator:
-                document["log"] = list(hub.server_queues[server_status.server].log_lines)
+                lines = hub.server_queues[server_status.server].log_lines
+                document["log"] = [{"at": line.at, "level": line.level, "text": line.text} for line in lines]
             return msgspec.json.encode(document)
     return None
+
+
+def log_document(hub: Hub, server: ServerName, after: int) -> bytes:
+    """The last lines of a server after this number, for operators."""
+    return msgspec.json.encode({"server": server, "lines": hub.server_queues[server].log.lines(after)})
+
+
+def stats_document(hub: Hub, admin: HubAdmin, loop_figures: object) -> bytes:
+    """How often each server was called, how long that took and how it ended, for operators."""
+    counts = admin.call_counts()
+    servers = []
+    for name, server_status in sorted(hub.snapshot.server_statuses.items()):
+        queue = hub.server_queues[name]
+        servers.append(
+            {
+                "name": name,
+                "state": server_status.state,
+                "running": queue.running,
+                "queued": queue.queued,
+                **counts.pop(name, NO_CALLS),
+            }
+        )
+    # What is left was called at servers that are gone, at addresses that callers named, or at no server at all.
+    rest = sorted(counts.items(), key=lambda each: each[0] or "")
+    others = [{"name": name, "state": None, "running": 0, "queued": 0, **figures} for name, figures in rest]
+    return msgspec.json.encode({"at": time.time(), "servers": [*servers, *others], "event_loop": loop_figures})
 
 
 def _visible_servers(hub: Hub, caller: Caller) -> Iterable[tuple[dict[str, Any], ServerStatus]]:

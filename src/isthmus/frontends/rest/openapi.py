@@ -112,6 +112,8 @@ def _schemas() -> dict[str, dict[str, Any]]:
         "Hub": _hub(),
         "Servers": _open({"servers": {"type": "array", "items": {"$ref": "#/components/schemas/Server"}}}),
         "Server": _server(),
+        "Stats": _stats(),
+        "Log": _log(),
         "Result": _result(),
         "Completion": _open({"completion": OPEN_OBJECT}),
         "RelayAgents": _open({"agents": _array_of("RelayCount")}),
@@ -193,6 +195,45 @@ def _server() -> dict[str, Any]:
         "log": {"type": "array", "items": line},
     }
     return _open(required, for_operators)
+
+
+def _stats() -> dict[str, Any]:
+    seconds = {"type": "number", "minimum": 0}
+    latency = _open({"calls": COUNT, "p50": seconds, "p99": seconds})
+    outcomes = {
+        "type": "object",
+        "additionalProperties": COUNT,
+        "description": "Calls by how they ended: `result`, `tool_error`, or the reason of a fault.",
+    }
+    server = {
+        "name": {**NULLABLE_TEXT, "description": "Null for calls that reached no server."},
+        "state": NULLABLE_TEXT,
+        "running": COUNT,
+        "queued": COUNT,
+        "calls": {**COUNT, "description": "Calls that have ended, since the start of the hub."},
+        "seconds": {**seconds, "description": "How long they took together."},
+        "late": {**COUNT, "description": "Replies that came after the end of their call."},
+        "outcomes": outcomes,
+        "latency": {
+            "anyOf": [latency, {"type": "null"}],
+            "description": "Of the last calls while somebody reads this at least every 15 seconds, in seconds.",
+        },
+    }
+    return _open({"at": TIME, "servers": {"type": "array", "items": _open(server)}, "event_loop": OPEN_OBJECT})
+
+
+def _log() -> dict[str, Any]:
+    line = {
+        "at": TIME,
+        "level": {**NULLABLE_TEXT, "description": "Only of lines that the server logged."},
+        "text": TEXT,
+        "source": {
+            "enum": ["log", "stderr", "hub"],
+            "description": "Logged by the server outside of calls, written to standard error, or noted by the hub.",
+        },
+        "number": {**COUNT, "description": "Increases by one from line to line."},
+    }
+    return _open({"server": TEXT, "lines": {"type": "array", "items": _open(line)}})
 
 
 def _array_of(shape: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ Method: TypeAlias = Literal["GET", "POST", "DELETE"]
 
 Shape: TypeAlias = Literal[
     "Tools", "Tool", "Resources", "Templates", "Contents", "Prompts", "Prompt", "Messages", "Hub", "Servers", "Server",
+    "Stats", "Log",
     "Result", "Completion", "RelayAgents", "RelayAgent", "RelayServers", "RelayServer", "RelayTools",
     "RelayDevices", "Document",
 ]  # fmt: skip
@@ -61,6 +62,7 @@ CALLING = (TIMEOUT, LOG)
 AGENT = Parameter("agent", "Only entries of this agent.")
 STATE = Parameter("state", "Only servers in this state, or agents with such a server: ready, connecting or away.")
 TOOL = Parameter("tool", "Only servers with a tool of this name.")
+AFTER = Parameter("after", "Only lines with a higher number.", "number")
 DIALLED = Parameter("server", "Only the tools of this server, by its name or its id.")
 
 OPERATIONS: tuple[Operation, ...] = (
@@ -88,6 +90,17 @@ OPERATIONS: tuple[Operation, ...] = (
         is_call=True,
     ),
     Operation("get_hub", "GET", "/v1/hub", "The delay of the hub's event loop; for operators.", "Hub"),
+    Operation(
+        "get_stats", "GET", "/v1/stats", "Calls, durations and outcomes of each server; for operators.", "Stats"
+    ),
+    Operation(
+        "get_log", "GET", "/v1/logs/{name}", "The last lines of a server's log and stderr; for operators.", "Log",
+        (AFTER,),
+    ),
+    Operation(
+        "restart_server", "POST", "/v1/restart/{name}", "Restart a server; for operators. The result is its state.",
+        "Server",
+    ),
     Operation("list_servers", "GET", "/v1/servers", "The state of all servers.", "Servers"),
     Operation(
         "get_server", "GET", "/v1/servers/{name}", "The state of one server; for operators with its log.",

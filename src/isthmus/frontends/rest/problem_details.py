@@ -28,6 +28,7 @@ REFUSALS: dict[str, tuple[int, str]] = {
     "unknown_agent": (404, "Unknown agent"),
     "method_not_allowed": (405, "Method not allowed"),
     "not_away": (409, "The server is connected"),
+    "not_restartable": (409, "The hub does not start this server"),
     "not_json": (415, "Content-Type must be application/json"),
     "misdirected": (421, "This hub does not serve that host"),
     "too_many_wrong_keys": (429, "Too many wrong keys"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from isthmus.core.calls.server_queue import ServerLogLine, ServerQueue
+from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.frontends.rest.listings import (
     entry_document,
@@ -39,7 +39,7 @@ def stage() -> Stage:
             notes=("a schema cannot be checked",), detail="last words",
         )
     )  # fmt: skip
-    made.server_queue.add_log_line(ServerLogLine(5.0, "warning", "low on space"))
+    made.server_queue.log.add(5.0, "log", "low on space", level="warning")
     made.hub.open_server_queue(
         ServerQueue(AWAY, made.hub.limits), ServerStatus(AWAY, "retrying", "refused", is_settled=True)
     )
