@@ -29,7 +29,7 @@ EXTRAS := adk langchain openai-agents pydantic-ai
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-strip-extras --no-emit-index-url --no-header
 
 .DEFAULT_GOAL := help
-.PHONY: help reference serve demo devices test peers conformance soak cover lint format bench agents crowd relayed library trust fuzz gate resolve audit sbom lock clean
+.PHONY: help reference serve demo devices test peers conformance soak cover lint format bench agents crowd relayed library trust fuzz gate resolve audit image sbom lock clean
 
 help: ## say what each target does
 	@echo "make TARGET [ARGS='…'] [PYTHON=python3.12]"
@@ -104,6 +104,9 @@ resolve: $(VENV)/.test ## install the hub with each framework, which must not ge
 
 audit: $(AUDIT)/.ready ## ask after known vulnerabilities of what is pinned; ARGS=--strict also fails if nobody answers
 	$(AUDIT)/bin/python -m tests.supply.audit $(ARGS)
+
+image: $(VENV)/.test ## build the image and start a hub in it; without Docker, run the Dockerfile's steps in a clean folder
+	$(VENV)/bin/python -m tests.supply.image
 
 sbom: $(AUDIT)/.ready ## list everything that a hub runs on, as CycloneDX, in dist/isthmus.cdx.json
 	$(AUDIT)/bin/python -m tests.supply.bill dist/isthmus.cdx.json

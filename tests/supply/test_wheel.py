@@ -52,6 +52,7 @@ def test_it_holds_the_package_and_what_is_said_of_it_and_nothing_more(wheel: zip
     said = {f"{INFO}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")}
     sources = {path.relative_to(ROOT / "src") for path in (ROOT / "src" / "isthmus").rglob("*.py")}
     assert {str(name) for name in names} == {str(path) for path in sources} | {
+        "isthmus/__init__.pyi",
         "isthmus/py.typed",
         "isthmus/wire/a2a/a2a.txtpb",
     } | said
