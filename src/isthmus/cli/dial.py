@@ -33,7 +33,7 @@ from isthmus.app.dial import (
 from isthmus.app.dial_talk import LocalOffer
 from isthmus.cli.config import configuration_of, refused
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.output import Row, counted, first_line, harmless, print_error
+from isthmus.cli.output import Row, counted, first_line, harmless, print_error, wants_color
 from isthmus.cli.relay_tokens import SERVER_ID_LENGTH_MAX, WHY
 from isthmus.cli.running import run_service
 from isthmus.config.findings import ConfigError, Finding
@@ -119,7 +119,8 @@ def dial_hub(options: DialOptions) -> Exit:
     """
     plan = plan_of(options, os.environ)
     is_watched = sys.stderr.isatty() and not options.is_plain
-    configure("error" if is_watched else plan.configuration.hub.log_level, plan.configuration.hub.log_format)
+    hub = plan.configuration.hub
+    configure("error" if is_watched else hub.log_level, hub.log_format, has_color=wants_color())
     environment = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
 
     async def run() -> None:

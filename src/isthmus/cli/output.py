@@ -7,6 +7,7 @@ loaded only if there is a terminal.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -39,6 +40,11 @@ def harmless(text: str, *, keep: str = "\n\t") -> str:
         else character
         for character in text
     )
+
+
+def wants_color() -> bool:
+    """Whether a terminal gets colors; see no-color.org."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def first_line(text: str) -> str:

@@ -17,7 +17,7 @@ from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.hub import LocalSource, RemoteSource, source_of
 from isthmus.cli.local_hub import running_as_server
 from isthmus.cli.options import with_config, with_log_level, with_source
-from isthmus.cli.output import print_error
+from isthmus.cli.output import print_error, wants_color
 from isthmus.cli.running import run_service
 from isthmus.config.entries import MAP_VARIABLE
 from isthmus.config.findings import ConfigError
@@ -128,7 +128,7 @@ def configure_logs(settings: HubSettings, log_level: str | None = None) -> None:
         CommandFailed: the log file cannot be written.
     """
     try:
-        configure(log_level or settings.log_level, settings.log_format, settings.log_file)
+        configure(log_level or settings.log_level, settings.log_format, settings.log_file, has_color=wants_color())
     except OSError as error:
         text = f"the log cannot be written to {settings.log_file}: {error.strerror}"
         raise CommandFailed(Exit.CONFIGURATION, text, "Name another file under [log].") from error

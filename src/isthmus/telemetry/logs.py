@@ -129,17 +129,24 @@ def _open(path: Path) -> int:
 
 
 class _Target:
-    """The current log file of the process."""
+    """The current log file of the process, and whether its terminal shows colors."""
 
     file: LogFile | None = None
+    has_color = True
 
 
-def configure(level: str = "info", format: Format = "auto", file: str | None = None) -> None:
+def configure(
+    level: str = "info", format: Format = "auto", file: str | None = None, *, has_color: bool | None = None
+) -> None:
     """Set up logging for the process; `auto` is readable text on a terminal and JSON elsewhere.
+
+    `has_color` says whether a terminal shows colors; None keeps what the last call said.
 
     Raises:
         OSError: the file cannot be opened; then nothing has changed.
     """
+    if has_color is not None:
+        _Target.has_color = has_color
     stderr = LogStream(sys.stderr)
     target = None if file is None else LogFile(Path(file), stderr)
     number = getattr(logging, level.upper())
@@ -151,7 +158,7 @@ def configure(level: str = "info", format: Format = "auto", file: str | None = N
         stamp = structlog.processors.TimeStamper(
             "%H:%M:%S" if is_terminal else "%Y-%m-%d %H:%M:%S", utc=False, key="ts"
         )
-    console = ConsoleRenderer(terminal_width if is_terminal else None, has_color=is_terminal and wants_color())
+    console = ConsoleRenderer(terminal_width if is_terminal else None, has_color=is_terminal and _Target.has_color)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -254,11 +261,6 @@ def _escaped(text: str) -> str:
 
 
 # -- for people ----------------------------------------------------------------------------------------------
-
-
-def wants_color() -> bool:
-    """Whether a terminal gets colors; see no-color.org."""
-    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def terminal_width() -> int:

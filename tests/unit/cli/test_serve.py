@@ -35,7 +35,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("ISTHMUS_CONFIG", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(module, "configure", lambda *_: None)
+    monkeypatch.setattr(module, "configure", lambda *_, **__: None)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
 
 
