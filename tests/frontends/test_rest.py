@@ -9,7 +9,9 @@ import os
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,7 @@ async def hub(tmp_path_factory: pytest.TempPathFactory, ledger: Ledger) -> Async
         "shelf": stdio(command("full_sdk2")),
         "raw": stdio(command("raw_server", "--ledger", str(ledger.path))),
         "mortal": stdio(command("raw_server")),
+        "workshop": stdio([sys.executable, str(CHECKOUT / "examples" / "workshop_server.py")]),
         "away": {"command": "/no/such/program"},
     }
     async with serving(tmp_path_factory.mktemp("hub"), servers, limits=PATIENT) as running:
@@ -102,6 +105,66 @@ async def test_a_stream_has_progress_and_log_and_ends_with_the_result(http: http
     told = events_in(logged.text)
     assert [data["level"] for name, data in told if name == "log"] == ["warning", "error"]
     assert told[-1][0] == "result"
+
+
+PUBLISH = {"title": "Tides", "findings": ["two a day"]}
+
+
+async def test_a_question_of_a_server_is_an_event_and_its_answer_a_request(http: httpx2.AsyncClient) -> None:
+    wanted = {"Accept": "text/event-stream"}
+    url = "/v1/tools/workshop.publish?questions=form,url"
+    async with asyncio.timeout(SECONDS), http.stream("POST", url, json=PUBLISH, headers=wanted) as stream:
+        told: list[tuple[str, Any]] = []
+        text = ""
+        async for chunk in stream.aiter_text():
+            text += chunk
+            if told or not (told := events_in(text)):
+                continue
+            name, asked = told[0]
+            assert (name, asked["method"]) == ("question", "elicitation/create")
+            assert asked["params"]["requestedSchema"]["required"] == ["signed_by"]
+            path = f"/v1/questions/{asked['id']}"
+            for body in ({}, {"action": "perhaps"}, {"action": "accept", "content": [1]}):
+                assert (await http.post(path, json=body)).status_code == 400
+            answered = await http.post(path, json={"action": "accept", "content": {"signed_by": "Ada"}})
+            assert answered.json() == {"id": asked["id"], "action": "accept"}
+            again = await http.post(path, json={"action": "decline"})
+            assert (again.status_code, again.json()["reason"]) == (404, "unknown_question")
+    name, result = events_in(text)[-1]
+    assert (name, result["content"][0]["text"]) == ("result", "“Tides”, signed by Ada: two a day")
+
+
+async def test_who_answers_nothing_is_told_what_was_asked(http: httpx2.AsyncClient) -> None:
+    streamed = await http.post("/v1/tools/workshop.publish", json=PUBLISH, headers={"Accept": "text/event-stream"})
+    (name, asked), (last, result) = events_in(streamed.text)
+    assert (name, asked["id"], last, result["isError"]) == ("question", None, "result", True)
+    assert asked["params"]["message"].startswith("Who signs")
+    for query in ("questions=form", "questions=sampling"):
+        refused = await http.post(f"/v1/tools/workshop.publish?{query}", json=PUBLISH)
+        assert (refused.status_code, refused.json()["reason"]) == (400, "bad_request")
+
+
+async def test_a_question_is_answered_only_by_its_own_caller(tmp_path: Path) -> None:
+    callers = {name: {"key": f"k3y-of-{name}-0123456789", "allow": ["*"]} for name in ("ada", "eve")}
+    servers = {"workshop": stdio([sys.executable, str(CHECKOUT / "examples" / "workshop_server.py")])}
+    keys = {name: f"Bearer {each['key']}" for name, each in callers.items()}
+    async with AsyncExitStack() as stack:
+        running = await stack.enter_async_context(serving(tmp_path, servers, callers=callers, limits=PATIENT))
+        client = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{running.port}", timeout=SECONDS, verify=TRUSTED)
+        http = await stack.enter_async_context(client)
+        headers = {"Accept": "text/event-stream", "Authorization": keys["ada"]}
+        url = "/v1/tools/workshop.publish?questions=form"
+        stream = await stack.enter_async_context(http.stream("POST", url, json=PUBLISH, headers=headers))
+        chunks, text = stream.aiter_text(), ""
+        while not events_in(text):
+            text += await anext(chunks)
+        path = f"/v1/questions/{events_in(text)[0][1]['id']}"
+        for name, status in (("eve", 404), ("ada", 200)):
+            body = {"action": "accept", "content": {"signed_by": name}}
+            answered = await http.post(path, json=body, headers={"Authorization": keys[name]})
+            assert answered.status_code == status
+        text += "".join([chunk async for chunk in chunks])
+    assert "signed by ada" in events_in(text)[-1][1]["content"][0]["text"]
 
 
 async def test_a_fault_says_whether_the_tool_ran(http: httpx2.AsyncClient) -> None:

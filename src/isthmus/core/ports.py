@@ -155,6 +155,14 @@ class RetractingExchange(Protocol):
 
 
 @runtime_checkable
+class UnaskedExchange(Protocol):
+    """An exchange that can tell its caller what it would have been asked, had it the client capabilities."""
+
+    def unasked(self, question: Question) -> None:
+        """The hub declined this question."""
+
+
+@runtime_checkable
 class ElicitationExchange(Protocol):
     """An exchange that can pass on `notifications/elicitation/complete`."""
 

@@ -33,6 +33,9 @@ CLIENTS_MAX = 256
 ANSWER_BYTES_MAX = 64 * 1024
 """How much of a response's body is read; it is ignored."""
 
+PRIVATE = ("its address is ", "its name belongs to ")
+"""How the egress guard's reasons begin for addresses that the operator can permit."""
+
 IsAllowed: TypeAlias = Callable[[str], bool]
 """Whether the operator listed an address literally, so that it may be private."""
 
@@ -56,7 +59,13 @@ class PushClient:
         if is_trusted and self._is_allowed(url):
             return None
         reason = await self._egress.refusal(origin, within=LOOK_SECONDS)
-        return None if reason is None else f"{origin.host} may not be dialled: {reason}"
+        if reason is None:
+            return None
+        text = f"{origin.host} may not be dialled: {reason}"
+        if not reason.startswith(PRIVATE):
+            return text
+        also = "" if is_trusted else ", and targets = true for the caller"
+        return f'{text}; to permit it, the operator sets [targets] allow = ["{origin}"]{also}'
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes, *, is_trusted: bool) -> PushReceipt:
         """See `core.ports.PushSender`."""

@@ -368,6 +368,7 @@ class Reconnector:
             self._give_up(str(failed), None, failed.login)
             return
         link.report_output(self._on_output)
+        link.client_caps = self.settings.client_caps
         link.is_persistent = self.settings.isolation != "call"
         # Set before the calls on the link end, so that a lost link counts as one failure.
         link.on_lost = lambda reason: self._give_up(link.redact(reason), link.last_output)
@@ -508,7 +509,7 @@ class Reconnector:
         """What carries calls of clients without capabilities: the shared link or the pool."""
         is_shared = self.settings.isolation == "shared" and not self.settings.credentials.is_divided
         carried_by: Link = link if is_shared else pool
-        pool.differs_by_client = link.dialect.era == "legacy" and link.can_ask
+        pool.differs_by_client = link.dialect.era == "legacy" and link.can_ask and not (link.client_caps and is_shared)
         pool.is_duplex = link.is_duplex
         pool.takes_methods = link.takes_methods
         pool.shares_subscriptions = not link.lists_by_client
@@ -557,6 +558,8 @@ class Reconnector:
     def load_lists(self, caller: Caller, client_caps: ClientCapabilities) -> ListLoad | None:
         """See `core.ports.ListLoader`."""
         if self._link is not None and not (self._link.can_ask and self._link.lists_by_client):
+            return None
+        if client_caps == self.settings.client_caps and self._known_era() != "modern":
             return None
         return self._lists_by_capability.load_lists(caller, client_caps)
 

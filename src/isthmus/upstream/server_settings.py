@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from isthmus.core.catalog.pins import Pinning
 from isthmus.core.catalog.rules import NO_TOOL_RULES, ToolRules
 from isthmus.core.settings import CALL_SECONDS, HARD_SECONDS_MAX
+from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities
 from isthmus.model.credentials import NO_CREDENTIALS, ServerCredentials
 from isthmus.model.names import ServerName
 from isthmus.transport.egress import parse_url
@@ -451,6 +452,9 @@ class ServerSettings:
     """Values that must not appear in a log or a message; see `redact`."""
     extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Keys of the entry that the hub does not know, unchanged."""
+    client_caps: ClientCapabilities = NO_CAPABILITIES
+    """What the shared link declares. Only where all callers are one: a hub that a command starts for itself. Elsewhere
+    callers that can be asked have links of their own, and so processes of their own."""
 
     def __post_init__(self) -> None:
         for key, value in declared_values(self):

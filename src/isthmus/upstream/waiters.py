@@ -17,7 +17,7 @@ import msgspec
 
 from isthmus.core.calls.inflight import InFlight, OpenQuestion
 from isthmus.core.pauses import in_turn
-from isthmus.core.ports import HubExchange, LateProgressExchange, TaskLink
+from isthmus.core.ports import HubExchange, LateProgressExchange, TaskLink, UnaskedExchange
 from isthmus.model.calls import NOT_ASKED, TASK_KINDS, Declined, LogMessage, OnReply, Outcome, Question, Reply, Result
 from isthmus.model.faults import BadReply, Fault, Lost, NotConnected, ServerError, Unanswered
 from isthmus.model.features import Feature
@@ -73,6 +73,8 @@ def ask_caller(
     """Ask the caller, if its client capabilities allow it; see `InFlight.ask`."""
     if CAPABILITY_NEEDED[question.method] in inflight.call.client_caps:
         return inflight.ask(question, reply, others, lasts=lasts)
+    if isinstance(inflight.exchange, UnaskedExchange) and not inflight.is_over:
+        inflight.exchange.unasked(question)
     reply(NOT_ASKED)
     return None
 

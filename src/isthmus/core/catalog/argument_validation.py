@@ -7,6 +7,7 @@ event loop for long returns `EXPENSIVE`, and a worker process does it (`core.por
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -71,7 +72,7 @@ def compile_check(schema: msgspec.Raw, *, limit_bytes: int, budget: int | None =
         validator = _validator(decoded)
     except (ValueError, TypeError, msgspec.MsgspecError, RecursionError) as error:
         raise UnusableSchema(f"its schema cannot be used: {str(error)[:DETAIL_LENGTH_MAX]}") from error
-    return _Check(validator, cost, budget, allows_any_object=_allows_any_object(decoded))
+    return _Check(validator, cost, budget, decoded)
 
 
 def _validator(schema: Any) -> jsonschema_rs.Validator:
@@ -87,13 +88,12 @@ def _always_expensive(arguments: msgspec.Raw) -> str:
 
 
 class _Check:
-    __slots__ = ("_allows_any_object", "_budget", "_cheap_bytes", "_cost", "_validator")
+    __slots__ = ("_allows_any_object", "_budget", "_cheap_bytes", "_cost", "_names", "_validator")
 
-    def __init__(
-        self, validator: jsonschema_rs.Validator, cost: Cost, budget: int | None, *, allows_any_object: bool = False
-    ) -> None:
+    def __init__(self, validator: jsonschema_rs.Validator, cost: Cost, budget: int | None, schema: Any) -> None:
         self._validator = validator
-        self._allows_any_object = allows_any_object
+        self._allows_any_object = _allows_any_object(schema)
+        self._names = _names_in(schema)
         self._cost = cost
         self._budget = budget
         self._cheap_bytes = float("inf") if budget is None else cost.bytes_within(budget)
@@ -116,9 +116,21 @@ class _Check:
             self._validator.validate(value)
         except jsonschema_rs.ValidationError as error:
             where = ".".join(str(step) for step in error.instance_path)
-            message = _surplus(error, value) or error.message
+            message = self._misspelt(error, value) or _surplus(error, value) or error.message
             return (f"{where}: {message}" if where else message)[:DETAIL_LENGTH_MAX]
         return None
+
+    def _misspelt(self, error: jsonschema_rs.ValidationError, value: Any) -> str | None:
+        """Name the arguments that the tool does not have, if the arguments fail as a whole; None if it has all."""
+        if error.instance_path or not isinstance(value, dict) or not self._names:
+            return None
+        unknown = [name for name in value if name not in self._names]
+        if not unknown:
+            return None
+        near = difflib.get_close_matches(unknown[0][:NAME_LENGTH_MAX], self._names, n=1)
+        advice = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(self._names)}"
+        missing = "" if _is_surplus(error) else f"{error.message}, and "
+        return f"{missing}{unknown[0]!r} is not an argument of this tool; {advice}"
 
     def _is_expensive(self, arguments: msgspec.Raw) -> bool:
         # A long text as a member is one value. Elsewhere commas and brackets inside strings count too: the estimate
@@ -137,10 +149,14 @@ class _Check:
         return self._budget is not None and self._cost.nanoseconds(values, size) > self._budget
 
 
+NAME_LENGTH_MAX = 64
+"""How much of an unknown name is compared with the tool's arguments."""
+
 LAYOUT_BYTES_MAX = 4096
 """Bytes between members that may be spaces; a dropped member of that size costs little."""
 
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_NAMES_ELSEWHERE = frozenset({"patternProperties", "$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas"})
 _SAYS_NOTHING = frozenset({"$schema", "$id", "$comment", "title", "description", "examples", "default"})
 
 
@@ -150,6 +166,19 @@ def _allows_any_object(schema: object) -> bool:
         return schema is True
     rest = schema.keys() - _SAYS_NOTHING
     return rest <= {"type"} and schema.get("type", "object") == "object"
+
+
+def _names_in(schema: object) -> tuple[str, ...]:
+    """The arguments of a tool; none for a schema whose names are only patterns, or are listed elsewhere too."""
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    if not isinstance(properties, dict) or not isinstance(schema, dict) or schema.keys() & _NAMES_ELSEWHERE:
+        return ()
+    return tuple(properties)
+
+
+def _is_surplus(error: jsonschema_rs.ValidationError) -> bool:
+    """Whether it is about members that the schema does not allow."""
+    return "additionalProperties" in map(str, error.schema_path[-1:])
 
 
 def _surplus(error: jsonschema_rs.ValidationError, value: Any) -> str | None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -45,15 +46,18 @@ from isthmus.frontends.rest.listings import (
     servers_document,
     stats_document,
 )
-from isthmus.frontends.rest.operations import ROUTER, Operation, RouteMatch
+from isthmus.frontends.rest.operations import ACTIONS, ROUTER, Operation, RouteMatch
 from isthmus.frontends.rest.problem_details import Problem, denial, problem_of, refusal
 from isthmus.frontends.rest.relay import Query, RelayView
 from isthmus.model.callers import Caller
 from isthmus.model.calls import (
     EVERYTHING,
     LOG_LEVELS,
+    NO_CAPABILITIES,
     NOT_ASKED,
+    Answered,
     Call,
+    ClientCapabilities,
     Event,
     LogLevel,
     LogMessage,
@@ -69,6 +73,7 @@ from isthmus.wire import sse
 from isthmus.wire.jsonrpc import Malformed, decode_object, object_members, object_passes, render
 from isthmus.wire.mcp.calls import EMPTY_OBJECT, read_request
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListShape
+from isthmus.wire.mcp.messages import is_object, read_string
 
 PARAMETERS_MAX = 16
 """Far more parameters than any operation has."""
@@ -110,6 +115,8 @@ class RestHttp:
         self.loop_figures = loop_figures
         self.admin = admin
         self.loop = asyncio.get_running_loop()
+        self.questions: dict[str, OpenRestQuestion] = {}
+        """Questions that wait for an answer, by id."""
         self._auth = auth
 
     def take(self, arrival: IncomingRequest) -> bool:
@@ -150,6 +157,8 @@ class RestHttp:
             return answer_problem(peer, problem)
         if operation.is_call:
             return await request.call(receive, scope)
+        if operation.body is not None and not await request.read_body(receive, scope):
+            return None
         return await request.respond()
 
     def admit(self, fields: Fields, scope: Message) -> Caller | Denied:
@@ -163,7 +172,18 @@ class RestHttp:
 class RestRequest:
     """One HTTP request to an operation that exists."""
 
-    __slots__ = ("_frontend", "_headers", "_hub", "_is_head", "_peer", "_query", "argument", "caller", "operation")
+    __slots__ = (
+        "_body",
+        "_frontend",
+        "_headers",
+        "_hub",
+        "_is_head",
+        "_peer",
+        "_query",
+        "argument",
+        "caller",
+        "operation",
+    )
 
     def __init__(
         self,
@@ -184,6 +204,7 @@ class RestRequest:
         self.caller = caller
         self.operation = operation
         self.argument = match.argument
+        self._body = b""
 
     def check(self) -> Problem | None:
         """Check the query and the headers before the body is read."""
@@ -313,6 +334,35 @@ class RestRequest:
             case "unknown":
                 return refusal("unknown_server", f"No server of this name has dialled in: {name}")
 
+    async def read_body(self, receive: Receive, scope: Message) -> bool:
+        """Read the body of a request that is no call; False if the caller is gone or was refused meanwhile."""
+        body = self._peer.take_body()
+        if body is None and ((body := await read_body(receive)) is None or not self._is_admitted_again(scope)):
+            return False
+        self._body = body
+        return True
+
+    async def answer_question(self) -> Answer:
+        """Pass a caller's answer on to the server that waits for it."""
+        read = decode_object(self._body, max_depth=self._hub.limits.depth)
+        members = None if isinstance(read, Malformed) else object_members(read)
+        action = None if members is None else read_string(members.get("action"))
+        if members is None or action not in ACTIONS:
+            return refusal("bad_request", f'The body must be an object with an "action": {", ".join(ACTIONS)}')
+        if not is_object(members.get("content", EMPTY_OBJECT)):
+            return refusal("bad_request", '"content" must be an object')
+        asked = self._frontend.questions.get(self.argument)
+        # Another caller's question looks like one that does not exist.
+        if asked is None or asked.caller != (self.caller.tenant, self.caller.name):
+            return refusal(
+                "unknown_question", "No such question waits: it was answered or retracted, or its call is over"
+            )
+        del self._frontend.questions[self.argument]
+        asked.reply(
+            Answered(msgspec.Raw(render({key: members[key] for key in ("action", "content") if key in members})))
+        )
+        return msgspec.json.encode({"id": self.argument, "action": action})
+
     # -- calls -----------------------------------------------------------------------------------------------------
 
     async def call(self, receive: Receive, scope: Message) -> None:
@@ -362,7 +412,10 @@ class RestRequest:
         if isinstance(call, Problem):
             answer_problem(self._peer, call)
             return on_end() if on_end is not None else None
-        exchange = RestExchange(self._peer, call.log_level, self._frontend.loop)
+        if call.client_caps:
+            exchange: RestExchange = AskingExchange(self._peer, call, self._frontend)
+        else:
+            exchange = RestExchange(self._peer, call.log_level, self._frontend.loop)
         exchange.on_end = on_end
         inflight = self._hub.start(call, exchange)
         if inflight.outcome is None:
@@ -393,11 +446,31 @@ class RestRequest:
         call = self._call_of(arguments)
         if isinstance(call, Problem):
             return call
+        client_caps = self._client_caps(is_streamed=level is not None)
+        if isinstance(client_caps, Problem):
+            return client_caps
         if level is not None:
             self._hub.levels.call(level)
         return msgspec.structs.replace(
-            call, timeout=timeout, log_level=level, wants_progress=level is not None, face=self._frontend.face
+            call,
+            timeout=timeout,
+            log_level=level,
+            wants_progress=level is not None,
+            client_caps=client_caps,
+            face=self._frontend.face,
         )
+
+    def _client_caps(self, *, is_streamed: bool) -> ClientCapabilities | Problem:
+        """What the caller can be asked."""
+        given = self.parameter("questions")
+        if given is None:
+            return NO_CAPABILITIES
+        modes = given.split(",")
+        if not set(modes) <= {"form", "url"}:
+            return refusal("bad_request", "questions must be form, url, or both with a comma between")
+        if not is_streamed:
+            return refusal("bad_request", "questions arrive in a stream: send Accept: text/event-stream")
+        return frozenset(["elicitation", *(f"elicitation.{mode}" for mode in modes)])
 
     def _call_of(self, arguments: msgspec.Raw) -> Call | Problem:
         match self.operation.id:
@@ -454,8 +527,18 @@ class RestExchange:
             self._peer.push(sse.frame(render(event.members), event=name))
 
     def ask(self, question: Question, reply: OnReply) -> None:
-        """Decline: REST callers cannot answer."""
+        """Decline: this caller does not answer."""
         reply(NOT_ASKED)
+
+    def unasked(self, question: Question) -> None:
+        """Tell the caller of a question that was declined, because it did not say that it answers any."""
+        self._send_question(None, question)
+
+    def _send_question(self, id: str | None, question: Question) -> None:
+        if self._level is not None:
+            self.open()
+            asked: dict[str, object] = {"id": id, "method": question.method, "params": question.params}
+            self._peer.push(sse.frame(msgspec.json.encode(asked), event="question"))
 
     def end(self, outcome: Outcome) -> None:
         """Send the result or the problem."""
@@ -475,6 +558,51 @@ class RestExchange:
         on_end, self.on_end = self.on_end, None  # breaks a reference cycle
         if on_end is not None:
             on_end()
+
+
+class OpenRestQuestion(NamedTuple):
+    """A question that waits for an answer: whose it is, and where the answer goes."""
+
+    caller: tuple[str, str]
+    """Tenant and name."""
+    reply: OnReply
+
+
+class AskingExchange(RestExchange):
+    """The same for a caller that answers questions: they are events of its stream, and it posts the answers."""
+
+    __slots__ = ("_asked", "_caller", "_questions")
+
+    def __init__(self, peer: Peer, call: Call, frontend: RestHttp) -> None:
+        super().__init__(peer, call.log_level, frontend.loop)
+        self._caller = (call.caller.tenant, call.caller.name)
+        self._questions = frontend.questions
+        self._asked: dict[OnReply, str] = {}
+
+    def ask(self, question: Question, reply: OnReply) -> None:
+        """See `Exchange`."""
+        id = secrets.token_urlsafe(12)
+        self._asked[reply] = id
+        self._questions[id] = OpenRestQuestion(self._caller, reply)
+        self._send_question(id, question)
+
+    def retract(self, asked: OnReply) -> None:
+        """See `RetractingExchange`."""
+        id = self._asked.pop(asked, None)
+        if id is not None and self._questions.pop(id, None) is not None:
+            self._peer.push(sse.frame(msgspec.json.encode({"id": id}), event="retracted"))
+
+    def retract_later(self, asked: OnReply) -> Callable[[], None] | None:
+        """See `RetractingExchange`. A question ends with its call."""
+        self._questions.pop(self._asked.pop(asked, ""), None)
+        return None
+
+    def end(self, outcome: Outcome) -> None:
+        """See `Exchange`."""
+        for id in self._asked.values():
+            self._questions.pop(id, None)
+        self._asked.clear()
+        super().end(outcome)
 
 
 def _read_query(query: bytes, operation: Operation) -> dict[str, str] | str:
@@ -515,6 +643,7 @@ RESPONDERS: dict[str, Callable[[RestRequest], Awaitable[Answer]]] = {
     "list_templates": lambda request: request.list(TEMPLATES),
     "list_prompts": lambda request: request.list(PROMPTS),
     "get_prompt": lambda request: request.entry(PROMPTS, UnknownPrompt),
+    "answer_question": RestRequest.answer_question,
     "get_hub": RestRequest.hub,
     "get_stats": RestRequest.stats,
     "get_log": RestRequest.log,

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from isthmus import __version__
-from isthmus.frontends.rest.operations import OPERATIONS, Operation
+from isthmus.frontends.rest.operations import ACTIONS, OPERATIONS, Operation
 from isthmus.frontends.rest.problem_details import REFUSALS
 from isthmus.frontends.rest.relay import STATES
 from isthmus.model.faults import FAULTS
@@ -64,7 +64,10 @@ def document() -> bytes:
 def _describe_operation(operation: Operation) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": _reference(operation.shape)}
     if operation.is_call:
-        text = "Events `progress` and `log` as they occur, then one `result` or `error` (a problem)."
+        text = (
+            "Events `progress`, `log`, `question` and `retracted` as they occur, then one `result` or `error`"
+            " (a problem)."
+        )
         content["text/event-stream"] = {"schema": {"type": "string", "description": text}}
     parameters = [
         _field(each.name, "query", each.description, {"type": each.kind}, is_required=each.is_required)
@@ -116,6 +119,7 @@ def _schemas() -> dict[str, dict[str, Any]]:
         "Log": _log(),
         "Result": _result(),
         "Completion": _open({"completion": OPEN_OBJECT}),
+        "Answer": _open({"id": TEXT, "action": {"enum": list(ACTIONS)}}),
         "RelayAgents": _open({"agents": _array_of("RelayCount")}),
         "RelayCount": _relay_agent(COUNT, COUNT),
         "RelayAgent": _relay_agent(_array_of("RelayServer"), _array_of("RelayDevice")),

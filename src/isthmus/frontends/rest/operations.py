@@ -16,10 +16,14 @@ Method: TypeAlias = Literal["GET", "POST", "DELETE"]
 Shape: TypeAlias = Literal[
     "Tools", "Tool", "Resources", "Templates", "Contents", "Prompts", "Prompt", "Messages", "Hub", "Servers", "Server",
     "Stats", "Log",
-    "Result", "Completion", "RelayAgents", "RelayAgent", "RelayServers", "RelayServer", "RelayTools",
+    "Result", "Completion", "Answer", "RelayAgents", "RelayAgent", "RelayServers", "RelayServer", "RelayTools",
     "RelayDevices", "Document",
 ]  # fmt: skip
 """The schemas of results; the OpenAPI document defines each."""
+
+
+ACTIONS = ("accept", "decline", "cancel")
+"""What a person can do with a question (MCP, elicitation)."""
 
 
 class Parameter(msgspec.Struct, frozen=True):
@@ -58,7 +62,11 @@ TIMEOUT = Parameter(
 )
 LOG = Parameter("log", "The lowest level of log messages in the stream: debug, info (default), … emergency.")
 URI = Parameter("uri", "The URI of the resource, as listed.", is_required=True)
-CALLING = (TIMEOUT, LOG)
+QUESTIONS = Parameter(
+    "questions",
+    "Which questions of servers the caller answers during a streamed call: form, url, or both with a comma between.",
+)
+CALLING = (TIMEOUT, LOG, QUESTIONS)
 AGENT = Parameter("agent", "Only entries of this agent.")
 STATE = Parameter("state", "Only servers in this state, or agents with such a server: ready, connecting or away.")
 TOOL = Parameter("tool", "Only servers with a tool of this name.")
@@ -88,6 +96,10 @@ OPERATIONS: tuple[Operation, ...] = (
         body='`{"ref": {"type": "ref/prompt", "name": …}, "argument": {"name": …, "value": …}}`, or a `ref` of the '
         "type `ref/resource` with the `uri` of a template; `context` may hold the arguments so far.",
         is_call=True,
+    ),
+    Operation(
+        "answer_question", "POST", "/v1/questions/{id}", "Answer a question of a running call.", "Answer",
+        body='`{"action": "accept", "content": {…}}`, or an `action` of `decline` or `cancel`.',
     ),
     Operation("get_hub", "GET", "/v1/hub", "The delay of the hub's event loop; for operators.", "Hub"),
     Operation(

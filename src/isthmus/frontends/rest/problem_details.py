@@ -26,6 +26,7 @@ REFUSALS: dict[str, tuple[int, str]] = {
     "unknown_path": (404, "Unknown path"),
     "unknown_server": (404, "Unknown server"),
     "unknown_agent": (404, "Unknown agent"),
+    "unknown_question": (404, "Unknown question"),
     "method_not_allowed": (405, "Method not allowed"),
     "not_away": (409, "The server is connected"),
     "not_restartable": (409, "The hub does not start this server"),

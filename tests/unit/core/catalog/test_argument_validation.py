@@ -22,6 +22,9 @@ from tests.unit.core.doubles import raw, tool
 ECHO = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
 
 
+FILE = {"type": "object", "properties": {"path": {"type": "string"}, "encoding": {}}, "required": ["path"]}
+
+
 def check(schema: Any, arguments: msgspec.Raw | Any, limit_bytes: int = 4096) -> str | None:
     given = arguments if isinstance(arguments, msgspec.Raw) else raw(arguments)
     return compile_check(raw(schema), limit_bytes=limit_bytes)(given)
@@ -46,6 +49,17 @@ def test_what_is_too_much_is_named_where_nothing_is_taken() -> None:
     for name in ("a", "additionalProperties"):
         never = {"type": "object", "properties": {name: False}}
         assert check(never, {name: 1}) == f"{name}: False schema does not allow 1"
+
+
+def test_a_misspelt_argument_is_named_with_the_one_that_was_meant() -> None:
+    closed = {**FILE, "additionalProperties": False}
+    known = "'pth' is not an argument of this tool; did you mean 'path'?"
+    assert check(FILE, {"pth": "/x"}) == f'"path" is a required property, and {known}'
+    assert check(closed, {"path": "/x", "pth": "/x"}) == known
+    assert check(closed, {"path": "/x", "z": 1}) == "'z' is not an argument of this tool; it takes path, encoding"
+    assert check(FILE, {"path": "/x", "z": 1}) is None
+    by_pattern = {**closed, "patternProperties": {"^x-": {}}}
+    assert check(by_pattern, {"path": "", "pth": 1}) == "Additional properties are not allowed ('pth' was unexpected)"
 
 
 def test_an_explanation_is_cut_however_much_was_sent() -> None:
