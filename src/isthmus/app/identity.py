@@ -51,6 +51,9 @@ SHOWN_MAX = 16_384
 ANYONE = Caller("anyone", "anyone", Grants(("*",)), is_anyone=True)
 """The caller of a hub that is open to a network. It is trusted less than the local user."""
 
+LOCAL_OPERATOR = Caller("local", "local", Grants(("*",)), key="local", is_operator=True)
+"""The user of a hub's machine, with the key from the state folder (`app.state_folder`)."""
+
 LOST = Unprovable("Keys cannot be checked at the moment: the hub cannot read its list of keys. Ask again later.")
 
 _MARK = secrets.token_bytes(32)
@@ -73,7 +76,7 @@ class Minted:
         self._clock = clock
         self.keys: Keys = ()
         self.is_wanted = False
-        """Whether a list has ever existed."""
+        """Whether keys are required: a list exists, and the hub was not opened again."""
         self._seen: Look | None = None
         self._good_at = clock()
         self._complaint = ""
@@ -106,11 +109,13 @@ class Minted:
         if not self.is_wanted and not self._file.exists():
             self._good_at = self._clock()
             return
-        self.is_wanted = True
+        is_open = self._file.is_open()
+        self.is_wanted = self.is_wanted or not is_open
         seen = self._file.look()
         if seen != self._seen:
             self.keys = self._file.read()
             self._seen = seen
+        self.is_wanted = not is_open
         self._good_at = self._clock()
 
 
@@ -130,6 +135,8 @@ class Identities(Container[Caller]):
         Raises:
             ConfigError: the list of keys in the state folder cannot be used.
         """
+        self.operator_key: str | None = None
+        """The key of the local operator; set before `decide`."""
         self.verifiers: list[Verifier] = []
         """Asked in this order about credentials that are not keys."""
         self.knows_more = False
@@ -154,6 +161,7 @@ class Identities(Container[Caller]):
         self._told: frozenset[str] = frozenset()
         self._anybody: Caller | None = None
         """The caller of an open hub."""
+        self._was_wanted = self._minted.is_wanted
         self._build()
 
     # -- deciding --------------------------------------------------------------------------------------------------
@@ -165,7 +173,8 @@ class Identities(Container[Caller]):
             ConfigError: the hub would be open to a network.
         """
         self._anybody = self._open_to(self._configuration)
-        self._live = self._known()
+        self._was_wanted = self._minted.is_wanted
+        self._build()
 
     def _open_to(self, configuration: Configuration) -> Caller | None:
         others = self._minted.is_wanted or bool(configuration.issuers) or self.knows_more
@@ -195,8 +204,8 @@ class Identities(Container[Caller]):
         return self._is_still(verified, self._configuration.tenants.unbound(verified))
 
     def callers(self) -> frozenset[Caller]:
-        """Callers with a valid key. Callers of verifiers are not known in advance."""
-        return self._ring.callers() if self._anybody is None else frozenset({self._anybody})
+        """Callers with a valid key. Callers of verifiers are not known in advance, and the local operator is none."""
+        return self._ring.callers() - {LOCAL_OPERATOR} if self._anybody is None else frozenset({self._anybody})
 
     @property
     def live(self) -> frozenset[Caller]:
@@ -313,14 +322,28 @@ class Identities(Container[Caller]):
         has_lost = self._has_lost_shown()
         minted = self._minted
         has_changed = minted.keys is not self._taken or minted.is_lost != self._is_lost or self._now() >= self._next_end
-        if not has_changed and (self._anybody is None or not minted.is_wanted):
+        if not has_changed and minted.is_wanted == self._was_wanted:
             return has_lost
         before = self._live
-        if self._anybody is not None and self._minted.is_wanted:
-            self._anybody = None
-            log.warning("the hub now requires keys: one was created with isthmus token create")
+        if minted.is_wanted != self._was_wanted:
+            self._was_wanted = minted.is_wanted
+            self._open_or_close()
         self._build()
         return has_lost or self._live != before
+
+    def _open_or_close(self) -> None:
+        """Follow `isthmus token`: the first key closes the hub, `token revoke --open` opens it."""
+        if self._minted.is_wanted:
+            if self._anybody is not None:
+                log.warning("the hub now requires keys: one was created with isthmus token create")
+            self._anybody = None
+            return
+        try:
+            self._anybody = self._open_to(self._configuration)
+        except ConfigError as error:
+            log.error("the hub stays closed", reason=str(error))
+        if self._anybody is not None:
+            log.warning("the hub is open again: isthmus token revoke --open removed its last key")
 
     def _has_lost_shown(self) -> bool:
         """Whether a verified caller became invalid; verifiers do not report that themselves."""
@@ -352,6 +375,8 @@ class Identities(Container[Caller]):
             known[digest] = self._configuration.tenants.bound(key.caller)
             if key.expires_at is not None:
                 expiries[digest] = key.expires_at
+        if self.operator_key is not None:
+            known[digest_of(self.operator_key)] = LOCAL_OPERATOR
         self._ring = KeyRing(tuple(known.items()), expiries, self._now)
         self._live = self._known()
         now = self._now()
@@ -385,7 +410,7 @@ class Identities(Container[Caller]):
         return None
 
     def _known(self) -> frozenset[Caller]:
-        return everywhere(self.callers())
+        return everywhere(self.callers() if self.operator_key is None else {*self.callers(), LOCAL_OPERATOR})
 
 
 def _aside(loop: asyncio.AbstractEventLoop, look: Callable[[], None]) -> asyncio.Future[None]:

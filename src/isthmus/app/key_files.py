@@ -24,6 +24,8 @@ from isthmus.identity.minted_keys import Keys, StoreDamaged, read_keys, write_ke
 FOLDER = "keys"
 FILE = "keys.json"
 LOCK = "lock"
+OPEN = "open"
+"""If it exists, no key is required: the operator opened the hub again after the last one was revoked."""
 
 FILE_BYTES = 16 * 1024 * 1024
 """Far more than the maximum number of keys needs; the command line never writes a longer file."""
@@ -52,6 +54,10 @@ class KeyFile:
             return False
         return True
 
+    def is_open(self) -> bool:
+        """Whether the hub was opened again after the last key was revoked."""
+        return (self.folder / OPEN).exists()
+
     def look(self) -> Look:
         """A value that changes whenever the list does.
 
@@ -59,7 +65,7 @@ class KeyFile:
             OSError: the file cannot be checked; FileNotFoundError: it is gone.
         """
         seen = os.stat(self.path)
-        return seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_mode
+        return seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_mode, self.is_open()
 
     def read(self) -> Keys:
         """Read the list.
@@ -82,8 +88,10 @@ class KeyFile:
         except ValueError as error:
             raise StoreDamaged("it is longer than any list of keys") from error
 
-    def change(self, decide: Callable[[Keys], Keys]) -> None:
+    def change(self, decide: Callable[[Keys], Keys], *, to_open: bool | None = None) -> None:
         """Replace the list by the result of `decide`; create it if needed. If `decide` raises, nothing changes.
+
+        `to_open` says whether the hub is open afterwards; None leaves it as it is.
 
         Raises:
             OSError: the file cannot be read or written.
@@ -92,7 +100,12 @@ class KeyFile:
         if not self.exists():
             self._begin()
         with self._lock():
-            self._replace(write_keys(decide(self.read())))
+            keys = write_keys(decide(self.read()))
+            if to_open is False:  # first: an interrupted change leaves the hub closed
+                (self.folder / OPEN).unlink(missing_ok=True)
+            self._replace(keys)
+            if to_open and not self.is_open():
+                self._write(self.folder / OPEN, b"")
 
     def _begin(self) -> None:
         """Create the folder with an empty list atomically, for a hub that starts at the same time."""
@@ -154,14 +167,14 @@ class KeyFile:
 
 
 def minted_keys(state: Path) -> Keys | None:
-    """The keys in a state folder; None if none were ever created.
+    """The keys in a state folder; None if none is required, because none was created or the hub was opened again.
 
     Raises:
         ConfigError: the list cannot be used.
     """
     file = KeyFile(state)
     try:
-        return file.read() if file.exists() else None
+        return file.read() if file.exists() and not file.is_open() else None
     except (OSError, StoreDamaged) as error:
         raise ConfigError(finding_of(file, error)) from error
 

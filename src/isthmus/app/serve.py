@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sqlite3
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,10 +29,10 @@ from isthmus.app.process_setup import raise_limit, spare_the_collector
 from isthmus.app.relay import Relay
 from isthmus.app.reload import Reloader, Source
 from isthmus.app.routes import CountedRequests, Face, Routes, StreamingFace
+from isthmus.app.state_folder import RunningHubInfo, announced, claim, configuration_name, new_operator_key
 from isthmus.app.tokens import TokenService
-from isthmus.config.files import home_folder, resolve_path
 from isthmus.config.findings import ConfigError, Place
-from isthmus.config.settings import Configuration, HubSettings
+from isthmus.config.settings import Configuration, HubSettings, local_origin
 from isthmus.config.tables import STORAGE
 from isthmus.core.access.bytes_in_flight import BytesInFlight
 from isthmus.core.background import BackgroundTasks
@@ -42,7 +43,7 @@ from isthmus.frontends.a2a.http import A2aHttp
 from isthmus.frontends.http.auth import Authenticator, OriginGuard
 from isthmus.frontends.http.health import PATHS as HEALTH_PATHS
 from isthmus.frontends.http.health import Health
-from isthmus.frontends.http.listener import HttpListener, HttpListenerSettings
+from isthmus.frontends.http.listener import HttpListener, HttpListenerSettings, ListenError, bind_all
 from isthmus.frontends.mcp.http import McpHttp
 from isthmus.frontends.mcp.hub_tasks import REALM
 from isthmus.frontends.mcp.methods import VERSIONS
@@ -82,6 +83,7 @@ class Access:
     def __init__(self, configuration: Configuration, *, is_insecure: bool = False) -> None:
         """Raises: ConfigError if the keys in the state folder cannot be read."""
         self.identities = Identities(configuration, is_insecure=is_insecure)
+        self.identities.operator_key = self.operator_key = new_operator_key()
         self._configuration = configuration
         self._is_insecure = is_insecure
         self._auth: Authenticator | None = None
@@ -93,12 +95,15 @@ class Access:
         """Decide who is accepted, and log it. With extra verifiers the hub is never open.
 
         Raises:
-            ConfigError: the hub would be open to a network unasked.
+            ConfigError: the hub would be open to a network unasked, or without the keys of an earlier version.
             ValueError: a host or an origin is invalid.
         """
         self.identities.verifiers += verifiers
         self.identities.knows_more = self.identities.knows_more or bool(verifiers)
         self.identities.decide()
+        is_open = not self.identities.wants_proof
+        if warning := claim(self._configuration, is_open=is_open, is_insecure=self._is_insecure):
+            log.warning(warning)
         self._tell()
         self._auth = Authenticator(_guard(self._configuration.hub), self.identities.identify)
         self._auth.failed_auth_limit.per_minute = self._configuration.hub.limits.wrong_keys_per_minute
@@ -190,7 +195,7 @@ def _guard(settings: HubSettings) -> OriginGuard:
 
 
 async def open_journal(configuration: Configuration) -> ClosableJournal:
-    """Open the journal for tasks; in memory, with a warning, if another hub uses the default folder.
+    """Open the journal for tasks; in memory, with a warning, if another hub of this configuration runs.
 
     Raises:
         ConfigError: the database or the folder that was configured cannot be used.
@@ -202,7 +207,7 @@ async def open_journal(configuration: Configuration) -> ClosableJournal:
         try:
             return SqliteJournal(Path(settings.state))
         except (StateInUse, OSError, sqlite3.Error) as error:
-            if settings.state != str(resolve_path(HubSettings().state, Path(), home_folder())):
+            if "hub.state" in configuration.origins:
                 raise ConfigError(Place(None, "hub.state").finding(f"cannot be used: {error}")) from error
             log.warning("tasks will not outlast this hub", reason=str(error))
             return MemoryJournal()
@@ -232,10 +237,13 @@ async def serve(
     environment: Mapping[str, str],
     source: Source | None = None,
     *,
-    on_open: Callable[[str, int], None],
+    on_bound: Callable[[], None] = lambda: None,
+    on_open: Callable[[str], None],
     is_insecure: bool = False,
 ) -> None:
-    """Run until SIGTERM or SIGINT; call `on_open` with the address.
+    """Run until SIGTERM or SIGINT; call `on_bound` once the address is ours, and `on_open` with it.
+
+    The address comes first: a hub that cannot have it leaves no trace and starts no server.
 
     With a `source`, its files are watched and changes applied; SIGHUP reads them at once. A hub that `is_insecure` may
     be open to a network.
@@ -243,9 +251,47 @@ async def serve(
     Raises:
         ConfigError: the hub would be open to a network unasked, its keys cannot be read, or it is to speak gRPC and
             cannot.
-        DoorError: the address cannot be listened on.
+        ListenError: the address cannot be listened on.
     """
     check_grpc(configuration)
+    sockets = await bind_addresses(configuration)
+    try:
+        on_bound()
+        await _serve(configuration, environment, source, sockets, on_open, is_insecure=is_insecure)
+    finally:
+        for each in sockets:
+            each.close()
+
+
+async def bind_addresses(configuration: Configuration) -> list[socket.socket]:
+    """Bind the hub's address, and check that the one of gRPC is free.
+
+    Raises:
+        ListenError: an address cannot be listened on.
+    """
+    hub, grpc_port = configuration.hub, configuration.a2a.grpc_port
+    sockets = await bind_all(hub.host, hub.port)
+    if grpc_port:
+        try:
+            probes = await bind_all(hub.host, grpc_port)
+        except ListenError as error:
+            for each in sockets:
+                each.close()
+            raise ListenError(hub.host, grpc_port, f"{error.reason}; choose another a2a.grpc_port") from error
+        for each in probes:  # only a check: gRPC binds its port itself
+            each.close()
+    return sockets
+
+
+async def _serve(
+    configuration: Configuration,
+    environment: Mapping[str, str],
+    source: Source | None,
+    sockets: list[socket.socket],
+    on_open: Callable[[str], None],
+    *,
+    is_insecure: bool,
+) -> None:
     settings = configuration.hub
     access = Access(configuration, is_insecure=is_insecure)
     tokens = TokenService(configuration, access.identities)
@@ -260,6 +306,7 @@ async def serve(
     pushes = Pushes(running, access.identities)
     monitor = LoopMonitor()
     grpc: GrpcService | None = None
+    announcement = ExitStack()
     try:
         if books is not None:
             books.attach(running, auth, access.identities, pins)
@@ -287,18 +334,19 @@ async def serve(
         routes = Routes(running.surface, mcp, rest, faces, agent, well_known, shown, oauth)
         in_flight, http_listener = _http_listener(configuration, auth, routes, (mcp, sse, agent), shown)
         grpc = await open_grpc(running, agent, auth, in_flight)
-        port = await http_listener.open()
+        port = await http_listener.open(sockets)
         ports.append(port)
         tokens.listen_at(port)
         access.follow(running, (mcp, sse, agent))
         spare_the_collector()
         monitor.start()
-        on_open(settings.host, port)
+        on_open(announcement.enter_context(_announced(configuration, access.operator_key, port)))
         if source is not None:
             change = partial(_change, running, access, tokens, agent, retention, relay)
             signals.reload_by(Reloader(running, source, change, books.reloaded if books is not None else None))
-        await _until_told(running, http_listener, grpc, relay, signals)
+        await _until_told(running, http_listener, grpc, relay, signals, announcement.close)
     finally:
+        announcement.close()
         monitor.close()
         await _close(running, signals, pushes, grpc)
         await pins.aclose()
@@ -306,6 +354,16 @@ async def serve(
         await close_audit(books, journal)
         # Last: without a handler a signal would kill the hub and leave its servers and journal behind.
         signals.close()
+
+
+@contextmanager
+def _announced(configuration: Configuration, operator_key: str, port: int) -> Iterator[str]:
+    """Let commands find the hub during this block; yields its address."""
+    settings = configuration.hub
+    origin = local_origin(settings.host, port)
+    info = RunningHubInfo(os.getpid(), origin, operator_key, configuration_name(configuration.file))
+    with announced(Path(settings.state), info):
+        yield origin
 
 
 async def _recover(running: RunningHub, identities: Identities, books: AuditLog | None) -> None:
@@ -401,11 +459,17 @@ def _change(
 
 
 async def _until_told(
-    running: RunningHub, http_listener: HttpListener, grpc: GrpcService | None, relay: Relay | None, signals: Signals
+    running: RunningHub,
+    http_listener: HttpListener,
+    grpc: GrpcService | None,
+    relay: Relay | None,
+    signals: Signals,
+    on_told: Callable[[], None],
 ) -> None:
-    """Wait for a signal, then drain; a second signal ends the wait."""
+    """Wait for a signal, call `on_told`, then drain; a second signal ends the wait."""
     try:
         await signals.wait_for(1)
+        on_told()
         log.info("shutting down: waiting for the calls in flight", calls=running.calls())
         running.refuse_new_calls()
         signals.reload_by(None)

@@ -23,6 +23,7 @@ from isthmus.app.audit import close_audit, open_audit
 from isthmus.app.definitions import DefinitionPins
 from isthmus.app.hub import PARENT, RunningHub
 from isthmus.app.reload import Reloader, Source
+from isthmus.app.state_folder import claim
 from isthmus.config.settings import Configuration
 from isthmus.core.settings import Limits
 from isthmus.frontends.mcp.duplex import McpStdio
@@ -63,6 +64,8 @@ async def run_stdio(
     Raises:
         ConfigError: the audit log is required and cannot be opened.
     """
+    if surface is None and (warning := claim(configuration, is_open=False)):
+        log.warning(warning)
     pins = DefinitionPins(configuration, is_lasting=False)
     journal = MemoryJournal()
     books = await open_audit(configuration, journal, NAME)

@@ -5,21 +5,11 @@ from __future__ import annotations
 from urllib.parse import quote, urlsplit
 
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.config.settings import HubSettings
-
-EVERY_ADDRESS = ("0.0.0.0", "::", "[::]")  # noqa: S104 - only recognised, never chosen
+from isthmus.config.settings import HubSettings, local_origin
 
 RELAY_PATH = "/mcp_endpoint"
 
 _SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
-
-
-def local_origin(host: str, port: int) -> str:
-    """The address for clients on this machine."""
-    if host in EVERY_ADDRESS:
-        host = "127.0.0.1"
-    shown = f"[{host}]" if ":" in host and not host.startswith("[") else host
-    return f"http://{shown}:{port}"
 
 
 def configured_origin(settings: HubSettings) -> str:

@@ -21,13 +21,11 @@ from isthmus.cli.hub import (
     CallFailure,
     HubCall,
     HubClient,
-    LocalSource,
-    RemoteSource,
+    HubSource,
     command_failed,
     open_hub,
-    source_of,
 )
-from isthmus.cli.options import with_json, with_source, with_wait
+from isthmus.cli.options import with_hub, with_json, with_wait
 from isthmus.cli.output import harmless, print_error, print_output
 from isthmus.cli.running import run_command
 from isthmus.core.catalog.names import AmbiguousName, llm_form, resolve, suggestions
@@ -48,15 +46,14 @@ HOW = "Write name=text, name:=JSON or name=@FILE (@- is standard input); or give
 @click.argument("name")
 @click.argument("arguments", nargs=-1, metavar="[KEY=VALUE | KEY:=JSON | KEY=@FILE]...")
 @click.option("--args", "whole", metavar="JSON", help="All arguments as one JSON object, or @FILE, or @- for stdin.")
-@with_source
+@with_hub
 @with_wait
 @with_json
 def call(
     name: str,
     arguments: tuple[str, ...],
     whole: str | None,
-    hub: str | None,
-    config: Path | None,
+    source: HubSource,
     wait: float,
     *,
     is_json: bool,
@@ -65,30 +62,28 @@ def call(
 
     Values are text, or JSON where the tool's schema wants a number, a boolean, a list or an object.
     """
-    return run_command(call_tool(source_of(hub, config), FeatureRequest(name, arguments, whole, is_json), wait=wait))
+    return run_command(call_tool(source, FeatureRequest(name, arguments, whole, is_json), wait=wait))
 
 
 @click.command()
 @click.argument("name")
 @click.argument("arguments", nargs=-1, metavar="[KEY=VALUE | KEY=@FILE]...")
-@with_source
+@with_hub
 @with_wait
 @with_json
-def prompt(
-    name: str, arguments: tuple[str, ...], hub: str | None, config: Path | None, wait: float, *, is_json: bool
-) -> int:
+def prompt(name: str, arguments: tuple[str, ...], source: HubSource, wait: float, *, is_json: bool) -> int:
     """Get a prompt by its full name, or by a short name that is unique, and print it."""
-    return run_command(write_prompt(source_of(hub, config), FeatureRequest(name, arguments, None, is_json), wait=wait))
+    return run_command(write_prompt(source, FeatureRequest(name, arguments, None, is_json), wait=wait))
 
 
 @click.command()
 @click.argument("uri")
-@with_source
+@with_hub
 @with_wait
 @with_json
-def read(uri: str, hub: str | None, config: Path | None, wait: float, *, is_json: bool) -> int:
+def read(uri: str, source: HubSource, wait: float, *, is_json: bool) -> int:
     """Read a resource and print it."""
-    return run_command(read_resource(source_of(hub, config), uri, wait=wait, is_json=is_json))
+    return run_command(read_resource(source, uri, wait=wait, is_json=is_json))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +97,7 @@ class FeatureRequest:
     is_json: bool
 
 
-async def call_tool(source: RemoteSource | LocalSource, request: FeatureRequest, *, wait: float) -> Exit:
+async def call_tool(source: HubSource, request: FeatureRequest, *, wait: float) -> Exit:
     """Call a tool and print its result.
 
     Raises:
@@ -127,7 +122,7 @@ async def _find_tool(hub: HubClient, name: str) -> ListedFeature:
         return ListedFeature(name, server, {})
 
 
-async def write_prompt(source: RemoteSource | LocalSource, request: FeatureRequest, *, wait: float) -> Exit:
+async def write_prompt(source: HubSource, request: FeatureRequest, *, wait: float) -> Exit:
     """Get a prompt and print it.
 
     Raises:
@@ -140,7 +135,7 @@ async def write_prompt(source: RemoteSource | LocalSource, request: FeatureReque
     return _print_outcome(outcome, found.name, readable_messages, is_json=request.is_json)
 
 
-async def read_resource(source: RemoteSource | LocalSource, uri: str, *, wait: float, is_json: bool) -> Exit:
+async def read_resource(source: HubSource, uri: str, *, wait: float, is_json: bool) -> Exit:
     """Read a resource and print it.
 
     Raises:

@@ -238,7 +238,7 @@ def _configuration(
             server = ServerSettings(legal_server_name(options.server_id or server_id or name), process)
     except ValueError as error:
         raise CommandFailed(Exit.USAGE, str(error)) from None
-    return Configuration(None, unfiled_settings(), (server,))
+    return Configuration(None, unfiled_settings(environment), (server,))
 
 
 def _chosen(configuration: Configuration, only: tuple[str, ...]) -> tuple[ServerSettings, ...]:

@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeAlias
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
 from isthmus.cli.documents import FeatureList, read_listing, read_servers
 from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.cli.output import print_error
 from isthmus.core.background import BackgroundTasks
 from isthmus.model.calls import Event, Kind, Progress, Result
 from isthmus.model.faults import FAULTS, Executed
@@ -67,6 +68,8 @@ class RemoteSource:
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    is_found: bool = False
+    """Whether the command found it by itself; its key is that of the local operator."""
 
     @property
     def has_key(self) -> bool:
@@ -76,26 +79,35 @@ class RemoteSource:
 
 @dataclass(frozen=True, slots=True)
 class LocalSource:
-    """A hub to start in this process; without a file, the usual places are searched."""
+    """The hub of a configuration: the running one, else one that is started in this process.
+
+    Without a file, the usual places are searched. A private one is started even if one runs.
+    """
 
     file: Path | None
+    is_private: bool = False
 
 
-def source_of(hub: str | None, config: Path | None) -> RemoteSource | LocalSource:
+HubSource: TypeAlias = RemoteSource | LocalSource
+
+
+def source_of(hub: str | None, config: Path | None, *, is_private: bool = False) -> RemoteSource | LocalSource:
     """The hub that the options name. `--hub` and `--config` win over `ISTHMUS_HUB`, which wins over a file found here.
 
     Raises:
-        CommandFailed: both options were given, or the address is invalid.
+        CommandFailed: options exclude each other, or the address is invalid.
     """
+    if hub is not None and is_private:
+        raise CommandFailed(Exit.USAGE, "--hub and --private exclude each other", "Give one of the two.")
     if hub is not None and config is not None:
         raise CommandFailed(
             Exit.USAGE,
             "--hub and --config exclude each other",
             "A running hub has its own configuration: give one of the two.",
         )
-    address = hub if hub is not None or config is not None else os.environ.get(HUB_VARIABLE)
+    address = hub if hub is not None or config is not None or is_private else os.environ.get(HUB_VARIABLE)
     if not address:
-        return LocalSource(config)
+        return LocalSource(config, is_private)
     try:
         parse_url(address)  # before it is split: a malformed address is refused, not repaired
     except ValueError as error:
@@ -112,6 +124,30 @@ def source_of(hub: str | None, config: Path | None) -> RemoteSource | LocalSourc
         advice = f"Set {KEY_VARIABLE} to the key exactly as the hub printed it."
         raise CommandFailed(Exit.CONFIGURATION, text, advice) from None
     return RemoteSource(url, headers)
+
+
+def find_hub(file: Path | None) -> RemoteSource | None:
+    """The running hub of a configuration; None if there is none. Says which one it is.
+
+    Raises:
+        CommandFailed: the configuration cannot be read.
+    """
+    from isthmus.app.state_folder import configuration_name, find_running
+    from isthmus.config.files import find_file, home_folder, read_document, state_folder
+    from isthmus.config.findings import ConfigError
+
+    try:
+        used = find_file(file, os.environ, Path.cwd(), home_folder())
+        document = None if used is None else read_document(used)
+        running = find_running(state_folder(document, os.environ, home_folder()))
+    except ConfigError as error:
+        from isthmus.cli.config import refused
+
+        raise refused(error) from error
+    if running is None or running.configuration != configuration_name(used):
+        return None
+    print_error(f"Using the hub that runs at {running.origin}; --private starts another.")
+    return RemoteSource(running.origin + ENDPOINT, {"Authorization": f"Bearer {running.key}"}, is_found=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,17 +170,19 @@ async def open_hub(
 ) -> AsyncIterator[HubClient]:
     """Open the hub, and close it at the end.
 
-    With a `name`, a local hub starts only the servers that could have it. With `is_to_call`, it opens its audit log.
+    The running hub of a configuration is used, if there is one. With a `name`, a local hub starts only the servers that
+    could have it. With `is_to_call`, it opens its audit log.
 
     Raises:
         CommandFailed: the configuration cannot be used.
     """
-    if isinstance(source, RemoteSource):
-        hub = HubClient(source)
+    found = source if isinstance(source, RemoteSource) or source.is_private else find_hub(source.file) or source
+    if isinstance(found, RemoteSource):
+        hub = HubClient(found)
     else:
         from isthmus.cli.local_hub import open_local_hub
 
-        hub = await open_local_hub(source.file, within=wait, name=name, shape=shape, is_to_call=is_to_call)
+        hub = await open_local_hub(found.file, within=wait, name=name, shape=shape, is_to_call=is_to_call)
     try:
         yield hub
     finally:
@@ -360,9 +398,16 @@ class HubClient:
             Exit.UNREACHABLE,
             f"cannot reach the hub at {self.url}: {why}",
             *facts,
-            "Start one with `isthmus serve`, or name its address with --hub or ISTHMUS_HUB.",
-            *(() if self._is_needed else ("To work without a running hub, name a configuration with --config.",)),
+            *self._next_steps(),
         )
+
+    def _next_steps(self) -> Iterator[str]:
+        if self._source.is_found:
+            yield "It may be stopping: try again, or add --private to start one for this command."
+            return
+        yield "Start one with `isthmus serve`, or name its address with --hub or ISTHMUS_HUB."
+        if not self._is_needed:
+            yield "To work without a running hub, name a configuration with --config."
 
 
 def is_unicode(text: str) -> bool:
@@ -389,7 +434,10 @@ def not_allowed(url: str, status: int, *, has_key: bool) -> CommandFailed:
         advice = f"The hub does not know the key in {KEY_VARIABLE}: ask its operator for another."
     else:
         text = f"the hub at {url} {'requires a key' if status != FORBIDDEN else 'refused access'} (HTTP {status})"
-        advice = f"Set {KEY_VARIABLE} to the key of a caller that is configured there."
+        advice = (
+            f"Set {KEY_VARIABLE} to a key of that hub. On its machine, `isthmus token create NAME --allow '*'`"
+            " makes one, and commands without --hub need none."
+        )
     return CommandFailed(Exit.NOT_ALLOWED, text, advice)
 
 

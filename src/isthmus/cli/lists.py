@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from itertools import groupby
-from pathlib import Path
 
 import click
 
 from isthmus.cli.documents import read_servers
 from isthmus.cli.exits import Exit
-from isthmus.cli.hub import LocalSource, RemoteSource, open_hub, source_of
-from isthmus.cli.options import with_json, with_source, with_wait
+from isthmus.cli.hub import HubSource, open_hub
+from isthmus.cli.options import with_hub, with_json, with_wait
 from isthmus.cli.output import aligned, counted, first_line, print_error, print_json, print_output, show_table
 from isthmus.cli.running import quiet_logs, run_command
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListShape
@@ -19,48 +18,48 @@ from isthmus.wire.mcp.messages import read_string
 
 
 @click.command()
-@with_source
+@with_hub
 @with_wait
 @with_json
-def tools(hub: str | None, config: Path | None, wait: float, *, is_json: bool) -> int:
+def tools(source: HubSource, wait: float, *, is_json: bool) -> int:
     """List the tools, and the servers that are missing."""
     quiet_logs()
-    return run_command(list_features(source_of(hub, config), TOOLS, wait=wait, is_json=is_json))
+    return run_command(list_features(source, TOOLS, wait=wait, is_json=is_json))
 
 
 @click.command()
-@with_source
+@with_hub
 @with_wait
 @with_json
 @click.option("--templates", is_flag=True, help="List resource templates instead.")
-def resources(hub: str | None, config: Path | None, wait: float, *, is_json: bool, templates: bool) -> int:
+def resources(source: HubSource, wait: float, *, is_json: bool, templates: bool) -> int:
     """List the resources, and the servers that are missing."""
     quiet_logs()
     shape = TEMPLATES if templates else RESOURCES
-    return run_command(list_features(source_of(hub, config), shape, wait=wait, is_json=is_json))
+    return run_command(list_features(source, shape, wait=wait, is_json=is_json))
 
 
 @click.command()
-@with_source
+@with_hub
 @with_wait
 @with_json
-def prompts(hub: str | None, config: Path | None, wait: float, *, is_json: bool) -> int:
+def prompts(source: HubSource, wait: float, *, is_json: bool) -> int:
     """List the prompts, and the servers that are missing."""
     quiet_logs()
-    return run_command(list_features(source_of(hub, config), PROMPTS, wait=wait, is_json=is_json))
+    return run_command(list_features(source, PROMPTS, wait=wait, is_json=is_json))
 
 
 @click.command()
-@with_source
+@with_hub
 @with_wait
 @with_json
-def servers(hub: str | None, config: Path | None, wait: float, *, is_json: bool) -> int:
+def servers(source: HubSource, wait: float, *, is_json: bool) -> int:
     """List the servers and their states."""
     quiet_logs()
-    return run_command(list_servers(source_of(hub, config), wait=wait, is_json=is_json))
+    return run_command(list_servers(source, wait=wait, is_json=is_json))
 
 
-async def list_features(source: RemoteSource | LocalSource, shape: ListShape, *, wait: float, is_json: bool) -> Exit:
+async def list_features(source: HubSource, shape: ListShape, *, wait: float, is_json: bool) -> Exit:
     """Print one of a hub's lists.
 
     Raises:
@@ -96,7 +95,7 @@ async def list_features(source: RemoteSource | LocalSource, shape: ListShape, *,
     return Exit.SUCCESS
 
 
-async def list_servers(source: RemoteSource | LocalSource, *, wait: float, is_json: bool) -> Exit:
+async def list_servers(source: HubSource, *, wait: float, is_json: bool) -> Exit:
     """Print the servers of a hub and their states.
 
     Raises:

@@ -17,7 +17,7 @@ from isthmus.cli.addresses import configured_origin
 from isthmus.cli.config import configuration_of
 from isthmus.cli.documents import DeviceInfo, DialledServerInfo, read_devices, read_dialled
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import HubClient, LocalSource, RemoteSource, source_of
+from isthmus.cli.hub import HubClient, LocalSource, RemoteSource, find_hub, source_of
 from isthmus.cli.options import CommandGroup, with_json, with_source
 from isthmus.cli.output import (
     Row,
@@ -91,6 +91,8 @@ def hub_of(source: RemoteSource | LocalSource) -> RemoteSource:
     """
     if isinstance(source, RemoteSource):
         return source
+    if (running := find_hub(source.file)) is not None:
+        return running
     found = source_of(configured_origin(configuration_of(source.file).hub), None)
     assert isinstance(found, RemoteSource), "an address is that of a running hub"
     return found

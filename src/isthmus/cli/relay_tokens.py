@@ -18,7 +18,6 @@ import msgspec
 
 from isthmus.app.relay_keys import KnownAgents, Revocations, key_file, note_issued, relay_key, revoke
 from isthmus.cli.addresses import (
-    EVERY_ADDRESS,
     configured_origin,
     device_address,
     health_address,
@@ -29,7 +28,7 @@ from isthmus.cli.config import configuration_for_keys, configuration_of
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.options import parse_duration
 from isthmus.cli.output import aligned, print_error, print_json, print_output
-from isthmus.config.settings import Configuration
+from isthmus.config.settings import EVERY_ADDRESS, Configuration
 from isthmus.identity import relay_tokens as identity
 from isthmus.identity.relay_tokens import RelayTokens, is_clean
 from isthmus.model.relay import Claim, Role

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import click
@@ -10,8 +11,8 @@ import structlog
 
 from isthmus.app.reload import Source
 from isthmus.app.serve import serve
+from isthmus.app.state_folder import find_running
 from isthmus.app.stdio import run_stdio
-from isthmus.cli.addresses import local_origin
 from isthmus.cli.config import configuration_of, home, refused
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.hub import LocalSource, RemoteSource, source_of
@@ -21,7 +22,7 @@ from isthmus.cli.output import print_error, wants_color
 from isthmus.cli.running import run_service
 from isthmus.config.entries import MAP_VARIABLE
 from isthmus.config.findings import ConfigError
-from isthmus.config.settings import Configuration, HubSettings
+from isthmus.config.settings import Configuration, HubSettings, local_origin
 from isthmus.frontends.http.listener import ListenError
 from isthmus.telemetry.logs import configure
 from isthmus.upstream.server_settings import StdioSettings
@@ -67,24 +68,38 @@ def serve_hub(
     """
     configuration = configuration_of(file, host=host, port=port, log_level=log_level)
     configure_logs(configuration.hub)
-    log_warnings(configuration)
     source = Source(file, os.environ, Path.cwd(), home(), host, port, log_level)
 
-    def on_open(host: str, port: int) -> None:
-        url = f"{local_origin(host, port)}/mcp"
+    def on_open(origin: str) -> None:
+        url = f"{origin}/mcp"
         if configuration.hub.log_file is not None:
             print_error(f"listening at {url}, logging to {configuration.hub.log_file}")
         log.info("listening", url=url, servers=len(configuration.servers))
 
     try:
-        work = serve(configuration, os.environ, source, on_open=on_open, is_insecure=is_insecure)
+        on_bound = partial(log_warnings, configuration)
+        work = serve(configuration, os.environ, source, on_bound=on_bound, on_open=on_open, is_insecure=is_insecure)
         run_service(work, configuration.hub.state)
     except ConfigError as error:
         raise refused(error) from error
     except ListenError as error:
-        advice = "Choose another address with --host and --port, or in [hub] of the configuration."
-        raise CommandFailed(Exit.CONFIGURATION, str(error), advice) from error
+        raise cannot_listen(error, configuration) from error
     return Exit.SUCCESS
+
+
+def cannot_listen(error: ListenError, configuration: Configuration) -> CommandFailed:
+    """The error for an address that the hub cannot have: perhaps the same hub already runs there."""
+    running = find_running(Path(configuration.hub.state))
+    settings = configuration.hub
+    if running is not None and running.origin == local_origin(settings.host, error.port):
+        text = f"this hub already runs at {running.origin} (process {running.pid})"
+        advice = "Commands use it by themselves. Another one needs another address: --port N."
+    else:
+        text = str(error)
+        advice = (
+            "Choose another address with --port N (0 picks a free one) or --host H, or in [hub] of the configuration."
+        )
+    return CommandFailed(Exit.CONFIGURATION, text, advice)
 
 
 def serve_stdio(source: RemoteSource | LocalSource, log_level: str | None = None) -> Exit:

@@ -6,6 +6,7 @@ and appears in no other output.
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,12 +18,14 @@ import click
 import msgspec
 
 from isthmus.app.key_files import KeyFile, fix_of, reason_of
-from isthmus.cli.config import configuration_for_keys
+from isthmus.cli.config import configuration_for_keys, refused
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.options import CommandGroup, parse_duration, with_config, with_json
 from isthmus.cli.output import aligned, print_error, print_json, print_output
 from isthmus.cli.relay_tokens import RelayTokenOptions, mint_token, read_token, revoke_token
 from isthmus.config.callers import DEFAULT_TENANT
+from isthmus.config.findings import ConfigError
+from isthmus.config.load import access_mode
 from isthmus.config.settings import Configuration
 from isthmus.core.access.policy import check_pattern
 from isthmus.identity.minted_keys import (
@@ -106,13 +109,18 @@ def token_relay(config: Path | None, **options: Any) -> int:
 
 @token.command("revoke", short_help="Revoke the keys of a caller, one key, or a relay token.")
 @click.argument("word", metavar="NAME|ID")
+@click.option("--open", "to_open", is_flag=True, help="With the last key: let every program on this machine in again.")
 @with_config
-def token_revoke(word: str, config: Path | None) -> int:
+def token_revoke(word: str, config: Path | None, *, to_open: bool) -> int:
     """Revoke all keys of the caller NAME, or the key or relay token with this ID.
 
-    Its open connections end within a second.
+    Its open connections end within a second. Without any valid key the hub stays closed, unless --open is given.
     """
-    return revoke_token(config, word) if is_id(word) else revoke_key(config, word)
+    if not is_id(word):
+        return revoke_key(config, word, to_open=to_open)
+    if to_open:
+        raise CommandFailed(Exit.USAGE, "--open is for keys: a relay token does not open or close the hub")
+    return revoke_token(config, word)
 
 
 @token.command("read", short_help="Print the claims of a relay token on standard input.")
@@ -180,8 +188,11 @@ def create_key(file: Path | None, options: KeyOptions) -> Exit:
             raise CommandFailed(Exit.USAGE, f"{options.name} already has a key", advice)
         return _with(keys, made, now)
 
-    _change(configuration, decide, may_begin=True)
+    was_open = _is_open(configuration)
+    _change(configuration, decide, may_begin=True, to_open=False)
     _print_key(key, made, is_json=options.is_json)
+    if was_open:
+        print_error(f"From now on {_hub_of(configuration)} requires a key from everybody.")
     return Exit.SUCCESS
 
 
@@ -214,15 +225,18 @@ def rotate_key(file: Path | None, name: str, overlap: str, expires: str | None, 
     return Exit.SUCCESS
 
 
-def revoke_key(file: Path | None, word: str) -> Exit:
-    """Revoke a key, or all keys of a caller.
+def revoke_key(file: Path | None, word: str, *, to_open: bool = False) -> Exit:
+    """Revoke a key, or all keys of a caller; with `to_open`, let everybody in again who could before the first key.
 
     Raises:
-        CommandFailed: there is no such key, or the change cannot be stored.
+        CommandFailed: there is no such key, the hub cannot be opened, or the change cannot be stored.
     """
     configuration, _ = configuration_for_keys(file)
+    if to_open:
+        _check_can_open(configuration)
     now = time.time()
     ended: list[str] = []
+    others: list[str] = []
 
     def decide(keys: Keys) -> Keys:
         ids = {key.id for key in meant(keys, word)}
@@ -233,10 +247,24 @@ def revoke_key(file: Path | None, word: str) -> Exit:
             text = f"no key has that name or id; the id of a relay token is {ID_RULE}"
             raise CommandFailed(Exit.USAGE, text, advice)
         ended[:] = [key.id for key in keys if key.id in ids and key.is_good(now)]
+        others[:] = [key.name for key in keys if key.id not in ids and key.is_good(now)]
+        if to_open and others:
+            text = f"--open is for the last key, and others are valid: {', '.join(sorted(set(others)))}"
+            raise CommandFailed(Exit.USAGE, text, "Revoke those first, or leave --open out. Nothing was changed.")
         return without_old((revoked(key, now) if key.id in ids else key for key in keys), now)
 
-    _change(configuration, decide)
+    _change(configuration, decide, to_open=True if to_open else None)
     print_output("\n".join(f"revoked {id}" for id in ended) if ended else f"{word} had no valid key")
+    if to_open:
+        print_error(f"Now {_hub_of(configuration)} is open: every program on this machine may call everything.")
+    elif not others and not _has_other_callers(configuration) and not _is_open(configuration):
+        config = "" if file is None else f" --config {shlex.quote(str(file))}"
+        print_error(
+            f"No valid key is left, and {_hub_of(configuration)} stays closed. Make another key:\n"
+            f"  isthmus token create NAME --allow '*'{config}\n"
+            "or let every program on this machine in again:\n"
+            f"  isthmus token revoke {shlex.quote(word)} --open{config}"
+        )
     return Exit.SUCCESS
 
 
@@ -300,6 +328,33 @@ def _check_not_configured(name: str, configuration: Configuration) -> None:
         raise CommandFailed(Exit.USAGE, f"{name} is a caller of {configuration.file}", advice)
 
 
+# -- open and closed hubs --------------------------------------------------------------------------------------------
+
+
+def _hub_of(configuration: Configuration) -> str:
+    return "the default hub" if configuration.file is None else f"the hub of {configuration.file}"
+
+
+def _has_other_callers(configuration: Configuration) -> bool:
+    """Whether callers other than those with keys of the state folder are known."""
+    return bool(configuration.named or configuration.issuers or configuration.extensions.of("identity"))
+
+
+def _is_open(configuration: Configuration) -> bool:
+    file = KeyFile(Path(configuration.hub.state))
+    return not _has_other_callers(configuration) and (not file.exists() or file.is_open())
+
+
+def _check_can_open(configuration: Configuration) -> None:
+    if _has_other_callers(configuration):
+        text = f"--open cannot open {_hub_of(configuration)}: the file has callers or issuers of its own"
+        raise CommandFailed(Exit.USAGE, text, "Remove those from the file first. Nothing was changed.")
+    try:
+        access_mode(configuration.hub, ())
+    except ConfigError as error:
+        raise refused(error) from error
+
+
 # -- the key file ----------------------------------------------------------------------------------------------------
 
 
@@ -311,12 +366,18 @@ def _with(keys: Keys, made: MintedKey, now: float) -> Keys:
     return (*kept, made)
 
 
-def _change(configuration: Configuration, decide: Callable[[Keys], Keys], *, may_begin: bool = False) -> None:
+def _change(
+    configuration: Configuration,
+    decide: Callable[[Keys], Keys],
+    *,
+    may_begin: bool = False,
+    to_open: bool | None = None,
+) -> None:
     """Change the key file. It is only created for a first key, because an open hub then starts to require keys."""
     file = KeyFile(Path(configuration.hub.state))
     try:
         if may_begin or file.exists():
-            file.change(decide)
+            file.change(decide, to_open=to_open)
         else:
             decide(())
     except (OSError, StoreDamaged) as error:

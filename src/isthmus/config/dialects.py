@@ -17,12 +17,14 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from isthmus.config import values
 from isthmus.config.codes import CODE_NOT_RUN
 from isthmus.config.findings import Finding, Place
-from isthmus.upstream.server_settings import Carrier
+
+if TYPE_CHECKING:  # commands that only look for a running hub load few modules
+    from isthmus.upstream.server_settings import Carrier
 
 
 @dataclass(slots=True)

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
+import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +20,12 @@ from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.config.formats import PARSERS, parse
 
 FILE_VARIABLE = "ISTHMUS_CONFIG"
+
+STATE = "state"
+"""The key of `[hub]` with the state folder."""
+
+STATES_FOLDER = "hubs"
+"""The folder in the usual state folder with those of configuration files, one each."""
 
 FILE_BYTES_MAX = 32 * 1024 * 1024
 """Some clients store their whole history in the file with their servers, but not more than this."""
@@ -100,12 +108,19 @@ def search_paths(named: Path | None, environment: Mapping[str, str], cwd: Path, 
         named = Path(environment[FILE_VARIABLE])
     if named is not None:
         return (resolve_path(str(named), cwd, home),)
-    return (
-        cwd / "isthmus.toml",
-        cwd / "mcp.json",
-        home / ".config" / "isthmus" / "isthmus.toml",
-        home / ".isthmus" / "mcp.json",
-    )
+    return (cwd / "isthmus.toml", cwd / "mcp.json", *usual_files(environment, home))
+
+
+def usual_files(environment: Mapping[str, str], home: Path) -> tuple[Path, ...]:
+    """Return the places of the user's own configuration, which is used in every folder without another."""
+    folders = (_base_folder("XDG_CONFIG_HOME", environment, home / ".config"), home / ".config")
+    return (*dict.fromkeys(folder / "isthmus" / "isthmus.toml" for folder in folders), home / ".isthmus" / "mcp.json")
+
+
+def _base_folder(variable: str, environment: Mapping[str, str], default: Path) -> Path:
+    """Return a folder of the XDG specification, which says to ignore relative paths."""
+    named = Path(environment.get(variable, ""))
+    return named if named.is_absolute() else default
 
 
 def read_document(file: Path, dialect: Dialect | None = None) -> Document:
@@ -132,6 +147,45 @@ def read_document(file: Path, dialect: Dialect | None = None) -> Document:
         ) from error
     table, warnings = parse(file, text)
     return Document(file, table, dialect or dialect_of(file, table), warnings)
+
+
+# -- state folders -------------------------------------------------------------------------------------------
+
+
+def usual_state(environment: Mapping[str, str], home: Path) -> Path:
+    """Return the state folder of a hub without a file, or with the user's own."""
+    return _base_folder("XDG_STATE_HOME", environment, home / ".local" / "state") / "isthmus"
+
+
+def derived_state(file: Path | None, environment: Mapping[str, str], home: Path) -> Path:
+    """Return the state folder of a configuration that names none: each file has its own.
+
+    The folder's name begins with the names of the file and its folder, for people, and ends with a digest of the path.
+    """
+    usual = usual_state(environment, home)
+    if file is None or (path := file_identity(file)) in map(file_identity, usual_files(environment, home)):
+        return usual
+    readable = re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{path.parent.name}-{path.stem}").strip("-.")[:48]
+    digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:8]
+    return usual / STATES_FOLDER / f"{readable or 'hub'}-{digest}"
+
+
+def state_folder(document: Document | None, environment: Mapping[str, str], home: Path) -> Path:
+    """Return the state folder that a file names, or its own."""
+    if document is None:
+        return derived_state(None, environment, home)
+    named = document.section("hub").get(STATE) if document.dialect.has_hub else None
+    if isinstance(named, str):
+        return resolve_path(named, document.file.parent, home)
+    return derived_state(document.file, environment, home)
+
+
+def file_identity(file: Path) -> Path:
+    """Return the one path of a configuration file, without links in its folder.
+
+    The file itself may be a link whose goal changes with its content, as in mounted volumes of Kubernetes.
+    """
+    return Path(os.path.realpath(file.parent), file.name)
 
 
 # -- paths ---------------------------------------------------------------------------------------------------

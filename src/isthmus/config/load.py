@@ -79,7 +79,7 @@ def load_for_keys(path: Path | None, environment: Mapping[str, str], cwd: Path, 
     """
     file = find_file(path, environment, cwd, home)
     document = None if file is None else read_document(file, None)
-    hub, _ = read_hub(document, home, {}, None)
+    hub, _ = read_hub(document, environment, home, {}, None)
     tenants, _ = read_tenants(document)
     return Configuration(file=file, hub=hub, tenants=tenants, named=_caller_names(document))
 
@@ -105,7 +105,8 @@ class _Loading:
         self._extensions, findings = read_extensions(document, self._variables(document))
         variables = self._variables(document)
         seconds, seconds_findings = call_seconds(self._around.environment)
-        hub, hub_findings = read_hub(document, self._around.home, self._given, seconds)
+        around = self._around
+        hub, hub_findings = read_hub(document, around.environment, around.home, self._given, seconds)
         self._limits = hub.limits
         tables, table_findings = read_tables(
             document, variables, [each.name for each in self._extensions.of("storage")]

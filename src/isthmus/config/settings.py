@@ -15,7 +15,7 @@ from typing import Literal, get_args
 from urllib.parse import urlsplit
 
 from isthmus.config.extensions import Extensions
-from isthmus.config.files import home_folder, resolve_path
+from isthmus.config.files import home_folder, usual_state
 from isthmus.config.findings import Finding
 from isthmus.core.access.tenants import NO_TENANTS, Tenants
 from isthmus.core.catalog.pins import PINNINGS, Pinning
@@ -38,6 +38,8 @@ NameStyle = Literal["canonical", "llm"]
 OpenPrograms = Literal["warn", "refuse"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "json", "console"]
+
+EVERY_ADDRESS = ("0.0.0.0", "::", "[::]")  # noqa: S104 - only recognised, never chosen
 
 _HOST = re.compile(r"[A-Za-z0-9._:%\[\]-]+")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -165,13 +167,20 @@ class Configuration:
     relay: RelayParts = field(default_factory=RelayParts)
 
 
-def unfiled_settings() -> HubSettings:
-    """Return the settings of a hub without a file; its state is in the user's default folder.
+def unfiled_settings(environment: Mapping[str, str]) -> HubSettings:
+    """Return the settings of a hub without a file; its state is in the usual folder.
 
     An unresolved `~` would be a folder below the working folder, which others might control.
     """
-    usual = HubSettings()
-    return replace(usual, state=str(resolve_path(usual.state, Path(), home_folder())))
+    return replace(HubSettings(), state=str(usual_state(environment, home_folder())))
+
+
+def local_origin(host: str, port: int) -> str:
+    """Return the address of a hub for clients on its machine."""
+    if host in EVERY_ADDRESS:
+        host = "127.0.0.1"
+    shown = f"[{host}]" if ":" in host and not host.startswith("[") else host
+    return f"http://{shown}:{port}"
 
 
 def _is_loopback(host: str) -> bool:

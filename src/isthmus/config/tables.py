@@ -16,7 +16,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from isthmus.config import codes, values
 from isthmus.config.callers import patterns
-from isthmus.config.files import Document, resolve_path
+from isthmus.config.files import STATE, Document, resolve_path, state_folder
 from isthmus.config.findings import CodedError, ConfigError, Finding, Place, closest_match
 from isthmus.config.settings import HubSettings, RelayParts
 from isthmus.config.variables import UsedVariables, Variables
@@ -108,8 +108,9 @@ HUB_TABLES: Mapping[str, HubTable] = {
             " and logs it, `refuse` does not start it.",
             "audit": "When a call is written to the [audit log](audit.md): `batched` within 100 ms of its end, `strict`"
             " before it is sent and before its end is reported, `off` never.",
-            "state": "Folder for data that survives a restart: tasks (unless `[storage]` names a database), the relay's"
-            " key, revoked tokens, tool definitions and the last list of each server.",
+            "state": "Folder for data that survives a restart: keys, logins, the audit log, tasks (unless `[storage]`"
+            " names a database), the relay's key, revoked tokens, tool definitions and the last list of each server."
+            " Each configuration file has [its own](operating.md#the-state-folder).",
         },
         other_types={
             "log_level": str,
@@ -342,11 +343,15 @@ def resolve_secret(key: str, text: str, variables: Variables) -> str:
 
 
 def read_hub(
-    document: Document | None, home: Path, given: Mapping[str, Any], call_seconds: float | None = None
+    document: Document | None,
+    environment: Mapping[str, str],
+    home: Path,
+    given: Mapping[str, Any],
+    call_seconds: float | None = None,
 ) -> tuple[HubSettings, tuple[Finding, ...]]:
     """Return the hub's settings with findings; options `given` on the command line win over the file.
 
-    `call_seconds` is the default of `limits.call_seconds`.
+    The environment says where state folders are. `call_seconds` is the default of `limits.call_seconds`.
 
     Raises:
         ConfigError: a value is not acceptable.
@@ -376,7 +381,7 @@ def read_hub(
             raise ConfigError(Place(document.file, LOG).mistake(ValueError(str(error).removeprefix("log_")))) from error
         hub.update(named_log)
         findings = (*hub_findings, *log_findings, *limit_findings)
-    paths = {"state": str(resolve_path(hub.get("state", HubSettings().state), folder, home))}
+    paths = {STATE: str(state_folder(document, environment, home))}
     if hub.get("log_file"):
         paths["log_file"] = str(resolve_path(hub["log_file"], folder, home))
     try:

@@ -436,7 +436,7 @@ def read_plan(given: object, hub: str | None, key: str | None) -> EnginePlan:
         raise ConfigurationError("key= is for a running hub: give its address as hub=")
     failures: dict[str, str] = {}
     if given is None:
-        configuration = Configuration(None, _without_audit(unfiled_settings()))
+        configuration = Configuration(None, _without_audit(unfiled_settings(os.environ)))
     elif isinstance(given, Mapping):
         table = given.get("tool_service", given)
         if not isinstance(table, Mapping):
@@ -478,7 +478,7 @@ def _remote_plan(address: object, key: object) -> EnginePlan:
     server = ServerSettings(
         REMOTE_HUB, reach, timeout=REMOTE_HUB_LIMITS.call_seconds, secrets=frozenset([key] if key else [])
     )
-    settings = _without_audit(replace(unfiled_settings(), limits=REMOTE_HUB_LIMITS))
+    settings = _without_audit(replace(unfiled_settings(os.environ), limits=REMOTE_HUB_LIMITS))
     return EnginePlan(Configuration(None, settings, (server,)), Surface("own", REMOTE_HUB), is_remote=True)
 
 
@@ -496,7 +496,7 @@ _NAMED = ("mcpServers", "servers", "mcp_servers")
 
 def _settings(table: Mapping[str, Any]) -> HubSettings:
     """The hub's settings: it has an audit log if the table has `audit`, `state` or both."""
-    defaults = unfiled_settings()
+    defaults = unfiled_settings(os.environ)
     audit, state = table.get("audit"), table.get("state")
     if audit is None and state is None:
         return _without_audit(defaults)

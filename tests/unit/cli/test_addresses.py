@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.cli.addresses import configured_origin, device_address, local_origin, relay_base, server_address
+from isthmus.cli.addresses import configured_origin, device_address, relay_base, server_address
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.config.settings import HubSettings
+from isthmus.config.settings import HubSettings, local_origin
 
 
 @pytest.mark.parametrize(

@@ -91,13 +91,13 @@ def test_who_asks_again_does_not_spoil_the_end_and_no_child_inherits_that(monkey
 def ends_when_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the hub told to end as soon as it is open."""
 
-    def ending(*given: Any, on_open: Any, is_insecure: bool) -> Coroutine[Any, Any, None]:
-        def opened(host: str, port: int) -> None:
-            on_open(host, port)
+    def ending(*given: Any, on_open: Any, **options: Any) -> Coroutine[Any, Any, None]:
+        def opened(origin: str) -> None:
+            on_open(origin)
             loop = asyncio.get_running_loop()
             loop.call_later(0.01, os.kill, os.getpid(), signal.SIGTERM)
 
-        return serve(*given, on_open=opened, is_insecure=is_insecure)
+        return serve(*given, on_open=opened, **options)
 
     monkeypatch.setattr(module, "serve", ending)
 

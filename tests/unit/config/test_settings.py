@@ -45,7 +45,7 @@ def test_a_hub_without_a_file_has_its_state_in_its_users_home(
     """And not in a folder named ~, wherever somebody started it: whose logins would these be?"""
     monkeypatch.setenv("HOME", str(tmp_path))
     home = str(tmp_path / ".local" / "state" / "isthmus")
-    assert unfiled_settings().state == home
+    assert unfiled_settings({}).state == home
     assert read_plan(given, None, None).configuration.hub.state == home
     assert read_plan(None, "http://127.0.0.1:9", None).configuration.hub.state == home
 

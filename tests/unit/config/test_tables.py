@@ -69,7 +69,7 @@ def document(**table: object) -> Document:
 
 
 def test_with_no_file_the_defaults_hold_and_the_state_is_at_home() -> None:
-    hub, findings = read_hub(None, HOME, {})
+    hub, findings = read_hub(None, {}, HOME, {})
     assert (hub.host, hub.port, hub.state, findings) == (
         "127.0.0.1",
         8765,
@@ -90,6 +90,7 @@ def test_the_tables_fill_the_settings() -> None:
             },
             limits={"call_seconds": 5, "max_calls": 2},
         ),
+        {},
         HOME,
         {},
     )
@@ -100,13 +101,15 @@ def test_the_tables_fill_the_settings() -> None:
 
 
 def test_settings_are_known_by_their_earlier_names_too() -> None:
-    hub, findings = read_hub(document(hub={"allowed_hosts": ["a.example"], "allowed_origins": ["https://a"]}), HOME, {})
+    hub, findings = read_hub(
+        document(hub={"allowed_hosts": ["a.example"], "allowed_origins": ["https://a"]}), {}, HOME, {}
+    )
     assert (hub.hosts, hub.origins) == (("a.example",), ("https://a",))
     assert findings == ()
 
 
 def test_what_the_command_line_gives_wins() -> None:
-    hub, _ = read_hub(document(hub={"host": "0.0.0.0", "port": 9000}), HOME, {"host": "::1"})
+    hub, _ = read_hub(document(hub={"host": "0.0.0.0", "port": 9000}), {}, HOME, {"host": "::1"})
     assert (hub.host, hub.port) == ("::1", 9000)
 
 
@@ -133,18 +136,19 @@ def test_what_the_command_line_gives_wins() -> None:
 )
 def test_a_bad_value_refuses_the_file(table: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        read_hub(document(**table), HOME, {})
+        read_hub(document(**table), {}, HOME, {})
     assert str(refused.value) == message
 
 
 def test_a_bad_value_of_the_command_line_names_the_option() -> None:
     with pytest.raises(ConfigError, match=r"^--port must be 0 to 65535, not 70000$"):
-        read_hub(document(), HOME, {"port": 70000})
+        read_hub(document(), {}, HOME, {"port": 70000})
 
 
 def test_logging_has_a_table_of_its_own_that_wins_over_the_hub_s() -> None:
     hub, findings = read_hub(
         document(hub={"log_level": "error", "log_format": "json"}, log={"file": "logs/hub.log", "level": "debug"}),
+        {},
         HOME,
         {},
     )
@@ -153,25 +157,25 @@ def test_logging_has_a_table_of_its_own_that_wins_over_the_hub_s() -> None:
 
 
 def test_a_limit_of_the_environment_stands_in_where_the_file_has_none() -> None:
-    assert read_hub(None, HOME, {}, 61)[0].limits.call_seconds == 61
-    assert read_hub(document(limits={"depth": 9}), HOME, {}, 61)[0].limits.call_seconds == 61
-    assert read_hub(document(limits={"call_seconds": 5}), HOME, {}, 61)[0].limits.call_seconds == 5
-    assert read_hub(document(limits={"hard_seconds": 20}), HOME, {}, 61)[0].limits.call_seconds == 20
-    assert read_hub(document(limits={"hard_seconds": 20}), HOME, {})[0].limits.call_seconds == 20
+    assert read_hub(None, {}, HOME, {}, 61)[0].limits.call_seconds == 61
+    assert read_hub(document(limits={"depth": 9}), {}, HOME, {}, 61)[0].limits.call_seconds == 61
+    assert read_hub(document(limits={"call_seconds": 5}), {}, HOME, {}, 61)[0].limits.call_seconds == 5
+    assert read_hub(document(limits={"hard_seconds": 20}), {}, HOME, {}, 61)[0].limits.call_seconds == 20
+    assert read_hub(document(limits={"hard_seconds": 20}), {}, HOME, {})[0].limits.call_seconds == 20
 
 
 def test_a_log_in_a_file_that_is_not_ours_alone_is_somebody_else_s() -> None:
-    hub, findings = read_hub(Document(FILE, {"hub": {"port": 1}, "log": "verbose"}, STANDARD), HOME, {})
+    hub, findings = read_hub(Document(FILE, {"hub": {"port": 1}, "log": "verbose"}, STANDARD), {}, HOME, {})
     assert (hub.port, hub.log_level, findings) == (1, "info", ())
 
 
 def test_another_client_s_settings_are_not_the_hub_s() -> None:
-    hub, findings = read_hub(Document(FILE, {"hub": {"port": 1}, "limits": 5}, CODEX), HOME, {})
+    hub, findings = read_hub(Document(FILE, {"hub": {"port": 1}, "limits": 5}, CODEX), {}, HOME, {})
     assert (hub.port, findings) == (8765, ())
 
 
 def test_unknown_keys_are_told_of() -> None:
-    _, findings = read_hub(document(hub={"prot": 1}, limits={"call_second": 1}), HOME, {})
+    _, findings = read_hub(document(hub={"prot": 1}, limits={"call_second": 1}), {}, HOME, {})
     assert [str(finding) for finding in findings] == [
         "isthmus.toml: hub.prot is not known and has no effect (did you mean port?)",
         "isthmus.toml: limits.call_second is not known and has no effect (did you mean call_seconds?)",

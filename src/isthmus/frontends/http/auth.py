@@ -368,7 +368,10 @@ class Denied(msgspec.Struct, frozen=True):
 
 
 PLAIN_DENIAL = Denied(
-    401, "A valid key is needed: send Authorization: Bearer KEY or X-Api-Key: KEY", ((b"www-authenticate", CHALLENGE),)
+    401,
+    "A valid key is needed: send Authorization: Bearer KEY or X-Api-Key: KEY. "
+    "The hub's operator makes one with: isthmus token create NAME --allow PATTERN",
+    ((b"www-authenticate", CHALLENGE),),
 )
 
 TOO_MANY = 429

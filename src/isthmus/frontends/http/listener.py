@@ -96,7 +96,7 @@ def advice(error: OSError) -> str:
     if isinstance(error, socket.gaierror):
         return "the host name is not known here; use an address of this machine, such as 127.0.0.1"
     if error.errno == errno.EADDRINUSE:
-        return "the address is in use; stop the program that uses it or choose another port"
+        return "the address is in use"
     if error.errno in (errno.EACCES, errno.EPERM):
         return "that is not permitted; choose a port above 1023 or run with the permission to use this one"
     if error.errno == errno.EADDRNOTAVAIL:
@@ -162,14 +162,17 @@ class HttpListener:
         """Call `callback` when draining begins, so that a frontend can end its idle streams."""
         self._on_drain.append(callback)
 
-    async def open(self) -> int:
+    async def open(self, sockets: list[socket.socket] | None = None) -> int:
         """Start serving and return the port, which the system chooses if the settings say 0.
+
+        The sockets may be bound already, by `bind_all`.
 
         Raises:
             ListenError: the address is in use, not permitted or not of this machine.
         """
         loop = asyncio.get_running_loop()
-        sockets = await bind_all(self._settings.host, self._settings.port)
+        if sockets is None:
+            sockets = await bind_all(self._settings.host, self._settings.port)
         make = functools.partial(HttpServerConnection, self._config, self._state)
         self._listeners = [await loop.create_server(make, sock=sock, backlog=BACKLOG) for sock in sockets]
         self._timer = loop.call_later(self._settings.inspect_seconds, self._inspect_all)

@@ -1,0 +1,145 @@
+"""The state folder of a hub: which configuration it belongs to, and how commands find the hub that runs with it.
+
+A running hub keeps `running.json` locked. The system releases the lock when the hub ends in any way, so a file that can
+be locked is left over from a killed hub. The file has the hub's address and a key that is valid for this run only: who
+can read the folder's private files could also create a key there. `app.serve` writes it and the command line reads it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from isthmus.config.codes import OPEN_TO_NETWORK
+from isthmus.config.files import derived_state, file_identity, home_folder, usual_state
+from isthmus.config.findings import ConfigError, Place
+
+if TYPE_CHECKING:  # commands that only look for a running hub load few modules
+    from isthmus.config.settings import Configuration
+
+RUNNING_FILE = "running.json"
+RUNNING_BYTES_MAX = 64 * 1024
+
+OWNER_FILE = "configuration"
+"""Names the configuration that the folder belongs to. Folders of versions that had one for all lack it."""
+
+KEYS_FOLDER = "keys"
+EARLIER = {KEYS_FOLDER: "keys", "credentials": "logins", "journal.db": "tasks"}
+"""What a folder of an earlier version may have that somebody would miss, by file."""
+
+
+class RunningHubInfo(msgspec.Struct, frozen=True):
+    """A running hub, for commands of the same user."""
+
+    pid: int
+    origin: str
+    """Its address on this machine, such as http://127.0.0.1:8765."""
+    key: str
+    """The key of the local operator."""
+    configuration: str | None
+    """Its configuration file."""
+
+
+def new_operator_key() -> str:
+    """Make the key of the local operator for one run of a hub."""
+    return secrets.token_urlsafe(32)
+
+
+def configuration_name(file: Path | None) -> str | None:
+    """Name a configuration file independently of the working folder."""
+    return None if file is None else str(file_identity(file))
+
+
+@contextmanager
+def announced(state: Path, info: RunningHubInfo) -> Iterator[None]:
+    """Let commands find the hub during this block.
+
+    They do not find the second hub of one folder, nor one whose folder cannot be written.
+    """
+    try:
+        descriptor = _write_locked(state, info)
+    except OSError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(descriptor), os.stat(state / RUNNING_FILE)):
+                os.unlink(state / RUNNING_FILE)
+        os.close(descriptor)
+
+
+def _write_locked(state: Path, info: RunningHubInfo) -> int:
+    """Write the file and return the descriptor that holds its lock. Raises: OSError, also if another hub has it."""
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = state / f"{RUNNING_FILE}.{info.pid}"
+    descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.write(descriptor, msgspec.json.encode(info))
+        if find_running(state) is not None:
+            raise FileExistsError(f"another hub runs with {state}")
+        os.rename(draft, state / RUNNING_FILE)  # locked from the moment on that it has this name
+    except BaseException:
+        os.close(descriptor)
+        with suppress(OSError):
+            os.unlink(draft)
+        raise
+    return descriptor
+
+
+def find_running(state: Path) -> RunningHubInfo | None:
+    """The hub that runs with this folder; None if there is none, or this user may not use it."""
+    try:
+        descriptor = os.open(state / RUNNING_FILE, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        if os.fstat(descriptor).st_uid not in (os.geteuid(), os.stat(state).st_uid):
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return msgspec.json.decode(os.read(descriptor, RUNNING_BYTES_MAX), type=RunningHubInfo)
+        return None  # nobody holds it: its hub was killed
+    except (OSError, ValueError):
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def claim(configuration: Configuration, *, is_open: bool, is_insecure: bool = False) -> str | None:
+    """Note in the state folder which configuration it belongs to; return a warning, or None.
+
+    Earlier versions had one folder for all configurations. What is left there is not moved: nobody can say whose it is.
+
+    Raises:
+        ConfigError: the hub would be open, and required keys before.
+    """
+    folder, home = Path(configuration.hub.state), home_folder()
+    owner = folder / OWNER_FILE
+    if owner.exists() or folder != derived_state(configuration.file, os.environ, home):
+        return None
+    warning = None
+    earlier = usual_state({}, home)
+    if folder != earlier and not (earlier / OWNER_FILE).exists():
+        left = [name for file, name in EARLIER.items() if (earlier / file).exists()]
+        keep = f'to keep using them, set [hub] state = "{earlier}"'
+        if KEYS_FOLDER in left and is_open and not is_insecure:
+            said = f"has no keys, but {earlier} has some of an earlier version; without them the hub would be open"
+            advice = f"{keep}; to begin without them, start it once with --insecure"
+            raise ConfigError(Place(None, str(folder)).finding(said, advice=advice, code=OPEN_TO_NETWORK))
+        if left:
+            warning = f"{', '.join(left)} of an earlier version are in {earlier} and not used here; {keep}"
+    with suppress(OSError):  # a hub also runs without a state folder
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        owner.write_text(f"{configuration_name(configuration.file) or 'the default hub'}\n")
+    return warning
