@@ -29,7 +29,7 @@ from isthmus.app.process_setup import raise_limit, spare_the_collector
 from isthmus.app.relay import Relay
 from isthmus.app.reload import Reloader, Source
 from isthmus.app.routes import CountedRequests, Face, Routes, StreamingFace
-from isthmus.app.state_folder import RunningHubInfo, announced, claim, configuration_name, new_operator_key
+from isthmus.app.state_folder import RunningHubInfo, announced, claim, configuration_name, is_derived, new_operator_key
 from isthmus.app.tokens import TokenService
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration, HubSettings, local_origin
@@ -207,7 +207,7 @@ async def open_journal(configuration: Configuration) -> ClosableJournal:
         try:
             return SqliteJournal(Path(settings.state))
         except (StateInUse, OSError, sqlite3.Error) as error:
-            if "hub.state" in configuration.origins:
+            if not is_derived(configuration):
                 raise ConfigError(Place(None, "hub.state").finding(f"cannot be used: {error}")) from error
             log.warning("tasks will not outlast this hub", reason=str(error))
             return MemoryJournal()

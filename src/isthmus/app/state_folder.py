@@ -116,6 +116,11 @@ def find_running(state: Path) -> RunningHubInfo | None:
         os.close(descriptor)
 
 
+def is_derived(configuration: Configuration) -> bool:
+    """Whether the state folder follows from the name of the file; otherwise somebody chose it."""
+    return Path(configuration.hub.state) == derived_state(configuration.file, os.environ, home_folder())
+
+
 def claim(configuration: Configuration, *, is_open: bool, is_insecure: bool = False) -> str | None:
     """Note in the state folder which configuration it belongs to; return a warning, or None.
 
@@ -124,12 +129,12 @@ def claim(configuration: Configuration, *, is_open: bool, is_insecure: bool = Fa
     Raises:
         ConfigError: the hub would be open, and required keys before.
     """
-    folder, home = Path(configuration.hub.state), home_folder()
+    folder = Path(configuration.hub.state)
     owner = folder / OWNER_FILE
-    if owner.exists() or folder != derived_state(configuration.file, os.environ, home):
+    if owner.exists() or not is_derived(configuration):
         return None
     warning = None
-    earlier = usual_state({}, home)
+    earlier = usual_state({}, home_folder())
     if folder != earlier and not (earlier / OWNER_FILE).exists():
         left = [name for file, name in EARLIER.items() if (earlier / file).exists()]
         keep = f'to keep using them, set [hub] state = "{earlier}"'

@@ -46,7 +46,7 @@ async def test_where_the_usual_folder_is_in_use_tasks_are_kept_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    usual = configured(tmp_path / ".local/state/isthmus")
+    usual = replace(configured(tmp_path / ".local/state/isthmus"), file=None)
     held = await open_journal(usual)
     journal = await open_journal(usual)
     assert isinstance(journal, MemoryJournal)

@@ -25,10 +25,12 @@ OFF = {"command": "true", "disabled": True}
 class Desk:
     """A hub, the folder of its files, and a reloader."""
 
-    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, environment: Mapping[str, str], *, has_file: bool = True) -> None:
         self.folder = folder
         self.file = folder / "mcp.json"
         self.source = Source(None, environment, folder, folder / "home")
+        if has_file:
+            self.write({})
         self.running = RunningHub(self.source.load(), environment)
         self.taken: list[Configuration] = []
         self.objection: Exception | None = None
@@ -55,6 +57,14 @@ class Desk:
 @pytest.fixture
 async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     made = Desk(tmp_path, {})
+    yield made
+    await made.running.aclose()
+
+
+@pytest.fixture
+async def bare_desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    """A hub that was started without a file."""
+    made = Desk(tmp_path, {}, has_file=False)
     yield made
     await made.running.aclose()
 
@@ -173,10 +183,13 @@ async def test_a_defect_met_in_one_version_does_not_keep_the_next_from_being_rea
 # -- watched -------------------------------------------------------------------------------------------------
 
 
-async def test_a_file_that_comes_and_changes_is_followed(desk: Desk) -> None:
+async def test_a_file_that_comes_and_changes_is_followed_but_its_state_needs_a_restart(bare_desk: Desk) -> None:
+    desk = bare_desk
     desk.reloader.start()
-    desk.write({"a": OFF})
-    await desk.until(lambda: desk.servers == {"a"})
+    with structlog.testing.capture_logs() as logs:
+        desk.write({"a": OFF})
+        await desk.until(lambda: desk.servers == {"a"})
+    assert logs[-1]["needs_a_restart"] == ["hub.state"]
     beside = desk.file.with_suffix(".tmp")
     beside.write_text(json.dumps({"mcpServers": {"b": OFF}}))
     beside.rename(desk.file)
@@ -226,7 +239,8 @@ async def test_a_file_that_is_gone_is_refused_and_followed_when_it_is_back(desk:
     await desk.until(lambda: desk.servers == {"b"})
 
 
-async def test_no_file_of_a_later_place_stands_in_for_one_that_is_gone(desk: Desk) -> None:
+async def test_no_file_of_a_later_place_stands_in_for_one_that_is_gone(bare_desk: Desk) -> None:
+    desk = bare_desk
     own = desk.folder / "isthmus.toml"
     own.write_text('[servers.a]\ncommand = "true"\ndisabled = true\n')
     await desk.reloader.reload()
@@ -236,7 +250,8 @@ async def test_no_file_of_a_later_place_stands_in_for_one_that_is_gone(desk: Des
     assert desk.servers == {"a"}
 
 
-async def test_variables_and_imported_files_are_followed_too(desk: Desk) -> None:
+async def test_variables_and_imported_files_are_followed_too(bare_desk: Desk) -> None:
+    desk = bare_desk
     own = desk.folder / "isthmus.toml"
     own.write_text('import = ["other/mcp.json"]\n[servers.a]\ncommand = "${PROGRAM}"\ndisabled = true\n')
     await desk.reloader.reload()

