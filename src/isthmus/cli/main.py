@@ -154,9 +154,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def cli() -> None:
     """One address for all your MCP servers.
 
-    `serve` runs the hub. The other commands work against a running hub (--hub or ISTHMUS_HUB, with the key in
-    ISTHMUS_KEY), or start one for themselves from a configuration: --config, ISTHMUS_CONFIG, ./isthmus.toml,
-    ./mcp.json, ~/.config/isthmus/isthmus.toml or ~/.isthmus/mcp.json.
+    `serve` runs the hub. The other commands use the running hub of their configuration, or start one for themselves.
+    The configuration is --config, ISTHMUS_CONFIG, ./isthmus.toml, ./mcp.json, ~/.config/isthmus/isthmus.toml or
+    ~/.isthmus/mcp.json. --hub or ISTHMUS_HUB names a hub elsewhere, with the key in ISTHMUS_KEY.
 
     Exit codes: 0 success, 1 the call failed, 2 usage, 3 configuration, 4 cannot reach the hub, 5 not allowed.
     """
