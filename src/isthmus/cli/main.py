@@ -25,6 +25,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Run": {
         "serve": ("serve.serve_command", "Run the hub: MCP at /mcp, REST at /v1."),
         "stdio": ("serve.stdio_command", "Serve MCP on standard input and output."),
+        "connect": ("connect.connect", "Write the hub into Claude Code, Cursor, VS Code and others."),
         "dial": ("dial.dial", "Connect local servers to a hub elsewhere."),
         "version": ("main.version", "Print the version."),
     },

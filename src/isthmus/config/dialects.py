@@ -501,7 +501,16 @@ def dialect_of(file: Path, table: Mapping[str, object]) -> Dialect:
 
 def places_of(client: Dialect, home: Path, cwd: Path, environment: Mapping[str, str]) -> list[Path]:
     """Return where a client's files may be, those of the project first."""
-    name = client.name
+    return [*project_files(client, cwd), *user_files(client, home, environment)]
+
+
+def project_files(client: Dialect, folder: Path) -> list[Path]:
+    """Return where a client's files for a project's folder may be."""
+    return [folder / path for path in _IN_PROJECT.get(client.name, ())]
+
+
+def user_files(client: Dialect, home: Path, environment: Mapping[str, str]) -> list[Path]:
+    """Return where a client's files for all projects may be."""
     if sys.platform == "darwin":
         settings = home / "Library" / "Application Support"
     elif sys.platform == "win32":
@@ -509,7 +518,6 @@ def places_of(client: Dialect, home: Path, cwd: Path, environment: Mapping[str, 
     else:
         settings = Path(environment.get("XDG_CONFIG_HOME") or home / ".config")
     return [
-        *(cwd / path for path in _IN_PROJECT.get(name, ())),
-        *(home / path for path in _IN_HOME.get(name, ())),
-        *(settings / path for path in _IN_SETTINGS.get(name, ())),
+        *(home / path for path in _IN_HOME.get(client.name, ())),
+        *(settings / path for path in _IN_SETTINGS.get(client.name, ())),
     ]

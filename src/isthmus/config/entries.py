@@ -195,6 +195,8 @@ def entries_of(
         message = f"has entries that only {dialect.title} can run; the hub skips them: {names}"
         findings.append(place.finding(message, code=codes.NOT_A_SERVER))
         entries = [entry for entry in entries if entry not in own]
+    if not dialect.is_own:
+        entries = [entry for entry in entries if not _is_this_hub(entry)]
     folder = document.project(home)
     if cwd is not None and folder is not None and folder != (runs_in or cwd):
         entries = [
@@ -204,6 +206,15 @@ def entries_of(
             for entry in entries
         ]
     return _with_switches(entries, document), findings
+
+
+def _is_this_hub(entry: Entry) -> bool:
+    """Whether `isthmus connect` wrote the entry: a hub that read it would be its own server."""
+    if entry.name != OWN.name:
+        return False
+    args, url = entry.fields.get("args"), entry.fields.get("url")
+    is_started = isinstance(args, list) and "stdio" in args
+    return is_started or (isinstance(url, str) and url.rstrip("/").endswith("/mcp"))
 
 
 def has_place_for_servers(document: Document) -> bool:

@@ -1,0 +1,551 @@
+"""`isthmus connect`: write the hub into the file of an MCP client, and take it out again.
+
+`CLIENTS` says how each client writes a server; where its files are and how they are read is known to `config.dialects`.
+The file is edited as text (`config.editing`), after a diff and a question, and the first backup stays beside it until
+`--undo`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+from isthmus.app.key_files import KeyFile, fix_of, reason_of
+from isthmus.cli.addresses import configured_origin
+from isthmus.cli.config import access_of, configuration_of, home, refused
+from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.cli.hub import ENDPOINT, KEY_VARIABLE, HubClient, RemoteSource, source_of
+from isthmus.cli.options import with_source
+from isthmus.cli.output import aligned, print_error, print_output, show_table
+from isthmus.cli.running import run_command
+from isthmus.config.callers import DEFAULT_TENANT
+from isthmus.config.dialects import CLIENTS as DIALECTS
+from isthmus.config.dialects import project_files, user_files
+from isthmus.config.editing import CannotEdit, Keys, edit, replace_file
+from isthmus.config.findings import ConfigError, closest_match
+from isthmus.config.formats import parse
+from isthmus.config.settings import Configuration
+from isthmus.identity.minted_keys import Keys as MintedKeys
+from isthmus.identity.minted_keys import StoreDamaged, current, mint, without_old
+from isthmus.model.callers import Grants
+
+NAME = "isthmus"
+"""The name of the hub in a client's file, unless the user chooses another."""
+
+BACKUP_SUFFIX = ".before-isthmus"
+DESCRIPTION = "One address for all MCP servers"
+HIDDEN = "***"
+REACH_SECONDS = 1.0
+"""How long the command looks for a running hub; it only decides a hint."""
+
+Entry = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Http:
+    """The hub at its address."""
+
+    name: str
+    url: str
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The hub as a program that the client starts."""
+
+    name: str
+    command: str
+    args: list[str]
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """How a client writes the hub."""
+
+    root: Keys
+    http: Callable[[Http], Entry] | None
+    """None if its file can only name programs."""
+    stdio: Callable[[Program], Entry]
+    variable: str = ""
+    """How a header has the value of `ISTHMUS_KEY`; empty if it cannot."""
+    afterwards: str = "Restart it, or reload its MCP servers."
+
+
+def _plain(program: Program, **more: object) -> Entry:
+    env = {"env": dict(program.env)} if program.env else {}
+    return {**more, "command": program.command, "args": program.args, **env}
+
+
+def _headers(hub: Http, key: str = "headers") -> Entry:
+    return {key: dict(hub.headers)} if hub.headers else {}
+
+
+def _url(hub: Http, key: str = "url", **more: object) -> Entry:
+    return {**more, key: hub.url, **_headers(hub)}
+
+
+def _codex(hub: Http) -> Entry:
+    if hub.headers.get("Authorization") == f"Bearer {KEY_VARIABLE}":  # Codex names the variable in a key of its own
+        return {"url": hub.url, "bearer_token_env_var": KEY_VARIABLE}
+    return {"url": hub.url, **_headers(hub, "http_headers")}
+
+
+def _goose(name: str, type: str, **more: object) -> Entry:
+    return {"enabled": True, "type": type, "name": name, "description": DESCRIPTION, **more, "timeout": 300}
+
+
+CLIENTS: dict[str, Client] = {
+    "claude-code": Client(
+        ("mcpServers",),
+        lambda hub: _url(hub, type="http"),
+        lambda program: _plain(program, type="stdio"),
+        f"${{{KEY_VARIABLE}}}",
+        "It reads the file when it starts; /mcp shows the hub.",
+    ),
+    "claude-desktop": Client(("mcpServers",), None, _plain, afterwards="Quit and start it again."),
+    "cursor": Client(("mcpServers",), _url, _plain, f"${{env:{KEY_VARIABLE}}}"),
+    "vscode": Client(
+        ("servers",),
+        lambda hub: _url(hub, type="http"),
+        lambda program: _plain(program, type="stdio"),
+        f"${{env:{KEY_VARIABLE}}}",
+        "It starts the hub's tools with the next chat; `MCP: List Servers` shows the hub.",
+    ),
+    "windsurf": Client(("mcpServers",), lambda hub: _url(hub, "serverUrl"), _plain, f"${{env:{KEY_VARIABLE}}}"),
+    "cline": Client(
+        ("mcpServers",), lambda hub: _url(hub, type="streamableHttp"), lambda program: _plain(program, type="stdio")
+    ),
+    "codex": Client(("mcp_servers",), _codex, _plain, KEY_VARIABLE, "It reads the file when it starts."),
+    # `url` means the earlier transport to older versions; all know `httpUrl`.
+    "gemini": Client(("mcpServers",), lambda hub: _url(hub, "httpUrl"), _plain, f"${{{KEY_VARIABLE}}}"),
+    "zed": Client(("context_servers",), _url, _plain, afterwards="It follows the file; nothing else to do."),
+    "goose": Client(
+        ("extensions",),
+        lambda hub: _goose(
+            hub.name, "streamable_http", uri=hub.url, **_headers(hub), envs=dict[str, str](), env_keys=list[str]()
+        ),
+        lambda program: _goose(
+            program.name, "stdio", cmd=program.command, args=program.args, envs=dict(program.env), env_keys=list[str]()
+        ),
+    ),
+    "kiro": Client(("mcpServers",), _url, _plain, f"${{{KEY_VARIABLE}}}", "It follows the file; nothing else to do."),
+    "opencode": Client(
+        ("mcp",),
+        lambda hub: {"type": "remote", "url": hub.url, "enabled": True, **_headers(hub)},
+        lambda program: {
+            "type": "local",
+            "command": [program.command, *program.args],
+            "enabled": True,
+            **({"environment": dict(program.env)} if program.env else {}),
+        },
+        f"{{env:{KEY_VARIABLE}}}",
+    ),
+    "copilot": Client(
+        ("mcpServers",),
+        lambda hub: _url(hub, type="http") | {"tools": ["*"]},
+        lambda program: _plain(program, type="local") | {"tools": ["*"]},
+    ),
+}
+"""By the name on the command line, which `isthmus import` uses too."""
+
+
+@click.command("connect")
+@click.argument("client", required=False, metavar="[CLIENT]", shell_complete=lambda *_: [*CLIENTS])
+@click.option("--project", "is_project", is_flag=True, help="Write the client's file of this folder, not the user's.")
+@click.option("--file", type=click.Path(path_type=Path), metavar="FILE", help="Write this file of the client.")
+@click.option("--stdio", "is_stdio", is_flag=True, help="Let the client start the hub, instead of its address.")
+@click.option("--name", default=NAME, show_default=True, metavar="NAME", help="The hub's name in the client.")
+@click.option("--print", "is_print", is_flag=True, help="Only print what would be written.")
+@click.option("--undo", "is_undo", is_flag=True, help="Take the hub out of the client's file again.")
+@click.option("--yes", "-y", "is_sure", is_flag=True, help="Do not ask.")
+@with_source
+def connect(client: str | None, file: Path | None, **options: Any) -> int:
+    """Write the hub into an MCP client. Without CLIENT, list the clients.
+
+    CLIENT is one of claude-code, claude-desktop, cursor, vscode, windsurf, cline, codex, gemini, zed, goose, kiro,
+    opencode, copilot.
+
+    Clients that speak Streamable HTTP get the hub's address, and a key if the hub requires keys: the one in
+    ISTHMUS_KEY, or a new one. Others start `isthmus stdio`. The change is shown before it is written, and the old file
+    is kept.
+    """
+    chosen = ConnectOptions(**options)
+    if client is None:
+        return list_clients(chosen.name)
+    if client not in CLIENTS:
+        meant = closest_match(client, CLIENTS)
+        advice = f"Did you mean {meant}?" if meant else f"Known are {', '.join(CLIENTS)}."
+        raise CommandFailed(Exit.USAGE, f"there is no client {client!r}", advice)
+    target = ClientFile(client, _file_of(client, file, is_project=chosen.is_project), chosen.name)
+    if chosen.is_undo:
+        return target.undo(is_sure=chosen.is_sure)
+    plan = Plan.make(target, chosen)
+    if chosen.is_print:
+        print_error(f"{target.file}:")
+        print_output(target.snippet(plan.entry(plan.key or (HIDDEN if plan.needs_key else ""))))
+        if plan.needs_key:
+            print_error(f"For {HIDDEN}, make a key: isthmus token create {client} --allow '*'")
+        return Exit.SUCCESS
+    return plan.carry_out(is_sure=chosen.is_sure)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectOptions:
+    """The options of the command line."""
+
+    name: str
+    hub: str | None
+    config: Path | None
+    is_project: bool
+    is_stdio: bool
+    is_print: bool
+    is_undo: bool
+    is_sure: bool
+
+
+def list_clients(name: str) -> Exit:
+    """Print the clients, whether each is on this machine, and whether the hub is in its file."""
+    rows = []
+    for client in CLIENTS:
+        files = [
+            path for path in [*project_files(DIALECTS[client], Path.cwd()), *_user_files(client)] if path.is_file()
+        ]
+        connected = [path for path in files if ClientFile(client, path, name).has_hub()]
+        state = "connected" if connected else "not connected" if files else ""
+        shown = connected or files or [_file_of(client, None, is_project=False)]
+        rows.append((client, state, _short(shown[0])))
+    if sys.stdout.isatty():
+        show_table(sys.stdout, [("", rows)], ("cyan", "", "dim"))
+    else:
+        print_output("\n".join(aligned(rows)))
+    return Exit.SUCCESS
+
+
+def _short(path: Path) -> str:
+    return f"~/{path.relative_to(home())}" if path.is_relative_to(home()) else str(path)
+
+
+def _user_files(client: str) -> list[Path]:
+    return user_files(DIALECTS[client], home(), os.environ)
+
+
+def _file_of(client: str, file: Path | None, *, is_project: bool) -> Path:
+    """The file to write: the named one, the first that exists, or where the client would make one."""
+    if file is not None:
+        return Path(os.path.abspath(file))
+    title = DIALECTS[client].title
+    paths = project_files(DIALECTS[client], Path.cwd()) if is_project else _user_files(client)
+    if not paths:
+        text = f"{title} has no file for {'a project' if is_project else 'a user'}"
+        raise CommandFailed(Exit.USAGE, text, "Leave --project out, or name a file with --file.")
+    # Cline is chiefly an extension of VS Code, whose file comes after those of its command line.
+    usual = next((path for path in paths if "Code" in path.parts), paths[0])
+    return next((path for path in paths if path.is_file()), usual)
+
+
+# -- what to write -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Plan:
+    """What a client's file gets."""
+
+    target: ClientFile
+    entry: Callable[[str], Entry]
+    """The entry with a key in it."""
+    key: str | None
+    """The key, if one is known; empty if none is needed."""
+    configuration: Configuration | None
+    url: str | None = None
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether a key must be made."""
+        return self.key is None
+
+    @classmethod
+    def make(cls, target: ClientFile, options: ConnectOptions) -> Plan:
+        """Decide on the address or the program, and on the key.
+
+        Raises:
+            CommandFailed: the configuration cannot be used, or there is none to start.
+        """
+        client = CLIENTS[target.client]
+        source = source_of(options.hub, options.config)
+        known = os.environ.get(KEY_VARIABLE, "")
+        is_stdio = options.is_stdio or client.http is None
+        configuration, needs_key = None, False
+        if isinstance(source, RemoteSource):
+            url = source.url
+        else:
+            configuration = configuration_of(options.config)
+            url = "" if is_stdio else configured_origin(configuration.hub) + ENDPOINT
+            try:
+                needs_key = not is_stdio and access_of(configuration) == "keys"
+            except ConfigError as error:
+                raise refused(error) from error
+            known = known if needs_key else ""
+        if is_stdio:
+            return cls(target, _started(target, client, source, configuration), known, configuration)
+
+        def entry(key: str) -> Entry:
+            assert client.http is not None
+            # A key does not belong into a file that is shared with the project.
+            value = client.variable if options.is_project and client.variable else key
+            headers = {"Authorization": f"Bearer {value}"} if key else {}
+            return client.http(Http(target.name, url, headers))
+
+        return cls(target, entry, (known or None) if needs_key else known, configuration, url)
+
+    def carry_out(self, *, is_sure: bool) -> Exit:
+        """Show the change, ask, make a key if one is needed, and write.
+
+        Raises:
+            CommandFailed: it was not confirmed, or the file cannot be written.
+        """
+        target, title = self.target, DIALECTS[self.target.client].title
+        shown = target.edited(self.entry(HIDDEN if self.key or self.needs_key else ""))
+        if self.key is not None and target.edited(self.entry(self.key)) == target.text:
+            print_output(f"{title} has the hub already: {target.file}")
+            return Exit.SUCCESS
+        target.print_diff(shown)
+        caller = None
+        if self.needs_key:
+            assert self.configuration is not None
+            caller = _free_name(self.configuration, target.client)
+            print_error(f"The hub requires keys: this makes one for the caller {caller}, which may call everything.")
+        target.confirm(is_sure=is_sure)
+        if caller is not None and self.configuration is not None:
+            self.key = _new_key(self.configuration, caller)
+        is_written = HIDDEN in shown and self.key is not None and self.key in target.edited(self.entry(self.key))
+        target.write(target.edited(self.entry(self.key or "")), is_private=is_written)
+        print_output(f"Wrote {target.name} into {target.file}.")
+        if target.backup.exists():
+            print_error(f"The file as it was: {target.backup}")
+        if caller is not None and not is_written:
+            print_error(f"Set {KEY_VARIABLE} for {title} to this key, which is not stored: {self.key}")
+        print_error(f"{title}: {CLIENTS[target.client].afterwards}")
+        if self.url is not None and not run_command(_is_listening(self.url)):
+            print_error(f"No hub listens at {self.url} yet: run `isthmus serve`.")
+        return Exit.SUCCESS
+
+
+def _started(
+    target: ClientFile, client: Client, source: object, configuration: Configuration | None
+) -> Callable[[str], Entry]:
+    """The entry of a hub that the client starts."""
+    if isinstance(source, RemoteSource):
+        options = ["--hub", source.url]
+    elif configuration is not None and configuration.file is not None:
+        options = ["--config", os.path.abspath(configuration.file)]
+    else:
+        advice = "Write one with `isthmus init`, or name it with --config FILE."
+        raise CommandFailed(Exit.CONFIGURATION, "there is no configuration to start the hub from", advice)
+    command, *words = this_program()
+    return lambda key: client.stdio(
+        Program(target.name, command, [*words, "stdio", *options], {KEY_VARIABLE: key} if key else {})
+    )
+
+
+def this_program() -> list[str]:
+    """The words that run this command from anywhere."""
+    started = sys.argv[0]
+    path = os.path.abspath(shutil.which(started) or started)
+    parts = Path(path).parts
+    for runner, cache in (("uvx", "uv"), ("pipx", "pipx")):
+        # Such a runner removes its cache now and then, and with it the program that it started.
+        is_cached = cache in parts and any(part.startswith("archive-v") or "cache" in part for part in parts)
+        if is_cached and (found := shutil.which(runner)) is not None:
+            return [found, NAME] if runner == "uvx" else [found, "run", NAME]
+    return [sys.executable, "-m", NAME] if path.endswith(".py") else [path]
+
+
+async def _is_listening(url: str) -> bool:
+    hub = HubClient(RemoteSource(url))
+    try:
+        async with asyncio.timeout(REACH_SECONDS):
+            await hub.servers()
+    except CommandFailed as failed:
+        return failed.exit != Exit.UNREACHABLE
+    except TimeoutError:
+        return False
+    finally:
+        await hub.aclose()
+    return True
+
+
+def _free_name(configuration: Configuration, client: str) -> str:
+    """A name for the caller that no other has."""
+    file = KeyFile(Path(configuration.hub.state))
+    keys = file.read() if file.exists() else ()
+    taken = {key.name for key in keys or ()} | set(configuration.named)
+    names = (client if number == 1 else f"{client}-{number}" for number in range(1, len(taken) + 2))
+    return next(name for name in names if name not in taken)
+
+
+def _new_key(configuration: Configuration, name: str) -> str:
+    """Make a key for a caller that may call everything."""
+    file, now = KeyFile(Path(configuration.hub.state)), time.time()
+    key, made = mint(name, Grants(("*",)), DEFAULT_TENANT, targets=False, now=now, expires_at=None)
+
+    def decide(keys: MintedKeys) -> MintedKeys:
+        if current(keys, name, now) is not None:
+            raise CommandFailed(Exit.USAGE, f"{name} already has a key", "Run the command again.")
+        return (*without_old(keys, now), made)
+
+    try:
+        file.change(decide)
+    except (OSError, StoreDamaged) as error:
+        text = f"the key file {file.path} cannot be used: {reason_of(error)}"
+        raise CommandFailed(Exit.CONFIGURATION, text, f"{fix_of(file, error)}.") from error
+    return key
+
+
+# -- the client's file -------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class ClientFile:
+    """The file of a client."""
+
+    client: str
+    file: Path
+    name: str
+    text: str = field(init=False, default="")
+
+    def __post_init__(self) -> None:
+        try:
+            self.text = self.file.read_bytes().decode() if self.file.exists() else ""
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            advice = "`--print` prints what to write into it by hand."
+            raise CommandFailed(Exit.CONFIGURATION, f"{self.file} cannot be read: {why}", advice) from error
+
+    @property
+    def backup(self) -> Path:
+        """The file as it was before the hub was written into it."""
+        return self.file.with_name(self.file.name + BACKUP_SUFFIX)
+
+    @property
+    def path(self) -> Keys:
+        """The keys that lead to the hub."""
+        return (*CLIENTS[self.client].root, self.name)
+
+    def has_hub(self) -> bool:
+        """Whether the file names the hub; a file that cannot be read does not."""
+        try:
+            return self.edited(None) != self.text
+        except CommandFailed:
+            return False
+
+    def edited(self, entry: Entry | None) -> str:
+        """The text with the hub's entry, or without.
+
+        Raises:
+            CommandFailed: it cannot be edited without changing something else.
+        """
+        return self._edited(self.text, entry)
+
+    def _edited(self, text: str, entry: object) -> str:
+        try:
+            return edit(self.file, text, self.path, entry)
+        except CannotEdit as error:
+            advice = "Nothing was changed. `--print` prints what to write into it by hand."
+            raise CommandFailed(Exit.CONFIGURATION, f"{self.file}: {error}", advice) from error
+
+    def snippet(self, entry: Entry) -> str:
+        """The entry in a file of its own."""
+        return edit(self.file, "", self.path, entry)
+
+    def print_diff(self, text: str) -> None:
+        """Show what changes in the file."""
+        lines = difflib.unified_diff(
+            self.text.splitlines(), text.splitlines(), str(self.file), str(self.file), "", "", n=2, lineterm=""
+        )
+        print_error("\n".join(line.rstrip() for line in lines))
+
+    def confirm(self, *, is_sure: bool) -> None:
+        """Ask whether to go on.
+
+        Raises:
+            CommandFailed: the answer is no, or there is nobody to ask.
+        """
+        if is_sure:
+            return
+        if not sys.stdin.isatty():
+            raise CommandFailed(Exit.USAGE, "nothing was written", "Confirm with --yes; --print only prints it.")
+        if not click.confirm(f"Write {self.file}?", default=True, err=True):
+            raise CommandFailed(Exit.CALL_FAILED, "nothing was written")
+
+    def write(self, text: str, *, is_private: bool) -> None:
+        """Replace the file. The first backup stays.
+
+        Raises:
+            CommandFailed: it cannot be written.
+        """
+        backup = None if self.backup.exists() or self.has_hub() else self.backup
+        try:
+            replace_file(self.file, text.encode(), is_private=is_private, backup=backup)
+        except OSError as error:
+            advice = "Nothing was changed. `--print` prints what to write into it by hand."
+            raise CommandFailed(
+                Exit.CONFIGURATION, f"{self.file} cannot be written: {error.strerror}", advice
+            ) from error
+
+    def undo(self, *, is_sure: bool) -> Exit:
+        """Take the hub out. If nothing else has changed, the file is as it was, byte for byte.
+
+        Raises:
+            CommandFailed: it was not confirmed, or the file cannot be written.
+        """
+        title = DIALECTS[self.client].title
+        if not self.has_hub():
+            print_output(f"{title} does not have {self.name}: {self.file}")
+            return Exit.SUCCESS
+        entry = _entry_at(self.file, self.text, self.path)
+        before = self.backup.read_bytes().decode() if self.backup.exists() else ""
+        text = self._edited(self.text, _entry_at(self.file, before, self.path))
+        if _content(self.file, text) == _content(self.file, before):
+            text = before
+        self.print_diff(text)
+        self.confirm(is_sure=is_sure)
+        if not self.backup.exists() and not _content(self.file, text):
+            self.file.unlink()
+            print_output(f"Removed {self.file}, which had nothing else in it.")
+        else:
+            replace_file(self.file, text.encode(), is_private=False)
+            self.backup.unlink(missing_ok=True)
+            print_output(f"Took {self.name} out of {self.file}.")
+        if "Bearer " in str(entry):
+            print_error("Its key stays valid: `isthmus token list` shows it, `isthmus token revoke` ends it.")
+        return Exit.SUCCESS
+
+
+def _content(file: Path, text: str) -> object:
+    """What a text says, without empty tables."""
+
+    def without_empty(value: object) -> object:
+        if isinstance(value, dict):
+            return {key: inner for key, item in value.items() if (inner := without_empty(item)) not in ({}, None)}
+        return value
+
+    return without_empty(parse(file, text.removeprefix("\ufeff"))[0]) if text.strip() else {}
+
+
+def _entry_at(file: Path, text: str, path: Keys) -> object:
+    table: object = parse(file, text.removeprefix("\ufeff"))[0] if text.strip() else {}
+    for key in path:
+        table = table.get(key) if isinstance(table, dict) else None
+    return table

@@ -1,0 +1,205 @@
+"""The hub written into each client's real file, read back as that client writes it, and taken out again."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from isthmus.cli.connect import CLIENTS
+from isthmus.cli.main import main
+from isthmus.config.client_files import HostContext
+from isthmus.config.dialects import CLIENTS as DIALECTS
+from isthmus.config.dialects import project_files, user_files
+from isthmus.config.files import read_document
+from isthmus.config.importing import load_servers
+from isthmus.upstream.server_settings import HttpSettings, ServerSettings, StdioSettings
+
+SAMPLES = Path(__file__).parents[1] / "unit" / "config" / "samples"
+URL = "http://127.0.0.1:8765/mcp"
+AS_MEANT = {"cursor", "vscode", "windsurf", "zed", "kiro", "opencode"}
+"""Clients whose files do not say which transport an address has."""
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A clean home, and a project to work in."""
+    for name in [name for name in os.environ if name.startswith(("ISTHMUS_", "XDG_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("SEARCH_TOKEN", "t")
+    monkeypatch.setattr(sys, "argv", ["/opt/isthmus/bin/isthmus"])
+    (tmp_path / "home").mkdir()
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    (tmp_path / "work" / "isthmus.toml").write_text(f'[hub]\nstate = "{tmp_path}/state"\n')
+    return tmp_path / "work"
+
+
+def file_of(client: str, work: Path) -> Path:
+    """The client's file, with what a user of that client may have in it."""
+    samples = [path for path in (SAMPLES / client).rglob("*") if path.is_file() and path.name != ".env"]
+    sample = max(samples, key=lambda path: path.stat().st_size)
+    paths = user_files(DIALECTS[client], work.parent / "home", {})
+    file = next(path for path in paths if path.suffix == sample.suffix)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(sample.read_bytes())
+    return file
+
+
+def read_back(client: str, file: Path, name: str = "hub") -> ServerSettings:
+    """The hub as `isthmus import` reads it from the client's file."""
+    home = Path.home()
+    loaded = load_servers(read_document(file, DIALECTS[client]), HostContext(os.environ, Path.cwd(), home))
+    [server] = [server for each, server in loaded.servers.items() if each == name]
+    return server
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_round_trip(client: str, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = file_of(client, work)
+    before = file.read_bytes()
+    assert main(["connect", client, "--name", "hub", "--yes"]) == 0, capsys.readouterr().err
+    assert f"Wrote hub into {file}." in capsys.readouterr().out
+    reach = read_back(client, file).reach
+    if CLIENTS[client].http is None:
+        assert isinstance(reach, StdioSettings)
+        assert [reach.command, *reach.args] == [
+            "/opt/isthmus/bin/isthmus", "stdio", "--config", str(work / "isthmus.toml")
+        ]  # fmt: skip
+    else:
+        assert isinstance(reach, HttpSettings)
+        assert (reach.url, reach.carrier) == (URL, "auto" if client in AS_MEANT else "http")
+    lines = [line.rstrip(",") for line in before.decode().splitlines()]
+    now = [line.rstrip(",") for line in file.read_text().splitlines()]
+    assert all(line in now for line in lines)
+    assert main(["connect", client, "--name", "hub", "--yes"]) == 0
+    assert "has the hub already" in capsys.readouterr().out
+    assert main(["connect", client, "--name", "hub", "--undo", "--yes"]) == 0
+    assert file.read_bytes() == before
+    assert not list(file.parent.glob("*isthmus*"))
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_client_without_a_file_gets_one_and_loses_it_again(client: str, work: Path) -> None:
+    assert main(["connect", client, "--stdio", "--name", "hub", "--yes"]) == 0
+    [file] = [path for path in (work.parent / "home").rglob("*") if path.is_file()]
+    reach = read_back(client, file).reach
+    assert isinstance(reach, StdioSettings)
+    assert reach.command == "/opt/isthmus/bin/isthmus"
+    assert main(["connect", client, "--name", "hub", "--undo", "--yes"]) == 0
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("client", [name for name in CLIENTS if project_files(DIALECTS[name], Path())])
+def test_a_project_s_file_has_no_key(
+    client: str, work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["token", "create", "me", "--allow", "*"]) == 0
+    capsys.readouterr()
+    assert main(["connect", client, "--project", "--name", "hub", "--yes"]) == 0
+    [file] = [path for path in work.rglob("*") if path.is_file() and path.name != "isthmus.toml"]
+    said = capsys.readouterr().err
+    if CLIENTS[client].variable:
+        assert f"Set ISTHMUS_KEY for {DIALECTS[client].title} to this key" in said
+        key = said.partition("not stored: ")[2].split()[0]
+        assert key not in file.read_text()
+        monkeypatch.setenv("ISTHMUS_KEY", key)
+    reach = read_back(client, file).reach
+    assert isinstance(reach, HttpSettings)
+    assert reach.headers["Authorization"].startswith("Bearer isk_")
+
+
+def test_a_key_is_made_where_the_hub_wants_one(
+    work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = file_of("cursor", work)
+    assert main(["token", "create", "cursor", "--allow", "*"]) == 0
+    capsys.readouterr()
+    assert main(["connect", "cursor", "--print"]) == 0
+    shown = capsys.readouterr()
+    assert '"Authorization": "Bearer ***"' in shown.out
+    assert "isthmus token create cursor --allow '*'" in shown.err
+    assert main(["connect", "cursor", "--name", "hub", "--yes"]) == 0
+    said = capsys.readouterr().err
+    assert "this makes one for the caller cursor-2, which may call everything" in said
+    reach = read_back("cursor", file).reach
+    assert isinstance(reach, HttpSettings)
+    key = reach.headers["Authorization"].removeprefix("Bearer ")
+    assert key not in said
+    assert file.stat().st_mode & 0o777 == 0o600
+    monkeypatch.setenv("ISTHMUS_KEY", "mine")
+    assert main(["connect", "cursor", "--name", "hub", "--yes"]) == 0
+    assert '"Bearer mine"' in file.read_text()
+
+
+def test_nothing_is_written_without_a_yes(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = file_of("vscode", work)
+    before = file.read_bytes()
+    assert main(["connect", "vscode"]) == 2
+    said = capsys.readouterr().err
+    assert '+    "isthmus": {' in said
+    assert "Confirm with --yes" in said
+    assert file.read_bytes() == before
+
+
+def test_what_the_client_wrote_meanwhile_stays(work: Path) -> None:
+    file = file_of("claude-code", work)
+    assert main(["connect", "claude-code", "--yes"]) == 0
+    file.write_text(file.read_text().replace("{", '{\n  "meanwhile": true,', 1))
+    assert main(["connect", "claude-code", "--undo", "--yes"]) == 0
+    assert "meanwhile" in file.read_text()
+    assert "isthmus" not in file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["connect", "curser"], "Did you mean cursor?"),
+        (["connect", "goose", "--project"], "Goose has no file for a project"),
+        (["connect", "cursor", "--hub", "x", "--config", "y"], "--hub and --config exclude each other"),
+    ],
+)
+def test_mistakes_are_named(words: list[str], says: str, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_understood_is_left_alone(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = file_of("cursor", work)
+    file.write_text("{nonsense")
+    assert main(["connect", "cursor", "--yes"]) == 3
+    assert "Nothing was changed. `--print` prints what to write" in capsys.readouterr().err
+    assert file.read_text() == "{nonsense"
+
+
+def test_the_hub_does_not_read_itself_back(work: Path) -> None:
+    """After `connect cursor`, an `import = ["cursor"]` would make the hub its own server."""
+    file = file_of("cursor", work)
+    assert main(["connect", "cursor", "--yes"]) == 0
+    assert "isthmus" in file.read_text()
+    assert main(["import", "cursor"]) == 0
+    assert "isthmus" not in tomllib.loads((work / "isthmus.toml").read_text())["servers"]
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_the_page_shows_what_is_written(client: str, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "clients.md").read_text()
+    snippet = page.partition(f"### {DIALECTS[client].title}\n")[2].partition("\n### ")[0].split("```")[1]
+    snippet = snippet.partition("\n")[2].replace("/home/me/.local", "/opt/isthmus").replace("/home/me", str(work))
+    assert main(["connect", client, "--print"]) == 0
+    assert capsys.readouterr().out == snippet
+    assert f"| `isthmus connect {client}` |" in page
+
+
+def test_the_clients_are_listed(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file_of("cursor", work)
+    assert main(["connect", "cursor", "--yes"]) == 0
+    capsys.readouterr()
+    assert main(["connect"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["cursor", "connected", "~/.cursor/mcp.json"] in rows
+    assert [row[0] for row in rows] == list(CLIENTS)
