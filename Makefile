@@ -29,7 +29,7 @@ EXTRAS := adk langchain openai-agents pydantic-ai
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-strip-extras --no-emit-index-url --no-header
 
 .DEFAULT_GOAL := help
-.PHONY: help reference serve demo devices test peers conformance soak cover lint format bench agents crowd relayed library trust fuzz gate resolve audit image sbom lock clean
+.PHONY: help reference serve demo devices firsthour test peers conformance soak cover lint format bench agents crowd relayed library trust fuzz gate resolve audit image sbom lock clean
 
 help: ## say what each target does
 	@echo "make TARGET [ARGS='…'] [PYTHON=python3.12]"
@@ -43,6 +43,9 @@ demo: $(VENV)/.serve ## play the examples with A2A agents, from the card to a hu
 
 devices: $(VENV)/.serve ## play the relay: three servers behind NAT, and a device
 	@$(VENV)/bin/python examples/relay/demo.py
+
+firsthour: $(VENV)/.test $(A2A10)/.ready $(FRAMEWORKS)/.ready ## play the first hour of five new users in a clean clone, with real clients; ARGS="developer operator" for some
+	@$(VENV)/bin/python -m tests.first_hour $(ARGS)
 
 test: $(VENV)/.test $(VENV)/.postgres $(VENV)/.chromium $(SDKS) $(NPM)/node_modules/.ready ## run the tests; ARGS="-k names"
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(PEERS:%=--ignore=%) $(ARGS)

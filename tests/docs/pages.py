@@ -32,7 +32,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,6 +116,9 @@ class Reader:
     folder: Path
     home: Path
     port: int
+    python: str = sys.executable
+    on_done: Callable[[str, float], None] = lambda command, seconds: None
+    """Called with each command and how long it took, or took to be ready."""
     said: str = ""
     """Everything that commands have printed so far."""
     _last: str = ""
@@ -130,7 +133,7 @@ class Reader:
             AssertionError: a command failed, or printed something else than the page shows.
         """
         for block in blocks_of(page):
-            place = f"{page.relative_to(CHECKOUT)}:{block.line}"
+            place = f"{page.name}:{block.line}"
             if block.mark("not run") is not None:
                 continue
             for name, command in block.marks:
@@ -154,7 +157,11 @@ class Reader:
 
     def type(self, command: str, place: str, exit_code: int = 0, block: Block | None = None) -> None:
         """Run one command line."""
-        command = self._completed(self._here(command))
+        began = time.monotonic()
+        self._type(self._completed(self._here(command)), place, exit_code, block)
+        self.on_done(command, time.monotonic() - began)
+
+    def _type(self, command: str, place: str, exit_code: int, block: Block | None) -> None:
         if _BACKGROUND.search(command):
             self._start(command, place)
             return
@@ -203,10 +210,12 @@ class Reader:
 
     def _run_program(self, block: Block, place: str) -> None:
         sdk = block.mark("python")
-        python = sys.executable if sdk is None else str(CHECKOUT / f".venv-{sdk}" / "bin" / "python")
+        python = self.python if sdk is None else str(CHECKOUT / f".venv-{sdk}" / "bin" / "python")
         if not Path(python).exists():
             pytest.skip(f"{place} needs {python}: run `make test` once")
+        began = time.monotonic()
         self._run([python, "-c", self._here(block.text)], place)
+        self.on_done(f"the program at {place}", time.monotonic() - began)
         self._compare(re.findall(r"print\(.*\)  # (.*)", block.text), place)
 
     def _compare(self, shown: list[str], place: str) -> None:
@@ -220,7 +229,7 @@ class Reader:
         is_hub = "isthmus dial" not in command
         if is_hub:
             self._end_hub()
-            command += "" if str(self.port) in command else f" --port {self.port}"
+            command = _with_port(command, self.port)
         folder, _, program = command.rpartition("&& ")
         log = self.home / f"background-{len(self._running)}.log"
         with log.open("wb") as output:
@@ -268,6 +277,16 @@ class Reader:
         return {**clean_environment(self.home, self.home / "bin"), **self._variables, **hub}
 
 
+def _with_port(command: str, port: int) -> str:
+    if str(port) in command:
+        return command
+    if "make serve" not in command:
+        return f"{command} --port {port}"
+    return (
+        command.replace('ARGS="', f'ARGS="--port {port} ') if "ARGS=" in command else f'{command} ARGS="--port {port}"'
+    )
+
+
 def _has_offered(log: Path) -> bool:
     """Whether `isthmus dial` has offered all its servers to the hub."""
     events = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
@@ -283,17 +302,20 @@ def clean_environment(home: Path, *paths: Path) -> dict[str, str]:
 
 
 @contextmanager
-def reader(folder: Path) -> Iterator[Reader]:
-    """A reader with a checkout's examples, and with the programs that pages use."""
-    home, work = folder / "home", folder / "work"
+def reader(folder: Path, clone: Path | None = None) -> Iterator[Reader]:
+    """A reader with the programs that pages use, in a clone of the repository or beside a copy of its examples."""
+    home, work = folder / "home", clone or folder / "work"
     (home / "bin").mkdir(parents=True)
-    shutil.copytree(CHECKOUT / "examples", work / "examples")
-    shutil.copy(CHECKOUT / "README.md", work)
+    python = sys.executable if clone is None else str(clone / ".venv" / "bin" / "python")
+    if clone is None:
+        shutil.copytree(CHECKOUT / "examples", work / "examples")
+        shutil.copy(CHECKOUT / "README.md", work)
+        (work / ".venv").symlink_to(sys.prefix)
+        (work / "src").symlink_to(CHECKOUT / "src")
     for environment in CHECKOUT.glob(".venv-*"):
-        (work / environment.name).symlink_to(environment)
-    (work / ".venv").symlink_to(sys.prefix)
-    (work / "src").symlink_to(CHECKOUT / "src")
-    for name, line in programs().items():
+        if not (work / environment.name).exists():
+            (work / environment.name).symlink_to(environment)
+    for name, line in programs(python).items():
         program = home / "bin" / name
         program.write_text(f'#!/bin/sh\nexec {line} "$@"\n')
         program.chmod(0o755)
@@ -302,22 +324,24 @@ def reader(folder: Path) -> Iterator[Reader]:
         port: int = probe.getsockname()[1]
     for program in (work / "examples").rglob("*.py"):
         program.write_text(program.read_text().replace(DOCUMENTED_PORT, str(port)))
-    person = Reader(work, home, port)
+    person = Reader(work, home, port, python)
     try:
         yield person
     finally:
         person.close()
 
 
-def programs() -> dict[str, str]:
+def programs(python: str) -> dict[str, str]:
     """Programs that pages call by name, as shell words."""
-    python = shlex.quote(sys.executable)
-    found = {"isthmus": f"{python} -m isthmus", "python": python, "python3": python}
+    python, own = shlex.quote(python), shlex.quote(sys.executable)
+    found = {"isthmus": f"{python} -m isthmus", "python": python}
+    if python == own:
+        found["python3"] = python
     toys = shlex.quote(str(CHECKOUT / "tests" / "docs" / "toy_server.py"))
-    found |= {"files-server": f"{python} {toys} read write delete", "web-server": f"{python} {toys} fetch"}
+    found |= {"files-server": f"{own} {toys} read write delete", "web-server": f"{own} {toys} fetch"}
     if (curl := shutil.which("curl")) is not None:
         found["curl"] = f"{curl} -sS --fail-with-body"
-    if (node := shutil.which("node")) is not None:
+    if (node := shutil.which("node")) is not None and python == own:
         # `npx -y PACKAGE …` without the network: the pinned packages are in the checkout.
-        found["npx"] = f"{python} {shlex.quote(str(CHECKOUT / 'tests' / 'docs' / 'npx.py'))} {node}"
+        found["npx"] = f"{own} {shlex.quote(str(CHECKOUT / 'tests' / 'docs' / 'npx.py'))} {node}"
     return found

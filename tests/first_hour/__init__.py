@@ -1,0 +1,1 @@
+"""The first hour of a new user, played by `make firsthour`."""
