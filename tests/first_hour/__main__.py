@@ -16,6 +16,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from tests.docs import pages
@@ -33,7 +34,7 @@ INSTALL_SECONDS = 900.0
 
 
 def developer(person: Reader) -> None:
-    """From `git clone` to a tool that a real client calls; then the README, and two more clients."""
+    """From `git clone` to a tool that a real client calls; the README, two more clients, two more ways to install."""
     began = time.monotonic()
     person.type("make serve", "README.md")
     person.type(INSPECTOR, "README.md")
@@ -41,6 +42,8 @@ def developer(person: Reader) -> None:
     person.read(person.folder / "README.md")
     person.type(f"{sys.executable} {CLIENTS} mcp {HUB}", "official MCP client")
     person.type(f"{sys.executable} {CLIENTS} fastmcp {HUB}", "FastMCP's client")
+    person.type("uvx --from . isthmus serve", "README.md")
+    person.type("python3 -m venv ~/own && ~/own/bin/pip install --quiet . && ~/own/bin/isthmus --version", "README.md")
 
 
 def operator(person: Reader) -> None:
@@ -97,8 +100,10 @@ def many_servers(person: Reader) -> None:
                 while not _answers(f"http://127.0.0.1:{person.port}/{path}"):
                     assert hub.poll() is None
                     time.sleep(0.005)
+                used = psutil.Process(hub.pid).cpu_times()
                 print(
-                    f"    {time.monotonic() - began:6.2f} s  /{path} of a hub with {SERVERS} servers, {attempt} start"
+                    f"    {time.monotonic() - began:6.2f} s  {attempt} start: /{path} of a hub with {SERVERS} servers "
+                    f"({used.user + used.system:.2f} s of CPU)"
                 )
             hub.terminate()
 
