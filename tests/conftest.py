@@ -38,6 +38,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# The folders of whoever runs the tests; those that a test cares about are below its HOME.
+for _folder in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+    os.environ.pop(_folder, None)
+
 # With it gRPC, which some tests load, makes itself new descriptors whenever a later test forks.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 

@@ -340,7 +340,7 @@ async def _serve(
         access.follow(running, (mcp, sse, agent))
         spare_the_collector()
         monitor.start()
-        on_open(announcement.enter_context(_announced(configuration, access.operator_key, port)))
+        on_open(announcement.enter_context(_announced(configuration, environment, access.operator_key, port)))
         if source is not None:
             change = partial(_change, running, access, tokens, agent, retention, relay)
             signals.reload_by(Reloader(running, source, change, books.reloaded if books is not None else None))
@@ -357,11 +357,14 @@ async def _serve(
 
 
 @contextmanager
-def _announced(configuration: Configuration, operator_key: str, port: int) -> Iterator[str]:
+def _announced(
+    configuration: Configuration, environment: Mapping[str, str], operator_key: str, port: int
+) -> Iterator[str]:
     """Let commands find the hub during this block; yields its address."""
     settings = configuration.hub
     origin = local_origin(settings.host, port)
-    info = RunningHubInfo(os.getpid(), origin, operator_key, configuration_name(configuration.file))
+    name = configuration_name(configuration.file, environment)
+    info = RunningHubInfo(os.getpid(), origin, operator_key, name)
     with announced(Path(settings.state), info):
         yield origin
 

@@ -8,9 +8,10 @@ can read the folder's private files could also create a key there. `app.serve` w
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from isthmus.config.codes import OPEN_TO_NETWORK
-from isthmus.config.files import derived_state, file_identity, home_folder, usual_state
+from isthmus.config.files import MAP_VARIABLE, derived_state, file_identity, home_folder, usual_state
 from isthmus.config.findings import ConfigError, Place
 
 if TYPE_CHECKING:  # commands that only look for a running hub load few modules
@@ -30,8 +31,8 @@ RUNNING_BYTES_MAX = 64 * 1024
 OWNER_FILE = "configuration"
 """Names the configuration that the folder belongs to. Folders of versions that had one for all lack it."""
 
-KEYS_FOLDER = "keys"
-EARLIER = {KEYS_FOLDER: "keys", "credentials": "logins", "journal.db": "tasks"}
+KEYS = "keys"
+EARLIER = {"keys": KEYS, "credentials": "logins", "journal.db": "tasks"}
 """What a folder of an earlier version may have that somebody would miss, by file."""
 
 
@@ -43,8 +44,8 @@ class RunningHubInfo(msgspec.Struct, frozen=True):
     """Its address on this machine, such as http://127.0.0.1:8765."""
     key: str
     """The key of the local operator."""
-    configuration: str | None
-    """Its configuration file."""
+    configuration: str
+    """Identifies its configuration; see `configuration_name`."""
 
 
 def new_operator_key() -> str:
@@ -52,9 +53,14 @@ def new_operator_key() -> str:
     return secrets.token_urlsafe(32)
 
 
-def configuration_name(file: Path | None) -> str | None:
-    """Name a configuration file independently of the working folder."""
-    return None if file is None else str(file_identity(file))
+def configuration_name(file: Path | None, environment: Mapping[str, str]) -> str:
+    """Identify a configuration: its file, wherever a command is started, and further servers of the environment."""
+    servers = environment.get(MAP_VARIABLE, "")
+    return _name_of(file) + (f" {hashlib.sha256(servers.encode()).hexdigest()[:16]}" if servers else "")
+
+
+def _name_of(file: Path | None) -> str:
+    return "the default hub" if file is None else str(file_identity(file))
 
 
 @contextmanager
@@ -122,29 +128,51 @@ def is_derived(configuration: Configuration) -> bool:
 
 
 def claim(configuration: Configuration, *, is_open: bool, is_insecure: bool = False) -> str | None:
-    """Note in the state folder which configuration it belongs to; return a warning, or None.
-
-    Earlier versions had one folder for all configurations. What is left there is not moved: nobody can say whose it is.
+    """Note in the state folder that it belongs to the configuration; return a warning, or None.
 
     Raises:
         ConfigError: the hub would be open, and required keys before.
     """
-    folder = Path(configuration.hub.state)
-    owner = folder / OWNER_FILE
-    if owner.exists() or not is_derived(configuration):
-        return None
-    warning = None
-    earlier = usual_state({}, home_folder())
-    if folder != earlier and not (earlier / OWNER_FILE).exists():
-        left = [name for file, name in EARLIER.items() if (earlier / file).exists()]
+    folder, warning = Path(configuration.hub.state), None
+    if left := left_behind(configuration):
+        earlier = earlier_folder()
         keep = f'to keep using them, set [hub] state = "{earlier}"'
-        if KEYS_FOLDER in left and is_open and not is_insecure:
+        if KEYS in left and is_open and not is_insecure:
             said = f"has no keys, but {earlier} has some of an earlier version; without them the hub would be open"
             advice = f"{keep}; to begin without them, start it once with --insecure"
             raise ConfigError(Place(None, str(folder)).finding(said, advice=advice, code=OPEN_TO_NETWORK))
-        if left:
-            warning = f"{', '.join(left)} of an earlier version are in {earlier} and not used here; {keep}"
+        warning = f"{', '.join(left)} of an earlier version are in {earlier} and not used here; {keep}"
+    mark(configuration)
+    return warning
+
+
+def left_behind(configuration: Configuration) -> list[str]:
+    """What an earlier version, which had one folder for all configurations, left there that may be this hub's.
+
+    It is not moved: nobody can say whose it is. Empty once the hub has started with its own folder.
+    """
+    folder, earlier = Path(configuration.hub.state), earlier_folder()
+    if folder == earlier or not is_derived(configuration) or (folder / OWNER_FILE).exists():
+        return []
+    return _content_without_owner(earlier)
+
+
+def mark(configuration: Configuration) -> None:
+    """Note whose folder this is; not in the folder of an earlier version, which may be everybody's."""
+    folder = Path(configuration.hub.state)
+    if not is_derived(configuration) or (folder == earlier_folder() and _content_without_owner(folder)):
+        return
     with suppress(OSError):  # a hub also runs without a state folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        owner.write_text(f"{configuration_name(configuration.file) or 'the default hub'}\n")
-    return warning
+        (folder / OWNER_FILE).write_text(f"{_name_of(configuration.file)}\n")
+
+
+def earlier_folder() -> Path:
+    """The folder that all configurations shared."""
+    return usual_state({}, home_folder())
+
+
+def _content_without_owner(folder: Path) -> list[str]:
+    if (folder / OWNER_FILE).exists():
+        return []
+    return [name for file, name in EARLIER.items() if (folder / file).exists()]

@@ -32,7 +32,7 @@ from isthmus.cli.output import aligned, counted, first_line, print_json, print_o
 from isthmus.cli.running import quiet_logs, run_command
 from isthmus.config import codes
 from isthmus.config.codes import FindingCode
-from isthmus.config.entries import MAP_VARIABLE
+from isthmus.config.files import MAP_VARIABLE
 from isthmus.config.findings import ConfigError
 from isthmus.config.redaction import secrets_of
 from isthmus.config.settings import Configuration

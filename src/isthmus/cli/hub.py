@@ -144,7 +144,7 @@ def find_hub(file: Path | None) -> RemoteSource | None:
         from isthmus.cli.config import refused
 
         raise refused(error) from error
-    if running is None or running.configuration != configuration_name(used):
+    if running is None or running.configuration != configuration_name(used, os.environ):
         return None
     print_error(f"Using the hub that runs at {running.origin}; --private starts another.")
     return RemoteSource(running.origin + ENDPOINT, {"Authorization": f"Bearer {running.key}"}, is_found=True)

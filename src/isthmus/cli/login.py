@@ -13,6 +13,7 @@ import click
 import msgspec
 
 from isthmus.app.login import LoginFailed, LoginOptions, LoginPrompt, log_in
+from isthmus.app.state_folder import mark
 from isthmus.cli.config import configuration_of
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.options import CommandGroup, with_config, with_json
@@ -103,6 +104,7 @@ def log_in_at(
     subject = None if caller is None else subject_of(caller)
     options = LoginOptions(settings, subject, scope, is_device, seconds)
     try:
+        mark(configuration)
         stored = run_command(log_in(options, _vault(configuration), _print_prompt))
     except LoginFailed as failed:
         advice = f"See [servers.{server}.oauth] in the documentation for what can be configured."

@@ -20,7 +20,7 @@ from isthmus.cli.local_hub import running_as_server
 from isthmus.cli.options import with_config, with_log_level, with_source
 from isthmus.cli.output import print_error, wants_color
 from isthmus.cli.running import run_service
-from isthmus.config.entries import MAP_VARIABLE
+from isthmus.config.files import MAP_VARIABLE
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings, local_origin
 from isthmus.frontends.http.listener import ListenError

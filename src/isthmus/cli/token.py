@@ -18,6 +18,7 @@ import click
 import msgspec
 
 from isthmus.app.key_files import KeyFile, fix_of, reason_of
+from isthmus.app.state_folder import KEYS, earlier_folder, left_behind, mark
 from isthmus.cli.config import configuration_for_keys, refused
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.options import CommandGroup, parse_duration, with_config, with_json
@@ -189,6 +190,7 @@ def create_key(file: Path | None, options: KeyOptions) -> Exit:
         return _with(keys, made, now)
 
     was_open = _is_open(configuration)
+    mark(configuration)
     _change(configuration, decide, may_begin=True, to_open=False)
     _print_key(key, made, is_json=options.is_json)
     if was_open:
@@ -245,7 +247,7 @@ def revoke_key(file: Path | None, word: str, *, to_open: bool = False) -> Exit:
             # Not quoted: it may be the key itself, or a token.
             advice = "`isthmus token list` lists the keys; `isthmus token read` shows the id of a relay token."
             text = f"no key has that name or id; the id of a relay token is {ID_RULE}"
-            raise CommandFailed(Exit.USAGE, text, advice)
+            raise CommandFailed(Exit.USAGE, text, advice, *_earlier_keys(configuration))
         ended[:] = [key.id for key in keys if key.id in ids and key.is_good(now)]
         others[:] = [key.name for key in keys if key.id not in ids and key.is_good(now)]
         if to_open and others:
@@ -286,6 +288,8 @@ def list_keys(file: Path | None, *, is_json: bool) -> Exit:
         print_output("\n".join(aligned([head, *rows])))
     else:
         print_error("There are no keys. Make one: isthmus token create NAME --allow '*'")
+        for line in _earlier_keys(configuration):
+            print_error(line)
     if trouble:
         print_error(f"Callers of {configuration.file} are not listed, because it cannot be used here:\n  {trouble}")
     return Exit.SUCCESS
@@ -343,6 +347,13 @@ def _has_other_callers(configuration: Configuration) -> bool:
 def _is_open(configuration: Configuration) -> bool:
     file = KeyFile(Path(configuration.hub.state))
     return not _has_other_callers(configuration) and (not file.exists() or file.is_open())
+
+
+def _earlier_keys(configuration: Configuration) -> list[str]:
+    """Tell who looks for a key that an earlier version kept its keys elsewhere."""
+    if KEYS not in left_behind(configuration):
+        return []
+    return [f"An earlier version kept the keys of all hubs in {earlier_folder()}; `isthmus serve` says how to keep it."]
 
 
 def _check_can_open(configuration: Configuration) -> None:

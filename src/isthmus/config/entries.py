@@ -28,7 +28,7 @@ from isthmus.config.dialects import (
     inputs_used,
     with_hub_variables,
 )
-from isthmus.config.files import Document, resolve_path, resolve_program
+from isthmus.config.files import MAP_VARIABLE, Document, resolve_path, resolve_program
 from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.model.names import server_name_with_digits
 from isthmus.upstream.server_settings import SERVER_KEYS
@@ -45,7 +45,6 @@ EXTRA_JSON = "extra_json"
 SWITCHES: tuple[Root, ...] = (("enable_mcp",), ("tool_service", "enable_mcp"))
 """Where the file of a `ToolService` program says whether any server is connected."""
 
-MAP_VARIABLE = "MCP_SERVER_MAP"
 RPC_PATH = "/rpc"
 """Path of the servers in `MCP_SERVER_MAP`, below the address in the map."""
 

@@ -21,6 +21,9 @@ from isthmus.config.formats import PARSERS, parse
 
 FILE_VARIABLE = "ISTHMUS_CONFIG"
 
+MAP_VARIABLE = "MCP_SERVER_MAP"
+"""Names further servers, by address."""
+
 STATE = "state"
 """The key of `[hub]` with the state folder."""
 

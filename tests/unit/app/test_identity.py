@@ -12,7 +12,7 @@ import pytest
 import structlog
 
 from isthmus.app.hub import LOCAL
-from isthmus.app.identity import LOST, TRUST_SECONDS, Identities, Minted
+from isthmus.app.identity import LOCAL_OPERATOR, LOST, TRUST_SECONDS, Identities, Minted
 from isthmus.app.key_files import KeyFile
 from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings
@@ -111,6 +111,45 @@ def test_with_callers_everybody_needs_a_key(tmp_path: Path) -> None:
     assert known.callers() == {found}
     assert known.find("default", "planner") == found
     assert known.find("other", "planner") is None
+
+
+def test_the_local_operator_is_let_in_and_counts_as_no_caller(tmp_path: Path) -> None:
+    world = World(tmp_path, **keyed(KEY))
+    world.known = Identities(world.configuration)
+    world.known.operator_key = OTHER_KEY
+    world.known.decide()
+    assert world.who(OTHER_KEY) == LOCAL_OPERATOR
+    assert LOCAL_OPERATOR in world.known
+    assert world.known.callers() == {world.who(KEY)}
+    world.known.prepare(world.configuration)()
+    assert world.who(OTHER_KEY) == LOCAL_OPERATOR
+
+
+def test_the_first_key_closes_a_hub_and_only_the_operators_word_opens_it_again(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    known = world.start()
+    key, made = world.mint()
+    assert (world.look(), known.identify({})) == (True, None)
+    world.revoke(made.id)
+    assert (world.look(), known.identify({}), world.who(key)) == (True, None, None)
+    world.file.change(lambda keys: keys, to_open=True)
+    assert (world.look(), known.identify({})) == (True, LOCAL)
+    world.mint("another")
+    world.file.change(lambda keys: keys, to_open=False)
+    assert (world.look(), known.identify({})) == (True, None)
+
+
+def test_a_hub_that_others_can_reach_stays_closed(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.configuration = replace(world.configuration, hub=replace(world.configuration.hub, host="0.0.0.0"))
+    _, made = world.mint()
+    known = world.start()
+    world.revoke(made.id)
+    world.file.change(lambda keys: keys, to_open=True)
+    with structlog.testing.capture_logs() as logs:
+        world.look()
+    assert known.identify({}) is None
+    assert "the hub stays closed" in [line["event"] for line in logs]
 
 
 def test_what_one_key_opened_is_not_anothers(tmp_path: Path) -> None:

@@ -253,3 +253,43 @@ def test_no_key_is_called_like_a_caller_of_an_issuer(folder: Path, capsys: pytes
     assert (said.code, said.out) == (Exit.USAGE, "")
     assert "must not contain a slash, which marks callers of issuers, got 'corp/alice'" in said.err
     assert not (folder / "state").exists()
+
+
+def test_the_last_key_says_what_its_end_means(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = Said(capsys, "create", "planner", "--allow", "*")
+    assert f"From now on the hub of {folder / 'isthmus.toml'} requires a key" in first.err
+    assert "From now on" not in Said(capsys, "create", "reader", "--allow", "*").err
+    assert Said(capsys, "revoke", "reader").err == ""
+    last = Said(capsys, "revoke", "planner")
+    assert (last.code, "isthmus token revoke planner --open" in last.err) == (Exit.SUCCESS, True)
+    opened = Said(capsys, "revoke", "planner", "--open")
+    assert (opened.code, opened.out, "is open" in opened.err) == (Exit.SUCCESS, "planner had no valid key\n", True)
+    assert KeyFile(folder / "state").is_open()
+    assert "stays closed" not in Said(capsys, "revoke", "planner").err
+    assert "From now on" in Said(capsys, "create", "planner", "--allow", "*").err
+    assert not KeyFile(folder / "state").is_open()
+
+
+@pytest.mark.parametrize(
+    ("file", "word", "code", "said"),
+    [
+        (
+            '[callers.ann]\nkey = "k3y-of-the-planner-0123456789"\nallow = ["*"]\n',
+            "planner",
+            Exit.USAGE,
+            "callers or issuers",
+        ),
+        ('[hub]\nhost = "0.0.0.0"\n', "planner", Exit.CONFIGURATION, "must be loopback"),
+        ("", "0123456789abcdef", Exit.USAGE, "a relay token does not open"),
+    ],
+)
+def test_a_hub_that_would_not_be_open_is_not_opened(
+    folder: Path, capsys: pytest.CaptureFixture[str], file: str, word: str, code: Exit, said: str
+) -> None:
+    create(capsys)
+    (folder / "isthmus.toml").write_text(
+        f'{file}[hub]\nstate = "state"\n' if "[hub]" not in file else f'{file}state = "state"\n'
+    )
+    refused = Said(capsys, "revoke", word, "--open")
+    assert (refused.code, said in refused.err) == (code, True)
+    assert not KeyFile(folder / "state").is_open()

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.config.files import FileTooLong, find_file, read_document, read_regular_file, resolve_path
+from isthmus.config.files import (
+    FileTooLong,
+    derived_state,
+    find_file,
+    read_document,
+    read_regular_file,
+    resolve_path,
+    state_folder,
+)
 from isthmus.config.findings import ConfigError
 from isthmus.config.formats import strict_json
 
@@ -51,6 +59,36 @@ def test_the_usual_places_are_searched_in_order(cwd: Path, home: Path) -> None:
     for place in reversed(places):
         _written(place)
         assert find_file(None, {}, cwd, home) == place
+
+
+def test_the_folders_of_xdg_come_first_where_they_are_absolute(cwd: Path, home: Path, tmp_path: Path) -> None:
+    usual = _written(home / ".config/isthmus/isthmus.toml")
+    variables = {"XDG_CONFIG_HOME": str(tmp_path / "configs"), "XDG_STATE_HOME": str(tmp_path / "states")}
+    assert find_file(None, variables, cwd, home) == usual
+    named = _written(tmp_path / "configs/isthmus/isthmus.toml")
+    assert find_file(None, variables, cwd, home) == named
+    for file in (None, usual, named):
+        assert derived_state(file, variables, home) == tmp_path / "states/isthmus"
+    relative = {"XDG_CONFIG_HOME": "configs", "XDG_STATE_HOME": "states"}
+    assert find_file(None, relative, cwd, home) == usual
+    assert derived_state(usual, relative, home) == home / ".local/state/isthmus"
+
+
+def test_each_file_has_a_state_folder_that_people_recognize(cwd: Path, home: Path, tmp_path: Path) -> None:
+    shop = _written(tmp_path / "my shop" / "mcp.json", '{"hub": {}}')
+    (tmp_path / "link").symlink_to(shop.parent)
+    folder = derived_state(shop, {}, home)
+    assert folder.parent == home / ".local/state/isthmus/hubs"
+    assert re.fullmatch("my-shop-mcp-[0-9a-f]{8}", folder.name)
+    assert derived_state(tmp_path / "link" / "mcp.json", {}, home) == folder
+    assert state_folder(read_document(shop), {}, home) == folder
+    assert derived_state(shop.with_name("mcp.toml"), {}, home) != folder
+    goal = _written(tmp_path / "volume-1" / "mcp.json")
+    (cwd / "mcp.json").symlink_to(goal)
+    assert derived_state(cwd / "mcp.json", {}, home).name.startswith("cwd-mcp-"), "not that of its goal, which changes"
+    assert re.fullmatch("hub-[0-9a-f]{8}", derived_state(Path("/店/店.json"), {}, home).name)
+    named = _written(tmp_path / "named" / "mcp.json", '{"hub": {"state": "here"}}')
+    assert state_folder(read_document(named), {}, home) == named.parent / "here"
 
 
 def test_a_named_file_goes_before_the_variable_and_that_before_the_usual_places(cwd: Path, home: Path) -> None:
