@@ -10,6 +10,10 @@ import base64
 import csv
 import hashlib
 import io
+import os
+import subprocess
+import sys
+import sysconfig
 import tarfile
 import zipfile
 from email.parser import Parser
@@ -112,3 +116,36 @@ def test_the_sdist_has_nothing_that_git_would_not(unpacked: Path) -> None:
 def _digest(wheel: zipfile.ZipFile) -> str:
     assert wheel.filename is not None
     return hashlib.sha256(Path(wheel.filename).read_bytes()).hexdigest()
+
+
+def test_it_runs_where_only_it_and_its_pinned_packages_are(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    """As after `pip install isthmus`, `uvx isthmus` or `pipx install isthmus`, which all install the wheel."""
+    assert wheel.filename is not None
+    place = tmp_path / "env"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", str(place / "bin" / "python"), "install", "--no-index", "--no-deps"]
+    subprocess.run([*pip, wheel.filename], check=True, capture_output=True)
+    [packages] = place.glob("lib/*/site-packages")
+    # The packages that it needs, as pinned. A path in a .pth file is searched last, and no .pth file there is read.
+    pinned = sysconfig.get_path("purelib")
+    (packages / "pinned.pth").write_text(f"{pinned}\n")
+
+    def run(*words: str) -> str:
+        env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path / "home")}
+        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    command = str(place / "bin" / "isthmus")
+    where = run(str(place / "bin" / "python"), "-c", "import isthmus; print(isthmus.__file__)")
+    assert Path(where.strip()).is_relative_to(packages)
+    assert run(command, "--version") == f"isthmus {__version__}\n"
+    assert run(command, "call", "builtin.echo", "text=hello") == "hello\n"
+    assert "_isthmus_completion" in run(command, "completion", "bash")
+    assert command in run(command, "connect", "claude-desktop", "--print", "--config", _configuration(tmp_path))
+
+
+def _configuration(folder: Path) -> str:
+    file = folder / "isthmus.toml"
+    file.write_text("[hub]\nport = 8765\n")
+    return str(file)

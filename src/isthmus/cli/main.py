@@ -27,6 +27,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "stdio": ("serve.stdio_command", "Serve MCP on standard input and output."),
         "connect": ("connect.connect", "Write the hub into Claude Code, Cursor, VS Code and others."),
         "dial": ("dial.dial", "Connect local servers to a hub elsewhere."),
+        "completion": ("completion.completion", "Print or install the completion of a shell."),
         "version": ("main.version", "Print the version."),
     },
     "Use and look": {
@@ -62,6 +63,9 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
 """Every command, by section of `isthmus --help`: where it is, and its line there, which fits into 80 columns."""
 
 COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
+
+COMPLETE_VARIABLE = "_ISTHMUS_COMPLETE"
+"""Set by a shell that completes a command; the name is click's."""
 
 COLLECT = (20_000, 2, 2)
 """Thresholds of the garbage collector. Loaded modules stay; scanning them again and again takes a tenth of the start.
@@ -131,6 +135,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # for terminals that cannot show every character
+    if COMPLETE_VARIABLE in os.environ:
+        from isthmus.cli.completion import complete
+
+        if complete(os.environ[COMPLETE_VARIABLE]):
+            return Exit.SUCCESS
     try:
         return int(cli.main(arguments, "isthmus", standalone_mode=False) or Exit.SUCCESS)
     except CommandFailed as failed:

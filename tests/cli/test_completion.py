@@ -1,0 +1,126 @@
+"""Completion as shells ask for it: names at once, no server started."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from isthmus.cli.completion import LISTS_FOLDER, client_names
+from isthmus.cli.connect import CLIENTS
+from isthmus.cli.main import COMMANDS, main
+from isthmus.config.files import derived_state
+from isthmus.storage.server_lists import FOLDER
+from tests.hubs import environment
+
+TOOLS = [
+    {"name": "read", "description": "Read a file.", "inputSchema": {"properties": {"path": {"description": "Which"}}}},
+    {"name": "write", "inputSchema": {"type": "object"}},
+]
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a configuration whose hub has run."""
+    for name in [name for name in os.environ if name.startswith(("ISTHMUS_", "XDG_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "isthmus.toml"
+    file.write_text('[servers.files]\ncommand = "false"\n[servers.search]\nurl = "http://127.0.0.1:1/mcp"\n')
+    lists = derived_state(file, os.environ, tmp_path / "home") / FOLDER
+    lists.mkdir(parents=True)
+    (lists / "a.json").write_text(json.dumps({"server": "files", "tools": TOOLS, "prompts": [{"name": "summary"}]}))
+    (lists / "b.json").write_text(json.dumps({"server": "gone", "tools": [{"name": "old"}]}))
+    (lists / "c.json").write_text("not JSON")
+    return tmp_path
+
+
+def asked(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], shell: str = "bash"
+) -> list[str]:
+    """What a shell gets for a line; its last word is being written."""
+    monkeypatch.setenv("_ISTHMUS_COMPLETE", f"{shell}_complete")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv(
+        "COMP_CWORD", words.rsplit(" ", maxsplit=1)[-1] if shell == "fish" else str(len(words.split(" ")) - 1)
+    )
+    assert main([]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_names_are_completed(work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def got(words: str) -> list[str]:
+        return [line.removeprefix("plain,") for line in asked(words, monkeypatch, capsys)]
+
+    assert got("isthmus ") == list(COMMANDS)
+    assert got("isthmus dis") == ["disable"]
+    assert got("isthmus call ") == ["files.read", "files.write"]
+    assert got("isthmus call --json files.w") == ["files.write"]
+    assert got("isthmus call files.read ") == ["path="]
+    assert got("isthmus call files.read path=x ") == []
+    assert got("isthmus prompt ") == ["files.summary"]
+    assert got("isthmus remove files s") == ["search"]
+    assert got("isthmus connect cur") == ["cursor"]
+    assert asked("isthmus call files.r", monkeypatch, capsys, "zsh") == ["plain", "files.read", "Read a file."]
+    assert asked("isthmus call files.r", monkeypatch, capsys, "fish") == ["plain,files.read\tRead a file."]
+    (work / "isthmus.toml").write_text("nonsense")
+    assert got("isthmus remove ") == []
+
+
+def test_the_tables_agree() -> None:
+    assert set(client_names()) == set(CLIENTS)
+    assert LISTS_FOLDER == FOLDER
+
+
+def test_a_name_loads_no_hub(work: Path) -> None:
+    program = "import sys; from isthmus.cli.main import main; main([]); print(*sys.modules, file=sys.stderr)"
+    line = {"_ISTHMUS_COMPLETE": "bash_complete", "COMP_WORDS": "isthmus call ", "COMP_CWORD": "2"}
+    env = environment({"HOME": str(work / "home"), **line})
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=env, cwd=work, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == ["plain,files.read", "plain,files.write"]
+    loaded = set(done.stderr.split())
+    assert not {"asyncio", "rich", "structlog", "isthmus.cli.call", "isthmus.app", "isthmus.config.load"} & loaded
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_bash_completes_with_the_installed_script(work: Path) -> None:
+    folder = work / "bin"
+    folder.mkdir()
+    program = folder / "isthmus"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m isthmus "$@"\n')
+    program.chmod(0o755)
+    env = environment({"HOME": str(work / "home"), "PATH": f"{folder}:{os.environ['PATH']}"})
+    said = subprocess.run(
+        [program, "completion", "bash", "--install"], env=env, cwd=work, capture_output=True, text=True, check=True
+    )
+    script = work / "home/.local/share/bash-completion/completions/isthmus"
+    assert said.stdout == f"Wrote {script}.\n"
+    line = f"source {script}; COMP_WORDS=(isthmus call files.); COMP_CWORD=2; _isthmus_completion isthmus"
+    line += '; echo "${COMPREPLY[@]}"'
+    done = subprocess.run(["bash", "-c", line], env=env, cwd=work, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["files.read", "files.write"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("shell", "place", "begins"),
+    [
+        ("zsh", "home/.zfunc/_isthmus", "#compdef isthmus"),
+        ("fish", "home/.config/fish/completions/isthmus.fish", "function _isthmus_completion"),
+    ],
+)
+def test_scripts_are_written_where_shells_look(
+    shell: str, place: str, begins: str, work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["completion", shell, "--install"]) == 0
+    assert capsys.readouterr().out == f"Wrote {work / place}.\n"
+    assert (work / place).read_text().lstrip().startswith(begins)
+    assert main(["completion", shell]) == 0
+    assert capsys.readouterr().out.lstrip().startswith(begins)
