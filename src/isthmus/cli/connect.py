@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import json
 import os
 import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import click
 
@@ -364,12 +368,24 @@ def this_program() -> list[str]:
     started = sys.argv[0]
     path = os.path.abspath(shutil.which(started) or started)
     parts = Path(path).parts
-    for runner, cache in (("uvx", "uv"), ("pipx", "pipx")):
+    for runner, cache, *run in (("uvx", "uv"), ("pipx", "pipx", "run")):
         # Such a runner removes its cache now and then, and with it the program that it started.
         is_cached = cache in parts and any(part.startswith("archive-v") or "cache" in part for part in parts)
         if is_cached and (found := shutil.which(runner)) is not None:
-            return [found, NAME] if runner == "uvx" else [found, "run", NAME]
+            source = _installed_from()
+            option = "--from" if runner == "uvx" else "--spec"
+            return [found, *run, *([option, source] if source else []), NAME]
     return [sys.executable, "-m", NAME] if path.endswith(".py") else [path]
+
+
+def _installed_from() -> str:
+    """The file, folder or repository that the package was installed from; empty for a package index."""
+    try:
+        origin = json.loads(distribution(NAME).read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, ValueError):
+        return ""
+    url = str(origin.get("url", ""))
+    return url2pathname(urlsplit(url).path) if url.startswith("file:") else url
 
 
 async def _is_listening(url: str) -> bool:
