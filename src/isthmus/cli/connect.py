@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
+from urllib.parse import unquote, urlsplit
 
 import click
 
@@ -385,7 +384,7 @@ def _installed_from() -> str:
     except (PackageNotFoundError, ValueError):
         return ""
     url = str(origin.get("url", ""))
-    return url2pathname(urlsplit(url).path) if url.startswith("file:") else url
+    return unquote(urlsplit(url).path) if url.startswith("file:") else url
 
 
 async def _is_listening(url: str) -> bool:
