@@ -26,8 +26,11 @@ from isthmus.cli.main import WithoutRich
 from tests.faults.oracle import read_ledger
 from tests.peers.launch import HttpPeer, http_peer
 
-# How long one example takes says more about the machine than about what is tested.
-settings.register_profile("unhurried", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How long one example takes says more about the machine than about what is tested. Where fifty examples do not reach
+# the rare case, a test names it or has its own number; `make fuzz` looks for what nobody thought of.
+settings.register_profile(
+    "unhurried", settings.default, deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("unhurried")
 
 # Whoever starts tests in the background has them ignore it, and with them every process that they interrupt.
