@@ -16,7 +16,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter, deque
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
+from operator import itemgetter
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -141,6 +142,9 @@ Owner: TypeAlias = tuple[str, str]
 Group: TypeAlias = tuple[str, str, str]
 """Calls that share a cap: the kind of group, and whose."""
 
+Caps: TypeAlias = tuple[str, str | None, Owner | None]
+"""What decides whether a call is held back: its device, its tenant if that is counted, its caller if it is long."""
+
 OnLink: TypeAlias = "Callable[[ServerQueue], None]"
 
 LONG_CALLS: Group = ("long", "", "")
@@ -190,6 +194,54 @@ class ServerLog:
                 shown = redact(text if isinstance(text, str) else text.decode("utf-8", "replace"))
                 # Only a part of the stored line: a secret at its end may be cut, and then is not recognized.
                 found.append(ServerLogLine(at, level, shown[:SHOWN_LINE_MAX], source, number))
+        return found
+
+
+class WaitingCalls:
+    """Calls that wait, in the order of arrival. Calls under the same caps form one line, which is held back as a whole.
+
+    After each call that ends, the queue looks for the next one to send. That costs as much as there are lines, not
+    calls: a device may have dozens of calls that wait for its own cap.
+    """
+
+    __slots__ = ("_arrived", "lines")
+
+    def __init__(self) -> None:
+        self._arrived = 0
+        self.lines: dict[Caps, dict[InFlight, int]] = {}
+        """Each call with its number of arrival. Empty if no call waits: every call asks that, and this is cheaper."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self.lines.values()))
+
+    def __iter__(self) -> Iterator[InFlight]:
+        numbered = [(number, inflight) for line in self.lines.values() for inflight, number in line.items()]
+        return (inflight for _, inflight in sorted(numbered, key=itemgetter(0)))
+
+    def add(self, inflight: InFlight) -> None:
+        """Let a call wait behind all others."""
+        self._arrived += 1
+        self.lines.setdefault(_caps(inflight), {})[inflight] = self._arrived
+
+    def discard(self, inflight: InFlight) -> None:
+        """Remove a call, if it waits here."""
+        caps = _caps(inflight)
+        if (line := self.lines.get(caps)) is not None and line.pop(inflight, None) is not None and not line:
+            del self.lines[caps]
+
+    def clear(self) -> list[InFlight]:
+        """Remove and return all calls."""
+        waiting = list(self)
+        self.lines.clear()
+        return waiting
+
+    def first(self, is_held_back: Callable[[InFlight], bool]) -> InFlight | None:
+        """The call that has waited longest of those that are not held back."""
+        found, earliest = None, self._arrived + 1
+        for line in self.lines.values():
+            inflight, number = next(iter(line.items()))
+            if number < earliest and not is_held_back(inflight):
+                found, earliest = inflight, number
         return found
 
 
@@ -243,9 +295,7 @@ class ServerQueue:
         """How long any call may take, including the time its caller takes to answer questions."""
         self._limits = limits
         self._link: Link | None = None
-        self._queue: list[InFlight] = []
-        """In the order of arrival. Not a deque: an empty one takes half a kilobyte, and there may be ten thousand
-        servers."""
+        self._queue = WaitingCalls()
         self._is_sending = False
         self.running = 0
         self._running_in: dict[Group, int] = {}
@@ -310,7 +360,7 @@ class ServerQueue:
         self.answered = 0
         self._breaker.reset()
         self._stop_grace_timer()
-        if self._queue or self._link_watchers:
+        if self._queue.lines or self._link_watchers:
             self._send_waiting()
             self._notify_link_watchers()
 
@@ -326,10 +376,10 @@ class ServerQueue:
         self._link = None
         self._why_not = why
         self._login = login
-        waiting, self._queue = self._queue, []
-        if self._grace_left() > 0:
-            waiting = [inflight for inflight in waiting if not inflight.put_back()]
-        self._queue = waiting
+        may_wait = self._grace_left() > 0
+        for inflight in self._queue.clear():
+            if not (may_wait and inflight.put_back()):
+                self._queue.add(inflight)
         self._wait_or_refuse(why)
 
     @property
@@ -362,12 +412,11 @@ class ServerQueue:
         """
         self._grace, self._gone_at, self._why_not = before._grace, before._gone_at, before._why_not
         before._stop_grace_timer()
-        inherited, before._queue = before._queue, []
         self._link_watchers, before._link_watchers = before._link_watchers, []
         self._notify_link_watchers()
-        for inflight in inherited:
+        for inflight in before._queue.clear():
             inflight.server_queue = self
-        self._queue += inherited
+            self._queue.add(inflight)
         if before._link is None:
             self._wait_or_refuse(self._why_not)
 
@@ -385,15 +434,14 @@ class ServerQueue:
 
     def _wait_or_refuse(self, why: str) -> None:
         """Without a link: let calls wait until the grace is over, or refuse them."""
-        if not self._queue and not self._link_watchers:
+        if not self._queue.lines and not self._link_watchers:
             return
         if (left := self._grace_left()) > 0:
             if self._grace_timer is None:
                 self._grace_timer = self._loop.call_later(left, self._on_grace_over)
             return
         self._stop_grace_timer()
-        waiting, self._queue = self._queue, []
-        for inflight in waiting:
+        for inflight in self._queue.clear():
             inflight.finish(NotConnected(self.server, why, login=self._login))
         self._notify_link_watchers()
 
@@ -471,7 +519,7 @@ class ServerQueue:
         if self._breaker.open_until and call.kind != "method" and (seconds := self._breaker.wait(self._loop.time())):
             return BreakerOpen(self.server, seconds)
         # While a slot is free, every queued call is held back by a cap, unless the queue is just being sent.
-        may_be_next = self.running < self.max_calls and not (self._queue and self._is_sending)
+        may_be_next = self.running < self.max_calls and not (self._is_sending and self._queue.lines)
         is_shared = self.tenants is not None and self.tenants.are_several
         if may_be_next and not ((is_shared or call.lasts or call.sharer) and self._is_held_back(inflight)):
             self._send(inflight, self._link)
@@ -482,7 +530,7 @@ class ServerQueue:
         if self.queued >= self.max_queued or (is_shared and self._queues_enough(call.caller.tenant)):
             self._return_probe(inflight)
             return Overloaded(self.server, self.running, self.queued)
-        self._queue.append(inflight)
+        self._queue.add(inflight)
         if self._unanswered:
             self._loop.call_soon(self._end_unanswered)
         return None
@@ -495,7 +543,7 @@ class ServerQueue:
         if waiting >= self.max_queued or (is_shared and self._queues_enough(inflight.call.caller.tenant)):
             return Overloaded(self.server, self.running, waiting)
         if not inflight.put_back():
-            self._queue.append(inflight)
+            self._queue.add(inflight)
             self._wait_or_refuse(self._why_not)
         return None
 
@@ -504,7 +552,7 @@ class ServerQueue:
 
         Most likely they wait for the calls that they made. If not, one call was refused that could have waited.
         """
-        waiting = (inflight, *self._queue)
+        waiting: list[InFlight] = [inflight, *self._queue]
         holders = {outer for each in waiting for outer in each.outer() if outer.server_queue is self}
         if len(holders) >= self.running:
             return True
@@ -526,10 +574,8 @@ class ServerQueue:
         if link is None:
             if self._long_calls:
                 self._uncount_long(inflight)
-            # At most `max_queued` entries are compared.
-            if inflight in self._queue:
-                self._queue.remove(inflight)
-            if self._grace_timer is not None and not self._queue and not self._link_watchers:
+            self._queue.discard(inflight)
+            if self._grace_timer is not None and not self._queue.lines and not self._link_watchers:
                 self._stop_grace_timer()
             self._return_probe(inflight)
         else:
@@ -541,9 +587,9 @@ class ServerQueue:
                 self._judge(inflight, outcome)
             elif link is self._link:  # the calls of a lost link were counted as one failure by `detach`
                 self._judge(inflight, outcome)
-        if self._queue:
+        if self._queue.lines:
             self._send_waiting()
-        if self.on_idle is not None and not self.running and not self._queue:
+        if self.on_idle is not None and not self.running and not self._queue.lines:
             self.on_idle()
 
     def return_slot(self, inflight: InFlight) -> None:
@@ -558,15 +604,15 @@ class ServerQueue:
     def _send_waiting(self) -> None:
         # A link that has just broken ends each call within `send`, which leads back here: the outer loop continues
         # instead, because recursion would be as deep as the queue is long.
-        if self._is_sending or not self._queue:
+        if self._is_sending or not self._queue.lines:
             return
         self._is_sending = True
         try:
             while self._link is not None and self.running < self.max_calls:
-                place = next((place for place, each in enumerate(self._queue) if not self._is_held_back(each)), None)
-                if place is None:
+                inflight = self._queue.first(self._is_held_back)
+                if inflight is None:
                     break
-                inflight = self._queue.pop(place)
+                self._queue.discard(inflight)
                 inflight.heartbeat()  # its timeout starts now: the server could not answer what it did not have
                 self._send(inflight, self._link)
         finally:
@@ -657,7 +703,7 @@ class ServerQueue:
 
     def _queues_enough(self, tenant: str) -> bool:
         """Whether a tenant has three quarters of the queue; at most `max_queued` entries are looked at."""
-        if not self._queue:
+        if not self._queue.lines:
             return False
         theirs = sum(each.call.caller.tenant == tenant for each in self._queue)
         return theirs >= self.max_queued - self.max_queued // 4
@@ -707,7 +753,7 @@ class ServerQueue:
     def question_opened(self, inflight: InFlight) -> None:
         """A running call waits for an answer of its caller, and keeps its slot."""
         self._unanswered[inflight] = None
-        if self._queue:
+        if self._queue.lines:
             self._loop.call_soon(self._end_unanswered)
 
     def question_closed(self, inflight: InFlight) -> None:
@@ -734,3 +780,9 @@ def _owner(inflight: InFlight) -> Owner:
 def _long_calls_of(inflight: InFlight) -> Group:
     caller = inflight.call.caller
     return ("long of", caller.tenant, caller.name)
+
+
+def _caps(inflight: InFlight) -> Caps:
+    call = inflight.call
+    tenant = None if inflight.counted_by is None else call.caller.tenant
+    return call.sharer, tenant, _owner(inflight) if call.lasts else None
