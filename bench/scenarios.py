@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -170,13 +171,47 @@ def core_call() -> Iterator[Work]:
     loop.close()
 
 
-async def hub_with_instant_server() -> Hub:
-    """Return a hub with one server, attached and ready."""
+class Slow(Instant):
+    """A link to a server that answers when it is told to, the oldest call first."""
+
+    def __init__(self) -> None:
+        self._sent: deque[InFlight] = deque()
+
+    def send(self, inflight: InFlight) -> None:
+        self._sent.append(inflight)
+
+    def answer_all(self) -> None:
+        while self._sent:
+            self._sent.popleft().finish(Result(RESULT))
+
+
+@scenario
+def queued_call() -> Iterator[Work]:
+    """The core alone, for a relay device with 64 calls on the way: most wait for its share of the server's slots."""
+    loop = uvloop.new_event_loop()
+    slow = Slow()
+    hub = loop.run_until_complete(hub_with_instant_server(slow))
+    silent = Silent()
+    call = Call(CALLER, EVERYTHING, "files.echo", msgspec.Raw(b'{"text":"a text of some length"}'), sharer="device")
+
+    async def turns() -> None:
+        for _ in range(4):
+            for _ in range(64):
+                hub.start(call, silent)
+            slow.answer_all()
+            await asyncio.sleep(0)
+
+    yield lambda: loop.run_until_complete(turns())
+    loop.close()
+
+
+async def hub_with_instant_server(link: Instant | None = None) -> Hub:
+    """Return a hub with one server, attached and ready; with `link`, it answers over that."""
     hub = Hub(Limits(), Silent())
     server_queue = ServerQueue(SERVER, hub.limits)
     tools = (Tool.of(SERVER, FeatureName("echo"), DEFINITION),)
     hub.open_server_queue(server_queue, ServerStatus(SERVER, "ready", tools=tools, is_settled=True))
-    server_queue.attach(Instant())
+    server_queue.attach(link or Instant())
     return hub
 
 
