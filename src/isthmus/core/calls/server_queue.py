@@ -678,13 +678,11 @@ class ServerQueue:
 
     # -- caps ----------------------------------------------------------------------------------------------------------
 
-    def _cap(self, kind: str) -> int:
-        """How many calls of one tenant or device may run."""
-        slots = self.max_calls
-        return slots - slots // 4 if kind == "tenant" else max(1, slots // 4)
-
     def _is_full(self, group: Group) -> bool:
-        return self._running_in.get(group, 0) >= self._cap(group[0])
+        """Whether as many calls of one tenant or device run as may."""
+        slots = self.max_calls
+        cap = slots - slots // 4 if group[0] == "tenant" else slots // 4 or 1
+        return self._running_in.get(group, 0) >= cap
 
     def _is_held_back(self, inflight: InFlight) -> bool:
         """Whether a group of this call is full."""
