@@ -145,6 +145,8 @@ Group: TypeAlias = tuple[str, str, str]
 Caps: TypeAlias = tuple[str, str | None, Owner | None]
 """What decides whether a call is held back: its device, its tenant if that is counted, its caller if it is long."""
 
+NO_CAPS: Caps = ("", None, None)
+
 OnLink: TypeAlias = "Callable[[ServerQueue], None]"
 
 LONG_CALLS: Group = ("long", "", "")
@@ -235,13 +237,18 @@ class WaitingCalls:
         self.lines.clear()
         return waiting
 
-    def first(self, is_held_back: Callable[[InFlight], bool]) -> InFlight | None:
-        """The call that has waited longest of those that are not held back."""
-        found, earliest = None, self._arrived + 1
-        for line in self.lines.values():
+    def take_first(self, is_held_back: Callable[[InFlight], bool]) -> InFlight | None:
+        """Remove and return the call that has waited longest of those that are not held back."""
+        found, earliest, caps = None, self._arrived + 1, NO_CAPS
+        for each, line in self.lines.items():
             inflight, number = next(iter(line.items()))
             if number < earliest and not is_held_back(inflight):
-                found, earliest = inflight, number
+                found, earliest, caps = inflight, number, each
+        if found is not None:
+            line = self.lines[caps]
+            del line[found]
+            if not line:
+                del self.lines[caps]
         return found
 
 
@@ -557,11 +564,10 @@ class ServerQueue:
         if len(holders) >= self.running:
             return True
         tenant = inflight.call.caller.tenant
-        group = ("tenant", tenant, "")
-        if inflight.counted_by is None or not inflight.counted_by.are_several or not self._is_full(group):
+        if inflight.counted_by is None or not inflight.counted_by.are_several or not self._is_tenant_full(tenant):
             return False
         # Only slots of its own tenant count: it does not get those of others.
-        return sum(holder.call.caller.tenant == tenant for holder in holders) >= self._running_in[group]
+        return sum(holder.call.caller.tenant == tenant for holder in holders) >= self._running_in["tenant", tenant, ""]
 
     def _return_probe(self, inflight: InFlight) -> None:
         """A call that was not sent cannot be the breaker's probe: let the next one be."""
@@ -609,10 +615,9 @@ class ServerQueue:
         self._is_sending = True
         try:
             while self._link is not None and self.running < self.max_calls:
-                inflight = self._queue.first(self._is_held_back)
+                inflight = self._queue.take_first(self._is_held_back)
                 if inflight is None:
                     break
-                self._queue.discard(inflight)
                 inflight.heartbeat()  # its timeout starts now: the server could not answer what it did not have
                 self._send(inflight, self._link)
         finally:
@@ -678,21 +683,18 @@ class ServerQueue:
 
     # -- caps ----------------------------------------------------------------------------------------------------------
 
-    def _is_full(self, group: Group) -> bool:
-        """Whether as many calls of one tenant or device run as may."""
-        slots = self.max_calls
-        cap = slots - slots // 4 if group[0] == "tenant" else slots // 4 or 1
-        return self._running_in.get(group, 0) >= cap
-
     def _is_held_back(self, inflight: InFlight) -> bool:
         """Whether a group of this call is full."""
         call = inflight.call
-        if call.sharer and self._is_full(("device", call.sharer, "")):
+        if call.sharer and self._running_in.get(("device", call.sharer, ""), 0) >= (self.max_calls // 4 or 1):
             return True
         counting = inflight.counted_by  # uncounted calls of a tenant return no slot to those held back
-        if counting is not None and counting.are_several and self._is_full(("tenant", call.caller.tenant, "")):
+        if counting is not None and counting.are_several and self._is_tenant_full(call.caller.tenant):
             return True
         return call.lasts and self._are_long_calls_full(inflight)
+
+    def _is_tenant_full(self, tenant: str) -> bool:
+        return self._running_in.get(("tenant", tenant, ""), 0) >= self.max_calls - self.max_calls // 4
 
     def _are_long_calls_full(self, inflight: InFlight) -> bool:
         """Long calls take at most half of the slots, and those of one caller at most three quarters of that."""
