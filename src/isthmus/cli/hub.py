@@ -51,6 +51,8 @@ FORBIDDEN = 403
 REFUSED = (401, FORBIDDEN)
 EVENT_STREAM = "text/event-stream"
 
+OPERATOR_ADVICE = "Make an operator's key with `isthmus token create NAME --operator` where the hub runs."
+
 LISTS = {
     TOOLS.method: "/v1/tools",
     PROMPTS.method: "/v1/prompts",
@@ -311,6 +313,37 @@ class HubClient:
     async def _troubles(self) -> dict[str, str]:
         return {server.name: server.trouble for server in read_servers(await self.servers()) if server.trouble}
 
+    async def tool(self, name: str) -> bytes:
+        """One tool, as its server describes it."""
+        return await self._get(f"/v1/tools/{quote(name, safe='')}")
+
+    async def log(self, server: str, after: int = 0) -> bytes:
+        """The last lines of a server; for operators."""
+        return await self._operate("GET", f"/v1/logs/{quote(server, safe='')}?after={after}")
+
+    async def restart(self, server: str) -> bytes:
+        """Start a server anew; for operators."""
+        return await self._operate("POST", f"/v1/restart/{quote(server, safe='')}")
+
+    async def stats(self) -> bytes:
+        """How often each server was called, how long that took and how it ended; for operators."""
+        return await self._operate("GET", "/v1/stats")
+
+    async def _operate(self, method: str, path: str) -> bytes:
+        """Raises `CommandFailed` with the hub's own words if it refuses."""
+        response = await self._request(method, path)
+        if isinstance(response, ConnectionLost):
+            raise self._unreachable(response.reason)
+        if response.status == OK:
+            return response.body
+        failure = read_failure(response.body)
+        if failure is not None and response.status == FORBIDDEN:
+            raise CommandFailed(Exit.NOT_ALLOWED, f"the hub at {self.url}: {failure.message}", OPERATOR_ADVICE)
+        if failure is None or response.status in REFUSED:
+            raise self._rejected(response)
+        advice = ["`isthmus servers` lists the servers."] if failure.reason == "unknown_server" else []
+        raise CommandFailed(Exit.CALL_FAILED, failure.message, *advice)
+
     async def relay(self, what: Literal["servers", "devices"]) -> bytes:
         """The servers that dialled in, or the relay's devices."""
         return await self._get(f"/v1/relay/{what}")
@@ -324,8 +357,7 @@ class HubClient:
             return None
         failure = read_failure(response.body)
         if failure is not None and response.status == FORBIDDEN:
-            advice = "Make an operator's key with `isthmus token create NAME --operator` where the hub runs."
-            raise CommandFailed(Exit.NOT_ALLOWED, f"the hub at {self.url}: {failure.message}", advice)
+            raise CommandFailed(Exit.NOT_ALLOWED, f"the hub at {self.url}: {failure.message}", OPERATOR_ADVICE)
         if failure is None or response.status in REFUSED:
             raise self._rejected(response)
         return failure.message

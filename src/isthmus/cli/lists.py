@@ -1,30 +1,40 @@
-"""`isthmus tools`, `prompts`, `resources` and `servers`: lists of a hub, and the servers missing from them."""
+"""`isthmus prompts`, `resources` and `servers`: lists of a hub, and the servers missing from them."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 
 import click
 
-from isthmus.cli.documents import read_servers
-from isthmus.cli.exits import Exit
-from isthmus.cli.hub import HubSource, open_hub
+from isthmus.cli.documents import ListedFeature, MissingServerInfo, read_servers
+from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.cli.hub import HubClient, HubSource, RemoteSource, open_hub
 from isthmus.cli.options import with_hub, with_json, with_wait
-from isthmus.cli.output import aligned, counted, first_line, print_error, print_json, print_output, show_table
+from isthmus.cli.output import (
+    Row,
+    aligned,
+    counted,
+    first_line,
+    in_place,
+    print_error,
+    print_json,
+    print_output,
+    print_table,
+    show_table,
+)
 from isthmus.cli.running import quiet_logs, run_command
-from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListShape
+from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, ListShape
 from isthmus.wire.mcp.messages import read_string
 
+REFRESH_SECONDS = 1.0
+FIRST_LOOK_SECONDS = 0.1
 
-@click.command()
-@with_hub
-@with_wait
-@with_json
-def tools(source: HubSource, wait: float, *, is_json: bool) -> int:
-    """List the tools, and the servers that are missing."""
-    quiet_logs()
-    return run_command(list_features(source, TOOLS, wait=wait, is_json=is_json))
+SERVER_HEAD = ("SERVER", "STATE", "BY", "PROTOCOL", "OFFERS")
+SERVER_STYLES = ("bold", "", "", "", "")
 
 
 @click.command()
@@ -53,10 +63,17 @@ def prompts(source: HubSource, wait: float, *, is_json: bool) -> int:
 @with_hub
 @with_wait
 @with_json
-def servers(source: HubSource, wait: float, *, is_json: bool) -> int:
+@click.option("--watch", "is_watched", is_flag=True, help="Refresh every second, until Ctrl-C.")
+def servers(source: HubSource, wait: float, *, is_json: bool, is_watched: bool) -> int:
     """List the servers and their states."""
+    if is_watched and is_json:
+        raise click.UsageError("--watch and --json exclude each other.")
     quiet_logs()
-    return run_command(list_servers(source, wait=wait, is_json=is_json))
+    if not is_watched:
+        return run_command(list_servers(source, wait=wait, is_json=is_json))
+    with suppress(KeyboardInterrupt):
+        run_command(watch_servers(source, wait=wait))
+    return Exit.SUCCESS
 
 
 async def list_features(source: HubSource, shape: ListShape, *, wait: float, is_json: bool) -> Exit:
@@ -70,29 +87,40 @@ async def list_features(source: HubSource, shape: ListShape, *, wait: float, is_
             print_json(await hub.list(shape))
             return Exit.SUCCESS
         listing = await hub.listing(shape)
-    rows = []
-    for offer in listing.offers:
-        texts = (read_string(offer.definition.get(key)) for key in ("description", "title", "name"))
-        described = next((text for text in texts if text and text != offer.name), "")
-        rows.append((offer.server, (offer.name, first_line(described))))
+    print_features(listing.offers, shape)
+    print_missing(listing.absences)
+    return Exit.SUCCESS
+
+
+def print_features(offers: Sequence[ListedFeature], shape: ListShape) -> None:
+    """Print the entries of a list: under their servers on a terminal, else a line each for grep and awk."""
+    rows = [(offer.server, (offer.name, first_line(description_of(offer)))) for offer in offers]
     if not rows:
         print_error(f"There are no {shape.noun}s.")
     elif sys.stdout.isatty():
         groups = [(server, [row for _, row in group]) for server, group in groupby(rows, key=lambda pair: pair[0])]
-        show_table(sys.stdout, groups, ("cyan", ""))
+        show_table(sys.stdout, groups, ("cyan", ""), (shape.noun.upper(), "DESCRIPTION"))
     else:
-        # For grep and awk: one line each, and nothing else.
         print_output("\n".join(aligned([row for _, row in rows])))
-    if listing.absences:
-        # On stderr: a program that reads the list gets only the list.
-        missing = [(name, gone.state, first_line(gone.reason or "")) for name, gone in listing.absences.items()]
-        print_error("")
-        if sys.stderr.isatty():
-            show_table(sys.stderr, [("missing", missing)], ("yellow", "", ""))
-        else:
-            print_error("\n".join(["missing", *aligned(missing)]))
-        print_error("`isthmus doctor` says more.")
-    return Exit.SUCCESS
+
+
+def description_of(offer: ListedFeature) -> str:
+    """The description of an entry, else its title or name, if that says more than the name that it is listed by."""
+    texts = (read_string(offer.definition.get(key)) for key in ("description", "title", "name"))
+    return next((text for text in texts if text and text != offer.name), "")
+
+
+def print_missing(absences: Mapping[str, MissingServerInfo]) -> None:
+    """Print the servers that are missing from a list on stderr: a program that reads the list gets only the list."""
+    if not absences:
+        return
+    missing = [(name, gone.state, first_line(gone.reason or "")) for name, gone in absences.items()]
+    print_error("")
+    if sys.stderr.isatty():
+        show_table(sys.stderr, [("", missing)], ("yellow", "", ""), ("MISSING", "STATE", "REASON"), is_wrapped=True)
+    else:
+        print_error("\n".join(["missing", *aligned(missing)]))
+    print_error("`isthmus doctor` says more.")
 
 
 async def list_servers(source: HubSource, *, wait: float, is_json: bool) -> Exit:
@@ -106,7 +134,41 @@ async def list_servers(source: HubSource, *, wait: float, is_json: bool) -> Exit
     if is_json:
         print_json(document)
         return Exit.SUCCESS
-    rows = []
+    print_table(SERVER_HEAD, server_rows(document), SERVER_STYLES, is_wrapped=True)
+    return Exit.SUCCESS
+
+
+async def watch_servers(source: HubSource, *, wait: float) -> Exit:
+    """Show the servers until interrupted. While the hub is away, the last state stays.
+
+    Raises:
+        CommandFailed: the hub rejects the key, or there is no terminal.
+    """
+    if not sys.stdout.isatty():
+        raise CommandFailed(Exit.USAGE, "--watch needs a terminal", "Leave it out to print the servers once.")
+    rows: list[Row] = []
+    # Servers that start are shown as such: nobody has to wait for them.
+    async with open_hub(source, wait=wait if isinstance(source, RemoteSource) else FIRST_LOOK_SECONDS) as hub:
+        with in_place(sys.stdout, SERVER_HEAD) as show:
+            while True:
+                rows, problem = await _refreshed(hub, rows)
+                show([("", rows), *([(problem, [])] if problem else [])], SERVER_STYLES)
+                await asyncio.sleep(REFRESH_SECONDS)
+
+
+async def _refreshed(hub: HubClient, before: list[Row]) -> tuple[list[Row], str | None]:
+    """The servers now; if the hub cannot be reached, the last ones and why."""
+    try:
+        return server_rows(await hub.servers()), None
+    except CommandFailed as failed:
+        if failed.exit is not Exit.UNREACHABLE:
+            raise
+        return before, failed.message
+
+
+def server_rows(document: bytes) -> list[Row]:
+    """The servers as rows."""
+    rows: list[Row] = []
     for server in read_servers(document):
         counts = {
             "tool": server.tools,
@@ -117,11 +179,7 @@ async def list_servers(source: HubSource, *, wait: float, is_json: bool) -> Exit
         offered = ", ".join(counted(count, noun) for noun, count in counts.items() if count)
         remark = first_line(server.trouble or offered)
         rows.append((server.name, server.state, server.transport or "", protocol_name(server.era), remark))
-    if sys.stdout.isatty():
-        show_table(sys.stdout, [("", rows)], ("bold", "", "", "", ""))
-    else:
-        print_output("\n".join(aligned(rows)))
-    return Exit.SUCCESS
+    return rows
 
 
 def protocol_name(era: str | None) -> str:

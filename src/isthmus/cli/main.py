@@ -32,12 +32,14 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Use and look": {
         "call": ("call.call", "Call a tool."),
-        "tools": ("lists.tools", "List the tools."),
+        "tools": ("tools.tools", "List the tools, show one, or search them."),
         "prompt": ("call.prompt", "Get a prompt and print it."),
         "prompts": ("lists.prompts", "List the prompts."),
         "read": ("call.read", "Read a resource and print it."),
         "resources": ("lists.resources", "List the resources."),
         "servers": ("lists.servers", "List the servers and their states."),
+        "logs": ("operate.logs", "Print the last lines of a server, and follow them."),
+        "top": ("operate.top", "Watch calls, rates, durations and faults; q quits."),
         "doctor": ("doctor.doctor", "Check the configuration and each server; say how to fix it."),
     },
     "Servers": {
@@ -46,6 +48,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "remove": ("edit.remove", "Remove servers."),
         "enable": ("edit.enable", "Switch servers on."),
         "disable": ("edit.disable", "Switch servers off, and keep their entries."),
+        "restart": ("operate.restart", "Restart a server of a running hub."),
         "approve": ("approve.approve_command", "Review tools whose definition changed."),
         "config": ("config.config", "Check or print the configuration."),
         "credentials": ("login.credentials", "Manage the key that encrypts logins."),

@@ -8,6 +8,7 @@ loaded only if there is a terminal.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -45,6 +46,11 @@ def harmless(text: str, *, keep: str = "\n\t") -> str:
 def wants_color() -> bool:
     """Whether a terminal gets colors; see no-color.org."""
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def terminal_width() -> int:
+    """The columns of the terminal; 80 where there is none."""
+    return shutil.get_terminal_size((80, 24)).columns
 
 
 def first_line(text: str) -> str:
@@ -86,44 +92,66 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def show_table(stream: TextIO, groups: Sequence[Group], styles: Row) -> None:
-    """Print rows under headings on a terminal, aligned across groups; only the last column is cut to fit.
+def show_table(
+    stream: TextIO, groups: Sequence[Group], styles: Row, head: Row = (), *, is_wrapped: bool = False
+) -> None:
+    """Print rows under headings on a terminal, aligned across groups, with a `head` that names the columns.
 
-    `styles` has one rich style per column.
+    Only the last column is cut to fit, visibly, or wrapped. `styles` has one rich style per column.
     """
     console = _console(stream)
-    for part in _parts(groups, styles, console.width):
+    for part in _parts(groups, styles, console.width, head, is_wrapped=is_wrapped):
         console.print(part)
 
 
+def print_table(head: Row, rows: Sequence[Row], styles: Row, *, is_wrapped: bool = False) -> None:
+    """Print rows: on a terminal a table with its head, elsewhere a line for each row, for grep and awk."""
+    if sys.stdout.isatty():
+        show_table(sys.stdout, [("", rows)], styles, head, is_wrapped=is_wrapped)
+    else:
+        print_output("\n".join(aligned(rows)))
+
+
 @contextmanager
-def in_place(stream: TextIO) -> Iterator[Callable[[Sequence[Group], Row], None]]:
+def in_place(stream: TextIO, head: Row = ()) -> Iterator[Callable[[Sequence[Group], Row], None]]:
     """Draw such tables on a terminal, each in the place of the one before; the last one stays."""
     from rich.console import Group as Together
     from rich.live import Live
 
     console = _console(stream)
     with Live(console=console, auto_refresh=False) as live:
-        yield lambda groups, styles: live.update(Together(*_parts(groups, styles, console.width)), refresh=True)
+        yield lambda groups, styles: live.update(Together(*_parts(groups, styles, console.width, head)), refresh=True)
 
 
-def _parts(groups: Sequence[Group], styles: Row, width: int) -> Iterator[Text | Table]:
+def _parts(
+    groups: Sequence[Group], styles: Row, width: int, head: Row = (), *, is_wrapped: bool = False
+) -> Iterator[Text | Table]:
     from rich.table import Table
     from rich.text import Text
 
-    widths = _widths([row for _, group in groups for row in group] or [("",) * len(styles)], width)
+    rows = [row for _, group in groups for row in group]
+    widths = _widths([*([head] if head else []), *rows] or [("",) * len(styles)], width)
+
+    def table_of(some: Sequence[Row], styles: Row) -> Table:
+        table = Table.grid(padding=(0, GAP, 0, 0))
+        for style, column_width in zip(styles[:-1], widths, strict=False):
+            table.add_column(style=style, width=column_width, overflow="fold")
+        if is_wrapped:
+            table.add_column(style=styles[-1], max_width=widths[-1], overflow="fold")
+        else:
+            table.add_column(style=styles[-1], max_width=widths[-1], no_wrap=True, overflow="ellipsis")
+        for row in some:
+            table.add_row(*(Text(harmless(cell, keep="")) for cell in row))
+        return table
+
+    if head and rows:
+        yield table_of([head], ("dim",) * len(head))
     for position, (heading, group) in enumerate(groups):
         if heading:
             space = "\n" if position else ""
             yield Text(f"{space}{harmless(heading, keep='')}", style="bold")
         if group:
-            table = Table.grid(padding=(0, GAP, 0, 0))
-            for style, column_width in zip(styles[:-1], widths, strict=False):
-                table.add_column(style=style, width=column_width, overflow="fold")
-            table.add_column(style=styles[-1], max_width=widths[-1], no_wrap=True, overflow="ellipsis")
-            for row in group:
-                table.add_row(*(Text(harmless(cell, keep="")) for cell in row))
-            yield table
+            yield table_of(group, styles)
 
 
 def _console(stream: TextIO) -> Console:

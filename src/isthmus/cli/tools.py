@@ -1,0 +1,347 @@
+"""`isthmus tools`: the list of tools, one tool with its arguments and an example, and a search by words."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+import msgspec
+
+from isthmus.cli.call import choose
+from isthmus.cli.documents import ListedFeature, read_servers
+from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.cli.hub import HUB_VARIABLE, HubSource, RemoteSource, open_hub
+from isthmus.cli.lists import description_of, print_features, print_missing
+from isthmus.cli.options import with_hub, with_json, with_wait
+from isthmus.cli.output import (
+    first_line,
+    harmless,
+    print_error,
+    print_json,
+    print_output,
+    print_table,
+    terminal_width,
+)
+from isthmus.cli.running import quiet_logs, run_command
+from isthmus.wire.mcp.lists import TOOLS
+
+SEARCH = "search"
+FOUND_MAX = 20
+"""How many tools a search prints."""
+
+REFERENCES_MAX = 8
+"""How many references of a schema are followed, one inside the other."""
+
+TYPE_WIDTH = 24
+"""A longer type is not written out: the JSON has it."""
+
+
+@click.command(
+    short_help="List the tools, show one, or search them.",
+    epilog="A name may be short where it is unique: `read_file` for `files.read_file`.",
+)
+@click.argument("words", nargs=-1, metavar="[NAME | search WORDS...]")
+@click.option("--server", metavar="NAME", help="Only the tools of this server.")
+@with_hub
+@with_wait
+@with_json
+def tools(words: tuple[str, ...], server: str | None, source: HubSource, wait: float, *, is_json: bool) -> int:
+    """List the tools, and the servers that are missing.
+
+    With NAME: its description, its arguments, and a call to paste. With `search` and words: the tools that fit, the
+    best first.
+    """
+    is_search = len(words) > 1 and words[0] == SEARCH
+    if len(words) > 1 and not is_search:
+        raise click.UsageError("Name one tool, or write `search` before the words.")
+    quiet_logs()
+    if is_search:
+        work = search_tools(source, words[1:], server, wait=wait, is_json=is_json)
+    elif words:
+        work = show_tool(source, words[0], wait=wait, is_json=is_json)
+    else:
+        work = list_tools(source, server, wait=wait, is_json=is_json)
+    return run_command(work)
+
+
+async def list_tools(source: HubSource, server: str | None, *, wait: float, is_json: bool) -> Exit:
+    """Print the tools, of all servers or of one.
+
+    Raises:
+        CommandFailed: there is no such server, or the hub cannot be reached or started.
+    """
+    async with open_hub(source, wait=wait, name=None if server is None else f"{server}.") as hub:
+        if is_json:
+            document = await hub.list(TOOLS)
+            print_json(document if server is None else _only(document, server))
+            return Exit.SUCCESS
+        listing = await hub.listing(TOOLS)
+        known = [] if server is None else [each.name for each in read_servers(await hub.servers())]
+    if server is not None and server not in known:
+        raise CommandFailed(Exit.USAGE, f"there is no server {server!r}", f"Servers: {', '.join(known)}.")
+    offers = [offer for offer in listing.offers if server in (None, offer.server)]
+    print_features(offers, TOOLS)
+    print_missing({name: gone for name, gone in listing.absences.items() if server in (None, name)})
+    return Exit.SUCCESS
+
+
+def _only(document: bytes, server: str) -> bytes:
+    members = msgspec.json.decode(document, type=dict[str, msgspec.Raw])
+    entries = msgspec.json.decode(members[TOOLS.member], type=list[dict[str, msgspec.Raw]])
+    missing = msgspec.json.decode(members["missing"], type=dict[str, msgspec.Raw])
+    return msgspec.json.encode(
+        {
+            TOOLS.member: [each for each in entries if str(json.loads(each["name"])).startswith(f"{server}.")],
+            "missing": {name: why for name, why in missing.items() if name == server},
+        }
+    )
+
+
+# -- one tool ----------------------------------------------------------------------------------------------------------
+
+
+async def show_tool(source: HubSource, name: str, *, wait: float, is_json: bool) -> Exit:
+    """Print what a tool does, its arguments, and a call to paste.
+
+    Raises:
+        CommandFailed: there is no such tool, or the hub cannot be reached or started.
+    """
+    async with open_hub(source, wait=wait, name=name) as hub:
+        tool = choose(name, await hub.listing(TOOLS))
+    if is_json:
+        print_json(msgspec.json.encode(tool.definition))
+        return Exit.SUCCESS
+    schema = _decoded(tool.definition.get("inputSchema"))
+    arguments = arguments_in(schema)
+    print_output(tool.name)
+    for line in _wrapped(str(_decoded_value(tool.definition.get("description")) or "(no description)")):
+        print_output(f"  {line}" if line else "")
+    if hints := hints_of(_decoded(tool.definition.get("annotations"))):
+        print_output(f"\nHints: {', '.join(hints)}.")
+    print_output("\nArguments:" if arguments else "\nIt takes no arguments.")
+    if arguments:
+        print_table(("  NAME", "TYPE", "NEEDED", "DESCRIPTION"), arguments, ("cyan", "", "", ""), is_wrapped=True)
+    is_named = isinstance(source, RemoteSource) and HUB_VARIABLE not in os.environ
+    address = source.url.removesuffix("/mcp") if isinstance(source, RemoteSource) and is_named else None
+    print_output(f"\nExample:\n  {example_call(tool.name, schema, address)}")
+    return Exit.SUCCESS
+
+
+def hints_of(annotations: Mapping[str, Any]) -> list[str]:
+    """What the server says about the effects of a tool."""
+    words = {
+        "readOnlyHint": ("only reads", "changes something"),
+        "destructiveHint": ("may destroy something", "only adds"),
+        "idempotentHint": ("may be repeated", "not to be repeated"),
+        "openWorldHint": ("reaches the outside world", "stays inside"),
+    }
+    said = {key: value for key, value in annotations.items() if key in words and isinstance(value, bool)}
+    if said.get("readOnlyHint"):
+        said.pop("destructiveHint", None)
+    return [words[key][0 if value else 1] for key, value in said.items()]
+
+
+def arguments_in(schema: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """The arguments of a tool as rows: name, type, whether it is needed, description. Needed ones come first."""
+    required = _required(schema)
+    rows = []
+    for name, given in _properties(schema).items():
+        described = _resolved(given, schema)
+        notes = [str(described.get("description", "")).strip()]
+        if isinstance(choices := described.get("enum"), list) and len(type_text(described, schema)) > TYPE_WIDTH:
+            notes.append(f"one of {', '.join(map(_brief, choices))}")
+        if described.get("default") is not None:
+            notes.append(f"default: {_brief(described['default'])}")
+        text = "; ".join(" ".join(note.split()) for note in notes if note)
+        needed = "yes" if name in required else "no"
+        rows.append((f"  {harmless(name, keep='')}", type_text(described, schema)[: TYPE_WIDTH + 8], needed, text))
+    return sorted(rows, key=lambda row: row[2] != "yes")
+
+
+def type_text(schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
+    """The type of a value in a few words."""
+    choices = schema.get("enum")
+    if isinstance(choices, list) and choices:
+        text = "|".join(map(_brief, choices))
+        return text if len(text) <= TYPE_WIDTH else "choice"
+    for key in ("anyOf", "oneOf"):
+        if isinstance(ways := schema.get(key), list):
+            texts = [type_text(_resolved(way, root), root) for way in ways]
+            return " or ".join(dict.fromkeys(text for text in texts if text != "null")) or "null"
+    kind = schema.get("type", "any")
+    if isinstance(kind, list):
+        return " or ".join(str(each) for each in kind if each != "null")
+    if kind == "array":
+        items = _resolved(schema.get("items"), root)
+        return f"list of {type_text(items, root)}" if items else "list"
+    return str(kind)
+
+
+def example_call(name: str, schema: Mapping[str, Any], hub: str | None = None) -> str:
+    """A command that calls the tool with all arguments that it needs."""
+    required = _required(schema)
+    words = []
+    for argument, given in _properties(schema).items():
+        if argument not in required:
+            continue
+        value = example_value(argument, _resolved(given, schema), schema)
+        is_plain = isinstance(value, str) and not value.startswith("@") and re.fullmatch(r"[\w.-]+", argument)
+        text = f"{argument}={value}" if is_plain else f"{argument}:={json.dumps(value, ensure_ascii=False)}"
+        words.append(shlex.quote(text))
+    target = [] if hub is None else ["--hub", hub]
+    return " ".join(["isthmus", "call", *target, shlex.quote(name), *words])
+
+
+def example_value(name: str, schema: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0) -> Any:
+    """A value that fits a schema: one that the server names, else a simple one."""
+    for key in ("examples", "enum"):
+        if isinstance(given := schema.get(key), list) and given:
+            return given[0]
+    for key in ("const", "default"):
+        if schema.get(key) is not None:
+            return schema[key]
+    for key in ("anyOf", "oneOf", "allOf"):
+        if isinstance(ways := schema.get(key), list) and depth < REFERENCES_MAX:
+            found = [_resolved(way, root) for way in ways]
+            way = next((each for each in found if each.get("type") != "null"), {})
+            return example_value(name, way, root, depth + 1)
+    kind = schema.get("type")
+    kind = next((each for each in kind if each != "null"), "null") if isinstance(kind, list) else kind
+    if kind == "object" and depth < REFERENCES_MAX:
+        inner = _properties(schema)
+        return {
+            each: example_value(each, _resolved(inner.get(each), root), root, depth + 1)
+            for each in sorted(_required(schema))
+        }
+    if kind == "array" and depth < REFERENCES_MAX:
+        least = schema.get("minItems", 1 if depth == 0 else 0)
+        item = example_value(name, _resolved(schema.get("items"), root), root, depth + 1)
+        return [item] * (least if isinstance(least, int) and 0 <= least <= REFERENCES_MAX else 1)
+    if kind in ("integer", "number"):
+        least = schema.get("minimum", 1)
+        return least if isinstance(least, int | float) and least > 1 else 1
+    if kind == "boolean":
+        return True
+    return name.upper() if kind in ("string", None) else None
+
+
+def _properties(schema: Mapping[str, Any]) -> dict[str, Any]:
+    found = schema.get("properties")
+    return found if isinstance(found, dict) else {}
+
+
+def _required(schema: Mapping[str, Any]) -> set[str]:
+    found = schema.get("required")
+    return {each for each in found if isinstance(each, str)} if isinstance(found, list) else set()
+
+
+def _resolved(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema with its local reference followed; anything else becomes an empty one, which allows everything."""
+    for _ in range(REFERENCES_MAX):
+        reference = schema.get("$ref") if isinstance(schema, dict) else None
+        if not isinstance(reference, str) or not reference.startswith("#/"):
+            break
+        found: Any = root
+        for part in reference[2:].split("/"):
+            found = found.get(part) if isinstance(found, dict) else None
+        schema = {**(found if isinstance(found, dict) else {}), **{k: v for k, v in schema.items() if k != "$ref"}}
+    return schema if isinstance(schema, dict) else {}
+
+
+def _brief(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _decoded(raw: msgspec.Raw | None) -> dict[str, Any]:
+    value = _decoded_value(raw)
+    return value if isinstance(value, dict) else {}
+
+
+def _decoded_value(raw: msgspec.Raw | None) -> Any:
+    try:
+        return None if raw is None else msgspec.json.decode(raw)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+
+
+def _wrapped(text: str) -> list[str]:
+    """A description in lines that fit; its own paragraphs and lists stay."""
+    width = terminal_width() - 2
+    lines = []
+    for line in textwrap.dedent(text).strip().splitlines():
+        indent = line[: len(line) - len(line.lstrip())]
+        lines += textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False) or [""]
+    return lines
+
+
+# -- search ------------------------------------------------------------------------------------------------------------
+
+
+async def search_tools(
+    source: HubSource, words: Sequence[str], server: str | None, *, wait: float, is_json: bool
+) -> Exit:
+    """Print the tools that fit the words best.
+
+    Raises:
+        CommandFailed: the hub cannot be reached or started.
+    """
+    async with open_hub(source, wait=wait, name=None if server is None else f"{server}.") as hub:
+        listing = await hub.listing(TOOLS)
+    offers = [offer for offer in listing.offers if server in (None, offer.server)]
+    found = ranked(words, offers)
+    if is_json:
+        print_json(msgspec.json.encode({TOOLS.member: [offer.definition for offer in found]}))
+        return Exit.SUCCESS if found else Exit.CALL_FAILED
+    if not found:
+        print_error(f"No tool fits {' '.join(words)!r}. `isthmus tools` lists all.")
+        print_missing(listing.absences)
+        return Exit.CALL_FAILED
+    rows = [(offer.name, first_line(description_of(offer))) for offer in found[:FOUND_MAX]]
+    print_table(("TOOL", "DESCRIPTION"), rows, ("cyan", ""))
+    if len(found) > FOUND_MAX:
+        print_error(f"{len(found) - FOUND_MAX} more fit less well.")
+    elif sys.stdout.isatty():
+        print_error(f"\n`isthmus tools {found[0].name}` shows its arguments.")
+    return Exit.SUCCESS
+
+
+def ranked(words: Sequence[str], offers: Sequence[ListedFeature]) -> list[ListedFeature]:
+    """The tools that fit the words, the best first.
+
+    Tools that fit more of the words come first; then a word of the name counts more than one of the description or of
+    an argument, and a whole word more than a part.
+    """
+    wanted = list(dict.fromkeys(token for word in words for token in _tokens(word)))
+    scored = []
+    for position, offer in enumerate(offers):
+        texts = (
+            (offer.name, 8),
+            (description_of(offer), 3),
+            (" ".join(_properties(_decoded(offer.definition.get("inputSchema")))), 2),
+        )
+        fields = [(_tokens(text), text.lower(), weight) for text, weight in texts]
+        points = [max(_points(token, *field) for field in fields) for token in wanted]
+        if any(points):
+            scored.append((-sum(map(bool, points)), -sum(points), position, offer))
+    return [offer for *_, offer in sorted(scored, key=lambda each: each[:3])]
+
+
+def _points(token: str, tokens: Sequence[str], text: str, weight: int) -> int:
+    if token in tokens:
+        return 3 * weight
+    if any(each.startswith(token) for each in tokens):
+        return 2 * weight
+    return weight if token in text else 0
+
+
+def _tokens(text: str) -> list[str]:
+    """The words of a text: `readFile`, `read_file` and `read files` all have `read` and `file`."""
+    parts = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+|[^\W\d_A-Za-z]+", text)
+    return [part.lower().removesuffix("s") if len(part) > 3 else part.lower() for part in parts]
