@@ -21,7 +21,7 @@ import msgspec
 from isthmus.cli.config import configuration_of
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.options import with_config, with_json
-from isthmus.cli.output import aligned, harmless, print_error, print_json, print_output
+from isthmus.cli.output import harmless, print_error, print_json, print_output, print_table
 from isthmus.storage.definitions import FILE, DefinitionStore, PendingDefinition
 
 CHANGES_SHOWN = 20
@@ -139,7 +139,8 @@ def _list(pending: Sequence[PendingDefinition], *, is_json: bool) -> None:
         rows = [
             (_full_name(each), _when(each.seen.at), "new" if each.before is None else "changed") for each in pending
         ]
-        print_output("\n".join(aligned([tuple(harmless(cell, keep="") for cell in row) for row in rows])))
+        shown = [tuple(harmless(cell, keep="") for cell in row) for row in rows]
+        print_table(("TOOL", "SEEN", "DEFINITION"), shown, ("cyan", "", ""))
         print_error("isthmus approve NAME shows the difference and asks; a server's name stands for all its tools.")
 
 

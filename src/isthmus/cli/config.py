@@ -15,7 +15,7 @@ import msgspec
 from isthmus.app.key_files import minted_keys
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.options import CommandGroup, with_config, with_json
-from isthmus.cli.output import aligned, counted, harmless, print_error, print_json, print_output
+from isthmus.cli.output import counted, harmless, print_error, print_json, print_output, print_table
 from isthmus.config.extensions import EXTENSIONS, GROUPS
 from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.config.load import AccessMode, access_mode, load, load_for_keys
@@ -221,7 +221,9 @@ def show_configuration(file: Path | None, *, with_origin: bool, is_json: bool) -
     rows: list[tuple[str, ...]] = [(value.path, msgspec.json.encode(value.value).decode()) for value in values]
     if lines is not None:
         rows = [(*row, lines.describe(value.origin)) for row, value in zip(rows, values, strict=True)]
-    print_output("\n".join(aligned([tuple(harmless(cell, keep="") for cell in row) for row in rows])))
+    head = ("SETTING", "VALUE", "ORIGIN")[: 2 if lines is None else 3]
+    rows = [tuple(harmless(cell, keep="") for cell in row) for row in rows]
+    print_table(head, rows, ("cyan", "", "")[: len(head)], is_wrapped=True)
     if configuration.file is None:
         print_error("No configuration file was found: these are the defaults.")
     if configuration.warnings:

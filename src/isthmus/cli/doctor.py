@@ -10,7 +10,6 @@ import asyncio
 import os
 import re
 import shlex
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from isthmus.cli.hub import HubClient, LocalSource, RemoteSource, source_of
 from isthmus.cli.lists import protocol_name
 from isthmus.cli.local_hub import start_local_hub
 from isthmus.cli.options import with_json, with_source, with_wait
-from isthmus.cli.output import aligned, counted, first_line, print_json, print_output, show_table
+from isthmus.cli.output import aligned, counted, first_line, print_hanging, print_json, print_output, print_table
 from isthmus.cli.running import quiet_logs, run_command
 from isthmus.config import codes
 from isthmus.config.codes import FindingCode
@@ -495,8 +494,9 @@ def _print_configuration(configuration: Configuration) -> None:
     else:
         print_output("configuration: no file found, so there are only the built-in tools")
     for finding in configuration.warnings:
-        print_output(f"  {finding.code.number} {finding}\n    fix: {finding.fix}")
-    print_output(f"access: {_access(configuration)[1]}")
+        print_hanging(f"  {finding.code.number} {finding}", "    ")
+        print_hanging(f"    fix: {finding.fix}", "         ")
+    print_hanging(f"access: {_access(configuration)[1]}", "        ")
 
 
 def _access(configuration: Configuration) -> tuple[str, str]:
@@ -524,19 +524,39 @@ def _print(reports: Sequence[ServerReport], found: Sequence[Diagnosis]) -> None:
         )
         for report in reports
     ]
-    if sys.stdout.isatty():
-        show_table(sys.stdout, [("", rows)], ("", "bold", "", "", "", ""))
-    else:
-        print_output("\n".join(aligned(rows)))
+    head = (" ", "SERVER", "STATE", "TOOLS", "STARTED IN", "PROTOCOL")
+    print_table(head, rows, ("", "bold", "", "", "", ""))
+    by_code: dict[tuple[bool, FindingCode], list[Diagnosis]] = {}
     for diagnosis in sorted(found, key=lambda diagnosis: not diagnosis.is_grave):
-        mark = "✗" if diagnosis.is_grave else "·"
-        print_output(f"\n{mark} {diagnosis.code.number} {diagnosis.server}: {first_line(diagnosis.message)}")
-        print_output(f"    fix: {first_line(diagnosis.fix)}")
+        by_code.setdefault((diagnosis.is_grave, diagnosis.code), []).append(diagnosis)
+    for (is_grave, code), group in by_code.items():
+        print_output("")
+        _print_group("✗" if is_grave else "·", code, group)
     failed = [report.server for report in reports if not report.is_well]
     if failed:
         print_output(f"\n{len(failed)} of {counted(len(reports), 'server')} failed: {', '.join(failed)}")
     else:
         print_output("\nall servers are well")
+
+
+def _print_group(mark: str, code: FindingCode, group: Sequence[Diagnosis]) -> None:
+    """Print the findings with one code: what is said of several servers is said once."""
+    servers: dict[tuple[str, str], list[str]] = {}
+    for diagnosis in group:
+        servers.setdefault((first_line(diagnosis.message), first_line(diagnosis.fix)), []).append(diagnosis.server)
+    fixes = {fix for _, fix in servers}
+    if len(servers) == 1:
+        ((message, fix),) = servers
+        print_hanging(f"{mark} {code.number} {', '.join(servers[message, fix])}: {message}", "    ")
+        print_hanging(f"    fix: {fix}", "         ")
+        return
+    print_output(f"{mark} {code.number} {counted(len(group), 'finding')}: {code.name}")
+    for (message, fix), names in servers.items():
+        print_hanging(f"    {', '.join(names)}: {message}", "      ")
+        if len(fixes) > 1:
+            print_hanging(f"      fix: {fix}", "           ")
+    if len(fixes) == 1:
+        print_hanging(f"    fix: {fixes.pop()}", "         ")
 
 
 def _milliseconds(seconds: float) -> str:

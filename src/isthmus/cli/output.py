@@ -25,6 +25,10 @@ Row: TypeAlias = Sequence[str]
 Group: TypeAlias = tuple[str, Sequence[Row]]
 """A heading, and the rows below it."""
 
+LAST_WIDTH_MIN = 24
+COLUMN_WIDTH_MIN = 12
+"""Wide columns are folded, but not below this, so that the last column has some room."""
+
 GAP = 2
 """Spaces between columns."""
 
@@ -71,6 +75,16 @@ def print_json(text: bytes) -> None:
     import msgspec
 
     print_output(msgspec.json.format(text, indent=2).decode())
+
+
+def print_hanging(text: str, indent: str) -> None:
+    """Print a paragraph; on a terminal its further lines are indented, elsewhere it is one line."""
+    if sys.stdout.isatty():
+        import textwrap
+
+        width = terminal_width()
+        text = textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    print_output(text)
 
 
 def print_error(text: str) -> None:
@@ -168,4 +182,7 @@ def _widths(rows: Sequence[Row], terminal: int) -> list[int]:
     longest = [max(map(cell_len, column), default=0) for column in zip(*rows, strict=True)][:-1]
     widths = [min(width, terminal * 3 // 5) for width in longest]
     room = terminal - sum(widths) - GAP * len(widths)
+    while room < min(LAST_WIDTH_MIN, terminal * 3 // 10) and widths and max(widths) > COLUMN_WIDTH_MIN:
+        widths[widths.index(max(widths))] -= 1
+        room += 1
     return [*widths, max(room, 1)]

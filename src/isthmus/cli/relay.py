@@ -34,6 +34,7 @@ from isthmus.cli.running import quiet_logs, run_command
 
 REFRESH_SECONDS = 1.0
 
+HEAD = ("ID", "NAME", "STATE", "OFFERS", "SINCE", "CLIENT", "REMARK")
 STYLES = ("bold", "cyan", "", "", "", "", "")
 STATUS_ADVICE = "`isthmus relay status` lists the servers and their states."
 NOBODY = "No server or device is connected to the relay, and none is expected back."
@@ -115,7 +116,7 @@ async def show_status(source: RemoteSource, *, is_json: bool, has_tools: bool = 
     if not overview.servers and not overview.devices:
         print_error(NOBODY)
     elif sys.stdout.isatty():
-        show_table(sys.stdout, groups, STYLES)
+        show_table(sys.stdout, groups, STYLES, HEAD)
     else:
         # For grep and awk: one line each, with its agent.
         agents = agents_of(overview)
@@ -134,7 +135,7 @@ async def watch_status(source: RemoteSource, *, has_tools: bool = False) -> Exit
         raise CommandFailed(Exit.USAGE, "--watch needs a terminal", "Leave it out to print the status once.")
     overview = RelayOverview(has_tools=has_tools)
     async with aclosing(HubClient(source, is_needed=True)) as hub:
-        with in_place(sys.stdout) as show:
+        with in_place(sys.stdout, HEAD) as show:
             while True:
                 overview, problem = await _refresh(hub, overview)
                 show([*groups_of(overview, time.time()), *([(problem, [])] if problem else [])], STYLES)
