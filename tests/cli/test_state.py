@@ -94,6 +94,7 @@ async def test_a_key_closes_the_hub_of_its_configuration_and_no_other(user: User
         await until(first.url, 401)
     folders = {folder.name.rpartition("-")[0] for folder in (user.state / "hubs").iterdir()}
     assert folders == {"shop-mcp", "blog-mcp"}
+    assert {path.stat().st_mode & 0o077 for path in (user.state, *user.state.glob("hubs/*"))} == {0}
     async with user.serving(shop) as hub:
         assert await status(hub.url) == 401
 

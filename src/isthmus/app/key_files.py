@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeAlias
 
+from isthmus.app.state_folder import make_folder
 from isthmus.config.codes import KEY_STORE
 from isthmus.config.files import read_regular_file
 from isthmus.config.findings import ConfigError, Finding, Place
@@ -109,7 +110,7 @@ class KeyFile:
 
     def _begin(self) -> None:
         """Create the folder with an empty list atomically, for a hub that starts at the same time."""
-        self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(self._state)
         draft = self._state / f".{FOLDER}-{secrets.token_hex(8)}"
         draft.mkdir(mode=0o700)
         try:

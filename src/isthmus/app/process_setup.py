@@ -18,6 +18,7 @@ from typing import IO
 
 import structlog
 
+from isthmus.app.state_folder import make_folder
 from isthmus.transport.process_tree import begin_family, end_marked
 
 if sys.platform != "win32":
@@ -48,7 +49,7 @@ def family_in(state: Path) -> Iterator[None]:
 
 
 def _take_over(folder: Path) -> IO[bytes] | None:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(folder)
     with (folder / LOCK).open("ab") as looking:
         fcntl.flock(looking, fcntl.LOCK_EX)
         for file in folder.iterdir():

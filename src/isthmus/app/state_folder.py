@@ -85,7 +85,7 @@ def announced(state: Path, info: RunningHubInfo) -> Iterator[None]:
 
 def _write_locked(state: Path, info: RunningHubInfo) -> int:
     """Write the file and return the descriptor that holds its lock. Raises: OSError, also if another hub has it."""
-    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(state)
     draft = state / f"{RUNNING_FILE}.{info.pid}"
     descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -120,6 +120,17 @@ def find_running(state: Path) -> RunningHubInfo | None:
         return None
     finally:
         os.close(descriptor)
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder and those above it, for this user only.
+
+    Raises:
+        OSError: it cannot be created.
+    """
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def is_derived(configuration: Configuration) -> bool:
@@ -163,7 +174,7 @@ def mark(configuration: Configuration) -> None:
     if not is_derived(configuration) or (folder == earlier_folder() and _content_without_owner(folder)):
         return
     with suppress(OSError):  # a hub also runs without a state folder
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(folder)
         (folder / OWNER_FILE).write_text(f"{_name_of(configuration.file)}\n")
 
 
