@@ -1,16 +1,17 @@
-"""`isthmus call`, `prompt` and `read`: one call, its progress, and its result.
+"""`isthmus call`, `prompt` and `read`: one call, its progress, its questions, and its result.
 
 Names may be short, and values may be text: both are resolved here, by the hub's lists and by the tool's schema.
 """
 
 from __future__ import annotations
 
-import shutil
+import difflib
+import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TextIO, TypeAlias
+from typing import Any, TypeAlias, TypeVar, cast
 
 import click
 import msgspec
@@ -21,12 +22,23 @@ from isthmus.cli.hub import (
     CallFailure,
     HubCall,
     HubClient,
+    HubQuestion,
     HubSource,
     command_failed,
     open_hub,
 )
+from isthmus.cli.interaction import GivenAnswers, ProgressLine, TerminalAnswers, print_unanswered
 from isthmus.cli.options import with_hub, with_json, with_wait
 from isthmus.cli.output import harmless, print_error, print_output
+from isthmus.cli.results import (
+    check_target,
+    print_result,
+    readable,
+    readable_contents,
+    readable_messages,
+    readable_value,
+    save_parts,
+)
 from isthmus.cli.running import run_command
 from isthmus.core.catalog.names import AmbiguousName, llm_form, resolve, suggestions
 from isthmus.model.calls import Event, Progress, Result
@@ -34,12 +46,44 @@ from isthmus.model.names import FeatureName, ServerName
 from isthmus.wire.jsonrpc import object_members, render
 from isthmus.wire.mcp.lists import PROMPTS, TOOLS, ListShape
 
-CLEAR_LINE = "\r\x1b[K"
+F = TypeVar("F", bound=Callable[..., Any])
 
 Read: TypeAlias = Callable[[str], str]
 """Returns the text of a file, or of standard input for `-`; raises `OSError` or `UnicodeError`."""
 
 HOW = "Write name=text, name:=JSON or name=@FILE (@- is standard input); or give all of them as --args JSON."
+
+
+def with_outcome(command: F) -> F:
+    """Add what the commands that make a call share: `--answer`, `--no-input`, `--save`, `--no-pager` and `--json`.
+
+    The command gets them as one `CallOptions`.
+    """
+
+    @functools.wraps(command)
+    def run(*words: Any, **options: Any) -> Any:
+        outcome = CallOptions(**{each.name: options.pop(each.name) for each in fields(CallOptions)})
+        return command(*words, options=outcome, **options)
+
+    for option in (
+        click.option("--no-pager", is_flag=True, help="Print long results at once."),
+        click.option(
+            "--save",
+            type=click.Path(path_type=Path),
+            metavar="PATH",
+            help="Write images, sounds and files here.",
+        ),
+        click.option("--no-input", is_flag=True, help="Never ask anything at the terminal."),
+        click.option(
+            "--answer",
+            "answers",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="Answer the server's questions: a field of a form, or accept, decline or cancel. Repeatable.",
+        ),
+    ):
+        run = option(run)
+    return cast(F, with_json(run))
 
 
 @click.command()
@@ -48,21 +92,20 @@ HOW = "Write name=text, name:=JSON or name=@FILE (@- is standard input); or give
 @click.option("--args", "whole", metavar="JSON", help="All arguments as one JSON object, or @FILE, or @- for stdin.")
 @with_hub
 @with_wait
-@with_json
+@with_outcome
 def call(
     name: str,
     arguments: tuple[str, ...],
     whole: str | None,
     source: HubSource,
     wait: float,
-    *,
-    is_json: bool,
+    options: CallOptions,
 ) -> int:
     """Call a tool by its full name (files.read), or by a short name that is unique (read).
 
     Values are text, or JSON where the tool's schema wants a number, a boolean, a list or an object.
     """
-    return run_command(call_tool(source, FeatureRequest(name, arguments, whole, is_json), wait=wait))
+    return run_command(call_tool(source, FeatureRequest(name, arguments, whole), options, wait=wait))
 
 
 @click.command()
@@ -70,20 +113,20 @@ def call(
 @click.argument("arguments", nargs=-1, metavar="[KEY=VALUE | KEY=@FILE]...")
 @with_hub
 @with_wait
-@with_json
-def prompt(name: str, arguments: tuple[str, ...], source: HubSource, wait: float, *, is_json: bool) -> int:
+@with_outcome
+def prompt(name: str, arguments: tuple[str, ...], source: HubSource, wait: float, options: CallOptions) -> int:
     """Get a prompt by its full name, or by a short name that is unique, and print it."""
-    return run_command(write_prompt(source, FeatureRequest(name, arguments, None, is_json), wait=wait))
+    return run_command(write_prompt(source, FeatureRequest(name, arguments, None), options, wait=wait))
 
 
 @click.command()
 @click.argument("uri")
 @with_hub
 @with_wait
-@with_json
-def read(uri: str, source: HubSource, wait: float, *, is_json: bool) -> int:
+@with_outcome
+def read(uri: str, source: HubSource, wait: float, options: CallOptions) -> int:
     """Read a resource and print it."""
-    return run_command(read_resource(source, uri, wait=wait, is_json=is_json))
+    return run_command(read_resource(source, uri, options, wait=wait))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,22 +135,49 @@ class FeatureRequest:
 
     name: str
     words: Sequence[str]
-    whole: str | None
+    whole: str | None = None
     """All arguments as one JSON object, instead of words."""
-    is_json: bool
 
 
-async def call_tool(source: HubSource, request: FeatureRequest, *, wait: float) -> Exit:
+@dataclass(frozen=True, slots=True)
+class CallOptions:
+    """How a call answers questions, and what becomes of its result."""
+
+    answers: Sequence[str] = ()
+    no_input: bool = False
+    save: Path | None = None
+    no_pager: bool = False
+    is_json: bool = False
+
+    @property
+    def is_askable(self) -> bool:
+        """Whether the call says to servers that it answers questions."""
+        return bool(self.answers) or self.has_terminal
+
+    @property
+    def has_terminal(self) -> bool:
+        """Whether a person can be asked."""
+        return not self.no_input and sys.stdin.isatty() and sys.stderr.isatty()
+
+
+NO_OPTIONS = CallOptions()
+
+
+async def call_tool(
+    source: HubSource, request: FeatureRequest, options: CallOptions = NO_OPTIONS, *, wait: float
+) -> Exit:
     """Call a tool and print its result.
 
     Raises:
         CommandFailed: the hub or the tool does not exist, an argument is wrong, or the call failed.
     """
-    async with open_hub(source, wait=wait, name=request.name, is_to_call=True) as hub:
+    conversation = Conversation(request.name, options)
+    async with open_hub(source, wait=wait, name=request.name, is_to_call=True, is_askable=options.is_askable) as hub:
         tool = await _find_tool(hub, request.name)
-        arguments = arguments_of(request.words, request.whole, tool.definition.get("inputSchema"), read_text)
-        outcome = await _perform(hub, HubCall("tool", tool.name, arguments))
-    return _print_outcome(outcome, tool.name, readable, is_json=request.is_json)
+        schema = tool.definition.get("inputSchema")
+        arguments = arguments_of(request.words, request.whole, schema, read_text, tool.name)
+        outcome = await conversation.perform(hub, HubCall("tool", tool.name, arguments))
+    return conversation.print_outcome(outcome, tool.name, readable)
 
 
 async def _find_tool(hub: HubClient, name: str) -> ListedFeature:
@@ -122,28 +192,34 @@ async def _find_tool(hub: HubClient, name: str) -> ListedFeature:
         return ListedFeature(name, server, {})
 
 
-async def write_prompt(source: HubSource, request: FeatureRequest, *, wait: float) -> Exit:
+async def write_prompt(
+    source: HubSource, request: FeatureRequest, options: CallOptions = NO_OPTIONS, *, wait: float
+) -> Exit:
     """Get a prompt and print it.
 
     Raises:
         CommandFailed: as in `call_tool`.
     """
-    async with open_hub(source, wait=wait, name=request.name, shape=PROMPTS, is_to_call=True) as hub:
+    conversation = Conversation(request.name, options)
+    async with open_hub(
+        source, wait=wait, name=request.name, shape=PROMPTS, is_to_call=True, is_askable=options.is_askable
+    ) as hub:
         found = choose(request.name, await hub.listing(PROMPTS), PROMPTS)
         arguments = arguments_of(request.words, request.whole, None, read_text)
-        outcome = await _perform(hub, HubCall("prompt", found.name, arguments))
-    return _print_outcome(outcome, found.name, readable_messages, is_json=request.is_json)
+        outcome = await conversation.perform(hub, HubCall("prompt", found.name, arguments))
+    return conversation.print_outcome(outcome, found.name, readable_messages)
 
 
-async def read_resource(source: HubSource, uri: str, *, wait: float, is_json: bool) -> Exit:
+async def read_resource(source: HubSource, uri: str, options: CallOptions = NO_OPTIONS, *, wait: float) -> Exit:
     """Read a resource and print it.
 
     Raises:
         CommandFailed: as in `call_tool`.
     """
-    async with open_hub(source, wait=wait, is_to_call=True) as hub:
-        outcome = await _perform(hub, HubCall("resource", uri, msgspec.Raw(b"{}")))
-    return _print_outcome(outcome, uri, readable_contents, is_json=is_json)
+    conversation = Conversation(uri, options)
+    async with open_hub(source, wait=wait, is_to_call=True, is_askable=options.is_askable) as hub:
+        outcome = await conversation.perform(hub, HubCall("resource", uri, msgspec.Raw(b"{}")))
+    return conversation.print_outcome(outcome, uri, readable_contents)
 
 
 def read_text(name: str) -> str:
@@ -152,42 +228,73 @@ def read_text(name: str) -> str:
     return content.decode()
 
 
-async def _perform(hub: HubClient, request: HubCall) -> Result | CallFailure:
-    """Wait for the outcome, and show progress meanwhile."""
-    line = ProgressLine(sys.stderr)
+class Conversation:
+    """One call with the person or the options that it has: progress, questions, and the result."""
 
-    def show(event: Event) -> None:
-        if isinstance(event, Progress):
-            line.show(event)
+    def __init__(self, name: str, options: CallOptions) -> None:
+        """Check what can be checked before the call.
 
-    try:
-        return await hub.perform(request, show)
-    finally:
-        line.clear()
+        Raises:
+            CommandFailed: an option cannot be used.
+        """
+        self._name = harmless(name, keep="")
+        self._options = options
+        self._line = ProgressLine(sys.stderr, self._name)
+        terminal = TerminalAnswers(self._name, self._line) if options.has_terminal else None
+        try:
+            self._given = GivenAnswers(options.answers, terminal)
+        except ValueError as error:
+            advice = "Write --answer NAME=VALUE or NAME:=JSON for a field, or --answer accept, decline or cancel."
+            raise CommandFailed(Exit.USAGE, f"--answer: {error}", advice) from None
+        check_target(options.save)
 
+    async def perform(self, hub: HubClient, request: HubCall) -> Result | CallFailure:
+        """Wait for the outcome, show progress and answer questions meanwhile."""
 
-def _print_outcome(
-    outcome: Result | CallFailure, name: str, as_text: Callable[[msgspec.Raw], str], *, is_json: bool
-) -> Exit:
-    if isinstance(outcome, CallFailure):
-        if is_json:
-            print_output(msgspec.json.encode({"error": outcome}).decode())
-        raise command_failed(outcome)
-    if is_json:
-        print_output(bytes(outcome.payload).decode())
-        return Exit.CALL_FAILED if outcome.is_error else Exit.SUCCESS
-    text = readable_value(outcome.payload) if outcome.is_bare else as_text(outcome.payload)
-    if outcome.is_error:
-        # On stderr: a file or pipe gets the result, or nothing.
-        print_error(text)
-        raise CommandFailed(
-            Exit.CALL_FAILED,
-            f"{harmless(name)} ran and reported an error (above)",
-            "Fix the cause and call it again; `isthmus tools --json` shows the arguments of each tool.",
-        )
-    if text:
-        print_output(text)
-    return Exit.SUCCESS
+        def show(event: Event | HubQuestion) -> None:
+            if isinstance(event, Progress):
+                self._line.show(event)
+            elif isinstance(event, HubQuestion):
+                self._given.unanswered.append(event)
+
+        self._line.start()
+        try:
+            return await hub.perform(request, show, self._given.answer if self._options.is_askable else None)
+        finally:
+            self._line.stop()
+
+    def print_outcome(self, outcome: Result | CallFailure, name: str, as_text: Callable[[msgspec.Raw], str]) -> Exit:
+        """Print the result, save its files, and say which questions had no answer.
+
+        Raises:
+            CommandFailed: the call failed.
+        """
+        print_unanswered(self._name, self._given.unanswered)
+        if isinstance(outcome, CallFailure):
+            if self._options.is_json:
+                print_output(msgspec.json.encode({"error": outcome}).decode())
+            raise command_failed(outcome)
+        if self._options.is_json:
+            print_output(bytes(outcome.payload).decode())
+            self._save(outcome, name)
+            return Exit.CALL_FAILED if outcome.is_error else Exit.SUCCESS
+        text = readable_value(outcome.payload) if outcome.is_bare else as_text(outcome.payload)
+        if outcome.is_error:
+            # On stderr: a file or pipe gets the result, or nothing.
+            print_error(text)
+            raise CommandFailed(
+                Exit.CALL_FAILED,
+                f"{harmless(name)} ran and reported an error (above)",
+                "Fix the cause and call it again; `isthmus tools --json` shows the arguments of each tool.",
+            )
+        if text:
+            print_result(text, has_pager=not self._options.no_pager)
+        self._save(outcome, name)
+        return Exit.SUCCESS
+
+    def _save(self, outcome: Result, name: str) -> None:
+        if self._options.save is not None and not outcome.is_bare:
+            save_parts(outcome.payload, name, self._options.save)
 
 
 # -- names -----------------------------------------------------------------------------------------------------------
@@ -242,7 +349,9 @@ def _unknown(name: str, listing: FeatureList, shape: ListShape) -> CommandFailed
 # -- arguments -------------------------------------------------------------------------------------------------------
 
 
-def arguments_of(words: Sequence[str], whole: str | None, schema: msgspec.Raw | None, read: Read) -> msgspec.Raw:
+def arguments_of(
+    words: Sequence[str], whole: str | None, schema: msgspec.Raw | None, read: Read, tool: str = "it"
+) -> msgspec.Raw:
     """The arguments as one JSON object.
 
     Raises:
@@ -269,7 +378,28 @@ def arguments_of(words: Sequence[str], whole: str | None, schema: msgspec.Raw | 
         if name in members:
             raise _wrong(f"{name} is given twice")
         members[name] = value
+    _check_names(members, properties, schema, tool)
     return msgspec.Raw(render(members))
+
+
+def _check_names(
+    members: Mapping[str, bytes], properties: Mapping[str, Any], schema: msgspec.Raw | None, tool: str
+) -> None:
+    """Find a misspelt name, which many schemas let through and many servers ignore."""
+    if schema is None or not properties:
+        return
+    root = msgspec.json.decode(schema)
+    if root.get("additionalProperties") or root.get("patternProperties"):
+        return  # the tool says that it takes other names
+    for name in members.keys() - properties.keys():
+        near = difflib.get_close_matches(name, properties.keys() - members.keys(), n=1)
+        if near:
+            text, advice = f"{name} is not an argument of {tool}; did you mean {near[0]}?", ""
+        elif root.get("additionalProperties") is False:
+            text, advice = f"{name} is not an argument of {tool}", f"It takes {', '.join(properties)}."
+        else:
+            continue
+        raise CommandFailed(Exit.USAGE, text, *([advice] if advice else []), "executed: no (nothing was called).")
 
 
 def _member(word: str, properties: Mapping[str, Any], read: Read) -> tuple[str, bytes]:
@@ -351,120 +481,3 @@ def _types(schema: Any) -> set[str]:
         for choice in schema.get(key) or ():
             types |= _types(choice)
     return types
-
-
-# -- progress --------------------------------------------------------------------------------------------------------
-
-
-class ProgressLine:
-    """Shows the latest progress: on a terminal in one line that `clear` wipes, elsewhere in a line each."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._is_terminal = stream.isatty()
-        self._is_shown = False
-
-    def show(self, event: Event) -> None:
-        """Show one report."""
-        text = progress_text(event)
-        if self._is_terminal:
-            # A line that wraps could not be cleared.
-            room = shutil.get_terminal_size().columns - 1
-            self._stream.write(CLEAR_LINE + text[:room])
-            self._is_shown = True
-        else:
-            self._stream.write(f"progress: {text}\n")
-        self._stream.flush()
-
-    def clear(self) -> None:
-        """Wipe the line from a terminal."""
-        if self._is_shown:
-            self._stream.write(CLEAR_LINE)
-            self._stream.flush()
-            self._is_shown = False
-
-
-def progress_text(event: Event) -> str:
-    """A report as `3/10 message`, with the parts that it has."""
-
-    def text_of(key: str) -> str:
-        raw = event.members.get(key)
-        value = None if raw is None else msgspec.json.decode(raw)
-        if raw is None or value is None:
-            return ""
-        return value if isinstance(value, str) else bytes(raw).decode()
-
-    done, total, message = map(text_of, ("progress", "total", "message"))
-    count = f"{done}/{total}" if done and total else done
-    return harmless(f"{count} {message}".strip(), keep="")
-
-
-# -- results as text -------------------------------------------------------------------------------------------------
-
-
-def readable(payload: msgspec.Raw) -> str:
-    """The text of a tool's result; structured content only if there is no other."""
-    members = msgspec.json.decode(payload, type=dict[str, msgspec.Raw])
-    blocks = _list_in(members.get("content"))
-    if blocks:
-        return "\n".join(_block_text(block) for block in blocks)
-    structured = members.get("structuredContent")
-    return "" if structured is None else msgspec.json.format(bytes(structured), indent=2).decode()
-
-
-def readable_value(payload: msgspec.Raw) -> str:
-    """The text of a bare value that a JSON-RPC server returned: a string as it is, anything else as JSON."""
-    value = msgspec.json.decode(payload)
-    return value if isinstance(value, str) else msgspec.json.format(bytes(payload), indent=2).decode()
-
-
-def readable_messages(payload: msgspec.Raw) -> str:
-    """The text of a prompt: each message after its role."""
-    members = msgspec.json.decode(payload, type=dict[str, msgspec.Raw])
-    texts = []
-    for message in _list_in(members.get("messages")):
-        match message:
-            case {"role": str(role), "content": content}:
-                texts.append(f"{role}: {_block_text(content)}")
-            case _:
-                texts.append("[not a message: --json shows it]")
-    return "\n\n".join(texts)
-
-
-def readable_contents(payload: msgspec.Raw) -> str:
-    """The text of a resource, part after part."""
-    members = msgspec.json.decode(payload, type=dict[str, msgspec.Raw])
-    parts = _list_in(members.get("contents"))
-    return "\n".join(_block_text({"type": "resource", "resource": part}) for part in parts)
-
-
-def _list_in(content: msgspec.Raw | None) -> list[Any]:
-    blocks = None if content is None else msgspec.json.decode(content)
-    return blocks if isinstance(blocks, list) else []
-
-
-def _block_text(block: Any) -> str:
-    match block:
-        case {"type": "text", "text": str(text)}:
-            return text
-        case {"type": "image" | "audio" as kind, "data": str(data)}:
-            return f"[{kind}{_mime_type(block)}, {_size(data)}: --json shows it]"
-        case {"type": "resource_link", "uri": str(uri)}:
-            return f"[link {block.get('name', '')} {uri}]"
-        case {"type": "resource", "resource": {"text": str(text)}}:
-            return text
-        case {"type": "resource", "resource": {"uri": str(uri), "blob": str(blob)} as resource}:
-            return f"[resource {uri}{_mime_type(resource)}, {_size(blob)}: --json shows it]"
-        case {"type": str(other)}:
-            return f"[{other}: --json shows it]"
-        case _:
-            return "[content without a type: --json shows it]"
-
-
-def _mime_type(block: dict[str, Any]) -> str:
-    kind = block.get("mimeType")
-    return f" {kind}" if isinstance(kind, str) else ""
-
-
-def _size(base64: str) -> str:
-    return f"{len(base64.rstrip('=')) * 3 // 4:,} bytes"

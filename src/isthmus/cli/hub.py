@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
@@ -45,6 +45,12 @@ SILENCE_SECONDS = 60.0
 
 RESPONSE_BYTES_MAX = 64 * 1024 * 1024
 """Enough for the lists of many servers; a longer response is a defect."""
+
+URL_REQUIRED = -32042
+"""The error code of MCP for a call that needs a page to be opened first."""
+
+QUESTIONS = "form,url"
+"""The kinds of questions that commands answer."""
 
 OK = 200
 FORBIDDEN = 403
@@ -169,11 +175,13 @@ async def open_hub(
     name: str | None = None,
     shape: ListShape = TOOLS,
     is_to_call: bool = False,
+    is_askable: bool = False,
 ) -> AsyncIterator[HubClient]:
     """Open the hub, and close it at the end.
 
     The running hub of a configuration is used, if there is one. With a `name`, a local hub starts only the servers that
     could have it. With `is_to_call`, it opens its audit log.
+    With `is_askable`, it tells servers that the caller answers questions.
 
     Raises:
         CommandFailed: the configuration cannot be used.
@@ -184,7 +192,9 @@ async def open_hub(
     else:
         from isthmus.cli.local_hub import open_local_hub
 
-        hub = await open_local_hub(found.file, within=wait, name=name, shape=shape, is_to_call=is_to_call)
+        hub = await open_local_hub(
+            found.file, within=wait, name=name, shape=shape, is_to_call=is_to_call, is_askable=is_askable
+        )
     try:
         yield hub
     finally:
@@ -200,13 +210,36 @@ EXECUTED: dict[Executed, str] = {
 }
 
 
-class CallFailure(msgspec.Struct, frozen=True):
+class CallFailure(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why a call has no result: the problem that the hub reported."""
 
     message: str
     executed: Executed
     reason: str
     server: str | None = None
+    error: msgspec.Raw | None = None
+    """The server's own error: `code`, `message` and perhaps `data`."""
+
+    def pages(self) -> list[str]:
+        """The pages that the server wants opened before it can be called (MCP, URL elicitation required)."""
+        try:
+            read = msgspec.json.decode(self.error or b"{}", type=_PagesRequired)
+        except msgspec.MsgspecError:
+            return []
+        return [each.url for each in read.data.elicitations] if read.code == URL_REQUIRED else []
+
+
+class _Page(msgspec.Struct):
+    url: str
+
+
+class _Pages(msgspec.Struct):
+    elicitations: list[_Page] = []
+
+
+class _PagesRequired(msgspec.Struct):
+    code: int = 0
+    data: _Pages = msgspec.field(default_factory=_Pages)
 
 
 class _Problem(msgspec.Struct):
@@ -214,6 +247,7 @@ class _Problem(msgspec.Struct):
     executed: Executed
     reason: str
     server: str | None = None
+    error: msgspec.Raw = msgspec.Raw()
 
 
 def read_failure(problem: bytes) -> CallFailure | None:
@@ -222,12 +256,16 @@ def read_failure(problem: bytes) -> CallFailure | None:
         read = msgspec.json.decode(problem, type=_Problem)
     except (msgspec.MsgspecError, RecursionError):
         return None
-    return CallFailure(read.detail, read.executed, read.reason, read.server)
+    error = read.error.copy() if read.error else None
+    return CallFailure(read.detail, read.executed, read.reason, read.server, error)
 
 
 def command_failed(failure: CallFailure) -> CommandFailed:
     """The error to print: what happened, whether the tool ran, and what to do next."""
     row = FAULTS.get(failure.reason, FAULTS["server_error"])
+    if pages := failure.pages():
+        opened = [f"Open {page}" for page in pages]
+        return CommandFailed(Exit(row.exit), failure.message, *opened, "Then call it again.")
     return CommandFailed(Exit(row.exit), failure.message, EXECUTED[failure.executed], row.advice)
 
 
@@ -258,12 +296,12 @@ class HubTransport(Protocol):
 
 
 class HttpTransport:
-    """One HTTP connection to a running hub. It connects with the first request."""
+    """HTTP to a running hub: one connection, and a second for the answer to a question. It connects when needed."""
 
     def __init__(self, url: str) -> None:
         self._origin, _ = parse_url(url)
         self._background = BackgroundTasks("remote")
-        self._client = HttpClient(self._origin, Egress(), self._background, is_configured=True, limit=1)
+        self._client = HttpClient(self._origin, Egress(), self._background, is_configured=True, limit=2)
 
     def send(
         self, method: str, target: str, headers: Mapping[str, str], body: bytes | None, sink: ResponseSink
@@ -362,8 +400,13 @@ class HubClient:
             raise self._rejected(response)
         return failure.message
 
-    async def perform(self, call: HubCall, watch: Callable[[Event], None]) -> Result | CallFailure:
-        """Make a call and wait for its end. Cancelling this cancels the call at the server."""
+    async def perform(
+        self, call: HubCall, watch: Callable[[Event | HubQuestion], None], answer: Answerer | None = None
+    ) -> Result | CallFailure:
+        """Make a call and wait for its end. Cancelling this cancels the call at the server.
+
+        With an `answer` the server may ask; without, `watch` gets the questions that the hub declined.
+        """
         match call.kind:
             case "tool" | "prompt":
                 method, path = "POST", f"/v1/{call.kind}s/{quote(call.name, safe='')}"
@@ -373,8 +416,16 @@ class HubClient:
                 method, path = "GET", f"/v1/resources/read?{urlencode({'uri': call.name}, quote_via=quote)}"
             case _:
                 raise NotImplementedError(call.kind)
+        if answer is not None:
+            path += f"{'&' if '?' in path else '?'}questions={QUESTIONS}"
         body = bytes(call.arguments) if method == "POST" else None
-        response = await self._request(method, path, body, f"{EVENT_STREAM}, application/json", watch)
+        answering = Answering(self._post_answer, answer, watch)
+        try:
+            response = await self._request(
+                method, path, body, f"{EVENT_STREAM}, application/json", watch, answering.on_question
+            )
+        finally:
+            await answering.aclose()
         if isinstance(response, ConnectionLost):
             if response.may_have_left:
                 return CallFailure(f"Lost the hub during the call: {response.reason}", "unknown", "lost")
@@ -390,6 +441,10 @@ class HubClient:
                 message = failure.message.replace(server.reason, server.trouble)
                 failure = msgspec.structs.replace(failure, message=message)
         return failure
+
+    async def _post_answer(self, id: str, answer: Mapping[str, object]) -> None:
+        # An answer that comes too late is no failure: the call's own end says what became of it.
+        await self._request("POST", f"/v1/questions/{quote(id, safe='')}", msgspec.json.encode(answer))
 
     async def aclose(self) -> None:
         """Close the transport; a hub that was started for the command ends."""
@@ -410,11 +465,12 @@ class HubClient:
         body: bytes | None = None,
         accept: str = "application/json",
         watch: Callable[[Event], None] = lambda _: None,
+        on_question: OnQuestion = lambda _name, _question: None,
     ) -> HubResponse | ConnectionLost:
         headers = {**self._source.headers, "Accept": accept}
         if body is not None:
             headers["Content-Type"] = "application/json"
-        reader = ResponseReader(watch)
+        reader = ResponseReader(watch, on_question)
         reader.await_on(self._transport.send(method, self._base + path, headers, body, reader))
         return await reader.wait()
 
@@ -481,13 +537,66 @@ class HubResponse(msgspec.Struct, frozen=True):
     event: str | None = None
 
 
-class ResponseReader:
-    """Reads one response: collects a body, or passes progress events on until the result."""
+class HubQuestion(msgspec.Struct, frozen=True):
+    """A question of a server during a call. Without an id, the hub has declined it."""
 
-    def __init__(self, watch: Callable[[Event], None]) -> None:
+    id: str | None = None
+    method: str = ""
+    params: msgspec.Raw = msgspec.Raw(b"{}")
+
+    def read_params(self) -> dict[str, Any]:
+        """Its parameters as MCP has them: `message` and `requestedSchema`, or `mode` and `url`."""
+        read = msgspec.json.decode(self.params)
+        return read if isinstance(read, dict) else {}
+
+
+Answerer: TypeAlias = Callable[[HubQuestion], Awaitable[Mapping[str, object]]]
+OnQuestion: TypeAlias = Callable[[str, HubQuestion], None]
+"""Receives an event's name, `question` or `retracted`, and its question."""
+
+
+class Answering:
+    """The open questions of one call, each until it is answered, retracted, or the call ends."""
+
+    def __init__(
+        self,
+        post: Callable[[str, Mapping[str, object]], Awaitable[None]],
+        answer: Answerer | None,
+        watch: Callable[[Event | HubQuestion], None],
+    ) -> None:
+        self._post = post
+        self._answer = answer
+        self._watch = watch
+        self._background = BackgroundTasks("questions")
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def on_question(self, event: str, question: HubQuestion) -> None:
+        """See `OnQuestion`."""
+        id = question.id
+        if event == "retracted":
+            if id in self._tasks:
+                self._tasks.pop(id).cancel()
+        elif id is None or self._answer is None:
+            self._watch(question)
+        else:
+            self._tasks[id] = self._background.spawn("question", self._reply(id, question, self._answer))
+
+    async def _reply(self, id: str, question: HubQuestion, answer: Answerer) -> None:
+        await self._post(id, await answer(question))
+
+    async def aclose(self) -> None:
+        """End the questions that are still open."""
+        await self._background.aclose()
+
+
+class ResponseReader:
+    """Reads one response: collects a body, or passes events on until the result."""
+
+    def __init__(self, watch: Callable[[Event], None], on_question: OnQuestion = lambda _name, _question: None) -> None:
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[HubResponse | ConnectionLost] = self._loop.create_future()
         self._watch = watch
+        self._on_question = on_question
         self._request: SentRequest | None = None
         self._silence: asyncio.TimerHandle | None = None
         self._status = 0
@@ -541,6 +650,9 @@ class ResponseReader:
                     self._end(HubResponse(self._status, event.data, event.event))
                 elif event.event == "progress" and (members := object_members(event.data)) is not None:
                     self._watch(Progress(members))
+                elif event.event in ("question", "retracted"):
+                    with suppress(msgspec.MsgspecError):  # a later version may send others
+                        self._on_question(event.event, msgspec.json.decode(event.data, type=HubQuestion))
         elif len(self._body) + len(chunk) > RESPONSE_BYTES_MAX:
             self._give_up(f"its response is longer than {RESPONSE_BYTES_MAX} bytes")
         else:

@@ -18,7 +18,7 @@ from isthmus.app.audit import AuditLog, open_audit
 from isthmus.app.definitions import DefinitionPins
 from isthmus.app.hub import LOCAL, RunningHub
 from isthmus.cli.config import configuration_of, refused
-from isthmus.cli.hub import HubClient, RemoteSource, SentRequest
+from isthmus.cli.hub import QUESTIONS, HubClient, RemoteSource, SentRequest
 from isthmus.cli.output import print_error
 from isthmus.cli.running import quiet_logs
 from isthmus.config.findings import ConfigError
@@ -41,6 +41,9 @@ HUB = ServerName("hub")
 
 COMMAND = "command"
 """The name of this hub and of its frontend in the audit log."""
+
+ASKABLE = frozenset(["elicitation", *(f"elicitation.{mode}" for mode in QUESTIONS.split(","))])
+"""What a command that answers questions declares to servers, as the REST frontend reads it."""
 
 NOTICE_SECONDS = 1.0
 """After this long, a person wants to know which servers the command is waiting for."""
@@ -193,7 +196,7 @@ class LocalHub:
 
 
 async def open_local_hub(
-    file: Path | None, *, within: float, name: str | None, shape: ListShape, is_to_call: bool
+    file: Path | None, *, within: float, name: str | None, shape: ListShape, is_to_call: bool, is_askable: bool
 ) -> HubClient:
     """Start a hub from a configuration, for `cli.hub.open_hub`.
 
@@ -203,6 +206,9 @@ async def open_local_hub(
     quiet_logs()
     configuration = configuration_of(file)
     only = None if name is None else servers_for(name, configuration, shape)
+    if is_askable:
+        servers = tuple(replace(server, client_caps=ASKABLE) for server in configuration.servers)
+        configuration = replace(configuration, servers=servers)
     local = await start_local_hub(configuration, os.environ, within=within, only=only, is_to_call=is_to_call)
     return local.client
 

@@ -13,24 +13,21 @@ import msgspec
 import pytest
 
 from isthmus.cli.call import (
-    CLEAR_LINE,
+    CallOptions,
     FeatureRequest,
-    ProgressLine,
     arguments_of,
     call_tool,
     choose,
-    progress_text,
     read_resource,
     read_text,
-    readable,
-    readable_contents,
-    readable_messages,
     write_prompt,
 )
 from isthmus.cli.documents import FeatureList, ListedFeature, MissingServerInfo
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.hub import LocalSource, RemoteSource
+from isthmus.cli.interaction import CLEAR_LINE, ProgressLine, progress_text
 from isthmus.cli.local_hub import servers_for
+from isthmus.cli.results import readable, readable_contents, readable_messages
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.model.calls import Progress
 from isthmus.model.names import ServerName
@@ -73,24 +70,27 @@ def config(tmp_path: Path, ledger: Ledger) -> LocalSource:
     return LocalSource(write_config(tmp_path, servers))
 
 
-def wanted(name: str, *words: str, is_json: bool = False) -> FeatureRequest:
-    return FeatureRequest(name, words, None, is_json)
+def wanted(name: str, *words: str) -> FeatureRequest:
+    return FeatureRequest(name, words)
 
 
-async def test_text_is_printed_and_progress_shown_beside_it(
+JSON = CallOptions(is_json=True)
+
+
+async def test_text_is_printed_and_without_a_terminal_no_progress(
     config: LocalSource, capsys: pytest.CaptureFixture[str]
 ) -> None:
     call = wanted("raw.echo", "text=hello", "mode=progress:2")
     assert await call_tool(config, call, wait=20) == Exit.SUCCESS
     told = capsys.readouterr()
     assert told.out == "hello\n"
-    assert told.err == "progress: 1/2\nprogress: 2/2\n"
+    assert told.err == ""
 
 
 async def test_json_is_the_result_as_the_server_gave_it(
     config: LocalSource, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert await call_tool(config, wanted("raw.echo", "text=a", is_json=True), wait=20) == Exit.SUCCESS
+    assert await call_tool(config, wanted("raw.echo", "text=a"), JSON, wait=20) == Exit.SUCCESS
     assert json.loads(capsys.readouterr().out)["content"] == [{"type": "text", "text": "a"}]
 
 
@@ -99,14 +99,14 @@ async def test_a_number_that_python_cannot_hold_is_no_failure(
 ) -> None:
     assert await call_tool(config, wanted("failing.huge"), wait=20) == Exit.SUCCESS
     assert capsys.readouterr().out == "ok\n"
-    assert await call_tool(config, wanted("failing.huge", is_json=True), wait=20) == Exit.SUCCESS
+    assert await call_tool(config, wanted("failing.huge"), JSON, wait=20) == Exit.SUCCESS
     assert "1e999" in capsys.readouterr().out
 
 
 async def test_a_uri_that_is_not_utf_8_is_refused_in_a_sentence(tmp_path: Path) -> None:
     source = LocalSource(write_config(tmp_path, {"shelf": stdio(command("full_sdk2"))}))
     with pytest.raises(CommandFailed, match="must be valid UTF-8") as failed:
-        await read_resource(source, "memo://shelf/\udcff", wait=30, is_json=False)
+        await read_resource(source, "memo://shelf/\udcff", wait=30)
     assert failed.value.exit == Exit.USAGE
 
 
@@ -123,14 +123,14 @@ async def test_a_tool_that_says_no_ends_with_1_and_its_words_on_stderr(
     assert failed.value.exit == Exit.CALL_FAILED
     told = capsys.readouterr()
     assert (told.out, told.err) == ("", "no such file\n")
-    assert await call_tool(config, wanted("failing.fail", is_json=True), wait=20) == Exit.CALL_FAILED
+    assert await call_tool(config, wanted("failing.fail"), JSON, wait=20) == Exit.CALL_FAILED
     assert json.loads(capsys.readouterr().out)["isError"] is True
 
 
 async def test_a_fault_says_whether_the_tool_ran(config: LocalSource, capsys: pytest.CaptureFixture[str]) -> None:
-    call = wanted("raw.pay", "nonce=1", "mode=die_after_ledger", is_json=True)
+    call = wanted("raw.pay", "nonce=1", "mode=die_after_ledger")
     with pytest.raises(CommandFailed) as failed:
-        await call_tool(config, call, wait=20)
+        await call_tool(config, call, JSON, wait=20)
     assert failed.value.exit == Exit.CALL_FAILED
     assert failed.value.advice[0].startswith("executed: unknown")
     assert json.loads(capsys.readouterr().out)["error"]["reason"] == "lost"
@@ -167,10 +167,10 @@ async def test_a_prompt_is_written_out_and_a_resource_read(tmp_path: Path, capsy
     source = LocalSource(write_config(tmp_path, {"shelf": stdio(command("full_sdk2"))}))
     assert await write_prompt(source, wanted("greet", "name=Ada"), wait=30) == Exit.SUCCESS
     assert capsys.readouterr().out == f"user: {content.greeting('Ada', 'warm')}\n"
-    assert await read_resource(source, content.UNLISTED_URI, wait=30, is_json=False) == Exit.SUCCESS
+    assert await read_resource(source, content.UNLISTED_URI, wait=30) == Exit.SUCCESS
     assert capsys.readouterr().out == f"{content.UNLISTED}\n"
     with pytest.raises(CommandFailed) as failed:
-        await read_resource(source, "memo://shelf/none", wait=30, is_json=True)
+        await read_resource(source, "memo://shelf/none", JSON, wait=30)
     assert failed.value.exit == Exit.CALL_FAILED
     assert json.loads(capsys.readouterr().out)["error"]["server"] == "shelf"
 
@@ -406,33 +406,37 @@ def report(**members: str) -> Progress:
 @pytest.mark.parametrize(
     ("event", "words"),
     [
-        (report(progress="3", total="10", message='"half\\u001b[2J"'), "3/10 half\\u001b[2J"),
-        (report(progress="0.50"), "0.50"),
-        (report(progress="1", total="null"), "1"),
-        (report(message='"only words"'), "only words"),
-        (report(), ""),
+        (report(progress="3", total="10", message='"half\\u001b[2J"'), "3/10  half\\u001b[2J  0:07"),
+        (report(progress="0.50"), "0.50  0:07"),
+        (report(progress="1", total="null"), "1  0:07"),
+        (report(progress="1", total="0"), "1/0  0:07"),
+        (report(message='"only words"'), "only words  0:07"),
+        (report(), "files.read  0:07"),
+        (None, "files.read  0:07"),
     ],
 )
-def test_a_report_is_told_with_whatever_it_has(event: Progress, words: str) -> None:
-    assert progress_text(event) == words
+def test_a_report_is_told_with_whatever_it_has_and_the_time(event: Progress | None, words: str) -> None:
+    assert progress_text(event, "files.read", 7.9, 40) == words
+
+
+def test_a_known_total_is_a_bar_and_the_line_fits() -> None:
+    half = progress_text(report(progress="5", total="10", message='"' + "x" * 99 + '"'), "files.read", 61, 79)
+    assert half.startswith("━" * 12 + "╌" * 12 + "  50%  5/10  xxx")
+    assert half.endswith("x  1:01")
+    assert len(half) == 79
 
 
 def test_a_terminal_has_one_line_which_is_cut_and_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "10")
+    monkeypatch.setenv("COLUMNS", "20")
     terminal = Terminal()
-    line = ProgressLine(terminal)
+    line = ProgressLine(terminal, clock=lambda: 0.0)
     line.clear()
     line.show(report(progress="1", message='"' + "x" * 50 + '"'))
-    line.clear()
-    assert terminal.getvalue() == f"{CLEAR_LINE}1 xxxxxxx{CLEAR_LINE}"
-
-
-def test_elsewhere_each_report_is_a_line() -> None:
-    stream = io.StringIO()
-    line = ProgressLine(stream)
-    line.show(report(progress="1", total="2"))
-    line.clear()
-    assert stream.getvalue() == "progress: 1/2\n"
+    line.pause()
+    line.show(report(progress="2"))
+    line.resume()
+    line.stop()
+    assert terminal.getvalue() == f"{CLEAR_LINE}1  xxxxxxxxxx  0:00{CLEAR_LINE}"
 
 
 # -- results -------------------------------------------------------------------------------------------------------
@@ -451,14 +455,14 @@ def test_texts_are_shown_as_they_are_one_below_the_other() -> None:
     [
         (
             {"type": "image", "data": "aGVsbG8=", "mimeType": "image/png"},
-            "[image image/png, 5 bytes: --json shows it]",
+            "[image image/png, 5 bytes: --save writes it]",
         ),
-        ({"type": "audio", "data": ""}, "[audio, 0 bytes: --json shows it]"),
+        ({"type": "audio", "data": ""}, "[audio, 0 bytes: --save writes it]"),
         ({"type": "resource_link", "uri": "file:///a", "name": "a"}, "[link a file:///a]"),
         ({"type": "resource", "resource": {"uri": "x:", "text": "inside"}}, "inside"),
         (
             {"type": "resource", "resource": {"uri": "x:", "blob": "aGVs"}},
-            "[resource x:, 3 bytes: --json shows it]",
+            "[resource x:, 3 bytes: --save writes it]",
         ),
         ({"type": "hologram"}, "[hologram: --json shows it]"),
         ({"type": "text", "text": 3}, "[text: --json shows it]"),
@@ -489,7 +493,7 @@ def test_a_prompt_is_shown_as_who_says_what() -> None:
 def test_a_resource_is_shown_part_by_part() -> None:
     parts = [{"uri": "x:", "text": "a"}, {"uri": "y:", "blob": "aGVs", "mimeType": "a/b"}]
     payload = msgspec.Raw(msgspec.json.encode({"contents": parts}))
-    assert readable_contents(payload) == "a\n[resource y: a/b, 3 bytes: --json shows it]"
+    assert readable_contents(payload) == "a\n[resource y: a/b, 3 bytes: --save writes it]"
 
 
 async def test_a_call_at_a_running_hub_loads_neither_the_hub_nor_its_log(tmp_path: Path) -> None:

@@ -1,0 +1,508 @@
+"""What a running call shows and asks: its progress, and the questions of its server (elicitation).
+
+Everything goes to standard error, and answers come from standard input, only where both are a terminal; a result in a
+file or pipe stays clean. Without a terminal, `--answer` has the answers (`GivenAnswers`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol, TextIO, TypeAlias
+from urllib.parse import urlsplit
+
+import msgspec
+
+from isthmus.cli.hub import HubQuestion
+from isthmus.cli.output import harmless, print_error
+from isthmus.model.calls import Event
+
+CLEAR_LINE = "\r\x1b[K"
+BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
+
+BAR_WIDTH = 24
+TICK_SECONDS = 0.5
+
+LINE_BYTES_MAX = 64 * 1024
+"""More than a terminal lets a person type in one line."""
+
+ElicitAnswer: TypeAlias = dict[str, Any]
+"""The result of an elicitation: `action`, and for a form that was accepted `content`."""
+
+ACCEPT: ElicitAnswer = {"action": "accept"}
+DECLINE: ElicitAnswer = {"action": "decline"}
+CANCEL: ElicitAnswer = {"action": "cancel"}
+
+
+class Answers(Protocol):
+    """Answers the questions of one call."""
+
+    async def answer(self, question: HubQuestion) -> ElicitAnswer:
+        """The answer; cancelling this retracts the question."""
+
+
+# -- progress --------------------------------------------------------------------------------------------------------
+
+
+class ProgressLine:
+    """One line on a terminal with the latest report and the time since the call began; `clear` wipes it.
+
+    Elsewhere nothing is shown. A short call shows nothing: the first line comes after a moment, or with a report.
+    """
+
+    def __init__(self, stream: TextIO, name: str = "", clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._began = clock()
+        self._report: Event | None = None
+        self._name = name
+        self._is_terminal = stream.isatty()
+        self._is_shown = False
+        self._is_paused = False
+        self._ticking: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Show the line after a moment, and the time as it passes."""
+        if self._is_terminal:
+            self._ticking = asyncio.get_running_loop().call_later(2 * TICK_SECONDS, self._tick)
+
+    def _tick(self) -> None:
+        self._draw()
+        self._ticking = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
+
+    def show(self, report: Event) -> None:
+        """Show one report."""
+        self._report = report
+        self._draw()
+
+    def _draw(self) -> None:
+        if not self._is_terminal or self._is_paused:
+            return
+        # A line that wraps could not be cleared.
+        room = shutil.get_terminal_size().columns - 1
+        text = progress_text(self._report, self._name, self._clock() - self._began, room)
+        self._stream.write(CLEAR_LINE + text)
+        self._stream.flush()
+        self._is_shown = True
+
+    def pause(self) -> None:
+        """Leave the terminal to a question."""
+        self.clear()
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """Show the line again."""
+        self._is_paused = False
+
+    def stop(self) -> None:
+        """End it and wipe the line."""
+        if self._ticking is not None:
+            self._ticking.cancel()
+        self.clear()
+
+    def clear(self) -> None:
+        """Wipe the line from the terminal."""
+        if self._is_shown:
+            self._stream.write(CLEAR_LINE)
+            self._stream.flush()
+            self._is_shown = False
+
+
+def progress_text(report: Event | None, name: str, seconds: float, room: int) -> str:
+    """A bar if the total is known, the counts, the message and the time, in `room` columns."""
+    done, total, message = (_member(report, key) for key in ("progress", "total", "message"))
+    passed = f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+    share = _share(done, total)
+    count = f"{done}/{total}" if done and total else done
+    bar = ""
+    if share is not None and room >= 2 * BAR_WIDTH:
+        filled = round(share * BAR_WIDTH)
+        bar = f"{'━' * filled}{'╌' * (BAR_WIDTH - filled)} {share:4.0%}"
+    words = [each for each in (bar, count, message or (name if not count else "")) if each]
+    text = harmless("  ".join(words), keep="")
+    return f"{text[: max(room - len(passed) - 2, 0)]}  {passed}"[:room]
+
+
+def _member(report: Event | None, key: str) -> str:
+    raw = None if report is None else report.members.get(key)
+    value = None if raw is None else msgspec.json.decode(raw)
+    if raw is None or value is None:
+        return ""
+    return value if isinstance(value, str) else bytes(raw).decode()
+
+
+def _share(done: str, total: str) -> float | None:
+    try:
+        share = float(done) / float(total)
+    except (ValueError, ZeroDivisionError, OverflowError):
+        return None
+    return share if 0 <= share <= 1 else None
+
+
+# -- questions -------------------------------------------------------------------------------------------------------
+
+
+class InputClosed(Exception):
+    """The person ended a question with Ctrl-D, or the terminal is gone."""
+
+
+class FormField(msgspec.Struct, frozen=True):
+    """One field of a form: a string, number, integer or boolean, one of several choices, or some of them."""
+
+    name: str
+    kind: Literal["text", "number", "integer", "yes or no", "choice", "choices"]
+    title: str = ""
+    description: str = ""
+    is_required: bool = False
+    default: Any = None
+    choices: tuple[tuple[Any, str], ...] = ()
+    """Values and what they are called."""
+    schema: Mapping[str, Any] = {}
+
+    def hint(self) -> str:
+        """What may be written, in brackets."""
+        needed = "" if self.is_required else ", optional"
+        return f"({self.schema.get('format') or self.kind}{needed})"
+
+
+def read_form(params: Mapping[str, Any]) -> list[FormField]:
+    """The fields of a form."""
+    schema = params.get("requestedSchema")
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    required = schema.get("required") if isinstance(schema, dict) else None
+    if not isinstance(properties, dict):
+        return []
+    names = required if isinstance(required, list) else []
+    return [_read_field(name, each, is_required=name in names) for name, each in properties.items()]
+
+
+def _read_field(name: str, schema: Any, *, is_required: bool) -> FormField:
+    schema = schema if isinstance(schema, dict) else {}
+    items = schema.get("items")
+    choices = _read_choices(items if isinstance(items, dict) else schema)
+    kind: Literal["text", "number", "integer", "yes or no", "choice", "choices"] = "text"
+    if schema.get("type") == "array":
+        kind = "choices"
+    elif choices:
+        kind = "choice"
+    else:
+        match schema.get("type"):
+            case "boolean":
+                kind = "yes or no"
+            case "number" | "integer" as number:
+                kind = number
+            case _:
+                pass
+    title, description = schema.get("title"), schema.get("description")
+    return FormField(
+        name,
+        kind,
+        title if isinstance(title, str) else "",
+        description if isinstance(description, str) else "",
+        is_required,
+        schema.get("default"),
+        choices,
+        schema,
+    )
+
+
+def _read_choices(schema: Mapping[str, Any]) -> tuple[tuple[Any, str], ...]:
+    for key in ("oneOf", "anyOf"):
+        if isinstance(titled := schema.get(key), list):
+            found = [each for each in titled if isinstance(each, dict) and "const" in each]
+            return tuple((each["const"], str(each.get("title", each["const"]))) for each in found)
+    values, names = schema.get("enum"), schema.get("enumNames")
+    if not isinstance(values, list):
+        return ()
+    titles = names if isinstance(names, list) and len(names) == len(values) else values
+    return tuple((value, str(title)) for value, title in zip(values, titles, strict=True))
+
+
+def parse_field(field: FormField, text: str) -> Any:
+    """The value of what a person wrote.
+
+    Raises:
+        ValueError: it does not fit; the message says what does.
+    """
+    text = text.strip()
+    match field.kind:
+        case "yes or no":
+            answer = {"y": True, "yes": True, "true": True, "n": False, "no": False, "false": False}.get(text.lower())
+            if answer is None:
+                raise ValueError("write y or n")
+            return answer
+        case "choice":
+            return _chosen(field, text)
+        case "choices":
+            return [_chosen(field, each.strip()) for each in text.split(",") if each.strip()]
+        case "integer" | "number":
+            return _number(field, text)
+        case "text":
+            return _text(field, text)
+
+
+def _chosen(field: FormField, text: str) -> Any:
+    for number, (value, title) in enumerate(field.choices, 1):
+        if text in (str(number), str(value), title):
+            return value
+    raise ValueError(f"write a number from 1 to {len(field.choices)}, or one of the choices as it is")
+
+
+def _number(field: FormField, text: str) -> int | float:
+    try:
+        value = int(text) if field.kind == "integer" else float(text)
+    except ValueError:
+        raise ValueError(f"write {'a whole number' if field.kind == 'integer' else 'a number'}, not {text!r}") from None
+    least, most = field.schema.get("minimum"), field.schema.get("maximum")
+    if not math.isfinite(value):
+        raise ValueError("write a number")
+    if isinstance(least, int | float) and value < least:
+        raise ValueError(f"the least is {least}")
+    if isinstance(most, int | float) and value > most:
+        raise ValueError(f"the most is {most}")
+    return value
+
+
+def _text(field: FormField, text: str) -> str:
+    least, most = field.schema.get("minLength"), field.schema.get("maxLength")
+    if isinstance(least, int) and len(text) < least:
+        raise ValueError(f"write at least {least} characters")
+    if isinstance(most, int) and len(text) > most:
+        raise ValueError(f"write at most {most} characters")
+    match field.schema.get("format"):
+        case "email" if "@" not in text.strip("@"):
+            raise ValueError("write an e-mail address")
+        case "uri" if not urlsplit(text).scheme:
+            raise ValueError("write an address such as https://example.com")
+    return text
+
+
+class TerminalAnswers:
+    """Asks the person at the terminal. Ctrl-D cancels a question, Ctrl-C the call."""
+
+    def __init__(self, server: str, line: ProgressLine) -> None:
+        self._server = server
+        self._line = line
+        self._lock = asyncio.Lock()
+
+    async def answer(self, question: HubQuestion) -> ElicitAnswer:
+        """See `Answers`."""
+        params = question.read_params()
+        async with self._lock:
+            self._line.pause()
+            try:
+                return await (self._visit(params) if params.get("mode") == "url" else self._fill(params))
+            except InputClosed:
+                print_error("")
+                return CANCEL
+            finally:
+                self._line.resume()
+
+    async def _fill(self, params: Mapping[str, Any]) -> ElicitAnswer:
+        print_error(f"{self._server} asks: {params.get('message', '')}")
+        fields = read_form(params)
+        if not fields:
+            return {**ACCEPT, "content": {}} if await self._confirm("Accept?", default=None) else DECLINE
+        content: dict[str, Any] = {}
+        for field in fields:
+            if (value := await self._ask(field)) is not None:
+                content[field.name] = value
+        return {**ACCEPT, "content": content} if await self._confirm("Send?", default=True) else DECLINE
+
+    async def _ask(self, field: FormField) -> Any:
+        """A value for the field; None to leave it out."""
+        if field.description:
+            print_error(f"  {field.description}")
+        for number, (_, title) in enumerate(field.choices, 1):
+            print_error(f"    {number}  {title}")
+        default = "" if field.default is None else f" [{_shown(field, field.default)}]"
+        prompt = f"  {field.title or field.name} {field.hint()}{default}: "
+        while True:
+            text = await read_line(prompt)
+            if not text.strip() and field.default is not None:
+                return field.default
+            if not text.strip() and not field.is_required:
+                return None
+            try:
+                if text.strip():
+                    return parse_field(field, text)
+                print_error("    It is required: write a value, or press Ctrl-D to cancel.")
+            except ValueError as wrong:
+                print_error(f"    {_sentence(str(wrong))}")
+
+    async def _visit(self, params: Mapping[str, Any]) -> ElicitAnswer:
+        url = str(params.get("url", ""))
+        print_error(f"{self._server} asks you to open a page: {params.get('message', '')}")
+        sys.stderr.write(f"  {highlighted(url)}\n")
+        host = urlsplit(url).hostname or "no host"
+        if not await self._confirm(f"Open it? Only if you trust {harmless(host, keep='')}.", default=False):
+            return DECLINE
+        open_page(url)
+        return ACCEPT
+
+    async def _confirm(self, text: str, *, default: bool | None) -> bool:
+        choices = {True: "Y/n", False: "y/N", None: "y/n"}[default]
+        while True:
+            answer = (await read_line(f"  {text} [{choices}] ")).strip().lower()
+            if not answer and default is not None:
+                return default
+            if answer in ("y", "yes", "n", "no"):
+                return answer.startswith("y")
+            print_error("    Write y or n.")
+
+
+class GivenAnswers:
+    """Answers from `--answer`: what to do with questions, and values for the fields of forms.
+
+    A form is accepted if a field of it was given, or everything is. What these do not answer is asked at the terminal,
+    if there is one, and otherwise cancelled.
+    """
+
+    def __init__(self, given: Sequence[str], terminal: TerminalAnswers | None) -> None:
+        """See `with_answers` for the form of `given`.
+
+        Raises:
+            ValueError: it has another form.
+        """
+        self._terminal = terminal
+        self._action: str | None = None
+        self._values: dict[str, tuple[str, bool]] = {}
+        """The text of each, and whether it is JSON."""
+        for word in given:
+            name, equals, text = word.partition("=")
+            if not equals and word in ("accept", "decline", "cancel"):
+                self._action = word
+                continue
+            is_json = name.endswith(":")
+            name = name.removesuffix(":")
+            if not equals or not name:
+                raise ValueError(f"{word!r} is neither NAME=VALUE nor accept, decline or cancel")
+            if is_json:
+                try:
+                    msgspec.json.decode(text.encode())
+                except (ValueError, RecursionError) as error:
+                    raise ValueError(f"{name} must be JSON, got {text!r} ({error})") from None
+            self._values[name] = (text, is_json)
+        self.unanswered: list[HubQuestion] = []
+
+    async def answer(self, question: HubQuestion) -> ElicitAnswer:
+        """See `Answers`."""
+        params = question.read_params()
+        if self._action in ("decline", "cancel"):
+            return {"action": self._action}
+        if params.get("mode") == "url":
+            if self._action == "accept":
+                print_error(f"The server asks you to open {params.get('url', '')}")
+                return ACCEPT
+            return await self._otherwise(question)
+        content: dict[str, Any] = {}
+        fields = read_form(params)
+        if self._action != "accept" and not any(field.name in self._values for field in fields):
+            return await self._otherwise(question)  # nothing that was given concerns it
+        for field in fields:
+            try:
+                content |= self._value(field)
+            except ValueError as wrong:
+                if field.name in self._values:
+                    print_error(f"--answer {field.name}: {wrong}")
+                return await self._otherwise(question)
+        return {**ACCEPT, "content": content}
+
+    async def _otherwise(self, question: HubQuestion) -> ElicitAnswer:
+        if self._terminal is not None:
+            return await self._terminal.answer(question)
+        self.unanswered.append(question)
+        return CANCEL
+
+    def _value(self, field: FormField) -> dict[str, Any]:
+        if field.name not in self._values:
+            if field.default is not None:
+                return {field.name: field.default}
+            if field.is_required:
+                raise ValueError("it is required")
+            return {}
+        text, is_json = self._values[field.name]
+        return {field.name: msgspec.json.decode(text.encode()) if is_json else parse_field(field, text)}
+
+
+def print_unanswered(server: str, questions: Sequence[HubQuestion]) -> None:
+    """Say what a server asked without getting an answer, and how to give one."""
+    for question in questions:
+        params = question.read_params()
+        print_error(f"{server} asked, and got no answer: {params.get('message', '')}")
+        if params.get("mode") == "url":
+            print_error(f"  It wants you to open {params.get('url', '')}")
+            print_error("Call it in a terminal, or add --answer accept once you trust that page.")
+            continue
+        fields = read_form(params)
+        for field in fields:
+            choices = f": {', '.join(str(value) for value, _ in field.choices)}" if field.choices else ""
+            print_error(f"  {field.name} {field.hint()}{choices}")
+        needed = [field for field in fields if field.is_required] or fields
+        example = " ".join(f"--answer {field.name}=…" for field in needed) or "--answer accept"
+        print_error(f"Call it in a terminal, or add {example}")
+
+
+def _shown(field: FormField, value: Any) -> str:
+    if field.kind == "yes or no":
+        return "y" if value else "n"
+    names = {str(each): title for each, title in field.choices}
+    if isinstance(value, list):
+        return ", ".join(names.get(str(each), str(each)) for each in value)
+    return names.get(str(value), str(value))
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def highlighted(url: str) -> str:
+    """An address for a terminal, with its host in bold: it decides whom the page belongs to."""
+    shown = harmless(url, keep="")
+    host = harmless(urlsplit(url).hostname or "", keep="")
+    before, found, after = shown.partition(host) if host else (shown, "", "")
+    return f"{before}{BOLD}{found}{PLAIN}{after}" if found else shown
+
+
+def open_page(url: str) -> None:
+    """Open a page in a browser with a window of its own, else leave that to the person."""
+    has_screen = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if has_screen and urlsplit(url).scheme in ("http", "https"):
+        import webbrowser
+
+        if webbrowser.open(url):
+            return
+    print_error("  Open the address above in a browser.")
+
+
+async def read_line(prompt: str) -> str:
+    """A line from the terminal. It reads when there is something, so that a signal or a retraction ends it at once.
+
+    Raises:
+        InputClosed: the person pressed Ctrl-D.
+    """
+    sys.stderr.write(harmless(prompt, keep=""))
+    sys.stderr.flush()
+    loop, descriptor = asyncio.get_running_loop(), sys.stdin.fileno()
+    read = bytearray()
+    while True:
+        ready: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(descriptor, lambda: None if ready.done() else ready.set_result(None))  # noqa: B023 - see below
+        try:
+            await ready  # so each function sees its own future
+        finally:
+            loop.remove_reader(descriptor)
+        try:
+            chunk = os.read(descriptor, LINE_BYTES_MAX)
+        except OSError:
+            chunk = b""
+        if not chunk:
+            raise InputClosed
+        read += chunk
+        if chunk.endswith(b"\n"):
+            return read.decode(errors="replace").rstrip("\r\n")
