@@ -8,6 +8,7 @@ is the one that `make serve` installs in the clone.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -50,7 +51,7 @@ def operator(person: Reader) -> None:
     """Keys, permissions, the audit log and what is wrong."""
     person.read(person.folder / "docs" / "permissions.md")
     (person.folder / "isthmus.toml").unlink()
-    person.type("isthmus token create planner --allow builtin.echo", "docs/operating.md")
+    person.type("isthmus token create agent --allow builtin.echo", "docs/operating.md")
     key = next(word for word in person.said.split()[::-1] if word.startswith("isk"))
     person.type("isthmus serve", "docs/operating.md")
     url = HUB.replace("/mcp", "/v1/tools/builtin.echo")
@@ -60,7 +61,7 @@ def operator(person: Reader) -> None:
     )
     person.type(f"curl {url}", "REST without a key", 22)
     person.type(f"{sys.executable} {CLIENTS} mcp {HUB} {key}", "official MCP client with a key")
-    person.type("isthmus access planner", "docs/permissions.md")
+    person.type("isthmus access agent", "docs/permissions.md")
     person.type("isthmus audit verify", "docs/audit.md")
     person.read(person.folder / "docs" / "operating.md")
 
@@ -126,6 +127,12 @@ SCENES: tuple[tuple[str, Callable[[Reader], None]], ...] = (
 )
 
 
+def _report(command: str, seconds: float) -> None:
+    command = command.replace(sys.executable, "python").replace(f"{CHECKOUT}/", "")
+    command = re.sub(r"isk_[\w-]+", "KEY", " ".join(command.partition("  #")[0].split()))
+    print(f"    {seconds:6.1f} s  {command}", flush=True)
+
+
 def main(wanted: list[str]) -> int:
     """Play the scenes, or those whose function is named; return how many failed."""
     failed = 0
@@ -142,10 +149,11 @@ def main(wanted: list[str]) -> int:
                 continue
             print(f"I am {title}" if scene is not many_servers else title, flush=True)
             subprocess.run(["git", "checkout", "-q", "."], cwd=clone, check=True)
+            subprocess.run(["git", "clean", "-fdxq", "-e", ".venv*"], cwd=clone, check=True)
             began = time.monotonic()
             try:
                 with reader(folder / scene.__name__, clone) as person:
-                    person.on_done = lambda command, seconds: print(f"    {seconds:6.1f} s  {command}", flush=True)
+                    person.on_done = _report
                     scene(person)
             except (pytest.fail.Exception, pytest.skip.Exception, subprocess.SubprocessError, AssertionError) as error:
                 failed += 1
