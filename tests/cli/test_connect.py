@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.app.state_folder import RunningHubInfo, announced
 from isthmus.cli.connect import CLIENTS
 from isthmus.cli.main import main
 from isthmus.config.client_files import HostContext
@@ -146,6 +147,17 @@ def test_nothing_is_written_without_a_yes(work: Path, capsys: pytest.CaptureFixt
     assert file.read_bytes() == before
 
 
+def test_the_address_is_that_of_the_hub_that_runs(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = work.parent / "state"
+    running = RunningHubInfo(os.getpid(), "http://127.0.0.1:9999", "k", str(work / "isthmus.toml"))
+    assert main(["connect", "cursor", "--yes"]) == 0
+    assert "The hub does not run yet: `isthmus serve` serves http://127.0.0.1:8765/mcp." in capsys.readouterr().err
+    with announced(state, running):
+        assert main(["connect", "cursor", "--yes"]) == 0
+    assert "does not run" not in capsys.readouterr().err
+    assert '"http://127.0.0.1:9999/mcp"' in (work.parent / "home/.cursor/mcp.json").read_text()
+
+
 def test_what_the_client_wrote_meanwhile_stays(work: Path) -> None:
     file = file_of("claude-code", work)
     assert main(["connect", "claude-code", "--yes"]) == 0
@@ -160,6 +172,7 @@ def test_what_the_client_wrote_meanwhile_stays(work: Path) -> None:
     [
         (["connect", "curser"], "Did you mean cursor?"),
         (["connect", "goose", "--project"], "Goose has no file for a project"),
+        (["connect", "codex", "--file", "x.json"], "--file must be a file of Codex, such as config.toml, got x.json"),
         (["connect", "cursor", "--hub", "x", "--config", "y"], "--hub and --config exclude each other"),
     ],
 )

@@ -7,7 +7,6 @@ The file is edited as text (`config.editing`), after a diff and a question, and 
 
 from __future__ import annotations
 
-import asyncio
 import difflib
 import json
 import os
@@ -24,19 +23,19 @@ from urllib.parse import unquote, urlsplit
 import click
 
 from isthmus.app.key_files import KeyFile, fix_of, reason_of
+from isthmus.app.state_folder import find_running
 from isthmus.cli.addresses import configured_origin
 from isthmus.cli.config import access_of, configuration_of, home, refused
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import ENDPOINT, KEY_VARIABLE, HubClient, RemoteSource, source_of
+from isthmus.cli.hub import ENDPOINT, KEY_VARIABLE, RemoteSource, source_of
 from isthmus.cli.options import with_source
 from isthmus.cli.output import aligned, print_error, print_output, show_table
-from isthmus.cli.running import run_command
 from isthmus.config.callers import DEFAULT_TENANT
 from isthmus.config.dialects import CLIENTS as DIALECTS
-from isthmus.config.dialects import project_files, user_files
+from isthmus.config.dialects import places_of, project_files, user_files
 from isthmus.config.editing import CannotEdit, Keys, edit, replace_file
 from isthmus.config.findings import ConfigError, closest_match
-from isthmus.config.formats import parse
+from isthmus.config.formats import PARSERS, parse
 from isthmus.config.settings import Configuration
 from isthmus.identity.minted_keys import Keys as MintedKeys
 from isthmus.identity.minted_keys import StoreDamaged, current, mint, without_old
@@ -48,9 +47,6 @@ NAME = "isthmus"
 BACKUP_SUFFIX = ".before-isthmus"
 DESCRIPTION = "One address for all MCP servers"
 HIDDEN = "***"
-REACH_SECONDS = 1.0
-"""How long the command looks for a running hub; it only decides a hint."""
-
 Entry = dict[str, object]
 
 
@@ -222,9 +218,7 @@ def list_clients(name: str) -> Exit:
     """Print the clients, whether each is on this machine, and whether the hub is in its file."""
     rows = []
     for client in CLIENTS:
-        files = [
-            path for path in [*project_files(DIALECTS[client], Path.cwd()), *_user_files(client)] if path.is_file()
-        ]
+        files = [path for path in _all_files(client) if path.is_file()]
         connected = [path for path in files if ClientFile(client, path, name).has_hub()]
         state = "connected" if connected else "not connected" if files else ""
         shown = connected or files or [_file_of(client, None, is_project=False)]
@@ -240,15 +234,23 @@ def _short(path: Path) -> str:
     return f"~/{path.relative_to(home())}" if path.is_relative_to(home()) else str(path)
 
 
+def _all_files(client: str) -> list[Path]:
+    return places_of(DIALECTS[client], home(), Path.cwd(), os.environ)
+
+
 def _user_files(client: str) -> list[Path]:
     return user_files(DIALECTS[client], home(), os.environ)
 
 
 def _file_of(client: str, file: Path | None, *, is_project: bool) -> Path:
     """The file to write: the named one, the first that exists, or where the client would make one."""
-    if file is not None:
-        return Path(os.path.abspath(file))
     title = DIALECTS[client].title
+    if file is not None:
+        formats = {PARSERS[path.suffix] for path in _all_files(client)}
+        if PARSERS.get(file.suffix.lower()) not in formats:
+            text = f"--file must be a file of {title}, such as {_user_files(client)[0].name}, got {file.name}"
+            raise CommandFailed(Exit.USAGE, text, "Leave --file out for the usual one.")
+        return Path(os.path.abspath(file))
     paths = project_files(DIALECTS[client], Path.cwd()) if is_project else _user_files(client)
     if not paths:
         text = f"{title} has no file for {'a project' if is_project else 'a user'}"
@@ -271,7 +273,10 @@ class Plan:
     key: str | None
     """The key, if one is known; empty if none is needed."""
     configuration: Configuration | None
-    url: str | None = None
+    """None for a hub that was named by its address."""
+    url: str = ""
+    """Empty for a hub that the client starts."""
+    is_running: bool = True
 
     @property
     def needs_key(self) -> bool:
@@ -289,12 +294,16 @@ class Plan:
         source = source_of(options.hub, options.config)
         known = os.environ.get(KEY_VARIABLE, "")
         is_stdio = options.is_stdio or client.http is None
-        configuration, needs_key = None, False
+        configuration, needs_key, is_running, url = None, False, True, ""
         if isinstance(source, RemoteSource):
             url = source.url
         else:
             configuration = configuration_of(options.config)
-            url = "" if is_stdio else configured_origin(configuration.hub) + ENDPOINT
+            running = find_running(Path(configuration.hub.state))
+            is_running = running is not None
+            if not is_stdio:
+                # A hub that runs may have another port than its file says.
+                url = (configured_origin(configuration.hub) if running is None else running.origin) + ENDPOINT
             try:
                 needs_key = not is_stdio and access_of(configuration) == "keys"
             except ConfigError as error:
@@ -310,7 +319,7 @@ class Plan:
             headers = {"Authorization": f"Bearer {value}"} if key else {}
             return client.http(Http(target.name, url, headers))
 
-        return cls(target, entry, (known or None) if needs_key else known, configuration, url)
+        return cls(target, entry, (known or None) if needs_key else known, configuration, url, is_running=is_running)
 
     def carry_out(self, *, is_sure: bool) -> Exit:
         """Show the change, ask, make a key if one is needed, and write.
@@ -340,8 +349,10 @@ class Plan:
         if caller is not None and not is_written:
             print_error(f"Set {KEY_VARIABLE} for {title} to this key, which is not stored: {self.key}")
         print_error(f"{title}: {CLIENTS[target.client].afterwards}")
-        if self.url is not None and not run_command(_is_listening(self.url)):
-            print_error(f"No hub listens at {self.url} yet: run `isthmus serve`.")
+        if not self.is_running:
+            print_error(f"The hub does not run yet: `isthmus serve` serves {self.url}.")
+        if self.configuration is None and not self.key:
+            print_error(f"If the hub requires a key, set {KEY_VARIABLE} and run this again.")
         return Exit.SUCCESS
 
 
@@ -387,25 +398,14 @@ def _installed_from() -> str:
     return unquote(urlsplit(url).path) if url.startswith("file:") else url
 
 
-async def _is_listening(url: str) -> bool:
-    hub = HubClient(RemoteSource(url))
-    try:
-        async with asyncio.timeout(REACH_SECONDS):
-            await hub.servers()
-    except CommandFailed as failed:
-        return failed.exit != Exit.UNREACHABLE
-    except TimeoutError:
-        return False
-    finally:
-        await hub.aclose()
-    return True
-
-
 def _free_name(configuration: Configuration, client: str) -> str:
     """A name for the caller that no other has."""
     file = KeyFile(Path(configuration.hub.state))
-    keys = file.read() if file.exists() else ()
-    taken = {key.name for key in keys or ()} | set(configuration.named)
+    try:
+        keys = file.read() if file.exists() else ()
+    except (OSError, StoreDamaged) as error:
+        raise _unusable(file, error) from error
+    taken = {key.name for key in keys} | set(configuration.named)
     names = (client if number == 1 else f"{client}-{number}" for number in range(1, len(taken) + 2))
     return next(name for name in names if name not in taken)
 
@@ -423,9 +423,13 @@ def _new_key(configuration: Configuration, name: str) -> str:
     try:
         file.change(decide)
     except (OSError, StoreDamaged) as error:
-        text = f"the key file {file.path} cannot be used: {reason_of(error)}"
-        raise CommandFailed(Exit.CONFIGURATION, text, f"{fix_of(file, error)}.") from error
+        raise _unusable(file, error) from error
     return key
+
+
+def _unusable(file: KeyFile, error: OSError | StoreDamaged) -> CommandFailed:
+    text, fix = f"the key file {file.path} cannot be used: {reason_of(error)}", fix_of(file, error)
+    return CommandFailed(Exit.CONFIGURATION, text, f"{fix[0].upper()}{fix[1:]}.")
 
 
 # -- the client's file -------------------------------------------------------------------------------------------------
@@ -530,19 +534,29 @@ class ClientFile:
             print_output(f"{title} does not have {self.name}: {self.file}")
             return Exit.SUCCESS
         entry = _entry_at(self.file, self.text, self.path)
-        before = self.backup.read_bytes().decode() if self.backup.exists() else ""
-        text = self._edited(self.text, _entry_at(self.file, before, self.path))
+        try:
+            before = self.backup.read_bytes().decode() if self.backup.exists() else ""
+            text = self._edited(self.text, _entry_at(self.file, before, self.path))
+        except (OSError, UnicodeDecodeError, ConfigError) as error:
+            advice = f"Remove it, and run the command again: it then only takes {self.name} out."
+            raise CommandFailed(Exit.CONFIGURATION, f"the backup {self.backup} cannot be read", advice) from error
         if _content(self.file, text) == _content(self.file, before):
             text = before
         self.print_diff(text)
         self.confirm(is_sure=is_sure)
-        if not self.backup.exists() and not _content(self.file, text):
-            self.file.unlink()
-            print_output(f"Removed {self.file}, which had nothing else in it.")
-        else:
-            replace_file(self.file, text.encode(), is_private=False)
-            self.backup.unlink(missing_ok=True)
-            print_output(f"Took {self.name} out of {self.file}.")
+        try:
+            if not self.backup.exists() and not _content(self.file, text):
+                self.file.unlink()
+                print_output(f"Removed {self.file}, which had nothing else in it.")
+            else:
+                replace_file(self.file, text.encode(), is_private=False)
+                self.backup.unlink(missing_ok=True)
+                print_output(f"Took {self.name} out of {self.file}.")
+        except OSError as error:
+            advice = "Take it out by hand."
+            raise CommandFailed(
+                Exit.CONFIGURATION, f"{self.file} cannot be written: {error.strerror}", advice
+            ) from error
         if "Bearer " in str(entry):
             print_error("Its key stays valid: `isthmus token list` shows it, `isthmus token revoke` ends it.")
         return Exit.SUCCESS

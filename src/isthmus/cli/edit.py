@@ -117,6 +117,8 @@ def init(
         if candidate.outcome == "differs":
             origin = f"{candidate.entry.dialect.title}, {candidate.entry.place.file}"
             print_error(f"{candidate.name} of {origin} was left out: another server has its name")
+    if beside.is_file() and not any(candidate.entry.place.file == beside for candidate in plan.candidates):
+        print_error(f"{beside} is no longer read now that {file.name} exists: isthmus import {beside.name}")
     if taken:
         print_error("Next: `isthmus doctor` checks them, `isthmus serve` runs the hub.")
     else:
@@ -385,7 +387,8 @@ class ConfigFile:
                 advice = "Write one with `isthmus init`, or name it with --config FILE."
                 raise CommandFailed(Exit.CONFIGURATION, "there is no configuration here", advice)
             file = Path(os.path.normpath(file))
-            return cls(file, file.read_bytes().decode(), read_document(file), context)
+            document = read_document(file)  # first: it names what cannot be read
+            return cls(file, file.read_bytes().decode(), document, context)
         except ConfigError as error:
             raise refused(error) from error
 
