@@ -137,7 +137,7 @@ async def test_a_server_that_does_not_work_is_not_added(tmp_path: Path) -> None:
     code, out, err = await run(tmp_path, "add", "bad", "--", *words)
     assert (code, out) == (1, "")
     assert "bad does not work: exited with code 1; its last output: no licence" in err
-    assert "Nothing was written." in err
+    assert "Nothing was written; --no-check adds it all the same." in err
     assert (tmp_path / "mcp.json").read_bytes() == before
     code, out, err = await run(tmp_path, "add", "bad", "--no-check", "--", *words)
     assert (code, out) == (0, f"Added bad to {tmp_path / 'mcp.json'}, not checked.\n"), err
@@ -158,7 +158,9 @@ async def test_a_server_that_does_not_work_is_not_added(tmp_path: Path) -> None:
         (("add", "a.b", "http://x"), "a server cannot be called 'a.b'"),
         (("add", "a", "http://x", "--env", "A=b"), "--env is for a command, and http://x is an address"),
         (("add", "a", "--header", "A: b", "--", "npx"), "--header is for an address, and npx is a command"),
+        (("add", "a", "npx", "-y", "b"), "Options of the server's command come after --"),
         (("add", "a", "ftp://x", "--no-check"), "url must"),
+        (("add", "a", "--no-check", "--config", "x" * 300, "--", "npx", "y" * 300), "does not exist"),
         (("remove", "a"), "there is no configuration here"),
         (("init", "--into", "x.json"), "--into must be a TOML file, got x.json"),
     ],

@@ -29,7 +29,7 @@ from isthmus.cli.config import access_of, configuration_of, home, refused
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.hub import ENDPOINT, KEY_VARIABLE, RemoteSource, source_of
 from isthmus.cli.options import with_source
-from isthmus.cli.output import aligned, print_error, print_output, show_table
+from isthmus.cli.output import aligned, harmless, print_error, print_output, show_table, wants_color
 from isthmus.config.callers import DEFAULT_TENANT
 from isthmus.config.dialects import CLIENTS as DIALECTS
 from isthmus.config.dialects import places_of, project_files, user_files
@@ -493,7 +493,12 @@ class ClientFile:
         lines = difflib.unified_diff(
             self.text.splitlines(), text.splitlines(), str(self.file), str(self.file), "", "", n=2, lineterm=""
         )
-        print_error("\n".join(line.rstrip() for line in lines))
+        if not (sys.stderr.isatty() and wants_color()):
+            print_error("\n".join(line.rstrip() for line in lines))
+            return
+        colors = {"+": "green", "-": "red", "@": "cyan"}
+        for line in lines:
+            click.secho(harmless(line), fg=colors.get(line[:1]), err=True)
 
     def confirm(self, *, is_sure: bool) -> None:
         """Ask whether to go on.

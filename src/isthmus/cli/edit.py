@@ -38,7 +38,7 @@ TEMPLATE = """\
 # host = "127.0.0.1"
 {port}
 
-# A server is a command or an address. `isthmus add NAME -- COMMAND` and `isthmus add NAME URL` write these:
+# A server is a command or an address; `isthmus add` writes such entries:
 #
 # [servers.files]
 # command = "npx"
@@ -84,7 +84,7 @@ def init(
     file = _user_file(context) if is_user else Path(os.path.abspath(into or FILE_NAME))
     if file.suffix.lower() != ".toml":
         raise CommandFailed(Exit.USAGE, f"--into must be a TOML file, got {file.name}", f"Try --into {FILE_NAME}.")
-    if file.exists():
+    if os.path.exists(file):
         advice = "isthmus add, isthmus import and isthmus remove edit it."
         raise CommandFailed(Exit.CONFIGURATION, f"{file} is there already", advice)
     plan = ImportPlan(file, context, may_replace=False)
@@ -141,12 +141,22 @@ def _user_file(context: HostContext) -> Path:
 # -- add -------------------------------------------------------------------------------------------------------------
 
 
-@click.command("add")
+class AddCommand(click.Command):
+    """Says what an option of the server's command needs in front of it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """See `click.Command`."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            words = "Options of the server's command come after --: isthmus add NAME -- COMMAND [ARGS]..."
+            raise click.UsageError(f"{error.format_message()} {words}", ctx) from error
+
+
+@click.command("add", cls=AddCommand)
 @click.argument("name")
 @click.argument("words", nargs=-1, required=True, metavar="URL | -- COMMAND [ARGS]...", type=click.UNPROCESSED)
-@click.option(
-    "--env", multiple=True, metavar="NAME[=VALUE]", help="A variable of the command; NAME alone passes it on."
-)
+@click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="A variable; without a value, the hub's own.")
 @click.option("--header", "headers", multiple=True, metavar="NAME: VALUE", help="A header of every request to the URL.")
 @click.option("--cwd", metavar="DIR", help="The folder of the command.")
 @click.option("--type", "kind", type=click.Choice(["http", "sse", "agent", "rpc"]), help="What is at the URL.")
@@ -155,14 +165,14 @@ def _user_file(context: HostContext) -> Path:
 @with_config
 @with_wait
 def add(name: str, words: tuple[str, ...], config: Path | None, wait: float, **options: Any) -> int:
-    r"""Add a server: a command to start, after --, or an address.
+    """Add a server: a command to start, after --, or an address.
 
     \b
     isthmus add files -- npx -y @modelcontextprotocol/server-filesystem .
-    isthmus add search https://search.example/mcp --header 'Authorization: Bearer ${SEARCH_TOKEN}'
+    isthmus add search https://search.example/mcp --header 'X-Key: ${SEARCH_KEY}'
 
     It is started or reached once, and written only if that works. A running hub follows.
-    """
+    """  # noqa: D301 - click reads this as: do not wrap the next lines
     if _NAME.fullmatch(name) is None:
         advice = "Use 1 to 50 letters, digits, _ and -."
         raise CommandFailed(Exit.USAGE, f"a server cannot be called {name!r}", advice)
@@ -224,7 +234,7 @@ def _is_path(word: str, folder: Path) -> bool:
     value = word.partition("=")[2] if word.startswith("-") else word
     if not value or value.startswith(("/", "~", "$", "-")) or "\0" in value:
         return False
-    return value in (".", "..") or value.startswith(("./", "../")) or (folder / value).exists()
+    return value in (".", "..") or value.startswith(("./", "../")) or os.path.exists(folder / value)
 
 
 def _header(line: str) -> tuple[str, str]:
@@ -263,7 +273,7 @@ def _try(target: ConfigFile, text: str, name: str, wait: float, *, is_unchecked:
         return f". It wants a login: isthmus login {name}"
     if info.state != "ready":
         why = info.trouble or f"it is {info.state} after {wait:g} s"
-        advice = "Nothing was written. Fix it and try again, or add it all the same with --no-check."
+        advice = "Nothing was written; --no-check adds it all the same."
         raise CommandFailed(Exit.CALL_FAILED, f"{name} does not work: {why}", advice)
     tools = counted(info.tools, "tool")
     return f": {tools}." if not info.unlisted else ". It lists no tools; its methods are called by name."

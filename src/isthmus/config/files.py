@@ -96,10 +96,11 @@ def find_file(named: Path | None, environment: Mapping[str, str], cwd: Path, hom
     """
     searched = search_paths(named, environment, cwd, home)
     if named is None and not environment.get(FILE_VARIABLE):
-        return next((place for place in searched if place.is_file()), None)
+        return next((place for place in searched if os.path.isfile(place)), None)
     [file] = searched
-    if not file.is_file():
-        why = "is not a file" if file.exists() else "does not exist"
+    # Not the methods of `Path`, which raise for a name that is too long.
+    if not os.path.isfile(file):
+        why = "is not a file" if os.path.exists(file) else "does not exist"
         place = Place(None, str(file))
         raise ConfigError(place.finding(why, advice="it was named as the configuration", code=codes.MISSING_FILE))
     return file
