@@ -2,106 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import fcntl
-import os
-import pty
 import re
 import shlex
-import struct
-import termios
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.cli.screens import PAGE, SCREEN, commands_of, comparable, screens
+from tests.cli.terminals import COLUMNS, on_terminal, run
 from tests.faults import light_server
-from tests.hubs import PATIENT, Raw, environment, isthmus, serving, stdio, write_config
+from tests.hubs import PATIENT, Raw, serving, stdio, write_config
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
-
-SECONDS = 60.0
-COLUMNS = 80
-
-
-class Terminal:
-    """A command on a terminal, and what it has shown so far."""
-
-    def __init__(self, process: asyncio.subprocess.Process, descriptor: int) -> None:
-        self.process = process
-        self.text = ""
-        self._descriptor = descriptor
-        self._is_over = False
-        self._changed = asyncio.Event()
-        asyncio.get_running_loop().add_reader(descriptor, self._read)
-
-    def _read(self) -> None:
-        try:
-            data = os.read(self._descriptor, 65536)
-        except OSError:  # the command has ended
-            data = b""
-        if not data:
-            asyncio.get_running_loop().remove_reader(self._descriptor)
-            self._is_over = True
-        self.text += data.decode("utf-8", "replace").replace("\r\n", "\n")
-        self._changed.set()
-
-    async def until(self, pattern: str) -> re.Match[str]:
-        """Wait until the pattern has been shown."""
-        async with asyncio.timeout(SECONDS):
-            while (found := re.search(pattern, self.text, re.DOTALL)) is None:
-                self._changed.clear()
-                await self._changed.wait()
-        return found
-
-    async def at_end(self) -> None:
-        """Wait until everything that it wrote has been read."""
-        async with asyncio.timeout(SECONDS):
-            while not self._is_over:
-                self._changed.clear()
-                await self._changed.wait()
-
-    def type(self, keys: bytes) -> None:
-        """Press keys."""
-        os.write(self._descriptor, keys)
-
-    async def ended(self) -> int:
-        """Wait for the end of the command, and return its exit code."""
-        async with asyncio.timeout(SECONDS):
-            return await self.process.wait()
-
-
-@asynccontextmanager
-async def on_terminal(folder: Path, *words: str, env: dict[str, str] | None = None) -> AsyncIterator[Terminal]:
-    """Run a command on a terminal of its own."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
-    process = await asyncio.create_subprocess_exec(
-        *isthmus(*words),
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        cwd=folder,
-        env=environment({"TERM": "xterm", **(env or {})}),
-        preexec_fn=lambda: _take_terminal(theirs),
-    )
-    os.close(theirs)
-    terminal = Terminal(process, ours)
-    try:
-        yield terminal
-    finally:
-        if process.returncode is None:
-            process.terminate()
-            await process.wait()
-        asyncio.get_running_loop().remove_reader(ours)
-        os.close(ours)
-
-
-def _take_terminal(descriptor: int) -> None:
-    """Make the terminal that of the new process, so that Ctrl-C reaches it."""
-    os.setsid()
-    fcntl.ioctl(descriptor, termios.TIOCSCTTY, 0)
 
 
 # -- the log -----------------------------------------------------------------------------------------------------------
@@ -148,14 +60,6 @@ OPERATOR = "k3y-of-the-operator-0123456789"
 CALLER = "k3y-of-a-caller-0123456789"
 
 
-async def run(folder: Path, *words: str, env: dict[str, str] | None = None) -> tuple[int, str]:
-    """Run a command on a terminal to its end, and return its exit code and what it showed."""
-    async with on_terminal(folder, *words, env={"NO_COLOR": "1", **(env or {})}) as terminal:
-        code = await terminal.ended()
-        await terminal.at_end()
-        return code, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.text)
-
-
 async def test_a_tool_is_found_shown_and_called_as_shown(tmp_path: Path) -> None:
     config = str(write_config(tmp_path, {}))
     code, found = await run(tmp_path, "tools", "search", "current", "times", "--config", config)
@@ -196,3 +100,14 @@ async def test_an_operator_reads_logs_restarts_and_watches_and_others_do_not(tmp
             await watching.until(r"SERVER.*STATE.*OFFERS.*shelf")
             watching.type(b"\x03")
             assert await watching.ended() == 0
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+async def test_the_screens_of_the_page_are_what_commands_show(tmp_path: Path) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    taken = await screens(commands_of(page), tmp_path)
+    for found in SCREEN.finditer(page):
+        assert comparable(found[3]) == comparable(f"$ {found[2]}\n{taken[found[2]]}"), "run python -m tests.cli.screens"
+        assert max(map(len, found[3].splitlines())) <= COLUMNS, found[2]

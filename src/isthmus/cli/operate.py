@@ -283,7 +283,7 @@ def screen_lines(figures: Figures, rates: Mapping[str | None, float], url: str, 
     ready = sum(server.state == "ready" for server in figures.servers)
     known = sum(server.state is not None for server in figures.servers)
     lag = figures.event_loop.get("lag_seconds_max", 0.0)
-    title = f"isthmus top  {url}  {_clock(figures.at)}"
+    title = f"isthmus top  {url.removesuffix('/mcp')}  {_clock(figures.at)}"
     summary = (
         f"{ready} of {counted(known, 'server')} ready   {total:.1f} calls/s   "
         f"{sum(server.running for server in figures.servers)} running   "
