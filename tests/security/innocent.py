@@ -1,7 +1,8 @@
-"""An innocent caller in a process of its own: `python innocent.py PORT`.
+"""An innocent caller in a process of its own: `python innocent.py PORT PID`.
 
 It calls `builtin.echo` again and again, at its own pace, on one connection. For each line on its standard input it
-writes a line with the seconds that each call took since the line before.
+writes a line with the seconds that each call took since the line before, and how many of them the process PID could
+have run and the machine ran something else.
 
 `python innocent.py control` is a process that answers such calls at once and does nothing else. It writes its port.
 Another innocent caller that calls it shows how long calls take because the machine is busy.
@@ -23,9 +24,15 @@ REQUEST = (
 )
 
 
-def ask(connection: socket.socket) -> float:
-    """Call once and return how long it took."""
-    begun = time.perf_counter()
+def delay(pid: str) -> float:
+    """The seconds that the main thread of a process has waited for a processor so far."""
+    with open(f"/proc/{pid}/task/{pid}/schedstat", "rb") as file:
+        return int(file.read().split()[1]) / 1e9
+
+
+def ask(connection: socket.socket, pid: str) -> tuple[float, float]:
+    """Call once and return how long it took, and for how long of it the process waited for a processor."""
+    waited, begun = delay(pid), time.perf_counter()
     connection.sendall(REQUEST)
     got = b""
     while b"\r\n\r\n" not in got:
@@ -37,7 +44,7 @@ def ask(connection: socket.socket) -> float:
     took = time.perf_counter() - begun
     assert head.startswith(b"HTTP/1.1 200 "), head
     assert b'"hi"' in body, body
-    return took
+    return took, delay(pid) - waited
 
 
 def control() -> None:
@@ -54,9 +61,9 @@ def main() -> None:
     """Call until the input ends."""
     connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    waits: list[float] = []
+    waits: list[tuple[float, float]] = []
     while True:
-        waits.append(ask(connection))
+        waits.append(ask(connection, sys.argv[2]))
         if select.select([sys.stdin], [], [], PACE_SECONDS)[0]:
             if not sys.stdin.readline():
                 return

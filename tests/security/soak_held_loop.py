@@ -5,8 +5,9 @@
 - `longest`: the most processor time of one turn of the hub's event loop (`measured_hub`),
 - `>1 ms`, `>5 ms`, `>20 ms`: the share of the time that passed that the loop spent in turns longer than that,
 - `p50`, `p99`: how long an innocent caller, which calls every 5 ms, waited for the hub,
+- `net`: the p99 without the time in which the hub's thread was ready and the machine ran another process,
 - `control`: the p99 of the same calls to a process that is not the hub, at the same time: the share of the machine,
-- `p99/quiet`: the p99 beside its value while nothing else happens.
+- `net/quiet`: `net` beside its value while nothing else happens.
 
 It fails if a class held the loop for over 50 ms. Attackers sit on other machines: the driver and the servers that it
 drives run with the lowest priority, so that they take no time from the hub and the innocent caller.
@@ -37,7 +38,7 @@ SHOWN_BOUNDS = ("0.001", "0.005", "0.02")
 INNOCENT = str(Path(__file__).with_name("innocent.py"))
 HEADING = (
     f"{'class':<22}{'longest':>10}{'>1 ms':>8}{'>5 ms':>8}{'>20 ms':>8}"
-    f"{'p50':>9}{'p99':>9}{'control':>9}{'p99/quiet':>11}{'calls':>8}{'inputs':>8}"
+    f"{'p50':>9}{'p99':>9}{'net':>9}{'control':>9}{'net/quiet':>11}{'calls':>8}{'inputs':>8}"
 )
 
 
@@ -50,8 +51,9 @@ class Measured:
     before: dict[str, Any]
     after: dict[str, Any]
     """What the hub said of its loop."""
-    waits: Sequence[float]
-    control: Sequence[float]
+    waits: Sequence[tuple[float, float]]
+    """Of each call the seconds, and those of them in which the hub waited for a processor."""
+    control: Sequence[tuple[float, float]]
     inputs: int = 0
 
     @property
@@ -64,12 +66,18 @@ class Measured:
         both = [float(each["turns"]["seconds_over"][bound]) for each in (self.before, self.after)]
         return (both[1] - both[0]) / self.seconds
 
-    def row(self, quiet: Sequence[float]) -> str:
+    @property
+    def net(self) -> float:
+        """The p99 of the waits that are the hub's own."""
+        return p99([took - delay for took, delay in self.waits])
+
+    def row(self, quiet: Measured) -> str:
         """A line of the table."""
         shares = "".join(f"{self.share(bound) * 100:>7.2f}%" for bound in SHOWN_BOUNDS)
-        times = (statistics.median(self.waits), p99(self.waits), p99(self.control))
+        waits, control = ([took for took, _ in calls] for calls in (self.waits, self.control))
+        times = (statistics.median(waits), p99(waits), self.net, p99(control))
         milliseconds = "".join(f"{each * 1000:>7.2f}ms" for each in times)
-        ratio = p99(self.waits) / p99(quiet)
+        ratio = self.net / quiet.net
         longest = f"{self.longest * 1000:>8.1f}ms"
         return f"{self.name:<22}{longest}{shares}{milliseconds}{ratio:>11.1f}{len(self.waits):>8}{self.inputs:>8}"
 
@@ -85,12 +93,12 @@ class Innocent:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
-    async def waits(self) -> list[float]:
-        """How long its calls took since the last time."""
+    async def waits(self) -> list[tuple[float, float]]:
+        """How long its calls took since the last time, and for how long of it the callee waited for a processor."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(b"\n")
-        found: list[float] = json.loads(await self._process.stdout.readline())
+        found: list[tuple[float, float]] = json.loads(await self._process.stdout.readline())
         return found
 
 
@@ -150,14 +158,15 @@ async def main(seconds: float, families: Sequence[str]) -> int:
         ):
             assert control.stdout is not None
             port = (await control.stdout.readline()).decode().strip()
-            async with running(str(field.hub.port)) as caller, running(port) as other:
+            callee = (str(field.hub.port), str(field.hub.pid))
+            async with running(*callee) as caller, running(port, str(control.pid)) as other:
                 yield_the_machine(field)
                 callers = (Innocent(caller), Innocent(other))
                 quiet = await measured(field, callers, "quiet", QUIET_SECONDS)
-                print(HEADING, quiet.row(quiet.waits), sep="\n", flush=True)
+                print(HEADING, quiet.row(quiet), sep="\n", flush=True)
                 for family in families:
                     found = await measured(field, callers, family, seconds)
-                    print(found.row(quiet.waits), flush=True)
+                    print(found.row(quiet), flush=True)
                     held += [family] if found.longest > float(HELD) else []
     if held:
         print(f"These classes held the event loop for over {float(HELD) * 1000:g} ms: {', '.join(held)}")

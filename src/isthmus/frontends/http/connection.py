@@ -21,6 +21,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from isthmus.core.pauses import in_turn
 from isthmus.frontends.http.auth import Denied
 from isthmus.frontends.http.request_cycle import App, Message, RequestCycle, SyncHandler, call_contained, render_error
 from isthmus.frontends.http.settings import AddressCounts, HttpListenerSettings
@@ -229,6 +230,7 @@ class HttpServerConnection(HttpToolsProtocol):
         self._origin: bytes | None = None  # Of the latest request.
         self._target = NO_TARGET  # Of the request before, which is mostly the next one's too.
         self._announced_bytes = 0
+        self._is_in_line = False
         self._scope: Message | None = None  # Of the latest request, if its head alone may tell what follows it.
         self._cached_heads: tuple[CachedHeader, ...] = ()
         self._written_bytes = 0
@@ -626,7 +628,18 @@ class HttpServerConnection(HttpToolsProtocol):
 
     def read_on(self) -> None:
         """See `ConnectionWriter`."""
-        if len(self._waiting) < MAX_WAITING:
+        if len(self._waiting) >= MAX_WAITING or not self.flow.read_paused:
+            return
+        if self._phase != "body":
+            self.flow.resume_reading()
+        elif not self._is_in_line:
+            # A quarter of a megabyte is read at once, which takes a millisecond: sixty long bodies take turns.
+            self._is_in_line = True
+            in_turn(self._read_body_on)
+
+    def _read_body_on(self) -> None:
+        self._is_in_line = False
+        if len(self._waiting) < MAX_WAITING and not self.transport.is_closing():
             self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
