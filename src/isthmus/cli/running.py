@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Callable, Coroutine
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,6 +22,9 @@ T = TypeVar("T")
 
 DESCRIPTORS_WANTED = 65_536
 """Each server process takes four file descriptors, each caller one; the usual limit is 1,024."""
+
+SWITCH_SECONDS = 0.0005
+"""How long a thread may keep the interpreter's lock from the event loop; Python's own 5 ms delay every turn of it."""
 
 DEBUGGABLE_VARIABLE = "ISTHMUS_DEBUGGABLE"
 """If set, a debugger or profiler of the same user may attach to a service."""
@@ -64,6 +68,7 @@ def run_service(work: Coroutine[Any, Any, T], state: str | None) -> T:
 
     raise_limit(DESCRIPTORS_WANTED)
     claim_process()
+    sys.setswitchinterval(SWITCH_SECONDS)
     if not os.environ.get(DEBUGGABLE_VARIABLE):
         keep_private()
     family = nullcontext() if state is None else family_in(Path(state))

@@ -151,7 +151,7 @@ def decode(body: bytes, *, max_depth: int = MAX_DEPTH, max_values: int | None = 
 
 Passes: TypeAlias = Generator[None, None, _T]
 
-PASS_BYTES = 1024 * 1024
+PASS_BYTES = 256 * 1024
 """What one pass reads, where a pass can be cut."""
 
 
