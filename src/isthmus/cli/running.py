@@ -63,11 +63,12 @@ def run_service(work: Coroutine[Any, Any, T], state: str | None) -> T:
 
     First ends the processes that a killed hub with the same state folder left behind. Without a folder, there are none.
     """
-    from isthmus.app.process_setup import family_in, keep_private, raise_limit
+    from isthmus.app.process_setup import family_in, keep_memory, keep_private, raise_limit
     from isthmus.transport.process_tree import claim_process
 
     raise_limit(DESCRIPTORS_WANTED)
     claim_process()
+    keep_memory()
     sys.setswitchinterval(SWITCH_SECONDS)
     if not os.environ.get(DEBUGGABLE_VARIABLE):
         keep_private()

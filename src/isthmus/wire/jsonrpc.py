@@ -10,7 +10,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Generator, KeysView, Mapping
+from collections.abc import Generator, Iterator, KeysView, Mapping
 from functools import cache
 from itertools import accumulate
 from typing import Annotated, TypeAlias, TypeVar
@@ -489,12 +489,11 @@ def check_encoding(text: bytes) -> None:
 
 def _encoding_passes(text: bytes) -> Passes[None]:
     """The passes of `check_encoding`."""
-    if text.isascii():
-        return
-    view, at = memoryview(text), 0
+    at = 0
     while at < len(text):
+        piece = text[at : at + PIECE_BYTES]
         is_last = at + PIECE_BYTES >= len(text)
-        at += codecs.utf_8_decode(view[at : at + PIECE_BYTES], "strict", is_last)[1]
+        at += len(piece) if piece.isascii() else codecs.utf_8_decode(piece, "strict", is_last)[1]
         yield
 
 
@@ -593,13 +592,16 @@ def _dense_passes(text: bytes, most: int) -> Passes[bool]:
         separators += sum(text.count(mark, at, at + PASS_BYTES) for mark in (b",", b"[", b"{"))
         yield
     if separators > most:
-        plain = _without_escapes(text)
-        yield
+        marks: list[bytes] = []
+        for piece in _pieces_without_escapes(text):
+            marks.append(piece.translate(None, _NEITHER_SEPARATOR_NOR_MARK))
+            yield
+        plain = b"".join(marks)
         # A member has two strings at most.
         if plain.count(b'"') > 4 * most:
             return True
         yield
-        if len(_outside_strings(plain, _NEITHER_SEPARATOR_NOR_MARK)) > most:
+        if len(_outside_strings(plain)) > most:
             return True
         yield
     # Every fortieth byte is enough to find a run of so many digits.
@@ -611,27 +613,43 @@ def _dense_passes(text: bytes, most: int) -> Passes[bool]:
     if _LONG_NUMBER not in zeros:
         return False
     yield
-    return _LONG_NUMBER in _outside_strings(_without_escapes(zeros), _NEITHER_COMMA_MARK_NOR_DIGIT)
+    digits: list[bytes] = []
+    for piece in _pieces_without_escapes(zeros):
+        digits.append(piece.translate(None, _NEITHER_COMMA_MARK_NOR_DIGIT))
+        yield
+    return _LONG_NUMBER in _outside_strings(b"".join(digits))
 
 
-def _without_escapes(text: bytes) -> bytes:
-    return text.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in text else text
+def _pieces_without_escapes(text: bytes) -> Iterator[bytes]:
+    """The pieces of a text, without escaped quotes and backslashes: each quote that is left begins or ends a string."""
+    at = 0
+    while at < len(text):
+        piece = text[at : at + PASS_BYTES]
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # it ends within an escape
+            piece = text[at : at + PASS_BYTES + 1]
+        at += len(piece)
+        yield piece.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in piece else piece
 
 
 _FEW_STRINGS = 1_000
 
 
-def _without_strings(text: bytes) -> bytes:
-    """Cut the strings out of a long text, if it has few of them; expects a text without escapes."""
-    if len(text) <= LONG_BYTES or _has_over(text, b'"', 2 * _FEW_STRINGS):
+def _without_few_strings(text: bytes) -> bytes:
+    """Cut the strings out of a long text, if it has few of them and no escapes: `find` is the fastest pass of all."""
+    if len(text) <= LONG_BYTES or b"\\" in text or _has_over(text, b'"', 2 * _FEW_STRINGS):
         return text
-    return b"".join(text.split(b'"')[::2])
+    outside: list[bytes] = []
+    at = 0
+    while (begin := text.find(b'"', at)) >= 0:
+        outside.append(text[at:begin])
+        at = text.index(b'"', begin + 1) + 1
+    outside.append(text[at:])
+    return b"".join(outside)
 
 
-def _outside_strings(text: bytes, dropped: bytes) -> bytes:
-    """What stands outside of strings, without the bytes that are dropped; adjacent marks are an empty string."""
-    text = _without_strings(text)
-    return b"".join(_fewer_marks(text.translate(None, dropped)).split(b'"')[::2])
+def _outside_strings(text: bytes) -> bytes:
+    """What stands outside of strings; adjacent marks are an empty string."""
+    return b"".join(_fewer_marks(text).split(b'"')[::2])
 
 
 def _too_dense(body: bytes, most: int) -> Malformed:
@@ -668,21 +686,16 @@ def _is_deeper(text: bytes, max_depth: int) -> bool:
 
 def _depth_passes(text: bytes) -> Passes[int]:
     """How deep valid JSON is nested, in time linear in its length."""
-    # The brackets outside strings, all of them square.
-    if b"\\" in text:
-        text = text.replace(b"\\\\", b"")
-        yield
-        text = text.replace(b'\\"', b"")
-        yield
-    text = _without_strings(text)
+    text = _without_few_strings(text)
     yield
+    # The brackets outside strings, all of them square.
     pieces: list[bytes] = []
-    for at in range(0, len(text), PASS_BYTES):
-        pieces.append(text[at : at + PASS_BYTES].translate(_SQUARE, _NEITHER_BRACKET_NOR_MARK))
+    for piece in _pieces_without_escapes(text):
+        pieces.append(piece.translate(_SQUARE, _NEITHER_BRACKET_NOR_MARK))
         yield
     # Two adjacent marks are a string without brackets or the seam of two strings: dropping them moves no
     # bracket into or out of a string, and leaves few strings to cut out.
-    shape = b"".join(_fewer_marks(b"".join(pieces)).split(b'"')[::2])
+    shape = _outside_strings(b"".join(pieces))
     yield
     for level in range(_SHALLOW):
         if not shape:

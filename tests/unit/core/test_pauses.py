@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from isthmus.core.pauses import LONG_BYTES, aside, in_passes, in_turn, in_turns, pause_after
+from isthmus.core.pauses import FREE_TURNS, LONG_BYTES, aside, in_passes, in_turn, in_turns, pause_after
 
 pytestmark = pytest.mark.asyncio
 
@@ -27,18 +27,16 @@ async def test_long_work_is_done_on_a_thread(size: int, *, is_here: bool) -> Non
     assert (await aside(size, threading.get_ident, over=10) == threading.get_ident()) == is_here
 
 
-async def test_in_each_turn_one_long_step_is_done() -> None:
-    loop = asyncio.get_running_loop()
+async def test_long_steps_are_done_one_by_one_with_free_turns_between() -> None:
     done: list[int] = []
     for number in range(3):
         in_turn(partial(done.append, number))
     seen: list[int] = []
     while len(done) < 3:
-        turn: asyncio.Future[None] = loop.create_future()
-        loop.call_soon(turn.set_result, None)
-        await turn
+        await asyncio.sleep(0)
         seen.append(len(done))
-    assert seen == sorted(set(seen)), "never two in one turn, and no turn without one"
+    turns = [seen.index(count) for count in (1, 2, 3)]
+    assert turns[1] - turns[0] == turns[2] - turns[1] == FREE_TURNS + 1, seen
 
 
 def _fail(failures: list[object]) -> None:
