@@ -5,7 +5,19 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from isthmus.telemetry.loop_lag import LoopMonitor
 from tests.security import heavy_shapes
+
+_monitors: list[LoopMonitor] = []
+
+
+async def busy() -> dict[str, int]:
+    """Return how often the hub's event loop was busy for longer than so many seconds, since the first call."""
+    if not _monitors:
+        _monitors.append(LoopMonitor())
+        _monitors[0].start()
+    found: dict[str, int] = _monitors[0].figures()["busy_over"]
+    return found
 
 
 def give(shape: str, size: int) -> dict[str, Any]:

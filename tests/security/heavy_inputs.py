@@ -24,7 +24,19 @@ from google.protobuf import json_format
 
 from isthmus.wire.a2a.protobuf import CLASSES, METHODS, SERVICE
 from tests.frontends.wire import until
-from tests.hubs import CHECKOUT, META, MODERN, PATIENT, TRUSTED, HubProcess, started, stdio, write_config
+from tests.hubs import (
+    CHECKOUT,
+    META,
+    MODERN,
+    PATIENT,
+    TRUSTED,
+    HubProcess,
+    environment,
+    isthmus,
+    started,
+    stdio,
+    write_config,
+)
 from tests.peers.launch import listening_peer
 from tests.relay.peers import Wire, agent_call_url, agent_url, wired
 from tests.relay.tokens import KEY
@@ -94,6 +106,54 @@ class Caller(Wire):
             del self.waiting[id]
 
 
+class StdioHub:
+    """A hub on standard streams, a process of its own: `isthmus stdio`."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def ask_text(self, id: int, text: str) -> bytes:
+        """Send a request in one line and return the line of the answer; one request at a time."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(text.replace("\n", " ").encode() + b"\n")
+        async with asyncio.timeout(SECONDS):
+            while line := await self._process.stdout.readline():
+                if f'"id":{id},'.encode() in line[:200]:
+                    return line
+        raise AssertionError("the hub on standard streams has ended")
+
+    async def busy(self) -> dict[str, int]:
+        """As `Field.busy`."""
+        answer = json.loads(await self.ask_text(1, _rpc(1, "tools/call", '{"name":"python.busy","arguments":{}}')))
+        found: dict[str, int] = answer["result"]["structuredContent"]
+        return found
+
+
+@asynccontextmanager
+async def stdio_hub(config: Path) -> AsyncIterator[StdioHub]:
+    """Start it and say hello."""
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *isthmus("stdio", "--config", str(config)),
+        stdin=pipe,
+        stdout=pipe,
+        stderr=asyncio.subprocess.DEVNULL,
+        env=environment({"PYTHONPATH": f"{CHECKOUT / 'src'}{os.pathsep}{CHECKOUT}"}),
+        cwd=config.parent,
+        limit=64 << 20,
+    )
+    try:
+        hub = StdioHub(process)
+        await hub.ask_text(1, _rpc(1, "initialize", json.dumps(_HELLO)))
+        await hub.busy()
+        yield hub
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        await process.wait()
+
+
 @dataclass
 class Field:
     """A running hub with everything around it."""
@@ -109,6 +169,7 @@ class Field:
     """The process of the servers over the network."""
     numbers: Iterator[int] = field(default_factory=lambda: iter(range(1000, 10**9)))
     stream: EventStream | None = None
+    stdio: StdioHub | None = None
     session: str = ""
 
     @property
@@ -140,7 +201,8 @@ class Field:
     async def busy(self) -> dict[str, int]:
         """How often the loop's thread was busy for longer than so many seconds."""
         figures: dict[str, int] = (await self.loop_figures())["busy_over"]
-        return figures
+        beside = {} if self.stdio is None else await self.stdio.busy()
+        return {bound: count + beside.get(bound, 0) for bound, count in figures.items()}
 
     async def echo(self) -> None:
         """The innocent caller's call."""
@@ -245,7 +307,13 @@ async def open_field(
         tables = {"limits": limits, "relay": {"key": KEY, "enabled": True}, "a2a": {"grpc_port": 0}}
         config = write_config(folder, servers, **tables)
         hub = await stack.enter_async_context(started(folder, "--config", str(config), env=env, module=module))
-        yield await _furnished(hub, stack, peer.process.pid)
+        field = await _furnished(hub, stack, peer.process.pid)
+        if module == "isthmus":  # the soak measures one hub
+            beside = folder / "stdio"
+            beside.mkdir()
+            config = write_config(beside, {name: servers[name] for name in ("stdio", "python")}, limits=limits)
+            field.stdio = await stack.enter_async_context(stdio_hub(config))
+        yield field
 
 
 async def _furnished(hub: HubProcess, stack: AsyncExitStack, peer: int) -> Field:
@@ -388,6 +456,30 @@ async def by_agentvault(field: Field, tool: str, arguments: str) -> int:
     return len(await field.post("/a2a", _rpc(1, "tasks/send", f'{{"message":{message}}}')))
 
 
+async def by_stdio(field: Field, tool: str, arguments: str) -> int:
+    """A hub on standard streams."""
+    if field.stdio is None:
+        return 1
+    id = next(field.numbers)
+    text = _rpc(id, "tools/call", f'{{"name":"{tool}","arguments":{arguments}}}')
+    return len(await field.stdio.ask_text(id, text))
+
+
+async def by_a2a_1_stream(field: Field, tool: str, arguments: str) -> int:
+    """A2A 1.0, answered as a stream."""
+    part = f'{{"data":{_errand(tool, arguments)}}}'
+    message = f'{{"messageId":"m{next(field.numbers)}","role":"ROLE_USER","parts":[{part}]}}'
+    body = _rpc(1, "SendStreamingMessage", f'{{"message":{message}}}')
+    return len(await field.post("/a2a", body, a2a_version="1.0"))
+
+
+async def by_a2a_03_stream(field: Field, tool: str, arguments: str) -> int:
+    """A2A 0.3, answered as a stream."""
+    part = f'{{"kind":"data","data":{_errand(tool, arguments)}}}'
+    message = f'{{"kind":"message","messageId":"m{next(field.numbers)}","role":"user","parts":[{part}]}}'
+    return len(await field.post("/a2a", _rpc(1, "message/stream", f'{{"message":{message}}}')))
+
+
 _PLACE = b"m000000000"
 
 
@@ -428,6 +520,12 @@ DOORS: dict[str, Door] = {
     "agentvault": by_agentvault,
     "grpc": by_grpc,
 }
+MORE_DOORS: dict[str, Door] = {
+    "stdio frontend": by_stdio,
+    "a2a 1.0 stream": by_a2a_1_stream,
+    "a2a 0.3 stream": by_a2a_03_stream,
+}
+"""Doors that read like others, each with a few shapes."""
 A2A_DOORS = ("a2a 1.0", "a2a plain", "a2a 0.3", "a2a 0.1", "agentvault", "grpc")
 SERVERS = ("stdio", "json", "stream", "sse", "socket", "rpc", "python")
 
@@ -473,6 +571,27 @@ def _requests() -> Iterator[Kind]:
             family = "relay frames" if door == "device" else _family_of(shape)
             family = "A2A parts" if door in A2A_DOORS else family
             yield Kind(f"request / {door} / {shape}", family, partial(_sends, door=door, tool=tool, shape=shape))
+
+
+async def _more_sends(field: Field, door: str, shape: str) -> None:
+    text = heavy_shapes.value(shape, BODY)
+    answer = await MORE_DOORS[door](field, "stdio.take", f'{{"text":"x","v":{text}}}')
+    assert answer, "there is an answer"
+
+
+async def _more_gives(field: Field, door: str, shape: str) -> None:
+    length = await MORE_DOORS[door](field, "stdio.give", json.dumps({"shape": shape, "size": RESULT // 2}))
+    if field.stdio is not None or door != "stdio frontend":
+        _check_length(length, shape, RESULT // 2)
+
+
+def _more_doors() -> Iterator[Kind]:
+    for door in MORE_DOORS:
+        family = "standard streams" if door == "stdio frontend" else "A2A parts"
+        for shape in ("ascii", "backslashes", "objects", "members", "deep objects"):
+            yield Kind(f"request / {door} / {shape}", family, partial(_more_sends, door=door, shape=shape))
+        for shape in ("ascii", "escapes", "rows"):
+            yield Kind(f"result by {door} / {shape}", family, partial(_more_gives, door=door, shape=shape))
 
 
 async def _says(field: Field, path: str, body: str, version: str) -> None:
@@ -757,7 +876,7 @@ def _schemas() -> Iterator[Kind]:
 
 
 KINDS: tuple[Kind, ...] = (
-    *_requests(), *_words(), *_results(), *_blocks(), *_agents(), *_resources(), *_floods_of_servers(),
+    *_requests(), *_more_doors(), *_words(), *_results(), *_blocks(), *_agents(), *_resources(), *_floods_of_servers(),
     *_floods_of_callers(), *_crowds(), *_schemas(), *_listings(),
 )  # fmt: skip
 FAMILIES = tuple(dict.fromkeys(kind.family for kind in KINDS))

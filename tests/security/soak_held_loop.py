@@ -183,5 +183,7 @@ async def main(seconds: float, families: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    chosen = [family for family in FAMILIES if not sys.argv[2:] or family in sys.argv[2:]]
+    # A hub on standard streams is another process, with one caller.
+    served = [family for family in FAMILIES if family != "standard streams"]
+    chosen = [family for family in served if not sys.argv[2:] or family in sys.argv[2:]]
     sys.exit(asyncio.run(main(float(sys.argv[1]) if len(sys.argv) > 1 else SECONDS, chosen)))

@@ -11,8 +11,11 @@ where other tests run beside it).
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -22,8 +25,22 @@ import pytest_asyncio
 from google.protobuf import json_format
 
 from isthmus.wire.a2a.protobuf import CLASSES, METHODS, SERVICE
-from tests.frontends.wire import BASE, Reply, connected, encoded, key_header, modern, modern_headers, rendered, until
-from tests.hubs import TRUSTED, HubProcess, serving
+from tests.frontends.wire import (
+    BASE,
+    Reply,
+    Wire,
+    connected,
+    encoded,
+    key_header,
+    legacy,
+    modern,
+    modern_headers,
+    rendered,
+    until,
+)
+from tests.hubs import CHECKOUT, TRUSTED, HubProcess, serving
+from tests.relay.peers import Manner, device, raw_server
+from tests.relay.tokens import KEY
 from tests.security.heavy_inputs import FAMILIES, HELD, KINDS, Field, driven, longest, open_field
 
 pytestmark = pytest.mark.xdist_group("held_loop")
@@ -147,3 +164,85 @@ async def test_bytes_under_way_are_bounded_for_each_caller_and_tenant(door: str,
         await holding.say(held[-1:])
         assert (await holding.reply()).status == 200
         assert (await asked(hub, request(door, "ann"))).status == 200
+
+
+def call_of(caller: str, tool: str, arguments: object) -> bytes:
+    body = encoded(arguments)
+    headers = [*BASE, *key_header(str(CALLERS[caller]["key"])), ("content-length", str(len(body)))]
+    return rendered("POST", f"/v1/tools/{tool}", headers, body)
+
+
+@asynccontextmanager
+async def unhurried(hub: HubProcess) -> AsyncIterator[Wire]:
+    """A connection that takes little before the test reads."""
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
+    made.connect(("127.0.0.1", hub.port))
+    reader, writer = await asyncio.open_connection(sock=made, limit=1024)
+    try:
+        yield Wire(reader, writer)
+    finally:
+        writer.transport.abort()
+
+
+@pytest.mark.asyncio
+async def test_who_leaves_too_much_unread_may_call_again_once_it_has_read(tmp_path: Path) -> None:
+    limits = {"caller_bytes": 10_000_000, "tenant_bytes": 20_000_000, "lag_seconds": 60}
+    functions = {"python": "tests.security.heavy_functions", "path": str(CHECKOUT)}
+    async with serving(tmp_path, {"heavy": functions}, callers=CALLERS, limits=limits) as hub, unhurried(hub) as slow:
+        await slow.say(call_of("ann", "heavy.tell", {"shape": "ascii", "size": 6_000_000}))
+
+        async def is_refused() -> bool:
+            answer = await asked(hub, call_of("ann", "builtin.echo", {"text": "hi"}))
+            if answer.status == 429:
+                assert (answer.json["reason"], answer.json["executed"]) == ("too_many_bytes", "no"), answer.json
+            return answer.status == 429
+
+        await until(is_refused)
+        for other in ("abe", "ben"):
+            assert (await asked(hub, call_of(other, "builtin.echo", {"text": "hi"}))).status == 200, other
+        assert len((await slow.reply()).body) > 12_000_000, "nothing is lost"
+        await until(lambda: _not(is_refused()))
+
+
+async def _not(held: Awaitable[bool]) -> bool:
+    return not await held
+
+
+@pytest.mark.asyncio
+async def test_bytes_of_all_devices_of_an_agent_count_together(tmp_path: Path) -> None:
+    limits, relay = {"caller_bytes": 1_000_000}, {"key": KEY, "enabled": True}
+    call = {"name": "hold", "arguments": ARGUMENTS}
+    async with (
+        serving(tmp_path, limits=limits, relay=relay) as hub,
+        raw_server(hub.port, "home", manner=Manner(tools=("hold",))) as server,
+        device(hub.port, "home") as first,
+        device(hub.port, "home") as second,
+    ):
+        await first.ready()
+        waiting = asyncio.ensure_future(first.ask("tools/call", call, id=7))
+        await server.holds()
+        refused = await second.ask("tools/call", call, id=8)
+        assert "Too many bytes at once" in json.dumps(refused), refused
+        await server.release()
+        assert "result" in await waiting
+        waiting = asyncio.ensure_future(second.ask("tools/call", call, id=9))
+        await server.holds()
+        await server.release()
+        assert "result" in await waiting
+
+
+@pytest.mark.asyncio
+async def test_a_long_call_can_be_cancelled_before_it_was_read(tmp_path: Path) -> None:
+    async with serving(tmp_path) as hub, connected(hub.port) as first, connected(hub.port) as second:
+        hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+        session = (await first.request(encoded(legacy("initialize", hello)))).headers["mcp-session-id"]
+        headers = [*BASE, ("mcp-session-id", session)]
+        body = encoded(legacy("tools/call", {"name": "builtin.echo", "arguments": ARGUMENTS}, id=5))
+        sent = rendered("POST", "/mcp", [*headers, ("content-length", str(len(body)))], body)
+        await first.say(sent[:-1])
+        cancelled = encoded(legacy("notifications/cancelled", {"requestId": 5}, id=None))
+        for _ in range(20):  # until the hub has seen the head of the request, at the latest
+            assert (await second.request(cancelled, headers)).status == 202
+        await first.say(sent[-1:])
+        assert (await first.reply()).json["error"]["code"] == -32012

@@ -46,7 +46,9 @@ async def test_one_long_turn_is_told_from_many_short_ones() -> None:
 def test_a_row_has_shares_of_the_time_that_passed_and_the_ratio_to_the_quiet_p99() -> None:
     nothing = {"turns": {"longest": 0.0, "seconds_over": {"0.001": 1.0, "0.005": 0.5, "0.02": 0.0}}}
     after = {"turns": {"longest": 0.03, "seconds_over": {"0.001": 2.0, "0.005": 1.0, "0.02": 0.1}}}
-    found = Measured("strings", 10.0, nothing, after, [0.001] * 98 + [0.006] * 2, [0.0005] * 100, 7)
-    assert found.row([0.002] * 100).split() == [
-        "strings", "30.0ms", "10.00%", "5.00%", "1.00%", "1.00ms", "6.00ms", "0.50ms", "3.0", "100", "7",
+    control = [(0.0005, 0.0)] * 100
+    quiet = Measured("quiet", 10.0, nothing, nothing, [(0.001, 0.0)] * 100, control)
+    found = Measured("strings", 10.0, nothing, after, [(0.001, 0.0)] * 98 + [(0.006, 0.003)] * 2, control, 7)
+    assert found.row(quiet).split() == [
+        "strings", "30.0ms", "10.00%", "5.00%", "1.00%", "1.00ms", "6.00ms", "3.00ms", "0.50ms", "3.0", "100", "7",
     ]  # fmt: skip

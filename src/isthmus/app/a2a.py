@@ -19,7 +19,6 @@ from isthmus.app.links import ME
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration
 from isthmus.config.tables import A2A
-from isthmus.core.access.bytes_in_flight import BytesInFlight
 from isthmus.core.ports import Sealer
 from isthmus.core.tasks.outbox import OwnerStatus, PushOutbox, PushRequest
 from isthmus.core.tasks.record import PushRecipient, TaskOwner, TaskRecord
@@ -80,9 +79,7 @@ def check_grpc(configuration: Configuration, find: Callable[[str], object] = fin
     raise ConfigError(Place(configuration.file, A2A).mistake(ValueError(said)))
 
 
-async def open_grpc(
-    running: RunningHub, agent: A2aHttp, auth: Authenticator, in_flight: BytesInFlight | None = None
-) -> GrpcService | None:
+async def open_grpc(running: RunningHub, agent: A2aHttp, auth: Authenticator) -> GrpcService | None:
     """Start gRPC and announce it in the card; None if it is not configured.
 
     Raises:
@@ -96,7 +93,7 @@ async def open_grpc(
     limits = hub.limits
     settings = GrpcSettings(hub.host, port, limits.request_bytes, limits.lag_seconds, connections=limits.connections)
     service = A2aGrpc(agent, auth, running.background, settings)
-    service.in_flight = in_flight
+    service.in_flight = running.hub.bytes_in_flight
     bound = await service.open()
     service.bases = grpc_bases(hub.public_url, hub.host, bound)
     agent.speak_grpc(grpc_address(hub.public_url, bound))

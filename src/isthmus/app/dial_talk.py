@@ -206,9 +206,10 @@ class Talk:
             refused = self._too_late(message)
         else:
             refused = self._too_much(message) if len(message) > SMALL_BYTES else None
-        answer = refused or self._conversation.receive(message)
-        if answer is not None:
-            self._say(answer.body)
+        if refused is not None:
+            self._say(refused.body)
+        else:
+            self._conversation.receive(message, self._conversation.send_refusal)
 
     def asked_bytes(self) -> int:
         """The total size of the arguments of unfinished calls."""

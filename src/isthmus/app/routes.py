@@ -150,3 +150,10 @@ class CountedRequests:
             return await self._app(scope, receive, send)
         finally:
             self._in_flight.leave(caller, size)
+
+    def hold_response(self, scope: Message, size: int) -> Callable[[], None]:
+        """See `HoldResponse`."""
+        caller = self._auth.caller_of(join_headers(scope["headers"]), scope)
+        if caller is None:
+            return lambda: None
+        return self._in_flight.hold_response(caller, size)

@@ -34,7 +34,6 @@ from isthmus.app.tokens import TokenService
 from isthmus.config.findings import ConfigError, Place
 from isthmus.config.settings import Configuration, HubSettings, local_origin
 from isthmus.config.tables import STORAGE
-from isthmus.core.access.bytes_in_flight import BytesInFlight
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.ports import ClosableJournal, HealthReportingJournal
 from isthmus.core.tasks.record import TaskOwner
@@ -332,8 +331,8 @@ async def _serve(
         health = Health(running.hub, auth, lambda: isinstance(journal, HealthReportingJournal) and journal.is_failing)
         faces: dict[str, Face] = {**dict.fromkeys(HEALTH_PATHS, health), **dict.fromkeys(SSE_PATHS, sse)}
         routes = Routes(running.surface, mcp, rest, faces, agent, well_known, shown, oauth)
-        in_flight, http_listener = _http_listener(configuration, auth, routes, (mcp, sse, agent), shown)
-        grpc = await open_grpc(running, agent, auth, in_flight)
+        http_listener = _http_listener(running, auth, routes, (mcp, sse, agent), shown)
+        grpc = await open_grpc(running, agent, auth)
         port = await http_listener.open(sockets)
         ports.append(port)
         tokens.listen_at(port)
@@ -398,16 +397,16 @@ async def _relay(running: RunningHub, auth: Authenticator) -> Relay | None:
 
 
 def _http_listener(
-    configuration: Configuration,
+    running: RunningHub,
     auth: Authenticator,
     routes: Routes,
     streaming: Sequence[StreamingFace],
     relay: RelayHttp | None,
-) -> tuple[BytesInFlight, HttpListener]:
-    """The HTTP listener and the count of its long requests; streams of frontends must end before it can close."""
+) -> HttpListener:
+    """The HTTP listener; streams of frontends must end before it can close."""
+    configuration = running.configuration
     limits = configuration.hub.limits
-    in_flight = BytesInFlight(limits.caller_bytes, limits.tenant_bytes)
-    counted = CountedRequests(routes, auth, in_flight, limits.request_bytes)
+    counted = CountedRequests(routes, auth, running.hub.bytes_in_flight, limits.request_bytes)
     settings = HttpListenerSettings(
         host=configuration.hub.host,
         port=configuration.hub.port,
@@ -420,6 +419,7 @@ def _http_listener(
     )
     http_listener = HttpListener(counted, settings)
     http_listener.offer(routes.take)
+    http_listener.count_responses(counted.hold_response)
     http_listener.allow_pages(auth.cors_lines)
     routes.preflight = auth.preflight
     if relay is not None:
@@ -427,7 +427,7 @@ def _http_listener(
         streaming = (*streaming, relay)
     for face in streaming:
         http_listener.on_drain(face.end_streams)
-    return in_flight, http_listener
+    return http_listener
 
 
 def _well_known(running: RunningHub, identities: Identities, auth: Authenticator) -> WellKnown | None:

@@ -56,7 +56,7 @@ class Limits:
     tenant_calls: int = 1000
     """How many calls of one tenant may run or wait in the whole hub, if several tenants share it."""
     caller_bytes: int = 64 * MIB
-    """How many bytes of long requests one caller may have in progress in the whole hub."""
+    """How many bytes of long requests and unread responses of one caller may be in the whole hub."""
     tenant_bytes: int = 256 * MIB
     """The same for all callers of a tenant together."""
     tools_per_server: int = 1000

@@ -269,12 +269,14 @@ class TooManyCalls(CallerFault):
 
 
 class TooManyBytes(CallerFault):
-    """The caller, or its tenant, has too many bytes of requests in progress."""
+    """The caller, or its tenant, has too many bytes of requests in progress and of unread responses."""
 
     reason = "too_many_bytes"
 
     def __init__(self, who: str, held: int, most: int) -> None:
-        super().__init__(f"Too many bytes at once: requests of {who} hold {held} of at most {most} bytes")
+        super().__init__(
+            f"Too many bytes at once: requests and unread responses of {who} hold {held} of at most {most} bytes"
+        )
         self.retry_after = 1.0
 
 

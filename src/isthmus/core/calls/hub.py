@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeAlias
 from weakref import ref
 
 import msgspec
 import structlog
 
+from isthmus.core.access.bytes_in_flight import BytesInFlight
 from isthmus.core.access.policy import CustomPolicy
 from isthmus.core.access.tenants import TenantCalls
 from isthmus.core.calls.inflight import Deadlines, InFlight
@@ -77,6 +78,10 @@ class Hub:
         self._leaving: set[ServerQueue] = set()
         """Queues that were closed or replaced and still have calls."""
         self.is_draining = False
+        self._may_refuse = False
+        """Whether some call is refused for what the hub has to do already."""
+        self.bytes_in_flight = BytesInFlight(limits.caller_bytes, limits.tenant_bytes)
+        self.bytes_in_flight.on_excess = self._on_excess
         self._recorder = recorder
         self.audit_gate = recorder.audit_gate
         self.validation: ArgumentValidator | None = None
@@ -140,6 +145,13 @@ class Hub:
             _fail_with_bug(inflight, defect)
         return inflight
 
+    def _on_excess(self) -> None:
+        self._may_refuse = self.is_draining or self.bytes_in_flight.has_excess
+
+    def _refusal(self, caller: Caller) -> Fault | None:
+        """Why the hub accepts no call of this caller now."""
+        return Draining() if self.is_draining else self.bytes_in_flight.excess(caller)
+
     def start_builtin(self, call: Call, exchange: Exchange, link: Link) -> InFlight:
         """Start a call that the hub answers itself; `link` is no server's, and ends the call."""
         inflight = InFlight(call, exchange, self._recorder, self._loop)
@@ -197,10 +209,10 @@ class Hub:
             self._loop.call_later(max(waits.values()), again.start)
         return bool(waits)
 
-    def cache_result(self, inflight: InFlight, outcome: Outcome) -> None:
-        """Cache how a call ended, if that is allowed and its server is still the same."""
+    def cache_result(self, changes: int, inflight: InFlight, outcome: Outcome) -> None:
+        """Cache how a call ended, if that is allowed and its server is still the same; see `ResultCache.keep`."""
         if inflight.server_queue is self.server_queues.get(inflight.target.feature.server):
-            self.result_cache.keep(inflight, outcome, inflight.target.keep_seconds, self.now())
+            self.result_cache.keep(inflight, outcome, inflight.target.keep_seconds, self.now(), changes)
 
     # -- servers -------------------------------------------------------------------------------------------------------
 
@@ -417,7 +429,7 @@ class Hub:
 
     def refuse_new_calls(self) -> None:
         """Refuse every new call, because the hub is shutting down."""
-        self.is_draining = True
+        self.is_draining = self._may_refuse = True
 
 
 class _StartAgain:
@@ -456,9 +468,9 @@ def find(hub: Hub, inflight: InFlight) -> Fault | None:
     A denied tool is not in the view: denied and unknown are one answer. If its server was never reached, a caller that
     may use the tool learns that the server is down. While the hub shuts down, every call is refused.
     """
-    if hub.is_draining:
-        return Draining()
     call = inflight.call
+    if hub._may_refuse and (refused := hub._refusal(call.caller)) is not None:
+        return refused
     if call.kind == "tool":  # nearly all calls: the short way
         route = hub.snapshot.find_tool(call.caller.grants, call.surface, call.client_caps, call.name)
         if route is None:
@@ -523,7 +535,7 @@ def use_cache(hub: Hub, inflight: InFlight) -> Outcome | None:
         return None
     cached = hub.result_cache.find(inflight, hub.now())
     if cached is None:
-        inflight.keep = hub.cache_result
+        inflight.keep = partial(hub.cache_result, hub.result_cache.changes)
     return cached
 
 

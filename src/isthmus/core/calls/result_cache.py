@@ -25,6 +25,9 @@ RESULT_BYTES_MAX = 4 * 1024 * 1024
 ENTRY_BYTES = 1024
 """The overhead of an entry: millions of tiny results are not small."""
 
+CHANGES_MAX = 1_000
+"""Changes that are remembered one by one. A call that began before an older one is not cached."""
+
 SECONDS_MAX = 86_400.0
 
 CACHED_KEY = "isthmus/cached"
@@ -50,6 +53,10 @@ class ResultCache:
         self._kept: OrderedDict[Key, _CachedResult] = OrderedDict()
         self._under: dict[tuple[ServerName, str], set[Key]] = {}
         """Keys by server and name: a server that sends many updates must not have all entries compared."""
+        self.changes = 0
+        """How often something was forgotten."""
+        self._changed: OrderedDict[tuple[ServerName, str | None], int] = OrderedDict()
+        self._changed_before = 0
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -68,8 +75,15 @@ class ResultCache:
                 self._forget(key)
         return None
 
-    def keep(self, inflight: InFlight, outcome: Outcome, seconds: float, now: float) -> None:
-        """Cache how a call ended, if allowed: for the operator's time, else the server's."""
+    def keep(
+        self, inflight: InFlight, outcome: Outcome, seconds: float, now: float, changes: int | None = None
+    ) -> None:
+        """Cache how a call ended, if allowed: for the operator's time, else the server's.
+
+        `changes` is what it was when the call began: the server may have announced a change of the resource meanwhile.
+        """
+        if changes is not None and self._has_changed(inflight, changes):
+            return
         if not isinstance(outcome, Result) or outcome.is_error or outcome.asked_by or outcome.task_of is not None:
             return
         seconds = min(seconds or outcome.ttl_seconds, SECONDS_MAX)
@@ -88,10 +102,22 @@ class ResultCache:
             self._forget(next(iter(self._kept)))
 
     def forget(self, server: ServerName, name: str | None = None) -> None:
-        """Drop what a server returned, or what it returned for one of its names."""
+        """Drop what a server returned, or what it returned for one of its names, also for calls in progress."""
+        self.changes += 1
+        self._changed[server, name] = self.changes
+        self._changed.move_to_end((server, name))
+        if len(self._changed) > CHANGES_MAX:
+            self._changed_before = self._changed.popitem(last=False)[1]
         names = [under for under in self._under if under[0] == server] if name is None else [(server, name)]
         for key in [key for under in names for key in self._under.get(under, ())]:
             self._forget(key)
+
+    def _has_changed(self, inflight: InFlight, changes: int) -> bool:
+        if changes == self.changes:
+            return False
+        server = inflight.target.feature.server
+        last = max(self._changed_before, *(self._changed.get((server, name), 0) for name in (None, inflight.name)))
+        return last > changes
 
     def _forget(self, key: Key) -> None:
         kept = self._kept.pop(key, None)

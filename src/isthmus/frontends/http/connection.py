@@ -163,6 +163,9 @@ MAX_WAITING = 8
 MAX_PIPELINED = 64
 """Pipelined requests that one read may bring at most, before the pause takes effect."""
 
+HoldResponse = Callable[[Message, int], Callable[[], None]]
+"""Counts a long response to the request of this scope, until the returned function is called."""
+
 Phase = Literal["head", "body", "between", "leaving"]
 """What is being read: a head, a body, nothing, or what a refused client still sends (discarded)."""
 
@@ -190,6 +193,7 @@ class ListenerState(ServerState):
         self.cork = WriteBatch()
         self.shares = AgentBandwidth()
         self.at_once: SyncHandler | None = None
+        self.hold_response: HoldResponse | None = None
         """Called with every request that has arrived whole, before the application."""
         self.cors_lines: Callable[[bytes], bytes] = lambda _: b""
         """CORS header lines for an origin."""
@@ -231,6 +235,8 @@ class HttpServerConnection(HttpToolsProtocol):
         self._target = NO_TARGET  # Of the request before, which is mostly the next one's too.
         self._announced_bytes = 0
         self._is_in_line = False
+        self._unread: list[Callable[[], None]] = []
+        """Release the long responses that the client has not read."""
         self._scope: Message | None = None  # Of the latest request, if its head alone may tell what follows it.
         self._cached_heads: tuple[CachedHeader, ...] = ()
         self._written_bytes = 0
@@ -287,6 +293,7 @@ class HttpServerConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._leave()
         self._drain_callbacks.clear()
+        self._release_unread()
         self._abandon_cycles()
         self.flow.resume_writing()
         # The parser holds bound methods of this object; breaking the cycle frees both at once.
@@ -587,6 +594,16 @@ class HttpServerConnection(HttpToolsProtocol):
         self.flush()
         for piece in pieces:
             self.transport.write(piece)
+        hold = self.server_state.hold_response
+        if hold is not None and self._running is not None and self.transport.get_write_buffer_size():
+            self._unread.append(hold(self._running.scope, total_bytes))
+            self.on_taken(self._release_unread)
+
+    def _release_unread(self) -> None:
+        """The client has read everything, or is gone."""
+        unread, self._unread = self._unread, []
+        for release in unread:
+            release()
 
     def flush(self) -> None:
         """Write what was collected during this iteration of the event loop."""

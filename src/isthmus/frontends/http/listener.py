@@ -22,7 +22,7 @@ from typing import Any, cast
 import structlog
 from uvicorn.config import Config
 
-from isthmus.frontends.http.connection import HttpServerConnection, ListenerState
+from isthmus.frontends.http.connection import HoldResponse, HttpServerConnection, ListenerState
 from isthmus.frontends.http.request_cycle import PEER, App, Peer, SyncHandler, call_contained
 from isthmus.frontends.http.settings import HttpListenerSettings
 from isthmus.frontends.http.websocket_upgrade import OnUpgrade
@@ -149,6 +149,10 @@ class HttpListener:
     def offer(self, at_once: SyncHandler) -> None:
         """Offer every request that has arrived whole to `at_once` before the application."""
         self._state.at_once = at_once
+
+    def count_responses(self, hold: HoldResponse) -> None:
+        """Have long responses counted until their clients have read them."""
+        self._state.hold_response = hold
 
     def offer_sockets(self, on_upgrade: OnUpgrade) -> None:
         """Let `on_upgrade` decide on requests for a WebSocket. An open WebSocket leaves the listener."""

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import deque
 from collections.abc import Callable
 from functools import partial
+from typing import TypeAlias
 
 import msgspec
 
+from isthmus.core.access.bytes_in_flight import COUNTED_BYTES
 from isthmus.core.background import BackgroundTasks
 from isthmus.core.calls.inflight import InFlight
+from isthmus.core.pauses import LONG_BYTES, in_turns
 from isthmus.frontends.mcp.batches import BATCH_MAX, BATCHES_VERSION
 from isthmus.frontends.mcp.exchange import (
     ClientInput,
@@ -36,6 +40,7 @@ from isthmus.frontends.mcp.subscriptions import (
 from isthmus.frontends.mcp.tasks import needs_session, status_notification
 from isthmus.model.callers import Caller
 from isthmus.model.calls import NO_CAPABILITIES, Call, ClientCapabilities, Event, LogLevel, Outcome, Surface
+from isthmus.model.faults import TooManyBytes
 from isthmus.model.features import TOPICS
 from isthmus.wire import jsonrpc, lines
 from isthmus.wire.jsonrpc import Batch, ErrorReply, Malformed, Notification, Request, Response
@@ -43,6 +48,8 @@ from isthmus.wire.lines import Oversized
 from isthmus.wire.mcp import legacy, modern
 from isthmus.wire.mcp.calls import CALLS
 from isthmus.wire.mcp.messages import CANCELLED, CHANGED, Era, Members, read_client_capabilities
+
+OnRead: TypeAlias = Callable[[JsonRpcReply | None], None]
 
 INITIALIZED = "notifications/initialized"
 _NESTED = refuse(None, jsonrpc.INVALID_REQUEST, "A batch must not contain another batch")
@@ -96,6 +103,10 @@ class DuplexSession:
         self._listens: dict[bytes, ListenSubscription] = {}
         """A modern caller's `subscriptions/listen`, by request id; those not acknowledged yet among them."""
         self._is_notifying = True
+        self._unread: deque[tuple[bytes, OnRead]] = deque()
+        """Messages that wait for a long one before them to be read, and that one."""
+        self.is_counted_on_arrival = False
+        """Whether the transport has counted the bytes of a long request until it was passed in."""
         self._unanswered = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -127,6 +138,10 @@ class DuplexSession:
 
     def cancel_all(self, why: str) -> None:
         """The caller has left: cancel its calls."""
+        for _, on_read in self._unread:
+            on_read(None)
+            self._end()
+        self._unread.clear()
         self._waiting.clear()
         self._client_input.close()
         for inflight in list(self._calls.values()):
@@ -135,21 +150,54 @@ class DuplexSession:
 
     # -- receiving -------------------------------------------------------------------------------------------------
 
-    def receive(self, body: bytes) -> JsonRpcReply | None:
-        """Receive one message. The error response to an unreadable one is returned, for the transport to send."""
-        message = jsonrpc.decode(body, max_depth=self._hub.limits.depth)
+    def receive(self, body: bytes, on_read: OnRead) -> None:
+        """Receive one message; `on_read` gets the error response to an unreadable one, for the transport to send.
+
+        A long message is read in turns of the event loop, and those behind it wait: one may cancel it.
+        """
+        if self._unread or len(body) > LONG_BYTES:
+            self._begin()
+            self._unread.append((body, on_read))
+            if len(self._unread) == 1:
+                self._read_next()
+        else:
+            on_read(self._receive(jsonrpc.decode(body, max_depth=self._hub.limits.depth), body))
+
+    def _read_next(self) -> None:
+        body, _ = self._unread[0]
+        in_turns(jsonrpc.decode_passes(body, max_depth=self._hub.limits.depth), partial(self._was_read, body))
+
+    def _was_read(self, body: bytes, message: jsonrpc.Message) -> None:
+        """A long message was read: handle it and the short ones behind it."""
+        if not self._unread or self._unread[0][0] is not body:
+            return None  # the caller has left meanwhile
+        _, on_read = self._unread.popleft()
+        on_read(self._receive(message, body))
+        self._end()
+        while self._unread:
+            body, on_read = self._unread[0]
+            if len(body) > LONG_BYTES:
+                return self._read_next()
+            self._unread.popleft()
+            on_read(self._receive(jsonrpc.decode(body, max_depth=self._hub.limits.depth), body))
+            self._end()
+        return None
+
+    def _receive(self, message: jsonrpc.Message, body: bytes) -> JsonRpcReply | None:
         match message:
             case Request(method=method) if method in CALLS and not self._hub.settling:
                 # Now and not in a task: its cancellation may be the next message.
                 self._begin()
-                self._call(message)
+                self._call(message, len(body))
             case Request():
                 self._begin()
                 if message.method in CALLS:
                     self._waiting.add(bytes(message.id))
                 crash_reply = refuse(message.id, jsonrpc.INTERNAL_ERROR, "Internal error; see the hub's log")
                 self._background.spawn(
-                    f"answer to {message.method}", self._answer(message), on_crash=lambda _: self._reply(crash_reply)
+                    f"answer to {message.method}",
+                    self._answer(message, len(body)),
+                    on_crash=lambda _: self._reply(crash_reply),
                 )
             case Notification():
                 self._notification(message)
@@ -168,10 +216,14 @@ class DuplexSession:
         if not (elements := jsonrpc.elements(body, BATCH_MAX)):
             return refuse(None, jsonrpc.INVALID_REQUEST, f"A batch has 1 to {BATCH_MAX} messages")
         for element in elements:
-            refused = _NESTED if element.startswith(b"[") else self.receive(element)
-            if refused is not None:
-                self.send(refused.body)
+            message = jsonrpc.decode(element, max_depth=self._hub.limits.depth)
+            self.send_refusal(_NESTED if isinstance(message, Batch) else self._receive(message, element))
         return None
+
+    def send_refusal(self, refused: JsonRpcReply | None) -> None:
+        """Send the error response to an unreadable message on the stream."""
+        if refused is not None:
+            self.send(refused.body)
 
     def _notification(self, notification: Notification) -> None:
         if notification.method == INITIALIZED and self._list_changes is None and self._is_notifying:
@@ -202,9 +254,9 @@ class DuplexSession:
 
     # -- answering -------------------------------------------------------------------------------------------------
 
-    async def _answer(self, request: Request) -> None:
+    async def _answer(self, request: Request, size: int) -> None:
         if request.method in CALLS:
-            return await self._call_when_settled(request)
+            return await self._call_when_settled(request, size)
         meta = check_meta(request, None)
         if isinstance(meta, JsonRpcReply):
             return self._reply(meta)
@@ -222,7 +274,7 @@ class DuplexSession:
             )
         return self._reply(reply)
 
-    async def _call_when_settled(self, request: Request) -> None:
+    async def _call_when_settled(self, request: Request, size: int) -> None:
         """Start a call after giving starting servers their time, unless the caller cancels it meanwhile."""
         id = bytes(request.id)
         await self._hub.settle(
@@ -230,11 +282,11 @@ class DuplexSession:
         )
         if id in self._waiting:
             self._waiting.discard(id)
-            self._call(request)
+            self._call(request, size)
         else:
             self._reply(cancelled_reply(request.id))
 
-    def _call(self, request: Request) -> None:
+    def _call(self, request: Request, size: int) -> None:
         meta = check_meta(request, None)
         if isinstance(meta, JsonRpcReply):
             return self._reply(meta)
@@ -253,6 +305,9 @@ class DuplexSession:
         level = call.log_level if era == "modern" else call.log_level or "debug"
         client_input: ClientInput | None = self._client_input if era == "legacy" else self._methods.client_input
         exchange = _DuplexExchange(self, id, era, token, level, call, client_input)
+        if size > COUNTED_BYTES and (refused := self._hold(exchange, size)) is not None:
+            exchange.end(refused)
+            return None
         inflight = self._methods.start(call, exchange)
         if inflight is not None and inflight.outcome is None and inflight.exchange is exchange:
             self._calls[id] = inflight
@@ -260,9 +315,21 @@ class DuplexSession:
                 exchange.inflight = inflight
         return None
 
-    def call_ended(self, id: bytes, reply: JsonRpcReply) -> None:
+    def _hold(self, exchange: _DuplexExchange, size: int) -> TooManyBytes | None:
+        """Count the bytes of a long call until it ends, or return why they are too much."""
+        bytes_in_flight = self._hub.bytes_in_flight
+        if self.is_counted_on_arrival:
+            bytes_in_flight.hold(self._caller, size)
+        elif (refused := bytes_in_flight.enter(self._caller, size)) is not None:
+            return refused
+        exchange.held_bytes = size
+        return None
+
+    def call_ended(self, id: bytes, reply: JsonRpcReply, held_bytes: int) -> None:
         """A call has ended."""
         self._calls.pop(id, None)
+        if held_bytes:
+            self._hub.bytes_in_flight.leave(self._caller, held_bytes)
         self._reply(reply)
 
     async def _listen(self, request: Request) -> None:
@@ -322,7 +389,7 @@ class DuplexSession:
 class _DuplexExchange(McpExchange):
     """The exchange of a call on a duplex session."""
 
-    __slots__ = ("_duplex",)
+    __slots__ = ("_duplex", "held_bytes")
 
     def __init__(
         self,
@@ -335,6 +402,8 @@ class _DuplexExchange(McpExchange):
         client_input: ClientInput | None,
     ) -> None:
         self._duplex = duplex
+        self.held_bytes = 0
+        """The size of a long request."""
         self._id = id
         self._era = era
         self._token = token
@@ -358,7 +427,8 @@ class _DuplexExchange(McpExchange):
 
     def end(self, outcome: Outcome) -> None:
         """Send the response."""
-        self._duplex.call_ended(bytes(self._id), self._reply_to(outcome))
+        held_bytes, self.held_bytes = self.held_bytes, 0
+        self._duplex.call_ended(bytes(self._id), self._reply_to(outcome), held_bytes)
 
 
 class McpStdio:
@@ -385,11 +455,9 @@ class McpStdio:
         for line in self._decoder.feed(chunk):
             if isinstance(line, Oversized):
                 text = f"a message may have {line.limit_bytes} bytes at most"
-                refused: JsonRpcReply | None = refuse(None, jsonrpc.INVALID_REQUEST, text)
+                self._session.send_refusal(refuse(None, jsonrpc.INVALID_REQUEST, text))
             else:
-                refused = self._session.receive(line)
-            if refused is not None:
-                self._send(refused.body)
+                self._session.receive(line, self._session.send_refusal)
 
     def _send(self, message: bytes) -> None:
         self._write(lines.frame(message))

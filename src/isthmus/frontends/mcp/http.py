@@ -390,14 +390,14 @@ class McpHttpRequest:
         if not accepts_something(self._headers):
             return respond(self._peer, 406, "Accept must include application/json and text/event-stream")
         body = self._peer.take_body()
-        if body is None and ((body := await read_body(receive)) is None or not self._is_still_admitted(scope)):
-            return None
         depth = self._hub.limits.depth
-        if len(body) <= LONG_BYTES:
+        if body is not None and len(body) <= LONG_BYTES:
             message = jsonrpc.decode(body, max_depth=depth)
         else:
-            message = await in_passes(jsonrpc.decode_passes(body, max_depth=depth), len(body))
-            await pause_after(len(body))
+            read = await self._read_long(body, receive, scope)
+            if read is None:
+                return None
+            body, message = read
         match message:
             case Request():
                 await self._request(message)
@@ -416,6 +416,34 @@ class McpHttpRequest:
                     _receive(session, message)
                 respond(self._peer, 202, "")  # also for an answer that nobody waits for, as the specification says
         return None
+
+    async def _read_long(
+        self, body: bytes | None, receive: Receive, scope: Message
+    ) -> tuple[bytes, jsonrpc.Message] | None:
+        """Read a message that takes several turns of the event loop; None if it was answered, or nobody waits for that.
+
+        The caller may cancel it meanwhile.
+        """
+        id = self._headers.get(SESSION_HEADER)
+        session = None if id is None else self._find_session(id)
+        if session is not None:
+            session.reading += 1
+        try:
+            if body is None and ((body := await read_body(receive)) is None or not self._is_still_admitted(scope)):
+                return None
+            depth = self._hub.limits.depth
+            if len(body) <= LONG_BYTES:
+                message = jsonrpc.decode(body, max_depth=depth)
+            else:
+                message = await in_passes(jsonrpc.decode_passes(body, max_depth=depth), len(body))
+                await pause_after(len(body))
+            if session is not None and isinstance(message, Request) and bytes(message.id) in session.cancelled:
+                self._reply(cancelled_reply(message.id), 200)
+                return None
+            return body, message
+        finally:
+            if session is not None:
+                session.message_was_read()
 
     def _is_still_admitted(self, scope: Message) -> bool:
         """Authenticate again after a slow body: the key may have been revoked meanwhile."""

@@ -62,6 +62,9 @@ EVENTS_BYTES = 256 * 1024
 QUESTIONS_BYTES = 4 * 1024 * 1024
 """Open requests to the caller stored for one stream. Beyond it the oldest are not repeated after a reconnect."""
 
+CANCELLED_MAX = 1_000
+"""Cancelled request ids that are remembered while messages are being read."""
+
 ANSWERS_BYTES = 16 * 1024 * 1024
 """Ended streams stored for one caller. Beyond it the oldest go, those that were probably read first."""
 
@@ -428,6 +431,10 @@ class HttpSession:
     """Calls in flight by the caller's request id, for `notifications/cancelled`."""
     waiting: set[bytes] = field(default_factory=set)
     """Calls that wait for starting servers before they are sent."""
+    reading: int = 0
+    """Messages whose bodies are being read."""
+    cancelled: set[bytes] = field(default_factory=set)
+    """Request ids that were cancelled meanwhile and are not known: one of those messages may have it."""
     streams: list[SessionStream] = field(default_factory=list)
     """Open GET streams; the latest is used. A session with one counts as in use."""
     seen: dict[Topic, bytes] = field(default_factory=dict)
@@ -521,11 +528,20 @@ class HttpSession:
         return release
 
     def cancel(self, id: bytes) -> None:
-        """Cancel the call with this request id, if there is one."""
-        self.waiting.discard(id)
+        """Cancel the call with this request id, if there is one or its request is being read."""
         inflight = self.calls.get(id)
         if inflight is not None:
             inflight.cancel("by the caller")
+        elif id in self.waiting:
+            self.waiting.discard(id)
+        elif self.reading and len(self.cancelled) < CANCELLED_MAX:
+            self.cancelled.add(id)
+
+    def message_was_read(self) -> None:
+        """A body was read, or will not be."""
+        self.reading -= 1
+        if not self.reading:
+            self.cancelled.clear()
 
 
 class HttpSessions:

@@ -71,10 +71,12 @@ class _SseSession:
         self.used_at = self.clock()
         self.peer.push(sse.frame(message))
 
-    def receive(self, body: bytes) -> JsonRpcReply | None:
+    async def receive(self, body: bytes) -> JsonRpcReply | None:
         """Receive a message; returns the error response to an unreadable one."""
         self.used_at = self.clock()
-        return self.duplex.receive(body)
+        read: asyncio.Future[JsonRpcReply | None] = asyncio.get_running_loop().create_future()
+        self.duplex.receive(body, read.set_result)
+        return await read
 
     def is_crowded(self) -> bool:
         """Whether the caller reads slowly."""
@@ -174,6 +176,7 @@ class McpSse:
         session.duplex = DuplexSession(
             self._methods, caller, self._surface, self._background, session.send, session.is_crowded
         )
+        session.duplex.is_counted_on_arrival = True
         self._sessions[session.id] = session
         self._stream_counts[owner] += 1
         if self._sweeping is None:
@@ -229,7 +232,7 @@ class McpSse:
                 return None
             if self._find(caller_now, scope) is not session:
                 return respond(peer, 404, "Session not found: open a stream at /sse")
-        refused = session.receive(body)
+        refused = await session.receive(body)
         if refused is not None:
             peer.answer(400, JSON, refused.body)
         else:

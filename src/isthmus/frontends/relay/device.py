@@ -17,6 +17,7 @@ from typing import Protocol
 import msgspec
 import structlog
 
+from isthmus.core.access.bytes_in_flight import COUNTED_BYTES
 from isthmus.core.calls.inflight import InFlight
 from isthmus.frontends.http.request_cycle import CROWDED_BYTES
 from isthmus.frontends.relay.agents import DeviceTool, RelayAgent
@@ -35,7 +36,7 @@ from isthmus.model.calls import (
     Question,
     Result,
 )
-from isthmus.model.faults import Bug, Cancelled, Executed, Fault, NotConnected, UnknownTool
+from isthmus.model.faults import Bug, Cancelled, Executed, Fault, NotConnected, TooManyBytes, UnknownTool
 from isthmus.model.relay import Claim, RelayDevice
 from isthmus.wire import jsonrpc
 from isthmus.wire.jsonrpc import Batch, Malformed, Notification, Payload, Request, notification, object_members, render
@@ -256,8 +257,8 @@ class DeviceConnection:
         self._is_open = False
         self._responses.close()
         for broadcast in list(self._broadcasts):
+            self._forget(broadcast)
             broadcast.cancel(DISCONNECTED)
-        self._broadcasts.clear()
         for exchange in list(self._calls):
             exchange.cancel(DISCONNECTED)
         self._on_end(self)
@@ -404,10 +405,11 @@ class DeviceConnection:
             self._send(fault_reply(request.id, fault, self._agent.name, asked.name))
         elif (why := self._busy_reason(size)) is not None:
             self._refuse(request.id, why)
+        elif (refused := self._hold(size)) is not None:
+            self._send(fault_reply(request.id, refused, self._agent.name, asked.name))
         else:
             exchange = DeviceCall(self, request.id, asked.name, asked.meta.get(PROGRESS_TOKEN), size)
             self._calls.add(exchange)
-            self._held_bytes += size
             if arrivals or entry is None:
                 self._call_later(exchange, asked, arrivals, seconds)
             else:
@@ -475,7 +477,7 @@ class DeviceConnection:
     def call_ended(self, exchange: DeviceCall, outcome: Outcome) -> None:
         """A call has ended: respond if the device is still connected."""
         self._calls.discard(exchange)
-        self._held_bytes -= exchange.size
+        self._release(exchange.size)
         if not self._is_open:
             return
         self._answered += 1
@@ -516,6 +518,8 @@ class DeviceConnection:
             self._refuse(request.id, f"{PENDING_MAX} requests to all servers are running; try again later")
         elif self._held_bytes + size > HELD_BYTES_MAX:
             self._refuse(request.id, TOO_MUCH)
+        elif (refused := self._hold(size)) is not None:
+            self._send(fault_reply(request.id, refused, self._agent.name, request.method))
         else:
             params = {key: value for key, value in request.params.items() if key != "_meta"}
             asked = BroadcastRequest(
@@ -528,7 +532,6 @@ class DeviceConnection:
             )
             broadcast = Broadcast(self._agent, asked, self._broadcast_ended)
             self._broadcasts.add(broadcast)
-            self._held_bytes += size
             broadcast.start()
 
     def _broadcast_ended(self, broadcast: Broadcast, answer: bytes) -> None:
@@ -538,7 +541,21 @@ class DeviceConnection:
 
     def _forget(self, broadcast: Broadcast) -> None:
         self._broadcasts.discard(broadcast)
-        self._held_bytes -= broadcast.request.size
+        self._release(broadcast.request.size)
+
+    def _hold(self, size: int) -> TooManyBytes | None:
+        """Count the bytes of a request, or return why they are too much for the agent or its tenant."""
+        if size > COUNTED_BYTES:
+            refused = self._agent.hub.bytes_in_flight.enter(self._agent.caller, size)
+            if refused is not None:
+                return refused
+        self._held_bytes += size
+        return None
+
+    def _release(self, size: int) -> None:
+        self._held_bytes -= size
+        if size > COUNTED_BYTES:
+            self._agent.hub.bytes_in_flight.leave(self._agent.caller, size)
 
     # -- writing ---------------------------------------------------------------------------------------------------
 

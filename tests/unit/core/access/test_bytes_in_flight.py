@@ -17,7 +17,7 @@ def test_a_caller_is_refused_what_is_too_much_until_something_is_answered() -> N
     refused = flow.enter(ANN, 60)
     assert isinstance(refused, TooManyBytes)
     assert (refused.executed, refused.retry_after) == ("no", 1.0)
-    assert str(refused) == "Too many bytes at once: requests of ann hold 60 of at most 100 bytes"
+    assert str(refused) == "Too many bytes at once: requests and unread responses of ann hold 60 of at most 100 bytes"
     flow.leave(ANN, 60)
     assert flow.enter(ANN, 60) is None
 
@@ -33,6 +33,26 @@ def test_callers_of_a_tenant_share_its_bound_and_another_tenant_has_its_own() ->
 def test_a_request_that_is_alone_is_never_too_much() -> None:
     flow = BytesInFlight(100, 150)
     assert flow.enter(ANN, 1000) is None
+    assert flow.excess(ANN) is None, "it may go on"
     flow.leave(ANN, 1000)
-    assert not flow._of_caller
-    assert not flow._of_tenant
+    assert not flow._all._of_caller
+    assert not flow._all._of_tenant
+
+
+def test_who_leaves_too_much_unread_may_begin_nothing_until_it_has_read() -> None:
+    flow, changes = BytesInFlight(100, 150), []
+    flow.on_excess = lambda: changes.append(flow.has_excess)
+    read = [flow.hold_response(ANN, 60), flow.hold_response(ANN, 60)]
+    assert str(flow.excess(ANN)) == (
+        "Too many bytes at once: requests and unread responses of ann hold 120 of at most 100 bytes"
+    )
+    assert flow.excess(ABE) is None
+    abe_read = flow.hold_response(ABE, 60)
+    assert "tenant acme hold 180 of at most 150" in str(flow.excess(ABE))
+    assert flow.excess(BEN) is None
+    read[0]()
+    assert (flow.excess(ANN), flow.excess(ABE)) == (None, None)
+    read[1]()
+    abe_read()
+    assert changes == [True, False]
+    assert not flow._all._of_caller

@@ -10,7 +10,14 @@ import pytest
 
 from isthmus.core.calls import result_cache as recall_module
 from isthmus.core.calls.inflight import InFlight
-from isthmus.core.calls.result_cache import CACHED_KEY, ENTRY_BYTES, RESULT_BYTES_MAX, SECONDS_MAX, ResultCache
+from isthmus.core.calls.result_cache import (
+    CACHED_KEY,
+    CHANGES_MAX,
+    ENTRY_BYTES,
+    RESULT_BYTES_MAX,
+    SECONDS_MAX,
+    ResultCache,
+)
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.rules import ToolRules
 from isthmus.model.callers import Caller, Grants
@@ -287,6 +294,23 @@ async def test_metadata_that_is_none_gives_way_to_the_mark(meta: object) -> None
     assert known is not None
     assert known.is_typed
     assert json.loads(bytes(known.payload)) == {"_meta": {CACHED_KEY: {"ageSeconds": 1.0}}}
+
+
+@pytest.mark.parametrize("changed", ["this name", "the server", "over a thousand others"])
+async def test_a_result_is_not_kept_if_its_resource_changed_meanwhile(changed: str) -> None:
+    recall, asked = ResultCache(), await a_call(read())
+    before = recall.changes
+    server, name = asked.target.feature.server, asked.name
+    if changed == "over a thousand others":
+        for number in range(CHANGES_MAX + 1):
+            recall.forget(server, f"other:{number}")
+    else:
+        recall.forget(server, name if changed == "this name" else None)
+    recall.keep(asked, Result(raw({}), ttl_seconds=10.0), 0.0, 0.0, before)
+    assert recall.find(asked, 1.0) is None
+    recall.forget(server, "another")
+    recall.keep(asked, Result(raw({}), ttl_seconds=10.0), 0.0, 0.0, recall.changes - 1)
+    assert recall.find(asked, 1.0) is not None
 
 
 async def test_a_newer_result_takes_the_place_of_the_older() -> None:

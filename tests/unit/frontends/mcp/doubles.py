@@ -14,6 +14,7 @@ from isthmus.core.calls.inflight import InFlight
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.frontends.http.request_cycle import Message
 from isthmus.frontends.mcp.duplex import DuplexSession
+from isthmus.frontends.mcp.exchange import JsonRpcReply
 from isthmus.frontends.mcp.methods import McpMethods
 from isthmus.model.callers import Caller
 from isthmus.model.calls import EVERYTHING, LogLevel, Result, Surface
@@ -99,6 +100,8 @@ class Talk:
     def __init__(self, hosted: Hosted, caller: Caller = ANYONE, surface: Surface = EVERYTHING) -> None:
         self.background = BackgroundTasks("talk")
         self.heard: list[Any] = []
+        self.refused: list[JsonRpcReply] = []
+        """Responses to unreadable messages."""
         self.is_crowded = False
         self._news = asyncio.Event()
         self.conversation = DuplexSession(
@@ -112,7 +115,12 @@ class Talk:
     def say(self, method: str, params: Mapping[str, Any] | None = None, *, id: Any = None) -> None:
         """Send a request, or without an id a notification."""
         message = {"jsonrpc": "2.0", "method": method, "params": dict(params or {})}
-        assert self.conversation.receive(json.dumps(message if id is None else {**message, "id": id}).encode()) is None
+        self.receive(json.dumps(message if id is None else {**message, "id": id}).encode())
+        assert self.refused == []
+
+    def receive(self, body: bytes) -> None:
+        """Send a message as it is."""
+        self.conversation.receive(body, lambda refused: self.refused.extend([refused] if refused else []))
 
     async def until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(SECONDS):

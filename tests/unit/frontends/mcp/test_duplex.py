@@ -10,6 +10,7 @@ import pytest
 
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.snapshot import ServerStatus
+from isthmus.core.pauses import LONG_BYTES
 from isthmus.core.watch import log_levels as levels
 from isthmus.frontends.mcp.exchange import JsonRpcReply
 from isthmus.frontends.mcp.methods import McpMethods
@@ -232,11 +233,53 @@ async def test_what_is_no_message_is_handed_back_refused() -> None:
         (b'{"jsonrpc":"2.0"}', -32600),
         (b'[{"jsonrpc":"2.0"}]', -32600),
     ):
-        refused = talk.conversation.receive(body)
-        assert isinstance(refused, JsonRpcReply)
-        assert refused.code == code
-    assert talk.conversation.receive(b'{"jsonrpc":"2.0","id":1,"result":{}}') is None
-    assert talk.heard == []
+        talk.receive(body)
+        assert talk.refused.pop().code == code
+    talk.receive(b'{"jsonrpc":"2.0","id":1,"result":{}}')
+    assert talk.refused == talk.heard == []
+
+
+LONG = {"name": "files.read", "arguments": {"text": "x" * LONG_BYTES}}
+
+
+async def test_messages_behind_a_long_one_wait_until_it_was_read() -> None:
+    hosted, talk = talking()
+    talk.say("tools/call", LONG, id="a")
+    talk.say("tools/call", {"name": "files.read"}, id="b")
+    talk.say("notifications/cancelled", {"requestId": "a"})
+    talk.say("tools/call", LONG, id="c")
+    talk.receive(b'"' + b"x" * LONG_BYTES)
+    talk.say("ping", id="d")
+    assert not talk.conversation.is_idle
+    assert outcome(await talk.reply("d")) == {}
+    assert talk.refused.pop().code == -32700
+    assert outcome(await talk.reply("a")) == -32012
+    assert hosted.hub.running() == 2, "b and c"
+
+
+async def test_who_leaves_while_a_long_message_is_read_has_nothing_run() -> None:
+    hosted, talk = talking()
+    talk.say("tools/call", LONG, id="a")
+    talk.say("ping", id="b")
+    talk.conversation.cancel_all("the caller has gone")
+    assert talk.conversation.is_idle
+    await talk.settle()
+    assert hosted.stage.link.sent == talk.heard == []
+
+
+async def test_the_bytes_of_long_calls_are_bounded_and_short_calls_are_not() -> None:
+    hosted, talk = talking()
+    hosted.hub.bytes_in_flight.caller_bytes = 3 * LONG_BYTES // 2
+    talk.say("tools/call", LONG, id=1)
+    talk.say("tools/call", LONG, id=2)
+    assert (await talk.reply(2))["error"]["data"]["reason"] == "too_many_bytes"
+    talk.say("tools/call", {"name": "files.read"}, id=3)
+    assert hosted.hub.running() == 2
+    talk.say("notifications/cancelled", {"requestId": 1})
+    await talk.reply(1)
+    talk.say("tools/call", LONG, id=4)
+    assert await talk.ask("ping", id=5) == {}
+    assert hosted.hub.running() == 2
 
 
 async def test_a_defect_costs_one_answer() -> None:
@@ -623,7 +666,8 @@ async def test_the_messages_of_a_batch_are_taken_one_by_one_where_the_revision_h
     await talk.ask("initialize", hello, id=0)
     ping = {"jsonrpc": "2.0", "id": "a", "method": "ping"}
     call = {"jsonrpc": "2.0", "id": "b", "method": "tools/call", "params": {"name": "files.read"}}
-    assert talk.conversation.receive(json.dumps([ping, call, [ping], 7]).encode()) is None
+    talk.receive(json.dumps([ping, call, [ping], 7]).encode())
+    assert talk.refused == []
     hosted.answer(content=[])
     assert [outcome(await talk.reply(id)) for id in ("a", "b")] == [{}, {"content": []}]
     refused = [message["error"]["code"] for message in talk.heard if message.get("id", "") is None]
@@ -635,6 +679,5 @@ async def test_other_batches_are_refused(version: str, count: int) -> None:
     talk = Talk(Hosted())
     hello = {"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
     await talk.ask("initialize", hello)
-    refused = talk.conversation.receive(json.dumps([{"jsonrpc": "2.0", "id": 1, "method": "ping"}] * count).encode())
-    assert refused is not None
-    assert refused.code == -32600
+    talk.receive(json.dumps([{"jsonrpc": "2.0", "id": 1, "method": "ping"}] * count).encode())
+    assert talk.refused.pop().code == -32600
