@@ -27,23 +27,21 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("kind", [*KINDS, None])
 @pytest.mark.parametrize("name", POSTS)
-async def test_what_is_not_called_json_is_not_read(
-    guarded: tuple[HubProcess, Ledger], name: str, kind: str | None
-) -> None:
+async def test_what_is_not_called_json_is_not_read(guarded: tuple[HubProcess, Ledger], name: str) -> None:
     hub, ledger = guarded
     door = POSTS[name]
     headers = [pair for pair in door.lines() if pair[0] != "content-type"]
-    async with connected(hub.port) as wire:
-        reply = await knock(wire, door, headers if kind is None else [*headers, ("content-type", kind)])
-    if door.path.startswith("/messages"):
-        assert reply.status == 404  # there is no such session, whatever is sent to it
-    elif reply.status == 200:
-        assert reply.code == -32005  # as A2A says the same
-    else:
-        assert reply.status in (400, 415), reply.body
-    assert not ledger.lines()
+    for kind in (*KINDS, None):
+        async with connected(hub.port) as wire:
+            reply = await knock(wire, door, headers if kind is None else [*headers, ("content-type", kind)])
+        if door.path.startswith("/messages"):
+            assert reply.status == 404, kind  # there is no such session, whatever is sent to it
+        elif reply.status == 200:
+            assert reply.code == -32005, kind  # as A2A says the same
+        else:
+            assert reply.status in (400, 415), (kind, reply.body)
+        assert not ledger.lines(), kind
 
 
 @pytest.mark.parametrize("name", CLOSED)

@@ -104,7 +104,7 @@ async def test_slow_clients_are_cut_and_others_are_served_meanwhile() -> None:
                 served += 1
                 await asyncio.wait({waiting}, timeout=0.05)
             assert all(await waiting)
-            assert served > 10
+            assert served  # how often depends on how much else the machine has to do
 
 
 async def has_ended(wire: Wire) -> bool:
