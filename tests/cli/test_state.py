@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ import pytest
 from isthmus.storage import audit_sqlite
 from tests.cli.test_cli import Ended, run
 from tests.faults.watching import eventually
-from tests.hubs import PATIENT, TRUSTED, started, stdio
+from tests.hubs import PATIENT, TRUSTED, serving, started, stdio
 from tests.peers.launch import command
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
@@ -237,3 +238,27 @@ async def test_a_second_hub_of_a_configuration_says_where_the_first_is(user: Use
         said = refused.err.splitlines()
         assert (refused.code, len(said)) == (3, 2)
         assert said[0] == f"isthmus: this hub already runs at http://127.0.0.1:{hub.port} (process {hub.pid})"
+
+
+async def test_a_call_waits_for_a_server_that_the_running_hub_still_starts(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    slow = stdio(["sh", "-c", 'while [ ! -e "$0" ]; do sleep 0.02; done; exec "$@"', str(gate), *command("raw_server")])
+    async with serving(tmp_path, {"raw": slow}, limits={"listing_seconds": 0.1}) as hub:
+
+        async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while data := await reader.read(65536):
+                if b"it has not answered yet" in data:
+                    gate.touch()  # the command knows now that the server is starting
+                writer.write(data)
+            writer.close()
+
+        async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            hub_reader, hub_writer = await asyncio.open_connection("127.0.0.1", hub.port)
+            await asyncio.gather(pump(reader, hub_writer), pump(hub_reader, writer))
+
+        early = await run("call", "--hub", hub.url, "raw.echo", "text=hi", "--wait", "0")
+        assert (early.code, "it has not answered yet" in early.err) == (1, True)
+        async with await asyncio.start_server(relay, "127.0.0.1", 0) as between:
+            address = f"http://127.0.0.1:{between.sockets[0].getsockname()[1]}/mcp"
+            ended = await run("call", "--hub", address, "raw.echo", "text=hi")
+        assert (ended.code, ended.out) == (0, "hi\n")

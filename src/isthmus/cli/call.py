@@ -5,9 +5,11 @@ Names may be short, and values may be text: both are resolved here, by the hub's
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import functools
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -162,6 +164,9 @@ class CallOptions:
 
 NO_OPTIONS = CallOptions()
 
+STARTING_POLL_SECONDS = 0.2
+"""How often a running hub is asked whether a server has started."""
+
 
 async def call_tool(
     source: HubSource, request: FeatureRequest, options: CallOptions = NO_OPTIONS, *, wait: float
@@ -172,24 +177,33 @@ async def call_tool(
         CommandFailed: the hub or the tool does not exist, an argument is wrong, or the call failed.
     """
     conversation = Conversation(request.name, options)
+    deadline = time.monotonic() + wait
     async with open_hub(source, wait=wait, name=request.name, is_to_call=True, is_askable=options.is_askable) as hub:
-        tool = await _find_tool(hub, request.name)
+        tool = await _find_tool(hub, request.name, deadline)
         schema = tool.definition.get("inputSchema")
         arguments = arguments_of(request.words, request.whole, schema, read_text, tool.name)
         outcome = await conversation.perform(hub, HubCall("tool", tool.name, arguments))
     return conversation.print_outcome(outcome, tool.name, readable)
 
 
-async def _find_tool(hub: HubClient, name: str) -> ListedFeature:
-    """A listed tool, or a method of a server that has no list."""
-    try:
-        return choose(name, await hub.listing(TOOLS))
-    except CommandFailed:
-        server, _, method = name.partition(".")
-        servers = read_servers(await hub.servers()) if method else []
-        if not any(each.name == server and each.unlisted for each in servers):
-            raise
-        return ListedFeature(name, server, {})
+async def _find_tool(hub: HubClient, name: str, deadline: float) -> ListedFeature:
+    """A listed tool, or a method of a server that has no list. Waits for a server that still starts, until `deadline`.
+
+    A running hub may have started a moment ago, and `npx` fetches a package first.
+    """
+    server, _, method = name.partition(".")
+    while True:
+        listing = await hub.listing(TOOLS)
+        try:
+            return choose(name, listing)
+        except CommandFailed:
+            starting = [missing for missing, gone in listing.absences.items() if gone.state == "starting"]
+            if time.monotonic() > deadline or not (server in starting if method else starting):
+                servers = read_servers(await hub.servers()) if method else []
+                if not any(each.name == server and each.unlisted for each in servers):
+                    raise
+                return ListedFeature(name, server, {})
+        await asyncio.sleep(STARTING_POLL_SECONDS)
 
 
 async def write_prompt(
