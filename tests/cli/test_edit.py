@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.hubs import environment, isthmus, started
+from isthmus.cli.main import main
+from tests.hubs import started
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 
@@ -35,22 +38,24 @@ for line in sys.stdin:
 """
 
 
-async def run(folder: Path, *words: str, stdin: str = "", home: Path | None = None) -> tuple[int, str, str]:
-    """Run the command in a folder with a clean home."""
-    pipe = asyncio.subprocess.PIPE
-    env = environment({"HOME": str(home or folder / "home"), "TOKEN": "t0ken"})
-    process = await asyncio.create_subprocess_exec(
-        *isthmus(*words), stdin=pipe, stdout=pipe, stderr=pipe, env=env, cwd=folder
-    )
-    try:
-        async with asyncio.timeout(RUN_SECONDS):
-            out, err = await process.communicate(stdin.encode())
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-        raise
-    assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs the command in a folder, with a clean home: `run("add", …, folder=…)`."""
+    for name in [name for name in os.environ if name.startswith(("ISTHMUS_", "XDG_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TOKEN", "t0ken")
+
+    def run(*words: str, folder: Path = tmp_path) -> tuple[int, str, str]:
+        monkeypatch.chdir(folder)
+        code = main(words)
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
 
 
 def project(folder: Path, program: str = ECHO) -> Path:
@@ -63,26 +68,26 @@ def project(folder: Path, program: str = ECHO) -> Path:
     return folder / "here"
 
 
-async def test_a_server_of_another_folders_file_runs_in_that_folder(tmp_path: Path) -> None:
+def test_a_server_of_another_folders_file_runs_in_that_folder(run: Run, tmp_path: Path) -> None:
     here = project(tmp_path)
-    code, out, err = await run(here, "call", "echo.where", "--config", "../proj/mcp.json")
+    code, out, err = run("call", "echo.where", "--config", "../proj/mcp.json", folder=here)
     assert (code, out.strip()) == (0, str(tmp_path / "proj")), err
-    code, out, err = await run(here, "import", "../proj/mcp.json")
+    code, out, err = run("import", "../proj/mcp.json", folder=here)
     assert code == 0, err
     assert f"echo runs in {tmp_path / 'proj'} (cwd), the folder of its file." in err
     assert tomllib.loads((here / "isthmus.toml").read_text())["servers"]["echo"]["cwd"] == str(tmp_path / "proj")
-    code, out, err = await run(here, "call", "echo.where")
+    code, out, err = run("call", "echo.where", folder=here)
     assert (code, out.strip()) == (0, str(tmp_path / "proj")), err
 
 
-async def test_a_server_that_does_not_start_shows_its_last_words(tmp_path: Path) -> None:
+def test_a_server_that_does_not_start_shows_its_last_words(run: Run, tmp_path: Path) -> None:
     here = project(tmp_path, "import sys\nprint('a')\nprint('no licence', file=sys.stderr)\nsys.exit(3)")
     config = ("--config", "../proj/mcp.json")
-    code, out, err = await run(here, "call", "echo.where", *config)
+    code, out, err = run("call", "echo.where", *config, folder=here)
     assert (code, "exited with code 3; its last output: no licence" in err) == (1, True), err
-    code, out, err = await run(here, "servers", *config)
+    code, out, err = run("servers", *config, folder=here)
     assert (code, "exited with code 3; its last output: no licence" in out) == (0, True), out
-    code, out, err = await run(here, "tools", *config)
+    code, out, err = run("tools", *config, folder=here)
     assert "exited with code 3; its last output: no licence" in err
 
 
@@ -95,59 +100,57 @@ def echo_server(folder: Path) -> list[str]:
     return [sys.executable, "server.py"]
 
 
-async def test_a_first_hour(tmp_path: Path) -> None:
+def test_a_first_hour(run: Run, tmp_path: Path) -> None:
     """Each command does what it says, twice the same, with the comments of the file kept."""
     command = echo_server(tmp_path)
-    code, out, err = await run(tmp_path, "init")
+    code, out, err = run("init")
     file = tmp_path / "isthmus.toml"
     assert (code, out) == (0, f"Wrote {file} with 0 servers.\n"), err
     template = file.read_text()
     assert tomllib.loads(template) == {"hub": {}}
 
-    code, out, err = await run(tmp_path, "add", "echo", "--env", "A=b", "--env", "TOKEN", "--", *command)
+    code, out, err = run("add", "echo", "--env", "A=b", "--env", "TOKEN", "--", *command)
     assert (code, out) == (0, f"Added echo to {file}: 2 tools.\n"), err
     assert file.read_text().startswith(template)
     entry = {"command": command[0], "args": ["server.py"], "env": {"A": "b", "TOKEN": "env:TOKEN"}, "cwd": "."}
     assert tomllib.loads(file.read_text())["servers"] == {"echo": entry}
     added = file.read_text()
-    code, out, err = await run(tmp_path, "add", "echo", "--env", "A=b", "--env", "TOKEN", "--", *command)
+    code, out, err = run("add", "echo", "--env", "A=b", "--env", "TOKEN", "--", *command)
     assert (code, out) == (0, f"echo is in {file} already.\n"), err
     assert file.read_text() == added
 
-    code, out, err = await run(tmp_path, "disable", "echo")
+    code, out, err = run("disable", "echo")
     assert (code, out) == (0, f"Disabled echo in {file}.\n"), err
     assert tomllib.loads(file.read_text())["servers"]["echo"]["disabled"] is True
-    code, out, err = await run(tmp_path, "disable", "echo")
+    code, out, err = run("disable", "echo")
     assert (code, out) == (0, "echo is disabled already.\n"), err
-    code, out, err = await run(tmp_path, "enable", "echo")
+    code, out, err = run("enable", "echo")
     assert (code, out) == (0, f"Enabled echo in {file}.\n"), err
     assert file.read_text() == added
 
-    code, out, err = await run(tmp_path, "remove", "ecko")
+    code, out, err = run("remove", "ecko")
     assert (code, err) == (2, f"isthmus: {file} has no server 'ecko'\nDid you mean echo?\n")
-    code, out, err = await run(tmp_path, "remove", "echo")
+    code, out, err = run("remove", "echo")
     assert (code, out) == (0, f"Removed echo from {file}.\n"), err
     assert file.read_text().rstrip() == template.rstrip()
 
 
-async def test_a_server_that_does_not_work_is_not_added(tmp_path: Path) -> None:
+def test_a_server_that_does_not_work_is_not_added(run: Run, tmp_path: Path) -> None:
     (tmp_path / "mcp.json").write_text('{\n  // mine\n  "mcpServers": {}\n}\n')
     before = (tmp_path / "mcp.json").read_bytes()
     words = (sys.executable, "-c", "import sys; sys.exit('no licence')")
-    code, out, err = await run(tmp_path, "add", "bad", "--", *words)
+    code, out, err = run("add", "bad", "--", *words)
     assert (code, out) == (1, "")
     assert "bad does not work: exited with code 1; its last output: no licence" in err
     assert "Nothing was written; --no-check adds it all the same." in err
     assert (tmp_path / "mcp.json").read_bytes() == before
-    code, out, err = await run(tmp_path, "add", "bad", "--no-check", "--", *words)
+    code, out, err = run("add", "bad", "--no-check", "--", *words)
     assert (code, out) == (0, f"Added bad to {tmp_path / 'mcp.json'}, not checked.\n"), err
     text = (tmp_path / "mcp.json").read_text()
     assert "// mine" in text
-    code, out, err = await run(tmp_path, "add", "bad", "http://127.0.0.1:1/mcp", "--header", "X: y: z", "--no-check")
+    code, out, err = run("add", "bad", "http://127.0.0.1:1/mcp", "--header", "X: y: z", "--no-check")
     assert (code, "--replace replaces it" in err) == (2, True), err
-    code, out, err = await run(
-        tmp_path, "add", "bad", "http://127.0.0.1:1/mcp", "--header", "X: y: z", "--no-check", "--replace"
-    )
+    code, out, err = run("add", "bad", "http://127.0.0.1:1/mcp", "--header", "X: y: z", "--no-check", "--replace")
     assert (code, out) == (0, f"Replaced bad in {tmp_path / 'mcp.json'}, not checked.\n"), err
     assert '"X": "y: z"' in (tmp_path / "mcp.json").read_text()
 
@@ -165,33 +168,33 @@ async def test_a_server_that_does_not_work_is_not_added(tmp_path: Path) -> None:
         (("init", "--into", "x.json"), "--into must be a TOML file, got x.json"),
     ],
 )
-async def test_mistakes_are_named(tmp_path: Path, words: tuple[str, ...], says: str) -> None:
-    code, _, err = await run(tmp_path, *words)
+def test_mistakes_are_named(run: Run, tmp_path: Path, words: tuple[str, ...], says: str) -> None:
+    code, _, err = run(*words)
     assert (code in (2, 3), says in err, "Traceback" in err) == (True, True, False), err
 
 
-async def test_init_imports_what_it_is_told(tmp_path: Path) -> None:
+def test_init_imports_what_it_is_told(run: Run, tmp_path: Path) -> None:
     cursor = tmp_path / "home/.cursor/mcp.json"
     cursor.parent.mkdir(parents=True)
     cursor.write_text(json.dumps({"mcpServers": {"files": {"command": "npx", "args": ["-y", "x"]}}}))
-    code, out, err = await run(tmp_path, "init", "--into", "none.toml")
+    code, out, err = run("init", "--into", "none.toml")
     assert (code, out) == (0, f"Wrote {tmp_path / 'none.toml'} with 0 servers.\n")
     assert f"Cursor, {cursor}: files\n  not imported: --import NAME or --yes imports them" in err
-    code, out, err = await run(tmp_path, "init", "--yes", "--port", "9000")
+    code, out, err = run("init", "--yes", "--port", "9000")
     file = tmp_path / "isthmus.toml"
     assert (code, out) == (0, f"Wrote {file} with 1 server.\n"), err
     table = tomllib.loads(file.read_text())
     assert table == {"hub": {"port": 9000}, "servers": {"files": {"command": "npx", "args": ["-y", "x"]}}}
-    code, out, err = await run(tmp_path, "init")
+    code, out, err = run("init")
     assert (code, f"{file} is there already" in err) == (3, True)
 
 
-async def test_a_running_hub_follows(tmp_path: Path) -> None:
+async def test_a_running_hub_follows(run: Run, tmp_path: Path) -> None:
     command = echo_server(tmp_path)
     file = tmp_path / "isthmus.toml"
     file.write_text(f'[hub]\nstate = "{tmp_path}/state"\n[log]\nlevel = "info"\n')
     async with started(tmp_path, "--config", str(file), env={"HOME": str(tmp_path / "home")}) as hub:
-        code, _, err = await run(tmp_path, "add", "echo", "--", *command)
+        code, _, err = await asyncio.to_thread(run, "add", "echo", "--no-check", "--", *command)
         assert code == 0, err
         async with asyncio.timeout(RUN_SECONDS):
             while not any("server ready" in line and "echo" in line for line in hub.said):  # noqa: ASYNC110 - its log

@@ -39,7 +39,7 @@ FLAGS = frozenset({"--json", "--private", "--quiet", "--verbose", "-q", "-v"})
 def completion(shell: str, *, is_install: bool) -> int:
     """Print the completion script of a shell, or install it.
 
-    Commands, options, servers, tools and their arguments are completed. Names of tools are those that a hub with this
+    Commands, options, servers, tools and their arguments are completed. Tools are those that the servers of this
     configuration listed last.
     """
     script = _shell(shell).source()

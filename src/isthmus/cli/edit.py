@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # shells load this module to complete a name, and these are s
     from isthmus.cli.documents import ServerInfo
     from isthmus.config.client_files import HostContext
     from isthmus.config.files import Document
+    from isthmus.config.settings import Configuration
     from isthmus.upstream.server_settings import ServerSettings
 
 FILE_NAME = "isthmus.toml"
@@ -263,12 +264,13 @@ def _try(target: ConfigFile, text: str, name: str, wait: float, *, is_unchecked:
     Raises:
         CommandFailed: the entry is wrong, or the server does not start.
     """
-    from isthmus.cli.running import run_command
+    from isthmus.cli.running import quiet_logs, run_command
 
     server = target.read_server(text, name)
     if is_unchecked:
         return ", not checked."
-    info = run_command(_reach(target.file if target.text else None, server, wait))
+    quiet_logs()
+    info = run_command(_reach(_configuration(target.file), server, wait))
     if info.state == "login":
         return f". It wants a login: isthmus login {name}"
     if info.state != "ready":
@@ -279,18 +281,23 @@ def _try(target: ConfigFile, text: str, name: str, wait: float, *, is_unchecked:
     return f": {tools}." if not info.unlisted else ". It lists no tools; its methods are called by name."
 
 
-async def _reach(file: Path | None, server: ServerSettings, wait: float) -> ServerInfo:
+def _configuration(file: Path) -> Configuration:
+    """The configuration before the change; a file that is yet to be written has a state folder already."""
     from isthmus.cli.config import configuration_of
+    from isthmus.config.files import derived_state, home_folder
+
+    if os.path.exists(file):
+        return configuration_of(file)
+    present = configuration_of(None)
+    return replace(present, hub=replace(present.hub, state=str(derived_state(file, os.environ, home_folder()))))
+
+
+async def _reach(present: Configuration, server: ServerSettings, wait: float) -> ServerInfo:
     from isthmus.cli.documents import read_servers
     from isthmus.cli.local_hub import start_local_hub
-    from isthmus.cli.running import quiet_logs
-    from isthmus.config.settings import Configuration, HubSettings
 
-    quiet_logs()
-    present = Configuration(None, HubSettings()) if file is None else configuration_of(file)
-    # Pins are for definitions that were seen before: this one is new.
     configuration = replace(present, servers=(replace(server, disabled=False),))
-    local = await start_local_hub(configuration, os.environ, within=wait)
+    local = await start_local_hub(configuration, os.environ, within=wait, keeps_lists=True)
     try:
         [info] = [info for info in read_servers(await local.client.servers()) if info.name == server.name]
         return info

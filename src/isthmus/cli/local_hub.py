@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
@@ -17,6 +18,7 @@ from urllib.parse import unquote
 from isthmus.app.audit import AuditLog, open_audit
 from isthmus.app.definitions import DefinitionPins
 from isthmus.app.hub import LOCAL, RunningHub
+from isthmus.app.state_folder import make_folder
 from isthmus.cli.config import configuration_of, refused
 from isthmus.cli.hub import QUESTIONS, HubClient, RemoteSource, SentRequest
 from isthmus.cli.output import print_error
@@ -31,6 +33,7 @@ from isthmus.frontends.rest.http import RestHttp
 from isthmus.model.calls import EVERYTHING, Surface
 from isthmus.model.names import ServerName
 from isthmus.storage.memory import MemoryJournal
+from isthmus.storage.server_lists import ServerListFiles
 from isthmus.transport.http import ConnectionLost, ResponseSink
 from isthmus.upstream.python.builtin import builtin_tools
 from isthmus.upstream.server_settings import HttpSettings, ServerSettings
@@ -128,11 +131,29 @@ class InMemoryRequest:
         )
 
 
+class WrittenLists(ServerListFiles):
+    """Stores the lists of servers for shells that complete names, and for the next hub; a command shows none of them.
+
+    A command waits for its servers anyway.
+    """
+
+    async def read(self, key: str) -> bytes | None:
+        """Know nothing."""
+        return None
+
+
 class LocalHub:
     """A hub that runs in this process, and the transport to its REST frontend."""
 
-    def __init__(self, running: RunningHub, pins: DefinitionPins, audit_log: AuditLog | None = None) -> None:
+    def __init__(
+        self,
+        running: RunningHub,
+        pins: DefinitionPins,
+        audit_log: AuditLog | None = None,
+        lists: WrittenLists | None = None,
+    ) -> None:
         self.running = running
+        self._lists = lists
         self.client = HubClient(IN_MEMORY, self)
         self._pins = pins
         self._audit_log = audit_log
@@ -176,6 +197,8 @@ class LocalHub:
         finally:  # a second signal cuts only the wait short
             await self.running.aclose()
             await self._pins.aclose()
+            if self._lists is not None:
+                await self._lists.aclose()
             if self._audit_log is not None:
                 await self._audit_log.stop()
                 await self._audit_log.close()
@@ -209,7 +232,9 @@ async def open_local_hub(
     if is_askable:
         servers = tuple(replace(server, client_caps=ASKABLE) for server in configuration.servers)
         configuration = replace(configuration, servers=servers)
-    local = await start_local_hub(configuration, os.environ, within=within, only=only, is_to_call=is_to_call)
+    local = await start_local_hub(
+        configuration, os.environ, within=within, only=only, is_to_call=is_to_call, keeps_lists=True
+    )
     return local.client
 
 
@@ -235,10 +260,11 @@ async def start_local_hub(
     within: float,
     only: Iterable[ServerName] | None = None,
     is_to_call: bool = False,
+    keeps_lists: bool = False,
 ) -> LocalHub:
     """Start a hub without state and wait for its servers, or for `only` those that are needed.
 
-    A hub that `is_to_call` opens the audit log; listing needs none.
+    A hub that `is_to_call` opens the audit log; listing needs none. One that `keeps_lists` stores them.
 
     Raises:
         CommandFailed: the definitions of pinned tools, or the audit log, cannot be opened.
@@ -254,7 +280,13 @@ async def start_local_hub(
     limits = replace(configuration.hub.limits, listing_seconds=within)
     configuration = replace(configuration, servers=servers, hub=replace(configuration.hub, limits=limits))
     audit = None if audit_log is None else audit_log.audit
-    hub = LocalHub(RunningHub(configuration, environment, journal, pins=pins, audit=audit), pins, audit_log)
+    lists = None
+    if keeps_lists:
+        with suppress(OSError):  # the command works without
+            make_folder(Path(configuration.hub.state))
+            lists = WrittenLists(Path(configuration.hub.state))
+    running = RunningHub(configuration, environment, journal, pins=pins, lists=lists, audit=audit)
+    hub = LocalHub(running, pins, audit_log, lists)
     notice = asyncio.get_running_loop().call_later(NOTICE_SECONDS, hub.print_waiting)
     try:
         await hub.running.hub.settle(EVERYTHING)
