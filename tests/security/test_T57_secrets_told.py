@@ -54,6 +54,7 @@ COMMANDS = (
     ("access", "planner"),
     ("servers", "--wait", "3"),
     ("approve", "--changes"),
+    ("logs", "telling"),
 )
 
 
@@ -285,6 +286,7 @@ async def test_no_answer_no_command_and_no_command_line_has_a_secret(scene: Scen
     # Who has a token made, or asks for it, is told it: that alone is left out here.
     assert {who: found for who, said in scene.told.items() if (found := scene.canaries.found_in(said))} == {}
     assert len(scene.told) > len(COMMANDS) + len(SHOWN)
+    assert "stderr  ***" in scene.told["logs telling"]
 
 
 async def test_no_line_of_the_log_has_a_secret(scene: Scene) -> None:

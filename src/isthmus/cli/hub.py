@@ -353,15 +353,15 @@ class HubClient:
 
     async def tool(self, name: str) -> bytes:
         """One tool, as its server describes it."""
-        return await self._get(f"/v1/tools/{quote(name, safe='')}")
+        return await self._get(f"/v1/tools/{_path_part(name)}")
 
     async def log(self, server: str, after: int = 0) -> bytes:
         """The last lines of a server; for operators."""
-        return await self._operate("GET", f"/v1/logs/{quote(server, safe='')}?after={after}")
+        return await self._operate("GET", f"/v1/logs/{_path_part(server)}?after={after}")
 
     async def restart(self, server: str) -> bytes:
         """Start a server anew; for operators."""
-        return await self._operate("POST", f"/v1/restart/{quote(server, safe='')}")
+        return await self._operate("POST", f"/v1/restart/{_path_part(server)}")
 
     async def stats(self) -> bytes:
         """How often each server was called, how long that took and how it ended; for operators."""
@@ -496,6 +496,11 @@ class HubClient:
         yield "Start one with `isthmus serve`, or name its address with --hub or ISTHMUS_HUB."
         if not self._is_needed:
             yield "To work without a running hub, name a configuration with --config."
+
+
+def _path_part(name: str) -> str:
+    """A name of the command line, which need not be UTF-8, as the end of a path."""
+    return quote(name, safe="", errors="surrogateescape")
 
 
 def is_unicode(text: str) -> bool:

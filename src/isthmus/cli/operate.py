@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import sys
 import time
@@ -383,7 +384,8 @@ def full_screen(quit: asyncio.Event) -> Iterator[None]:
     saved = None if keys is None else termios.tcgetattr(keys)
 
     def pressed() -> None:
-        if sys.stdin.read(1) in ("q", "Q", ""):
+        typed = os.read(sys.stdin.fileno(), 100)
+        if not typed or b"q" in typed.lower():
             quit.set()
 
     sys.stdout.write("\x1b[?1049h\x1b[?25l")

@@ -39,6 +39,10 @@ FOUND_MAX = 20
 REFERENCES_MAX = 8
 """How many references of a schema are followed, one inside the other."""
 
+DEPTH_MAX = 3
+BREADTH_MAX = 12
+"""How far an example goes into a schema, which may contain itself, and how many parts it has on each level."""
+
 TYPE_WIDTH = 24
 """A longer type is not written out: the JSON has it."""
 
@@ -161,26 +165,29 @@ def arguments_in(schema: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
             notes.append(f"default: {_brief(described['default'])}")
         text = "; ".join(" ".join(note.split()) for note in notes if note)
         needed = "yes" if name in required else "no"
-        rows.append((f"  {harmless(name, keep='')}", type_text(described, schema)[: TYPE_WIDTH + 8], needed, text))
-    return sorted(rows, key=lambda row: row[2] != "yes")
+        rows.append((f"  {name}", type_text(described, schema)[: TYPE_WIDTH + 8], needed, text))
+    shown = [(harmless(a, keep=""), harmless(b, keep=""), c, harmless(d, keep="")) for a, b, c, d in rows]
+    return sorted(shown, key=lambda row: row[2] != "yes")
 
 
-def type_text(schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
+def type_text(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int = 0) -> str:
     """The type of a value in a few words."""
+    if depth > DEPTH_MAX:  # a schema may contain itself
+        return "any"
     choices = schema.get("enum")
     if isinstance(choices, list) and choices:
         text = "|".join(map(_brief, choices))
         return text if len(text) <= TYPE_WIDTH else "choice"
     for key in ("anyOf", "oneOf"):
         if isinstance(ways := schema.get(key), list):
-            texts = [type_text(_resolved(way, root), root) for way in ways]
+            texts = [type_text(_resolved(way, root), root, depth + 1) for way in ways[:BREADTH_MAX]]
             return " or ".join(dict.fromkeys(text for text in texts if text != "null")) or "null"
     kind = schema.get("type", "any")
     if isinstance(kind, list):
         return " or ".join(str(each) for each in kind if each != "null")
     if kind == "array":
         items = _resolved(schema.get("items"), root)
-        return f"list of {type_text(items, root)}" if items else "list"
+        return f"list of {type_text(items, root, depth + 1)}" if items else "list"
     return str(kind)
 
 
@@ -208,19 +215,19 @@ def example_value(name: str, schema: Mapping[str, Any], root: Mapping[str, Any],
         if schema.get(key) is not None:
             return schema[key]
     for key in ("anyOf", "oneOf", "allOf"):
-        if isinstance(ways := schema.get(key), list) and depth < REFERENCES_MAX:
+        if isinstance(ways := schema.get(key), list) and depth < DEPTH_MAX:
             found = [_resolved(way, root) for way in ways]
             way = next((each for each in found if each.get("type") != "null"), {})
             return example_value(name, way, root, depth + 1)
     kind = schema.get("type")
     kind = next((each for each in kind if each != "null"), "null") if isinstance(kind, list) else kind
-    if kind == "object" and depth < REFERENCES_MAX:
+    if kind == "object" and depth < DEPTH_MAX:
         inner = _properties(schema)
         return {
             each: example_value(each, _resolved(inner.get(each), root), root, depth + 1)
-            for each in sorted(_required(schema))
+            for each in sorted(_required(schema))[:BREADTH_MAX]
         }
-    if kind == "array" and depth < REFERENCES_MAX:
+    if kind == "array" and depth < DEPTH_MAX:
         least = schema.get("minItems", 1 if depth == 0 else 0)
         item = example_value(name, _resolved(schema.get("items"), root), root, depth + 1)
         return [item] * (least if isinstance(least, int) and 0 <= least <= REFERENCES_MAX else 1)
