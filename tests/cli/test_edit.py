@@ -158,6 +158,7 @@ def test_a_server_that_does_not_work_is_not_added(run: Run, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("words", "says"),
     [
+        (("add", "builtin", "http://x"), "builtin is the name of the hub's own tools"),
         (("add", "a.b", "http://x"), "a server cannot be called 'a.b'"),
         (("add", "a", "http://x", "--env", "A=b"), "--env is for a command, and http://x is an address"),
         (("add", "a", "--header", "A: b", "--", "npx"), "--header is for an address, and npx is a command"),
@@ -187,6 +188,8 @@ def test_init_imports_what_it_is_told(run: Run, tmp_path: Path) -> None:
     assert table == {"hub": {"port": 9000}, "servers": {"files": {"command": "npx", "args": ["-y", "x"]}}}
     code, out, err = run("init")
     assert (code, f"{file} is there already" in err) == (3, True)
+    code, out, err = run("init", "--user", "--no-import")
+    assert (code, out) == (0, f"Wrote {tmp_path}/home/.config/isthmus/isthmus.toml with 0 servers.\n"), err
 
 
 async def test_a_running_hub_follows(run: Run, tmp_path: Path) -> None:

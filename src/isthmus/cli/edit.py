@@ -76,13 +76,14 @@ def init(
     """
     from isthmus.cli.config import home, refused
     from isthmus.config.client_files import ALL, HostContext, read_client_files
+    from isthmus.config.files import usual_files
     from isthmus.config.findings import ConfigError, Place
     from isthmus.config.importing import ImportPlan
 
     if into is not None and is_user:
         raise CommandFailed(Exit.USAGE, "--into and --user exclude each other", "Give one of the two.")
     context = HostContext(os.environ, Path.cwd(), home())
-    file = _user_file(context) if is_user else Path(os.path.abspath(into or FILE_NAME))
+    file = usual_files(os.environ, home())[0] if is_user else Path(os.path.abspath(into or FILE_NAME))
     if file.suffix.lower() != ".toml":
         raise CommandFailed(Exit.USAGE, f"--into must be a TOML file, got {file.name}", f"Try --into {FILE_NAME}.")
     if os.path.exists(file):
@@ -131,14 +132,6 @@ def _these(count: int) -> str:
     return "this server" if count == 1 else f"these {count} servers"
 
 
-def _user_file(context: HostContext) -> Path:
-    from isthmus.config.files import search_paths
-
-    nowhere = {key: value for key, value in context.environment.items() if key != "ISTHMUS_CONFIG"}
-    paths = search_paths(None, nowhere, context.cwd, context.home)
-    return next(path for path in paths if path.name == FILE_NAME and path.parent != context.cwd)
-
-
 # -- add -------------------------------------------------------------------------------------------------------------
 
 
@@ -177,6 +170,8 @@ def add(name: str, words: tuple[str, ...], config: Path | None, wait: float, **o
     if _NAME.fullmatch(name) is None:
         advice = "Use 1 to 50 letters, digits, _ and -."
         raise CommandFailed(Exit.USAGE, f"a server cannot be called {name!r}", advice)
+    if name == "builtin":
+        raise CommandFailed(Exit.USAGE, "builtin is the name of the hub's own tools", "Choose another name.")
     target = ConfigFile.open(config, may_begin=True)
     fields = _fields(target, words, **{key: options[key] for key in ("env", "headers", "cwd", "kind")})
     present = target.raw(name)

@@ -202,7 +202,8 @@ def _json_with(text: str, bare: str, opening: int, members: Sequence[_Member], k
     has_comma = bare[comma] == ","
     after = comma + 1 if has_comma else last
     stop = text.find("\n", after)
-    if stop < 0 or stop > closing or bare[after:stop].strip():
+    is_commented = text.rfind("/*", after, stop) > text.rfind("*/", after, stop)  # its end is on another line
+    if stop < 0 or stop > closing or bare[after:stop].strip() or is_commented:
         stop = after
     elif text[stop - 1] == "\r":
         stop -= 1

@@ -57,6 +57,13 @@ def test_missing_parents_are_made() -> None:
     assert edit(JSON, "{\n  // nothing yet\n}\n", ("a",), 1) == '{\n  // nothing yet\n  "a": 1\n}\n'
 
 
+def test_a_comment_of_several_lines_is_not_cut() -> None:
+    text = '{\n  "a": {\n    "x": 1 /* one\n two */\n  }\n}\n'
+    made = edit(JSON, text, ("a", "y"), 2)
+    assert "/* one\n two */" in made
+    assert json.loads(strict_json(made)) == {"a": {"x": 1, "y": 2}}
+
+
 def test_line_ends_tabs_and_the_byte_order_mark_stay() -> None:
     text = '\ufeff{\r\n\t"a": {\r\n\t\t"x": 1\r\n\t}\r\n}\r\n'
     made = edit(JSON, text, ("a", "y"), {"z": 2})
