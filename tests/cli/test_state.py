@@ -222,11 +222,14 @@ async def test_a_port_in_use_is_one_line_and_leaves_no_trace(user: User) -> None
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         refused = await user.run(shop, "serve", "--port", str(port))
-    assert refused.code == 3
-    said = refused.err.splitlines()
+        assert refused.code == 3
+        said = refused.err.splitlines()
+        (shop / "mcp.json").write_text((shop / "mcp.json").read_text()[:-1] + f', "a2a": {{"grpc_port": {port}}}}}')
+        grpc = await user.run(shop, "serve", "--port", "0")
     assert said[0] == f"isthmus: cannot listen on 127.0.0.1:{port}: the address is in use"
     assert len(said) == 2
     assert "--port" in said[1]
+    assert grpc.err.splitlines() == [said[0], "Choose another grpc_port under [a2a] of the configuration."]
     assert not starts.exists()
     assert not list(user.state.rglob("*.db"))
 

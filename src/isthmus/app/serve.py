@@ -273,10 +273,10 @@ async def bind_addresses(configuration: Configuration) -> list[socket.socket]:
     if grpc_port:
         try:
             probes = await bind_all(hub.host, grpc_port)
-        except ListenError as error:
+        except ListenError:
             for each in sockets:
                 each.close()
-            raise ListenError(hub.host, grpc_port, f"{error.reason}; choose another a2a.grpc_port") from error
+            raise
         for each in probes:  # only a check: gRPC binds its port itself
             each.close()
     return sockets

@@ -94,6 +94,8 @@ def cannot_listen(error: ListenError, configuration: Configuration) -> CommandFa
     if running is not None and running.origin == local_origin(settings.host, error.port):
         text = f"this hub already runs at {running.origin} (process {running.pid})"
         advice = "Commands use it by themselves. Another one needs another address: --port N."
+    elif error.port == configuration.a2a.grpc_port:
+        text, advice = str(error), "Choose another grpc_port under [a2a] of the configuration."
     else:
         text = str(error)
         advice = (
