@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
+import isthmus
 from isthmus.app.state_folder import RunningHubInfo, announced
 from isthmus.cli.connect import CLIENTS
 from isthmus.cli.main import main
@@ -93,6 +96,35 @@ def test_a_client_without_a_file_gets_one_and_loses_it_again(client: str, work: 
     assert reach.command == "/opt/isthmus/bin/isthmus"
     assert main(["connect", client, "--name", "hub", "--undo", "--yes"]) == 0
     assert not file.exists()
+
+
+def test_what_claude_desktop_starts_is_the_hub(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [str(Path(isthmus.__file__).with_name("__main__.py"))])
+    file = file_of("claude-desktop", work)
+    assert main(["connect", "claude-desktop", "--yes"]) == 0
+    entry = json.loads(file.read_text())["mcpServers"]["isthmus"]
+    params = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+    lines = [
+        {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params},
+        {"jsonrpc": "2.0", "method": "notifications/initialized"},
+        {"jsonrpc": "2.0", "id": 2, "method": "tools/list"},
+    ]
+    # From another folder and with hardly any variables, as the program of a desktop does.
+    with subprocess.Popen(
+        [entry["command"], *entry["args"]],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd="/",
+        env={"PATH": os.environ["PATH"], "HOME": os.environ["HOME"]},
+    ) as started:
+        assert started.stdin is not None
+        assert started.stdout is not None
+        started.stdin.writelines(json.dumps(line).encode() + b"\n" for line in lines)
+        started.stdin.flush()
+        answers = [json.loads(started.stdout.readline()) for _ in range(2)]
+        started.stdin.close()
+    assert answers[0]["result"]["serverInfo"]["name"] == "isthmus"
+    assert "builtin.echo" in {tool["name"] for tool in answers[1]["result"]["tools"]}
 
 
 @pytest.mark.parametrize("client", [name for name in CLIENTS if project_files(DIALECTS[name], Path())])

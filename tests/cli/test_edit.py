@@ -72,6 +72,8 @@ def test_a_server_of_another_folders_file_runs_in_that_folder(run: Run, tmp_path
     here = project(tmp_path)
     code, out, err = run("call", "echo.where", "--config", "../proj/mcp.json", folder=here)
     assert (code, out.strip()) == (0, str(tmp_path / "proj")), err
+    code, out, err = run("doctor", "--config", "../proj/mcp.json", folder=here)
+    assert f"its servers run in {tmp_path / 'proj'}, where their relative arguments start" in out
     code, out, err = run("import", "../proj/mcp.json", folder=here)
     assert code == 0, err
     assert f"echo runs in {tmp_path / 'proj'} (cwd), the folder of its file." in err

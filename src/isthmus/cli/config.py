@@ -32,6 +32,7 @@ from isthmus.upstream.server_settings import (
     DeclaredTool,
     ServerKey,
     ServerSettings,
+    StdioSettings,
     WebSocketSettings,
     declared_values,
 )
@@ -128,6 +129,14 @@ def access_of(configuration: Configuration) -> AccessMode:
     has_keys = minted_keys(Path(configuration.hub.state)) is not None
     has_others = has_keys or bool(configuration.issuers) or bool(configuration.extensions.of("identity"))
     return access_mode(configuration.hub, configuration.callers, has_others=has_others, targets=configuration.targets)
+
+
+def servers_folder(configuration: Configuration) -> str | None:
+    """The folder of a file elsewhere, if its servers run there because their relative arguments mean it."""
+    folder = None if configuration.file is None else os.path.normpath(configuration.file.parent)
+    reaches = [server.reach for server in configuration.servers]
+    is_used = any(isinstance(reach, StdioSettings) and reach.cwd == folder for reach in reaches)
+    return folder if is_used and folder != str(Path.cwd()) else None
 
 
 # -- config check ----------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import click
 import msgspec
 
-from isthmus.cli.config import access_of, configuration_of, finding_as_json
+from isthmus.cli.config import access_of, configuration_of, finding_as_json, servers_folder
 from isthmus.cli.documents import ListedFeature, read_listing, read_servers
 from isthmus.cli.exits import Exit
 from isthmus.cli.hub import HubClient, LocalSource, RemoteSource, source_of
@@ -489,6 +489,8 @@ def _as_json(reports: Sequence[ServerReport], found: Sequence[Diagnosis]) -> dic
 def _print_configuration(configuration: Configuration) -> None:
     if configuration.file is not None:
         print_output(f"configuration: {configuration.file}")
+        if (folder := servers_folder(configuration)) is not None:
+            print_output(f"  its servers run in {folder}, where their relative arguments start")
     elif configuration.servers:
         print_output(f"configuration: no file found; servers come from {MAP_VARIABLE}")
     else:

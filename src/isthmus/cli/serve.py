@@ -13,7 +13,7 @@ from isthmus.app.reload import Source
 from isthmus.app.serve import serve
 from isthmus.app.state_folder import find_running
 from isthmus.app.stdio import run_stdio
-from isthmus.cli.config import configuration_of, home, refused
+from isthmus.cli.config import configuration_of, home, refused, servers_folder
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.hub import LocalSource, RemoteSource, source_of
 from isthmus.cli.local_hub import running_as_server
@@ -25,7 +25,6 @@ from isthmus.config.findings import ConfigError
 from isthmus.config.settings import Configuration, HubSettings, local_origin
 from isthmus.frontends.http.listener import ListenError
 from isthmus.telemetry.logs import configure
-from isthmus.upstream.server_settings import StdioSettings
 
 log = structlog.get_logger(__name__)
 
@@ -155,9 +154,7 @@ def log_warnings(configuration: Configuration) -> None:
     """Log the findings of a configuration that can still be used."""
     for finding in configuration.warnings:
         log.warning("configuration", finding=str(finding))
-    folder = None if configuration.file is None else os.path.normpath(configuration.file.parent)
-    reaches = (server.reach for server in configuration.servers)
-    if folder != str(Path.cwd()) and any(isinstance(reach, StdioSettings) and reach.cwd == folder for reach in reaches):
+    if (folder := servers_folder(configuration)) is not None:
         log.info("servers of the file run in its folder", cwd=folder)
     if configuration.file is None:
         served = f"servers come from {MAP_VARIABLE}" if configuration.servers else "serving only the built-in tools"
