@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from types import TracebackType
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 from urllib.parse import urlsplit
 
 import click
@@ -33,6 +33,7 @@ from isthmus.app.dial import (
 from isthmus.app.dial_talk import LocalOffer
 from isthmus.cli.config import configuration_of, refused
 from isthmus.cli.exits import CommandFailed, Exit
+from isthmus.cli.options import with_log_level
 from isthmus.cli.output import Row, counted, first_line, harmless, print_error, wants_color
 from isthmus.cli.relay_tokens import SERVER_ID_LENGTH_MAX, WHY
 from isthmus.cli.running import run_service
@@ -77,23 +78,14 @@ BATCH_SECONDS = 0.1
 @click.option("--token-file", type=click.Path(path_type=Path), metavar="FILE", help="The file with the token.")
 @click.option("--compatible", "is_compatible", is_flag=True, help="One plain connection per server.")
 @click.option("--plain", "is_plain", is_flag=True, help="Print log lines instead of a live view.")
-def dial(
-    words: tuple[str, ...],
-    url: str | None,
-    config: Path | None,
-    only: tuple[str, ...],
-    server_id: str | None,
-    token_file: Path | None,
-    *,
-    is_compatible: bool,
-    is_plain: bool,
-) -> int:
+@with_log_level
+def dial(**options: Any) -> int:
     """Connect local servers to a hub elsewhere, also from behind NAT: it dials out and opens no port.
 
     URL is the hub's address with its token, as `isthmus token relay` prints it, or MCP_ENDPOINT. Other users of this
     machine can read arguments: to hide the token, pass it by ISTHMUS_RELAY_TOKEN or --token-file.
     """
-    return dial_hub(DialOptions(words, url, config, server_id, only, token_file, is_compatible, is_plain))
+    return dial_hub(DialOptions(**options))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +101,7 @@ class DialOptions:
     token_file: Path | None = None
     is_compatible: bool = False
     is_plain: bool = False
+    log_level: str | None = None
 
 
 def dial_hub(options: DialOptions) -> Exit:
@@ -120,7 +113,7 @@ def dial_hub(options: DialOptions) -> Exit:
     plan = plan_of(options, os.environ)
     is_watched = sys.stderr.isatty() and not options.is_plain
     hub = plan.configuration.hub
-    configure("error" if is_watched else hub.log_level, hub.log_format, has_color=wants_color())
+    configure("error" if is_watched else options.log_level or hub.log_level, hub.log_format, has_color=wants_color())
     environment = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
 
     async def run() -> None:

@@ -32,6 +32,8 @@ from isthmus.cli.output import (
 from isthmus.cli.relay import hub_of
 from isthmus.cli.running import quiet_logs, run_command
 
+UNNAMED = "Name a server; `isthmus servers` lists them."
+
 POLL_SECONDS = 0.5
 """How often new lines are fetched."""
 
@@ -94,6 +96,8 @@ def logs(server: str, count: int, hub: str | None, config: Path | None, *, follo
 
     A running hub keeps 400 lines of each server. What a server logs during a call goes to the caller.
     """
+    if not server:
+        raise click.UsageError(UNNAMED)
     quiet_logs()
     source = hub_of(source_of(hub, config))
     if not follows:
@@ -164,6 +168,8 @@ def _clock(at: float) -> str:
 @with_json
 def restart(server: str, hub: str | None, config: Path | None, wait: float, *, is_json: bool) -> int:
     """Restart SERVER: the old one serves until the new one is ready, and finishes its calls."""
+    if not server:
+        raise click.UsageError(UNNAMED)
     quiet_logs()
     return run_command(restart_server(hub_of(source_of(hub, config)), server, wait=wait, is_json=is_json))
 

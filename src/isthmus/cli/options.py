@@ -89,7 +89,8 @@ def with_log_level(command: F) -> F:
     level = click.option(
         "--log-level",
         type=click.Choice(["debug", "info", "warning", "error"]),
-        help="What to log.  [default: info]",
+        metavar="LEVEL",
+        help="Log from debug, info, warning or error on.  [default: info]",
     )
     return verbose(quiet(level(command)))
 

@@ -17,7 +17,7 @@ import msgspec
 from isthmus.cli.call import choose
 from isthmus.cli.documents import ListedFeature, read_servers
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import HUB_VARIABLE, HubSource, RemoteSource, open_hub
+from isthmus.cli.hub import HUB_VARIABLE, HubClient, HubSource, RemoteSource, open_hub
 from isthmus.cli.lists import description_of, print_features, print_missing
 from isthmus.cli.options import with_hub, with_json, with_wait
 from isthmus.cli.output import (
@@ -84,16 +84,22 @@ async def list_tools(source: HubSource, server: str | None, *, wait: float, is_j
     async with open_hub(source, wait=wait, name=None if server is None else f"{server}.") as hub:
         if is_json:
             document = await hub.list(TOOLS)
+            await _check_server(hub, server)
             print_json(document if server is None else _only(document, server))
             return Exit.SUCCESS
         listing = await hub.listing(TOOLS)
-        known = [] if server is None else [each.name for each in read_servers(await hub.servers())]
-    if server is not None and server not in known:
-        raise CommandFailed(Exit.USAGE, f"there is no server {server!r}", f"Servers: {', '.join(known)}.")
+        await _check_server(hub, server)
     offers = [offer for offer in listing.offers if server in (None, offer.server)]
     print_features(offers, TOOLS)
     print_missing({name: gone for name, gone in listing.absences.items() if server in (None, name)})
     return Exit.SUCCESS
+
+
+async def _check_server(hub: HubClient, server: str | None) -> None:
+    """Raises `CommandFailed` if there is no such server."""
+    known = [] if server is None else [each.name for each in read_servers(await hub.servers())]
+    if server is not None and server not in known:
+        raise CommandFailed(Exit.USAGE, f"there is no server {server!r}", f"Servers: {', '.join(known)}.")
 
 
 def _only(document: bytes, server: str) -> bytes:
@@ -301,6 +307,7 @@ async def search_tools(
     """
     async with open_hub(source, wait=wait, name=None if server is None else f"{server}.") as hub:
         listing = await hub.listing(TOOLS)
+        await _check_server(hub, server)
     offers = [offer for offer in listing.offers if server in (None, offer.server)]
     found = ranked(words, offers)
     if is_json:
@@ -308,7 +315,7 @@ async def search_tools(
         return Exit.SUCCESS if found else Exit.CALL_FAILED
     if not found:
         print_error(f"No tool fits {' '.join(words)!r}. `isthmus tools` lists all.")
-        print_missing(listing.absences)
+        print_missing({name: gone for name, gone in listing.absences.items() if server in (None, name)})
         return Exit.CALL_FAILED
     rows = [(offer.name, first_line(description_of(offer))) for offer in found[:FOUND_MAX]]
     print_table(("TOOL", "DESCRIPTION"), rows, ("cyan", ""))
