@@ -221,13 +221,22 @@ def test_a_file_that_is_not_understood_is_left_alone(work: Path, capsys: pytest.
     assert file.read_text() == "{nonsense"
 
 
-def test_the_hub_does_not_read_itself_back(work: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "is_skipped"),
+    [
+        (["cursor"], True),
+        (["cursor", "--stdio"], True),
+        (["opencode", "--stdio"], True),
+        (["cursor", "--hub", "https://hub.example"], False),
+    ],
+)
+def test_the_hub_does_not_read_itself_back(words: list[str], is_skipped: bool, work: Path) -> None:  # noqa: FBT001
     """After `connect cursor`, an `import = ["cursor"]` would make the hub its own server."""
-    file = file_of("cursor", work)
-    assert main(["connect", "cursor", "--yes"]) == 0
+    file = file_of(words[0], work)
+    assert main(["connect", *words, "--yes"]) == 0
     assert "isthmus" in file.read_text()
-    assert main(["import", "cursor"]) == 0
-    assert "isthmus" not in tomllib.loads((work / "isthmus.toml").read_text())["servers"]
+    assert main(["import", words[0]]) == 0
+    assert ("isthmus" in tomllib.loads((work / "isthmus.toml").read_text())["servers"]) is not is_skipped
 
 
 @pytest.mark.parametrize("client", CLIENTS)

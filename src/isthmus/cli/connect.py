@@ -345,7 +345,7 @@ class Plan:
         target.write(target.edited(self.entry(self.key or "")), is_private=is_written)
         print_output(f"Wrote {target.name} into {target.file}.")
         if target.backup.exists():
-            print_error(f"The file as it was: {target.backup}")
+            print_error(f"The file as it was: {target.backup}; --undo restores it.")
         if caller is not None and not is_written:
             print_error(f"Set {KEY_VARIABLE} for {title} to this key, which is not stored: {self.key}")
         print_error(f"{title}: {CLIENTS[target.client].afterwards}")

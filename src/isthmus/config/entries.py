@@ -48,6 +48,8 @@ SWITCHES: tuple[Root, ...] = (("enable_mcp",), ("tool_service", "enable_mcp"))
 RPC_PATH = "/rpc"
 """Path of the servers in `MCP_SERVER_MAP`, below the address in the map."""
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
 _KEPT = frozenset({EXTRA, EXTRA_JSON})
 _CLIENT_KEYS = frozenset(name for name, key in SERVER_KEYS.items() if key.in_clients)
 _MCP_ENDINGS = ("/mcp", "/sse")
@@ -211,9 +213,15 @@ def _is_this_hub(entry: Entry) -> bool:
     """Whether `isthmus connect` wrote the entry: a hub that read it would be its own server."""
     if entry.name != OWN.name:
         return False
-    args, url = entry.fields.get("args"), entry.fields.get("url")
-    is_started = isinstance(args, list) and "stdio" in args
-    return is_started or (isinstance(url, str) and url.rstrip("/").endswith("/mcp"))
+    command, args, url = (entry.fields.get(key) for key in ("command", "args", "url"))
+    if isinstance(url, str):
+        try:
+            parts = urlsplit(url)
+            return parts.hostname in LOOPBACK and parts.path == "/mcp"
+        except ValueError:
+            return False
+    words = [str(command), *(map(str, args) if isinstance(args, list) else ())]
+    return "stdio" in words and any(Path(word).name == OWN.name for word in words)
 
 
 def has_place_for_servers(document: Document) -> bool:
