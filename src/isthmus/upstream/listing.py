@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from isthmus.core.catalog.snapshot import FeatureLists
-from isthmus.core.pauses import aside, pause_after
+from isthmus.core.pauses import LONG_BYTES, aside, pause_after
 from isthmus.core.settings import Limits
 from isthmus.model.calls import NO_CAPABILITIES, ClientCapabilities
 from isthmus.model.faults import BadReply, ServerError
@@ -188,7 +188,7 @@ class _Reading:
             self._note(*page.problems)
             if len(self.missing) + len(page.missing) <= MISSING_MAX:  # the same limit as for one page
                 self.missing.update(page.missing)
-            took_all = self._take(kind, page.entries, found)
+            took_all = await self._take(kind, page.entries, found)
             await pause_after(self._page_bytes)
             cursor = page.next_cursor
             if took_all and cursor is None:
@@ -230,18 +230,23 @@ class _Reading:
             self.ttl_seconds = min(page.ttl_seconds, known)
         return page
 
-    def _take(
+    async def _take(
         self, kind: type[F], entries: list[tuple[str, dict[str, msgspec.Raw]]], found: dict[FeatureName, F]
     ) -> bool:
         """Take a page's entries; False if there is no room for all of them."""
         limits = self._link.limits
+        taken_bytes = 0
         for text, definition in entries:
+            size = sum(len(memoryview(value)) for value in definition.values())
+            if (taken_bytes := taken_bytes + size) > LONG_BYTES:
+                await pause_after(taken_bytes)
+                taken_bytes = 0
             name = FeatureName(text)
             if name in found:
                 self._note(f"{text!r} is listed twice; the first is used")
             elif len(found) >= limits.tools_per_server:
                 return False
-            elif sum(len(memoryview(value)) for value in definition.values()) > limits.schema_bytes:
+            elif size > limits.schema_bytes:
                 self._note(f"{text!r} left out: its description is over {limits.schema_bytes} bytes")
             else:
                 found[name] = kind.of(self._link.server, name, definition)

@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 
 from isthmus.core.calls.inflight import InFlight, OpenQuestion
-from isthmus.core.pauses import in_turn
+from isthmus.core.pauses import LONG_BYTES, in_turn
 from isthmus.core.ports import HubExchange, LateProgressExchange, TaskLink, UnaskedExchange
 from isthmus.model.calls import NOT_ASKED, TASK_KINDS, Declined, LogMessage, OnReply, Outcome, Question, Reply, Result
 from isthmus.model.faults import BadReply, Fault, Lost, NotConnected, ServerError, Unanswered
@@ -147,7 +147,7 @@ _COMPLETE = (None, "complete")
 BULKY_BYTES = 65536
 """Larger results are checked for too many members: frontends may rewrite a result member by member."""
 
-LATER_BYTES = 1024 * 1024
+LATER_BYTES = LONG_BYTES
 """Larger results are read in one turn of the event loop and end their calls in a later one."""
 
 _READERS = {"resource": read_resource_result, "method": read_any_result}

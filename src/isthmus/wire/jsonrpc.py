@@ -297,13 +297,13 @@ def object_members(raw: Payload) -> dict[str, Raw] | None:
     return members if _are_unique(members, bytes(raw)) else None
 
 
-def long_object_members(text: bytes) -> dict[str, Raw] | None:
+def long_object_members(raw: Payload) -> dict[str, Raw] | None:
     """The same for a long text. If the members fill the text, quotes are not counted."""
     try:
-        members = _decode_members(text)
+        members = _decode_members(raw)
     except (*_NOT_JSON, RecursionError):
         return None
-    return members if _fill(members, text) or _are_unique(members, text) else None
+    return members if _fill(members, len(memoryview(raw))) or _are_unique(members, bytes(raw)) else None
 
 
 def repeats_a_member(raw: Payload) -> bool:
@@ -456,11 +456,11 @@ def _is_plain_answer(result: Raw, body: bytes) -> bool:
 _SHORTEST_MEMBER = len(',"":0')
 
 
-def _fill(members: Mapping[str, Raw], text: bytes) -> bool:
+def _fill(members: Mapping[str, Raw], size: int) -> bool:
     """Whether the members leave no room in the object's text for a dropped member. False proves nothing."""
     # A key takes at least its own bytes and two quotes, and each member a colon and a comma or brace.
     written = 1 + sum(len(key.encode()) + len(memoryview(value)) + 4 for key, value in members.items())
-    return len(text) - written < _SHORTEST_MEMBER
+    return size - written < _SHORTEST_MEMBER
 
 
 def _has_over(text: bytes, mark: bytes, most: int) -> bool:
@@ -592,16 +592,15 @@ def _dense_passes(text: bytes, most: int) -> Passes[bool]:
         separators += sum(text.count(mark, at, at + PASS_BYTES) for mark in (b",", b"[", b"{"))
         yield
     if separators > most:
-        marks: list[bytes] = []
+        marks, quotes = [], 0
         for piece in _pieces_without_escapes(text):
-            marks.append(piece.translate(None, _NEITHER_SEPARATOR_NOR_MARK))
+            found = piece.translate(None, _NEITHER_SEPARATOR_NOR_MARK)
+            quotes += found.count(b'"')
+            if quotes > 4 * most:  # a member has two strings at most
+                return True
+            marks.append(_fewer_marks(found))
             yield
-        plain = b"".join(marks)
-        # A member has two strings at most.
-        if plain.count(b'"') > 4 * most:
-            return True
-        yield
-        if len(_outside_strings(plain)) > most:
+        if len(_outside_strings(b"".join(marks))) > most:
             return True
         yield
     # Every fortieth byte is enough to find a run of so many digits.
@@ -615,7 +614,7 @@ def _dense_passes(text: bytes, most: int) -> Passes[bool]:
     yield
     digits: list[bytes] = []
     for piece in _pieces_without_escapes(zeros):
-        digits.append(piece.translate(None, _NEITHER_COMMA_MARK_NOR_DIGIT))
+        digits.append(_fewer_marks(piece.translate(None, _NEITHER_COMMA_MARK_NOR_DIGIT)))
         yield
     return _LONG_NUMBER in _outside_strings(b"".join(digits))
 
@@ -691,10 +690,10 @@ def _depth_passes(text: bytes) -> Passes[int]:
     # The brackets outside strings, all of them square.
     pieces: list[bytes] = []
     for piece in _pieces_without_escapes(text):
-        pieces.append(piece.translate(_SQUARE, _NEITHER_BRACKET_NOR_MARK))
+        # Two adjacent marks are a string without brackets or the seam of two strings: dropping them moves no
+        # bracket into or out of a string, and leaves few strings to cut out.
+        pieces.append(_fewer_marks(piece.translate(_SQUARE, _NEITHER_BRACKET_NOR_MARK)))
         yield
-    # Two adjacent marks are a string without brackets or the seam of two strings: dropping them moves no
-    # bracket into or out of a string, and leaves few strings to cut out.
     shape = _outside_strings(b"".join(pieces))
     yield
     for level in range(_SHALLOW):

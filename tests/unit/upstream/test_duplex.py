@@ -656,7 +656,7 @@ async def test_a_method_is_asked_for_by_its_name_with_its_parameters_and_its_err
 LONG = "x" * (2 * 1024 * 1024)
 
 
-async def turns(count: int = 60) -> None:
+async def turns(count: int = 1_000) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
@@ -19,6 +20,7 @@ import structlog
 
 from isthmus.core.access.bytes_in_flight import COUNTED_BYTES
 from isthmus.core.calls.inflight import InFlight
+from isthmus.core.pauses import LONG_BYTES, in_turns
 from isthmus.frontends.http.request_cycle import CROWDED_BYTES
 from isthmus.frontends.relay.agents import DeviceTool, RelayAgent
 from isthmus.frontends.relay.broadcast import SHORTEST_SECONDS, Broadcast, BroadcastRequest
@@ -39,7 +41,17 @@ from isthmus.model.calls import (
 from isthmus.model.faults import Bug, Cancelled, Executed, Fault, NotConnected, TooManyBytes, UnknownTool
 from isthmus.model.relay import Claim, RelayDevice
 from isthmus.wire import jsonrpc
-from isthmus.wire.jsonrpc import Batch, Malformed, Notification, Payload, Request, notification, object_members, render
+from isthmus.wire.jsonrpc import (
+    Batch,
+    Malformed,
+    Message,
+    Notification,
+    Payload,
+    Request,
+    notification,
+    object_members,
+    render,
+)
 from isthmus.wire.mcp import legacy, modern
 from isthmus.wire.mcp.calls import INPUT_MEMBERS, CallRequest, passed_extra, passed_meta, read_request, wrap_bare_result
 from isthmus.wire.mcp.lists import array_of
@@ -191,6 +203,7 @@ class DeviceConnection:
         "_responses",
         "_socket",
         "_title",
+        "_unread",
         "claim",
         "id",
     )
@@ -217,6 +230,8 @@ class DeviceConnection:
         self._responses = ResponseQueue()
         self._answered = 0
         self._held_bytes = 0
+        self._unread: deque[bytes] = deque()
+        """Messages that wait for a long one before them to be read, and that one."""
         self._is_open = True
         self._is_initialized = False
         self._is_draining = False
@@ -248,7 +263,7 @@ class DeviceConnection:
         self._close_if_drained()
 
     def _close_if_drained(self) -> None:
-        if self._is_draining and not self._calls and not self._broadcasts and not self._responses:
+        if self._is_draining and not (self._calls or self._broadcasts or self._responses or self._unread):
             self.close(1012, "the hub is restarting")
 
     def _end(self) -> None:
@@ -266,11 +281,39 @@ class DeviceConnection:
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def read(self, text: bytes) -> None:
-        """Receive one message."""
-        message = decode(text, max_depth=self._agent.hub.limits.depth)
+        """Receive one message. A long one is read in turns of the event loop, and those behind it wait."""
+        if not self._unread and len(text) <= LONG_BYTES:
+            self._receive(decode(text, max_depth=self._agent.hub.limits.depth), len(text))
+            return
+        self._unread.append(text)
+        if len(self._unread) == 1:
+            self._read_next()
+
+    def _read_next(self) -> None:
+        passes = jsonrpc.decode_passes(self._unread[0], max_depth=self._agent.hub.limits.depth)
+        in_turns(passes, self._was_read)
+
+    def _was_read(self, message: Message) -> None:
+        """The first unread message was read: handle it and the short ones behind it."""
+        if not self._is_open:
+            self._unread.clear()
+            return
+        text = self._unread.popleft()
+        if isinstance(message, Malformed) and message.code == jsonrpc.INVALID_PARAMS:
+            message = decode(text, max_depth=self._agent.hub.limits.depth)  # it may have a form that devices send
+        self._receive(message, len(text))
+        while self._unread and self._is_open:
+            if len(self._unread[0]) > LONG_BYTES:
+                self._read_next()
+                return
+            text = self._unread.popleft()
+            self._receive(decode(text, max_depth=self._agent.hub.limits.depth), len(text))
+        self._close_if_drained()
+
+    def _receive(self, message: Message, size: int) -> None:
         try:
             if isinstance(message, Request):
-                self._receive_request(message, len(text))
+                self._receive_request(message, size)
             elif isinstance(message, Notification):
                 self._receive_notification(message)
             elif isinstance(message, Malformed):

@@ -233,7 +233,7 @@ def as_modern(result: Payload, *, is_cacheable: bool = False) -> Payload | None:
     written: dict[str, Payload] = {"resultType": b'"complete"'}
     if is_cacheable:
         written.update({"ttlMs": b"0", "cacheScope": b'"private"'})
-    members = long_object_members(bytes(result)) if is_cacheable else object_members(result)
+    members = long_object_members(result) if is_cacheable else object_members(result)
     if members is None:
         return None
     if members and members.keys().isdisjoint(written):

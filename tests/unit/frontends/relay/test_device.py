@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from isthmus.core.calls.inflight import InFlight
+from isthmus.core.pauses import LONG_BYTES
 from isthmus.frontends.relay.device import (
     CALLS_MAX,
     PENDING_MAX,
@@ -26,7 +27,7 @@ from isthmus.frontends.relay.device import (
 )
 from isthmus.frontends.relay.settings import RelaySettings
 from isthmus.model.calls import NOT_ASKED, Declined, LogMessage, Outcome, Progress, Question, Reply, Result
-from isthmus.model.faults import Lost, ServerError
+from isthmus.model.faults import Cancelled, Lost, ServerError
 from isthmus.model.relay import AgentRules
 from tests.unit.core.doubles import DONE, raw, tool
 from tests.unit.frontends.relay.doubles import KITCHEN, ME, Room, Visit, answer, until
@@ -464,13 +465,36 @@ async def test_a_device_may_not_have_everything_it_asks_kept_without_end() -> No
         visit.call("add", id=number, text="x" * 4_100_000)
     visit.send("custom/thing", {"text": "x" * 4_100_000}, id=5)
     visit.call("add", id=6, text="x" * 4_100_000)
+    await until(lambda: len(visit.said) == 2)
     assert [(message["id"], error_of(message)["code"]) for message in visit.said] == [(5, -32002), (6, -32002)]
     for inflight in seat.link.sent:
         inflight.finish(answer())
+    count = len(seat.link.sent)
     visit.send("custom/thing", {"text": "x" * 4_100_000}, id=7)
+    await until(lambda: len(seat.link.sent) > count)
     seat.link.sent[-1].finish(answer())
     assert "result" in visit.last
     assert visit.line._held_bytes == 0
+
+
+async def test_messages_of_a_device_behind_a_long_one_wait_until_it_was_read() -> None:
+    room = Room()
+    seat = room.sit("s1", "add")
+    visit = Visit(room)
+    visit.call("add", id=1, text="x" * LONG_BYTES)
+    visit.send("notifications/cancelled", {"requestId": 1})
+    visit.send("ping", {}, id=2)
+    visit.line.read(b'{"jsonrpc":"2.0","id":3,"method":"ping","x":"' + b"x" * LONG_BYTES + b'","params":null}')
+    assert visit.said == []
+    await until(lambda: len(visit.said) == 3)
+    assert [message["id"] for message in visit.said] == [1, 2, 3]
+    assert "result" in visit.said[2]
+    assert isinstance(seat.link.sent[0].outcome, Cancelled)
+    visit.call("add", id=4, text="x" * LONG_BYTES)
+    visit.line.ended("gone")
+    visit.call("add", id=5)
+    await asyncio.sleep(0.01)
+    assert len(seat.link.sent) == 1, "who has left calls nothing"
 
 
 async def test_a_device_has_so_many_calls_at_once_and_no_more() -> None:
