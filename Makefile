@@ -98,6 +98,7 @@ trust: $(VENV)/.test ## measure what identity, permission and audit cost a call;
 fuzz: $(FUZZ)/.ready ## give every door and parser made-up input; SECONDS_EACH=600 for long, ARGS="mcp relay" for some
 	PYTHONPATH=src:. $(FUZZ)/bin/python -m fuzz --seconds $(SECONDS_EACH) --jobs $(WORKERS) $(ARGS)
 	PYTHONPATH=src:. $(FUZZ)/bin/python -m fuzz.openapi --examples $(EXAMPLES)
+	PYTHONPATH=src:. $(FUZZ)/bin/python -m fuzz.commands --cases $$((40 * $(EXAMPLES)))
 
 gate: $(VENV)/.test ## fail when a call takes 3 % more steps, or 15 % more CPU, than the committed baseline
 	$(VENV)/bin/python -m bench.gate $(ARGS)

@@ -192,6 +192,8 @@ async def _find_tool(hub: HubClient, name: str, deadline: float) -> ListedFeatur
     A running hub may have started a moment ago, and `npx` fetches a package first.
     """
     server, _, method = name.partition(".")
+    if method and (listed := await hub.find_tool(name)) is not None:  # most calls: no need to read all the others
+        return listed
     while True:
         listing = await hub.listing(TOOLS)
         try:

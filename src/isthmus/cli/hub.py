@@ -20,7 +20,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from isthmus.cli.documents import FeatureList, read_listing, read_servers
+from isthmus.cli.documents import FeatureList, ListedFeature, read_listing, read_servers
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.output import print_error
 from isthmus.core.background import BackgroundTasks
@@ -347,6 +347,18 @@ class HubClient:
                 reason = troubles.get(name, gone.reason)
                 listing.absences[name] = msgspec.structs.replace(gone, reason=reason)
         return listing
+
+    async def find_tool(self, name: str) -> ListedFeature | None:
+        """The tool with exactly this name; None if it is not listed."""
+        response = await self._request("GET", f"/v1/tools/{quote(name, safe='', errors='replace')}")
+        if isinstance(response, ConnectionLost):
+            raise self._unreachable(response.reason)
+        members = object_members(response.body) if response.status == OK else None
+        if members is not None:
+            return ListedFeature(name, name.partition(".")[0], members)
+        if response.status in REFUSED:
+            raise self._rejected(response)
+        return None
 
     async def _troubles(self) -> dict[str, str]:
         return {server.name: server.trouble for server in read_servers(await self.servers()) if server.trouble}

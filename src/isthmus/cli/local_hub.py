@@ -48,6 +48,9 @@ COMMAND = "command"
 ASKABLE = frozenset(["elicitation", *(f"elicitation.{mode}" for mode in QUESTIONS.split(","))])
 """What a command that answers questions declares to servers, as the REST frontend reads it."""
 
+NO_WAIT_SECONDS = 0.001
+"""A limit must be positive; `--wait 0` means this."""
+
 NOTICE_SECONDS = 1.0
 """After this long, a person wants to know which servers the command is waiting for."""
 
@@ -277,7 +280,7 @@ async def start_local_hub(
         raise refused(error) from error
     needed = None if only is None else set(only)
     servers = tuple(server for server in configuration.servers if needed is None or server.name in needed)
-    limits = replace(configuration.hub.limits, listing_seconds=within)
+    limits = replace(configuration.hub.limits, listing_seconds=max(within, NO_WAIT_SECONDS))
     configuration = replace(configuration, servers=servers, hub=replace(configuration.hub, limits=limits))
     audit = None if audit_log is None else audit_log.audit
     lists = None

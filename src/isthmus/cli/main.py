@@ -6,6 +6,7 @@ click is loaded, so `isthmus --help` and a mistyped command answer at once.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import os
@@ -70,6 +71,12 @@ COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in sect
 COMPLETE_VARIABLE = "_ISTHMUS_COMPLETE"
 """Set by a shell that completes a command; the name is click's."""
 
+TRACEBACK_VARIABLE = "ISTHMUS_TRACEBACK"
+"""If set, a defect of a command ends in a traceback."""
+
+PATH_LENGTH_MAX = 200
+"""How much of a path or word an error repeats."""
+
 COLLECT = (20_000, 2, 2)
 """Thresholds of the garbage collector. Loaded modules stay; scanning them again and again takes a tenth of the start.
 The same values as in `app.process_setup`, which is not loaded here."""
@@ -130,7 +137,19 @@ def program() -> int:
         # restores the default action at its exit. Not in `main`: its caller lives on, and processes that it starts
         # would inherit the ignored signal.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        _end_at_once()
     return code
+
+
+def _end_at_once() -> None:
+    """End the process with success. Taking the loaded modules apart first takes a sixth of a short command."""
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        return  # the reader is gone: the interpreter knows what to do
+    os._exit(Exit.SUCCESS)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -143,8 +162,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         if complete(os.environ[COMPLETE_VARIABLE]):
             return Exit.SUCCESS
+    words = sys.argv[1:] if arguments is None else arguments
     try:
-        return int(cli.main(arguments, "isthmus", standalone_mode=False) or Exit.SUCCESS)
+        _check_text(words)
+        return int(cli.main(words, "isthmus", standalone_mode=False) or Exit.SUCCESS)
     except CommandFailed as failed:
         print_error(f"isthmus: {failed.message}")
         for line in failed.advice:
@@ -160,6 +181,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of our output has closed it; without this, Python complains again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.CALL_FAILED
+    except OSError as error:
+        if error.filename is None and os.environ.get(TRACEBACK_VARIABLE):
+            raise
+        # A file or folder that a command was given or needs: too long, no permission, no space.
+        named = "" if error.filename is None else f" {str(error.filename)[:PATH_LENGTH_MAX]!r}"
+        print_error(f"isthmus: cannot use{named}: {error.strerror or error}")
+        print_error("Check the path, its permissions and the space on its disk.")
+        return Exit.CONFIGURATION
+    except Exception as error:
+        if os.environ.get(TRACEBACK_VARIABLE):
+            raise
+        # A person at a terminal cannot use a traceback; whoever reports the defect can ask for it.
+        print_error(f"isthmus: this is a defect of isthmus: {type(error).__name__}: {error}")
+        print_error(f"Set {TRACEBACK_VARIABLE}=1 to see where it happened, and please report it.")
+        return Exit.CALL_FAILED
+
+
+def _check_text(words: Sequence[str]) -> None:
+    """Refuse words with bytes that are not UTF-8, which Python keeps as lone surrogates: no file or hub takes them.
+
+    Raises:
+        CommandFailed: there is one.
+    """
+    for word in words:
+        if any("\ud800" <= character <= "\udfff" for character in word):
+            shown = word[:PATH_LENGTH_MAX].encode("utf-8", "backslashreplace").decode()
+            raise CommandFailed(Exit.USAGE, f"{shown!r} is not valid UTF-8", "Write it in UTF-8, as the terminal does.")
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 WAIT_SECONDS = 20.0
 """How long a command waits for starting servers; a package runner may have to download one first."""
+
+WAIT_SECONDS_MAX = 600.0
 
 DURATION_SECONDS_MAX = 100 * 365 * 86_400
 
@@ -65,15 +68,24 @@ def with_hub(command: F) -> F:
     return cast(F, with_source(private(run)))
 
 
+class WaitSeconds(click.FloatRange):
+    """A number of seconds; click's own range lets NaN through."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See `click.ParamType`."""
+        seconds = super().convert(value, param, ctx)
+        return self.fail(f"{value!r} is not a number of seconds.", param, ctx) if math.isnan(seconds) else seconds
+
+
 def with_wait(command: F) -> F:
     """Add `--wait`."""
     return click.option(
         "--wait",
-        type=click.FloatRange(0.0, 600.0),
+        type=WaitSeconds(0.0, WAIT_SECONDS_MAX),
         default=WAIT_SECONDS,
         show_default=True,
         metavar="SECONDS",
-        help="How long to wait for servers that are starting.",
+        help="How long to wait for servers that are starting; 0 does not wait.",
     )(command)
 
 

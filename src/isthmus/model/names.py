@@ -7,7 +7,6 @@ once here and passed on as the checked type.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import unicodedata
 from typing import NewType
@@ -74,4 +73,6 @@ def loses_letters(text: str) -> bool:
 
 def digits_of(*parts: str) -> str:
     """Hex digits that distinguish these texts from others, the same in every process."""
+    import hashlib  # noqa: PLC0415 - it loads OpenSSL, which a command of one request does without
+
     return hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()

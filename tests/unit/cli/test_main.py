@@ -14,7 +14,7 @@ import pytest
 from isthmus import __version__
 from isthmus.app import process_setup
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.main import COLLECT, WithoutRich, cli, main
+from isthmus.cli.main import COLLECT, TRACEBACK_VARIABLE, WithoutRich, cli, main
 from tests.hubs import environment
 
 
@@ -180,3 +180,42 @@ def test_the_collector_looks_as_seldom_as_that_of_a_hub() -> None:
 def test_once_structlog_is_there_rich_is_found() -> None:
     assert WithoutRich().find_spec("rich") is None
     assert WithoutRich().find_spec("structlog.dev") is None
+
+
+# -- what is not foreseen --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        (OSError(36, "File name too long", "x" * 999), Exit.CONFIGURATION, "File name too long"),
+        (PermissionError(13, "Permission denied", "/secret"), Exit.CONFIGURATION, "cannot use '/secret': Permission"),
+        (ValueError("odd"), Exit.CALL_FAILED, "this is a defect of isthmus: ValueError: odd"),
+    ],
+)
+def test_no_failure_is_a_traceback(
+    raised: Exception, code: Exit, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise raised
+
+    monkeypatch.setattr(cli, "main", fail)
+    assert main(["version"]) == code
+    told = capsys.readouterr().err
+    assert said in told
+    assert max(map(len, told.splitlines())) < 300
+
+
+def test_whoever_reports_a_defect_can_see_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ValueError("odd")
+
+    monkeypatch.setattr(cli, "main", fail)
+    monkeypatch.setenv(TRACEBACK_VARIABLE, "1")
+    with pytest.raises(ValueError, match="odd"):
+        main(["version"])
+
+
+def test_words_that_are_not_utf_8_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tools", "--config", "\udcff"]) == Exit.USAGE
+    assert "is not valid UTF-8" in capsys.readouterr().err
