@@ -56,9 +56,9 @@ peers: $(VENV)/.test $(SDKS) $(NPM)/node_modules/.ready ## run the official clie
 conformance: $(VENV)/.test $(SUITE)/node_modules/.ready ## run the protocol's conformance suite against the hub
 	$(VENV)/bin/python -m tests.conformance.run $(ARGS)
 
-soak: $(VENV)/.test $(VENV)/.postgres ## cut the wire at every byte, and run the security tests at their full numbers, each class of heavy input for SOAK_SECONDS=120 (about an hour)
+soak: $(VENV)/.test $(VENV)/.postgres ## cut the wire at every byte, and run the tests of faults and security at their full numbers, each class of heavy input for SOAK_SECONDS=120 (about an hour)
 	ISTHMUS_CUT_STEP=1 $(VENV)/bin/python -m pytest tests/faults/test_cut.py --timeout 1200 $(ARGS)
-	ISTHMUS_SOAK=1 $(VENV)/bin/python -m pytest tests/security --timeout 3600 $(ARGS)
+	ISTHMUS_SOAK=1 $(VENV)/bin/python -m pytest tests/faults tests/security --timeout 3600 $(ARGS)
 	ISTHMUS_SOAK=1 $(VENV)/bin/python -m tests.security.soak_held_loop $(SOAK_SECONDS)
 
 cover: $(VENV)/.test $(VENV)/.postgres $(VENV)/.chromium $(SDKS) $(NPM)/node_modules/.ready ## run the tests and show the branches they miss

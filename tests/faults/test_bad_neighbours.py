@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from tests.conftest import Spawn
 from tests.faults.caller import Caller
-from tests.faults.watching import Metronome, eventually, processor_seconds, resident_bytes
+from tests.faults.watching import IS_SOAK, Metronome, eventually, processor_seconds, resident_bytes
 from tests.hubs import HubProcess, serving, stdio
 from tests.peers.launch import command
 
@@ -24,7 +24,10 @@ HUGE = f"huge:{100 * MIB}"
 PAUSE_SECONDS = 0.25
 """Between two lies of one server: their making costs far more than their hearing, and there are two cores for all."""
 COSTLY = ("huge", "unended", "flood")
-COSTLY_TIMES = 3
+COSTLY_TIMES = 3 if IS_SOAK else 1
+
+CALLS = 3_000 if IS_SOAK else 1_200
+"""On the good ones while the bad misbehave."""
 
 BEAT_SECONDS = 0.02
 """Between two beats of the pulse, and enough for a metronome to have ticked."""
@@ -302,13 +305,13 @@ async def test_the_good_are_called_as_if_alone_while_the_bad_misbehave(
     ):
         await eventually(lambda: all_listed(caller, [*good, *lying]), "all that can be listed", within=30.0)
         alone, among = Load(caller), Load(caller)
-        await alone.run(1000)
+        await alone.run(CALLS // 3)
         async with Pulse(hub) as pulse, misbehaving(caller, list(lying)) as counts:
-            await among.run(3000)
+            await among.run(CALLS)
             await eventually(lambda: all(counts.values()), "each lie was told at least once", within=30.0)
-        await alone.run(500)
+        await alone.run(CALLS // 6)
 
-        assert len(among.took) == 3000
+        assert len(among.took) == CALLS
         pulse.check()
         # Two cores are shared with twenty servers that do their worst, and perhaps with others; nobody waits for one
         # of the slow ones, whose calls take a second, all the same.

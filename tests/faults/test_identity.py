@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import Spawn
 from tests.faults.caller import Caller, Era
-from tests.faults.watching import eventually
+from tests.faults.watching import IS_SOAK, eventually
 from tests.hubs import serving, stdio
 from tests.peers.launch import command
 
@@ -18,12 +18,12 @@ KEYS = {"ann": "ann-0123456789abcdef", "ben": "ben-0123456789abcdef"}
 IDS = ["0", '""', '"0"', '"a"', "1", "1.0", "9007199254740993", "-1", "1e3", '"\\u0041 / \\/"']
 """The JSON texts of ids that callers use, among them some that careless readers take for nothing or for each other."""
 SERVERS = ("over_stdio", "stateful", "stateless")
-CALLS = 10_000
+CALLS = 10_000 if IS_SOAK else 3_000
 WORKERS = 16
 """For each of six callers: requests that are under way at the same time."""
 
 
-async def test_ten_thousand_calls_with_equal_ids_get_their_own_answers(tmp_path: Path, spawn: Spawn) -> None:
+async def test_thousands_of_calls_with_equal_ids_get_their_own_answers(tmp_path: Path, spawn: Spawn) -> None:
     stateful, stateless = await spawn("raw_server", "--era", "legacy"), await spawn("raw_server", "--stateless")
     servers = {
         "over_stdio": stdio(command("raw_server")),

@@ -12,6 +12,8 @@ from pathlib import Path
 from tests.conftest import children, state
 
 POLL_SECONDS = 0.01
+IS_SOAK = bool(os.environ.get("ISTHMUS_SOAK"))
+"""Whether tests run at their full numbers, as `make soak` has them."""
 
 
 async def eventually(holds: Callable[[], bool | Awaitable[bool]], what: str, within: float = 20.0) -> float:
