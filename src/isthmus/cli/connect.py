@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, distribution
@@ -22,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 import click
 
-from isthmus.app.key_files import KeyFile, fix_of, reason_of
+from isthmus.app.key_files import minted_keys
 from isthmus.app.state_folder import find_running
 from isthmus.cli.addresses import configured_origin
 from isthmus.cli.config import access_of, configuration_of, home, refused
@@ -30,16 +29,13 @@ from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.hub import ENDPOINT, KEY_VARIABLE, RemoteSource, source_of
 from isthmus.cli.options import with_source
 from isthmus.cli.output import aligned, harmless, print_error, print_output, show_table, wants_color
-from isthmus.config.callers import DEFAULT_TENANT
+from isthmus.cli.token import KeyOptions, new_key
 from isthmus.config.dialects import CLIENTS as DIALECTS
 from isthmus.config.dialects import places_of, project_files, user_files
-from isthmus.config.editing import CannotEdit, Keys, edit, replace_file
+from isthmus.config.editing import CannotEdit, Keys, content_of, edit, replace_file
 from isthmus.config.findings import ConfigError, closest_match
-from isthmus.config.formats import PARSERS, parse
+from isthmus.config.formats import PARSERS
 from isthmus.config.settings import Configuration
-from isthmus.identity.minted_keys import Keys as MintedKeys
-from isthmus.identity.minted_keys import StoreDamaged, current, mint, without_old
-from isthmus.model.callers import Grants
 
 NAME = "isthmus"
 """The name of the hub in a client's file, unless the user chooses another."""
@@ -340,7 +336,7 @@ class Plan:
             print_error(f"The hub requires keys: this makes one for the caller {caller}, which may call everything.")
         target.confirm(is_sure=is_sure)
         if caller is not None and self.configuration is not None:
-            self.key = _new_key(self.configuration, caller)
+            self.key, _ = new_key(self.configuration, KeyOptions(caller, allow=("*",)))
         is_written = HIDDEN in shown and self.key is not None and self.key in target.edited(self.entry(self.key))
         target.write(target.edited(self.entry(self.key or "")), is_private=is_written)
         print_output(f"Wrote {target.name} into {target.file}.")
@@ -400,36 +396,13 @@ def _installed_from() -> str:
 
 def _free_name(configuration: Configuration, client: str) -> str:
     """A name for the caller that no other has."""
-    file = KeyFile(Path(configuration.hub.state))
     try:
-        keys = file.read() if file.exists() else ()
-    except (OSError, StoreDamaged) as error:
-        raise _unusable(file, error) from error
+        keys = minted_keys(Path(configuration.hub.state)) or ()
+    except ConfigError as error:
+        raise refused(error) from error
     taken = {key.name for key in keys} | set(configuration.named)
     names = (client if number == 1 else f"{client}-{number}" for number in range(1, len(taken) + 2))
     return next(name for name in names if name not in taken)
-
-
-def _new_key(configuration: Configuration, name: str) -> str:
-    """Make a key for a caller that may call everything."""
-    file, now = KeyFile(Path(configuration.hub.state)), time.time()
-    key, made = mint(name, Grants(("*",)), DEFAULT_TENANT, targets=False, now=now, expires_at=None)
-
-    def decide(keys: MintedKeys) -> MintedKeys:
-        if current(keys, name, now) is not None:
-            raise CommandFailed(Exit.USAGE, f"{name} already has a key", "Run the command again.")
-        return (*without_old(keys, now), made)
-
-    try:
-        file.change(decide)
-    except (OSError, StoreDamaged) as error:
-        raise _unusable(file, error) from error
-    return key
-
-
-def _unusable(file: KeyFile, error: OSError | StoreDamaged) -> CommandFailed:
-    text, fix = f"the key file {file.path} cannot be used: {reason_of(error)}", fix_of(file, error)
-    return CommandFailed(Exit.CONFIGURATION, text, f"{fix[0].upper()}{fix[1:]}.")
 
 
 # -- the client's file -------------------------------------------------------------------------------------------------
@@ -542,15 +515,15 @@ class ClientFile:
         try:
             before = self.backup.read_bytes().decode() if self.backup.exists() else ""
             text = self._edited(self.text, _entry_at(self.file, before, self.path))
-        except (OSError, UnicodeDecodeError, ConfigError) as error:
+        except (OSError, ValueError) as error:
             advice = f"Remove it, and run the command again: it then only takes {self.name} out."
             raise CommandFailed(Exit.CONFIGURATION, f"the backup {self.backup} cannot be read", advice) from error
-        if _content(self.file, text) == _content(self.file, before):
+        if content_of(self.file, text) == content_of(self.file, before):
             text = before
         self.print_diff(text)
         self.confirm(is_sure=is_sure)
         try:
-            if not self.backup.exists() and not _content(self.file, text):
+            if not self.backup.exists() and not content_of(self.file, text):
                 self.file.unlink()
                 print_output(f"Removed {self.file}, which had nothing else in it.")
             else:
@@ -567,19 +540,8 @@ class ClientFile:
         return Exit.SUCCESS
 
 
-def _content(file: Path, text: str) -> object:
-    """What a text says, without empty tables."""
-
-    def without_empty(value: object) -> object:
-        if isinstance(value, dict):
-            return {key: inner for key, item in value.items() if (inner := without_empty(item)) not in ({}, None)}
-        return value
-
-    return without_empty(parse(file, text.removeprefix("\ufeff"))[0]) if text.strip() else {}
-
-
 def _entry_at(file: Path, text: str, path: Keys) -> object:
-    table: object = parse(file, text.removeprefix("\ufeff"))[0] if text.strip() else {}
+    table = content_of(file, text)
     for key in path:
         table = table.get(key) if isinstance(table, dict) else None
     return table

@@ -172,6 +172,20 @@ def create_key(file: Path | None, options: KeyOptions) -> Exit:
         CommandFailed: an option is invalid, the caller exists, or the key cannot be stored.
     """
     configuration, _ = configuration_for_keys(file)
+    was_open = _is_open(configuration)
+    key, made = new_key(configuration, options)
+    _print_key(key, made, is_json=options.is_json)
+    if was_open:
+        print_error(f"From now on {_hub_of(configuration)} requires a key from everybody.")
+    return Exit.SUCCESS
+
+
+def new_key(configuration: Configuration, options: KeyOptions) -> tuple[str, MintedKey]:
+    """Create a caller with a key; return the key, which is not stored, and its record.
+
+    Raises:
+        CommandFailed: an option is invalid, the caller exists, or the key cannot be stored.
+    """
     _check(options, configuration)
     now = time.time()
     ends = None if options.expires is None else now + parse_duration("--expires", options.expires, NEVER_ENDS)
@@ -189,13 +203,9 @@ def create_key(file: Path | None, options: KeyOptions) -> Exit:
             raise CommandFailed(Exit.USAGE, f"{options.name} already has a key", advice)
         return _with(keys, made, now)
 
-    was_open = _is_open(configuration)
     mark(configuration)
     _change(configuration, decide, may_begin=True, to_open=False)
-    _print_key(key, made, is_json=options.is_json)
-    if was_open:
-        print_error(f"From now on {_hub_of(configuration)} requires a key from everybody.")
-    return Exit.SUCCESS
+    return key, made
 
 
 def rotate_key(file: Path | None, name: str, overlap: str, expires: str | None, *, is_json: bool) -> Exit:

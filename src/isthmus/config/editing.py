@@ -70,6 +70,15 @@ def edit(file: Path, text: str, path: Keys, value: object) -> str:
     raise CannotEdit(f"{'.'.join(path)} is written in a way that cannot be edited without changing the rest")
 
 
+def content_of(file: Path, text: str) -> object:
+    """Return what a text says, without its empty tables.
+
+    Raises:
+        CannotEdit: it breaks the rules of its format.
+    """
+    return _without_empty(_content(file, text.removeprefix(_BOM)))
+
+
 def _content(file: Path, text: str) -> dict[str, Any]:
     if not text.strip():
         return {}
