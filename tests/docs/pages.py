@@ -50,6 +50,10 @@ POLL_SECONDS = 0.02
 _BLOCK = re.compile(r"((?:^ *<!-- [^\n]*-->\n+)*)^( *)```(\w+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 _MARK = re.compile(r"<!-- ([a-z ]+?)(?:: (.*?))? -->")
 _BACKGROUND = re.compile(r"\b(isthmus (serve|dial)|make serve)\b")
+_OF_THE_MACHINE = re.compile(
+    r"(LANG|LC_ALL|TMPDIR|SSL_\w+|REQUESTS_CA_BUNDLE|NODE_EXTRA_CA_CERTS|(PIP|UV)_\w+|\w+_proxy)$", re.IGNORECASE
+)
+"""Variables that do not belong to a user: the language, and how this machine reaches the network."""
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
@@ -296,7 +300,7 @@ def _has_offered(log: Path) -> bool:
 
 def clean_environment(home: Path, *paths: Path) -> dict[str, str]:
     """The variables of a new user of this machine."""
-    kept = {name: os.environ[name] for name in ("LANG", "LC_ALL", "TMPDIR") if name in os.environ}
+    kept = {name: value for name, value in os.environ.items() if _OF_THE_MACHINE.match(name)}
     path = os.pathsep.join([*map(str, paths), os.environ["PATH"]])
     return {**kept, "HOME": str(home), "PATH": path, "COLUMNS": "160", "TERM": "dumb"}
 

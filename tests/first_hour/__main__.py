@@ -51,6 +51,8 @@ def operator(person: Reader) -> None:
     """Keys, permissions, the audit log and what is wrong."""
     person.read(person.folder / "docs" / "permissions.md")
     (person.folder / "isthmus.toml").unlink()
+    person.read(person.folder / "docs" / "operating.md")
+    (person.folder / "mcp.json").unlink()
     person.type("isthmus token create agent --allow builtin.echo", "docs/operating.md")
     key = next(word for word in person.said.split()[::-1] if word.startswith("isk"))
     person.type("isthmus serve", "docs/operating.md")
@@ -63,7 +65,6 @@ def operator(person: Reader) -> None:
     person.type(f"{sys.executable} {CLIENTS} mcp {HUB} {key}", "official MCP client with a key")
     person.type("isthmus access agent", "docs/permissions.md")
     person.type("isthmus audit verify", "docs/audit.md")
-    person.read(person.folder / "docs" / "operating.md")
 
 
 def orchestrator(person: Reader) -> None:
