@@ -335,7 +335,7 @@ class Identities(Container[Caller]):
         """Follow `isthmus token`: the first key closes the hub, `token revoke --open` opens it."""
         if self._minted.is_wanted:
             if self._anybody is not None:
-                log.warning("the hub now requires keys: one was created with isthmus token create")
+                log.warning("the hub now requires keys: one was created")
             self._anybody = None
             return
         try:

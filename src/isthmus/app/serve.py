@@ -473,7 +473,8 @@ async def _until_told(
     try:
         await signals.wait_for(1)
         on_told()
-        log.info("shutting down: waiting for the calls in flight", calls=running.calls())
+        waits = ": waiting for the calls in flight" if running.calls() else ""
+        log.info(f"shutting down{waits}", calls=running.calls())
         running.refuse_new_calls()
         signals.reload_by(None)
         drain = running.background.spawn("drain", _drain(running, http_listener, grpc, relay))

@@ -371,7 +371,7 @@ def _notes(caller: Caller, rest: Iterable[AccessReason]) -> Iterable[str]:
     if caller.can_name_targets:
         yield from ("", "It may also name servers by address, as far as [targets] allows them.")
     if caller.is_operator:
-        yield from ("", "It is an operator: over REST it sees the state and logs of every server.")
+        yield from ("", "It is an operator: it sees state and logs of every server, and may restart it.")
     others = [face for face, _ in caller.faces] if caller.face is None else []
     if others:
         yield from ("", f"Some frontends allow it less: see --face {' or --face '.join(others)}.")

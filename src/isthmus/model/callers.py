@@ -70,7 +70,7 @@ class Caller(msgspec.Struct, frozen=True, cache_hash=True):
     face: Face | None = None
     """The frontend that it came by, if that makes a difference."""
     is_operator: bool = False
-    """Whether it may see what is not for callers (the state and the log of every server) and forget servers.
+    """Whether it may see what is not for callers (state, log and figures of every server), restart and forget servers.
     Permissions to call tools do not include that: they are not meant to reveal what is logged about others."""
     rights: str = ""
     """A digest of what its token may do elsewhere, where tokens are exchanged: a token with fewer rights must not be

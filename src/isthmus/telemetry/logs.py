@@ -319,12 +319,18 @@ def _console_value(value: Any) -> str:
     return text if text and " " not in text and '"' not in text else f'"{text}"'
 
 
+def _is_usual(key: str, value: Any) -> bool:
+    """Whether a value says nothing to a person: the only tenant, no calls, the digest of a key in the configuration."""
+    is_digest = key == "key" and isinstance(value, str) and value.startswith("file:")
+    return is_digest or (key, value) in (("tenant", "default"), ("calls", 0))
+
+
 def _shorten(_: object, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """Leave out what says nothing, and of several lines all but the last: a traceback ends with the error."""
     for key, value in list(event.items()):
         if key in ("event", "exception"):
             continue
-        if value is None or value in ("", []) or (key, value) == ("tenant", "default"):
+        if value is None or value in ("", []) or _is_usual(key, value):
             del event[key]
         elif isinstance(value, str) and "\n" in value.strip():
             event[key] = f"… {value.strip().splitlines()[-1].strip()}"
