@@ -117,8 +117,9 @@ class DuplexSession:
         return self._idle.is_set()
 
     def arguments_bytes(self) -> int:
-        """The size of the arguments of all running calls."""
-        return sum(memoryview(inflight.call.arguments).nbytes for inflight in self._calls.values())
+        """The size of the arguments of all running calls, and of the messages that are still being read."""
+        running = sum(memoryview(inflight.call.arguments).nbytes for inflight in self._calls.values())
+        return running + sum(len(body) for body, _ in self._unread)
 
     async def finish(self) -> None:
         """Wait until every request so far has been answered."""
