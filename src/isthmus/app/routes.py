@@ -25,7 +25,7 @@ from isthmus.frontends.mcp.exchange import code_of, data_of
 from isthmus.frontends.mcp.http import NOT_FOUND, McpHttp
 from isthmus.frontends.oauth.http import OauthHttp
 from isthmus.frontends.relay.http import RelayHttp
-from isthmus.frontends.rest.http import RestHttp, answer_problem, is_rest
+from isthmus.frontends.rest.http import RestHttp, answer_problem
 from isthmus.frontends.rest.problem_details import problem_of
 from isthmus.frontends.wellknown.http import WellKnown
 from isthmus.model.calls import Surface
@@ -79,7 +79,7 @@ class Routes:
         surface = self._surface(path)
         if surface is not None:
             return self._mcp.take(surface, arrival)
-        return is_rest(path) and self._rest.take(arrival)
+        return _is_rest(path) and self._rest.take(arrival)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -94,14 +94,14 @@ class Routes:
         surface = self._surface(path)
         if surface is not None:
             await self._mcp.serve(surface, scope, receive, send)
-        elif is_rest(path):
+        elif _is_rest(path):
             await self._rest.serve(scope, receive, send)
         elif (face := self._faces.get(path)) is not None:
             await face.serve(scope, receive, send)
-        elif self._oauth is not None and self._oauth.is_at(path):
-            await self._oauth.serve(scope, receive, send)
         elif self._agent is not None and self._agent.is_at(path):
             await self._agent.serve(scope, receive, send)
+        elif self._oauth is not None and self._oauth.is_at(path):
+            await self._oauth.serve(scope, receive, send)
         elif self._relay is not None and self._relay.is_at(path):
             await self._relay.serve(scope, receive, send)
         else:
@@ -112,6 +112,10 @@ class Routes:
             return self._everything
         # The frontend decides whether the server exists and whether this caller may know.
         return Surface("own", ServerName(path[5:])) if path.startswith("/mcp/") else None
+
+
+def _is_rest(path: str) -> bool:
+    return path.startswith("/v1/") or path in ("/v1", "/openapi.json")
 
 
 class CountedRequests:
@@ -142,7 +146,7 @@ class CountedRequests:
         refused = self._in_flight.enter(caller, size)
         if refused is not None:
             peer: Peer = scope["extensions"][PEER]
-            if is_rest(scope["path"]):
+            if _is_rest(scope["path"]):
                 return answer_problem(peer, problem_of(refused))
             lines = JSON + header_lines([(b"retry-after", b"1")])
             return peer.answer(429, lines, jsonrpc.error(None, code_of(refused), refused.message, data_of(refused)))

@@ -85,11 +85,6 @@ DEFAULT_LEVEL: LogLevel = "info"
 Answer: TypeAlias = "bytes | Problem"
 
 
-def is_rest(path: str) -> bool:
-    """Whether a path belongs to the REST API."""
-    return path.startswith("/v1/") or path in ("/v1", "/openapi.json")
-
-
 class RestHttp:
     """The REST frontend."""
 
