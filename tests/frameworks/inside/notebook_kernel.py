@@ -129,12 +129,18 @@ def test_the_example_runs_cell_by_cell(notebook: Notebook) -> None:
     assert "Did you mean builtin.knead" in said[3]
 
 
-def test_what_the_manual_shows_runs_in_cells(notebook: Notebook) -> None:
+def test_what_the_manual_shows_runs_in_cells(notebook: Notebook, tmp_path: Path) -> None:
     shown = re.findall(r"```python\n(.*?)```", MANUAL.read_text(), re.DOTALL)
-    said = [notebook.run(cell.replace("asyncio.run(main())", "await main()")) for cell in shown]
-    assert len(said) == 5
+    file = tmp_path / "mcp.json"
+    file.write_text('{"mcpServers": {}}')
+    cells = [
+        cell.replace("asyncio.run(main())", "await main()").replace('"mcp.json"', repr(str(file))) for cell in shown
+    ]
+    said = [notebook.run(cell) for cell in cells]
+    assert len(said) == 9
     assert not [words for words in said if "Error" in words or not words]
-    assert said[0].splitlines()[-1] == "success {'result': 3}"
+    assert said[0].splitlines()[-1] == "hello"
+    assert said[4].splitlines()[-1] == "success {'result': 3}"
 
 
 @pytest.mark.parametrize(
