@@ -21,6 +21,7 @@ from typing import Protocol
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
+from structlog.dev import ConsoleRenderer, plain_traceback
 
 from isthmus.cli.main import WithoutRich
 from tests.faults.oracle import read_ledger
@@ -32,6 +33,12 @@ settings.register_profile(
     "unhurried", settings.default, deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("unhurried")
+
+# Where nothing is configured, structlog shows a traceback with the values of every frame. That takes half a second for
+# some of the errors that tests provoke.
+for processor in structlog.get_config()["processors"]:
+    if isinstance(processor, ConsoleRenderer):
+        processor.exception_formatter = plain_traceback
 
 # Whoever starts tests in the background has them ignore it, and with them every process that they interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
