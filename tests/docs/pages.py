@@ -42,7 +42,7 @@ import pytest
 from tests.hubs import CHECKOUT
 
 RUN = frozenset({"sh", "console", "python"})
-SECONDS = 60.0
+SECONDS = 120.0
 DOCUMENTED_PORT = "8765"
 DOCUMENTED_FOLDER = "/home/me"
 POLL_SECONDS = 0.02
