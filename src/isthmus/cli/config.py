@@ -16,12 +16,12 @@ from isthmus.app.key_files import minted_keys
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.options import CommandGroup, with_config, with_json
 from isthmus.cli.output import counted, harmless, print_error, print_json, print_output, print_table
+from isthmus.config.entry_conversion import SECRET_KEYS
 from isthmus.config.extensions import EXTENSIONS, GROUPS
 from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.config.load import AccessMode, access_mode, load, load_for_keys
 from isthmus.config.origins import Keys, line_numbers, split_path
 from isthmus.config.redaction import secrets_of
-from isthmus.config.servers import SECRET_KEYS
 from isthmus.config.settings import Configuration, Origin, RelayParts
 from isthmus.core.catalog.rules import CACHE_SECONDS, ToolRules
 from isthmus.model.callers import Caller

@@ -1,8 +1,8 @@
 """Server entries of a file, with the keys and variables of its client translated into ours.
 
 This module finds the entries (`entries_of`, and `mapped_servers` for the environment) and translates them
-(`entry_of`). It opens no file, replaces no variable and judges no value: `config.servers` reads an entry for the hub,
-`config.importing` writes it into another file.
+(`entry_of`). It opens no file, replaces no variable and judges no value: `config.entry_conversion` reads an entry for
+the hub, `config.importing` writes it into another file.
 """
 
 from __future__ import annotations

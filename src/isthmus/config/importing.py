@@ -20,10 +20,10 @@ from isthmus.config.codes import UNRESOLVED_VARIABLE
 from isthmus.config.dialects import OWN
 from isthmus.config.editing import SERVERS, merge_tables, toml_table
 from isthmus.config.entries import EXTRA, EXTRA_JSON, TRANSPORT_KEYS, Entry, entries_of, entry_of
+from isthmus.config.entry_conversion import EntryContext, LoadedServers
 from isthmus.config.files import Document
 from isthmus.config.findings import ConfigError, Finding, Place
 from isthmus.config.redaction import any_secret, secrets_of
-from isthmus.config.servers import EntryContext, LoadedServers
 from isthmus.config.variables import Variables, variables_of
 from isthmus.core.settings import Limits
 from isthmus.model.names import ServerName

@@ -25,11 +25,11 @@ from isthmus.config.callers import (
 from isthmus.config.client_files import IMPORT, ClientFiles, HostContext, named_imports, read_client_files
 from isthmus.config.dialects import Dialect
 from isthmus.config.entries import entries_of, has_place_for_servers, mapped_servers
+from isthmus.config.entry_conversion import RESERVED, EntryContext, LoadedServers, look_alikes
 from isthmus.config.extensions import EXTENSIONS, Extensions, read_extensions
 from isthmus.config.files import Document, find_file, read_document
 from isthmus.config.findings import ConfigError, Finding, Place, closest_match
 from isthmus.config.origins import origins_of
-from isthmus.config.servers import RESERVED, EntryContext, LoadedServers, look_alikes
 from isthmus.config.settings import Configuration, HubSettings
 from isthmus.config.tables import CREDENTIALS, HUB_TABLES, TIMEOUT_VARIABLE, call_seconds, read_hub, read_tables
 from isthmus.config.variables import ENV_NAME, Variables, variables_of

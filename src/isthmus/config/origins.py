@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.config.callers import CALLERS
+from isthmus.config.entry_conversion import LoadedServers
 from isthmus.config.files import FILE_BYTES_MAX, Document, read_regular_file
 from isthmus.config.findings import Place
 from isthmus.config.formats import strict_json
-from isthmus.config.servers import LoadedServers
 from isthmus.config.settings import Origin
 from isthmus.config.tables import AGENTS, CREDENTIALS, HUB_TABLES, LOG, RELAY
 

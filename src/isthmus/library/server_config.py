@@ -21,11 +21,11 @@ import structlog
 from isthmus.config import values
 from isthmus.config.client_files import HostContext
 from isthmus.config.dialects import STANDARD
+from isthmus.config.entry_conversion import CACHE_KEYS, LoadedServers, server_names
 from isthmus.config.files import Document, home_folder, read_document, resolve_path, resolve_program
 from isthmus.config.findings import ConfigError
 from isthmus.config.importing import load_servers
 from isthmus.config.load import load
-from isthmus.config.servers import CACHE_KEYS, LoadedServers, server_names
 from isthmus.config.settings import Configuration, HubSettings, unfiled_settings
 from isthmus.core.catalog.rules import CACHE_SECONDS, NO_TOOL_RULES, ToolRules
 from isthmus.core.settings import HARD_SECONDS_MAX, Limits

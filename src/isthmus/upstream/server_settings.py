@@ -117,7 +117,7 @@ class ServerKey:
     field_name: str = ""
     """The field that holds the value; empty if no single field does."""
     hint: Any = None
-    """The type of that field; None for a key that `config.servers` reads with code of its own."""
+    """The type of that field; None for a key that `config.entry_conversion` reads with code of its own."""
     default: Any = None
 
     @property

@@ -16,10 +16,10 @@ from isthmus.config.client_files import HostContext
 from isthmus.config.dialects import CLINE, CURSOR, OWN, Dialect
 from isthmus.config.editing import CannotEdit, merge_tables, toml_table
 from isthmus.config.entries import Entry, entry_of
+from isthmus.config.entry_conversion import EntryContext, read_server
 from isthmus.config.files import Document
 from isthmus.config.findings import Place
 from isthmus.config.importing import ImportPlan, own_fields
-from isthmus.config.servers import EntryContext, read_server
 from isthmus.config.variables import Variables
 from isthmus.core.settings import Limits
 from isthmus.upstream.server_settings import ServerSettings

@@ -13,9 +13,16 @@ from hypothesis import strategies as st
 
 from isthmus.config.dialects import CODEX, OWN, STANDARD
 from isthmus.config.entries import entries_of, entry_of
+from isthmus.config.entry_conversion import (
+    EntryContext,
+    LoadedServers,
+    look_alikes,
+    process_limits,
+    read_server,
+    size_of,
+)
 from isthmus.config.files import Document
 from isthmus.config.findings import ConfigError, Place
-from isthmus.config.servers import EntryContext, LoadedServers, look_alikes, process_limits, read_server, size_of
 from isthmus.config.variables import Variables
 from isthmus.core.catalog.rules import ToolRules
 from isthmus.core.settings import Limits
