@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.frontends.rest.http import is_rest
+from isthmus.app.routes import is_rest
 from tests.conftest import Ledger
 from tests.frontends.wire import connected
 from tests.hubs import HubProcess

@@ -79,7 +79,7 @@ class Routes:
         surface = self._surface(path)
         if surface is not None:
             return self._mcp.take(surface, arrival)
-        return _is_rest(path) and self._rest.take(arrival)
+        return is_rest(path) and self._rest.take(arrival)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -94,7 +94,7 @@ class Routes:
         surface = self._surface(path)
         if surface is not None:
             await self._mcp.serve(surface, scope, receive, send)
-        elif _is_rest(path):
+        elif is_rest(path):
             await self._rest.serve(scope, receive, send)
         elif (face := self._faces.get(path)) is not None:
             await face.serve(scope, receive, send)
@@ -114,7 +114,8 @@ class Routes:
         return Surface("own", ServerName(path[5:])) if path.startswith("/mcp/") else None
 
 
-def _is_rest(path: str) -> bool:
+def is_rest(path: str) -> bool:
+    """Whether a path belongs to the REST API."""
     return path.startswith("/v1/") or path in ("/v1", "/openapi.json")
 
 
@@ -146,7 +147,7 @@ class CountedRequests:
         refused = self._in_flight.enter(caller, size)
         if refused is not None:
             peer: Peer = scope["extensions"][PEER]
-            if _is_rest(scope["path"]):
+            if is_rest(scope["path"]):
                 return answer_problem(peer, problem_of(refused))
             lines = JSON + header_lines([(b"retry-after", b"1")])
             return peer.answer(429, lines, jsonrpc.error(None, code_of(refused), refused.message, data_of(refused)))

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from isthmus.cli.hub import (
     CallFailure,
     HubCall,
     HubClient,
+    HubQuestion,
     HubResponse,
     LocalSource,
     RemoteSource,
@@ -320,7 +321,7 @@ async def pretending(answer: bytes, *, stays: bool = False) -> AsyncIterator[tup
             await asyncio.gather(*(visit for visit in visits if visit is not None))
 
 
-def seen(events: list[Event]) -> list[bytes]:
+def seen(events: Sequence[Event | HubQuestion]) -> list[bytes]:
     return [bytes(event.members["progress"]) for event in events if isinstance(event, Progress)]
 
 
@@ -329,7 +330,7 @@ def seen(events: list[Event]) -> list[bytes]:
 
 async def test_a_running_hub_is_listed_called_and_read(tmp_path: Path, no_leftovers: None) -> None:
     servers = {"shelf": stdio(command("full_sdk2")), "dead": {"command": "/no/such/program"}}
-    events: list[Event] = []
+    events: list[Event | HubQuestion] = []
     async with serving(tmp_path, servers, limits=PATIENT) as served, reached(served.url) as hub:
         listing = read_listing(await hub.list(TOOLS), TOOLS)
         assert {offer.name for offer in listing.offers if offer.server == "shelf"} == {

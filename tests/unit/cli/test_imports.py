@@ -29,7 +29,10 @@ from isthmus.upstream.server_settings import (
 )
 
 OWN = "# mine\n[hub]\nport = 9000  # kept\n"
-ENTRIES = {"files": {"command": "npx", "args": ["-y", "x"]}, "search": {"url": "https://a.example/mcp"}}
+ENTRIES: dict[str, dict[str, object]] = {
+    "files": {"command": "npx", "args": ["-y", "x"]},
+    "search": {"url": "https://a.example/mcp"},
+}
 
 
 @pytest.fixture(autouse=True)

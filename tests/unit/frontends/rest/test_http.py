@@ -12,13 +12,14 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
+from isthmus.app.routes import is_rest
 from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.snapshot import ServerStatus
 from isthmus.core.settings import Limits
 from isthmus.frontends.http import request_cycle
 from isthmus.frontends.http.auth import Authenticator, Fields, OriginGuard
 from isthmus.frontends.http.request_cycle import CROWDED_BYTES, PEER, Message
-from isthmus.frontends.rest.http import RestExchange, RestHttp, is_rest
+from isthmus.frontends.rest.http import RestExchange, RestHttp
 from isthmus.model.callers import Caller, Grants
 from isthmus.model.calls import LogLevel, LogMessage, Result
 from isthmus.model.faults import TimedOut, UnknownTool
