@@ -198,7 +198,7 @@ def entries_of(
         entries = [entry for entry in entries if entry not in own]
     if not dialect.is_own:
         entries = [entry for entry in entries if not _is_this_hub(entry)]
-    folder = document.project(home)
+    folder = document.project(home, cwd)
     if cwd is not None and folder is not None and folder != (runs_in or cwd):
         entries = [
             replace(entry, fields={**entry.fields, "cwd": str(folder)}, folder=str(folder))

@@ -65,23 +65,28 @@ class Document:
 
         A client's file is in a hidden folder of its project; one in the home folder is for whichever project is open.
         """
-        if self.dialect.is_own or (cwd is not None and self.file.parent == cwd and not _is_hidden(cwd)):
-            return self.file.parent  # the working folder itself may be below a hidden one
-        hidden = next(filter(_is_hidden, self.file.parents), None)
+        if self.dialect.is_own:
+            return self.file.parent
+        hidden = self._hidden_folder(cwd)
         folder = self.file.parent if hidden is None else hidden.parent
         return cwd if cwd is not None and folder == home else folder
 
-    def project(self, home: Path) -> Path | None:
+    def project(self, home: Path, cwd: Path | None = None) -> Path | None:
         """Return the project that the file belongs to, where its servers are meant to run.
 
         None for our own file, whose servers run where the hub does, and for a file of all the user's projects.
         """
-        hidden = next(filter(_is_hidden, self.file.parents), None)
+        hidden = self._hidden_folder(cwd)
         if self.dialect.is_own or (hidden is not None and hidden.parent == home):
             return None
         if hidden is None and not self.dialect.has_hub and self.file.name not in PROJECT_NAMES:
             return None
         return Path(os.path.normpath(self.file.parent if hidden is None else hidden.parent))
+
+    def _hidden_folder(self, cwd: Path | None) -> Path | None:
+        if self.file.parent == cwd and not _is_hidden(self.file.parent):
+            return None  # the working folder itself may be below a hidden one
+        return next(filter(_is_hidden, self.file.parents), None)
 
 
 def _is_hidden(folder: Path) -> bool:
