@@ -7,11 +7,13 @@ import json
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import httpx2
 import pytest
+import pytest_asyncio
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp_types import ElicitRequestParams, ElicitResult, ErrorData
@@ -19,6 +21,8 @@ from mcp_types import ElicitRequestParams, ElicitResult, ErrorData
 from tests.faults.curious import CAN, SECONDS, Asked, Line, text_of
 from tests.hubs import HubProcess, environment, isthmus, serving, stdio, write_config
 from tests.peers.launch import listening_peer
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 DOUBTING = [sys.executable, str(Path(__file__).with_name("doubting_server.py"))]
 CARRIERS = ("stdio", "websocket", "sse", "post", "get")
@@ -34,18 +38,18 @@ WAITS_SECONDS = 0.5
 by_every_carrier = pytest.mark.parametrize("carrier", CARRIERS)
 
 
-async def servers_of(stack: AsyncExitStack, carrier: str) -> dict[str, Any]:
+async def server_of(stack: AsyncExitStack, carrier: str) -> dict[str, Any]:
     """The server, as a hub is told of it."""
     if carrier == "stdio":
-        return {"s": stdio(DOUBTING, era="legacy")}
+        return stdio(DOUBTING, era="legacy")
     transport = "websocket" if carrier == "websocket" else "http"
     asks = "get" if carrier == "get" else "post"
     peer = await stack.enter_async_context(listening_peer([*DOUBTING, "--transport", transport, "--asks", asks]))
     if carrier == "websocket":
-        return {"s": {"url": peer.socket_url, "era": "legacy"}}
+        return {"url": peer.socket_url, "era": "legacy"}
     if carrier == "sse":
-        return {"s": {"url": peer.at("/sse"), "type": "sse"}}
-    return {"s": {"url": peer.url, "type": "http", "era": "legacy"}}
+        return {"url": peer.at("/sse"), "type": "sse"}
+    return {"url": peer.url, "type": "http", "era": "legacy"}
 
 
 # -- callers of the earlier era ----------------------------------------------------------------------------------------
@@ -121,21 +125,21 @@ class OverStdio:
 
 
 @asynccontextmanager
-async def speaker_at(face: str, hub: HubProcess, folder: Path, servers: dict[str, Any]) -> AsyncIterator[Speaker]:
+async def speaker_at(face: str, scene: Scene) -> AsyncIterator[Speaker]:
     """A caller that can be asked, and has been greeted."""
     if face == "stdio":
-        config = write_config(folder, servers, limits=PATIENT)
+        config = write_config(scene.folder, {scene.name: scene.server}, limits=PATIENT)
         async with process_of(isthmus("stdio", "--config", str(config))) as process:
             yield await greeted(OverStdio(process))
         return
-    lines = await Line.open(hub.port), await Line.open(hub.port)
+    lines = await Line.open(scene.hub.port), await Line.open(scene.hub.port)
     try:
         if face == "sse":
             lines[0].get("/sse", BEARER)
             await lines[0].head()
             yield await greeted(OverSse(lines, await lines[0].endpoint()))
         else:
-            person = Asked(hub.port, "ann", KEY, "legacy")
+            person = Asked(scene.hub.port, "ann", KEY, "legacy")
             await person.enter()
             yield OverHttp(person, lines)
     finally:
@@ -164,49 +168,65 @@ async def greeted(speaker: Speaker) -> Speaker:
     return speaker
 
 
+@dataclass(frozen=True, slots=True)
+class House:
+    """A hub, and servers that doubt, each named by how the hub speaks to it."""
+
+    hub: HubProcess
+    servers: dict[str, Any]
+
+    def scene(self, carrier: str, folder: Path) -> Scene:
+        """One of the servers, and a folder for a call."""
+        return Scene(folder, self.hub, carrier, self.servers[carrier])
+
+
+@dataclass(frozen=True, slots=True)
 class Scene:
     """A server that doubts, a hub, and a folder in which the server is told to go on."""
 
-    def __init__(self, folder: Path, hub: HubProcess, servers: dict[str, Any]) -> None:
-        self.folder = folder
-        self.hub = hub
-        self.servers = servers
+    folder: Path
+    hub: HubProcess
+    name: str
+    server: dict[str, Any]
+
+    @property
+    def tool(self) -> str:
+        """What a caller calls."""
+        return f"{self.name}.doubt"
 
     def params(self, **more: Any) -> dict[str, Any]:
-        """What a caller calls."""
-        return {"name": "s.doubt", "arguments": {"nonce": "n", "folder": str(self.folder), **more}}
+        """How it is called."""
+        return {"name": self.tool, "arguments": {"nonce": "n", "folder": str(self.folder), **more}}
 
     def tell(self, word: str) -> None:
         """Have the server go on."""
         (self.folder / word).touch()
 
 
-@pytest.fixture
-async def stack() -> AsyncIterator[AsyncExitStack]:
-    async with AsyncExitStack() as entered:
-        yield entered
-
-
-async def scene_of(stack: AsyncExitStack, carrier: str, folder: Path) -> Scene:
-    servers = await servers_of(stack, carrier)
-    hub = await stack.enter_async_context(serving(folder, servers, callers=CALLERS, limits=PATIENT))
-    return Scene(folder, hub, servers)
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
+    async with AsyncExitStack() as stack:
+        servers = {carrier: await server_of(stack, carrier) for carrier in CARRIERS}
+        hub = await stack.enter_async_context(
+            serving(tmp_path_factory.mktemp("house"), servers, callers=CALLERS, limits=PATIENT)
+        )
+        yield House(hub, servers)
 
 
 @asynccontextmanager
 async def met_at(face: str, at: Scene) -> AsyncIterator[tuple[Scene, Speaker]]:
     """A caller at one of the hub's faces, with a folder of its own."""
-    scene = Scene(at.folder / face, at.hub, at.servers)
+    scene = replace(at, folder=at.folder / face)
     scene.folder.mkdir()
-    async with asyncio.timeout(SECONDS), speaker_at(face, scene.hub, scene.folder, scene.servers) as speaker:
+    async with asyncio.timeout(SECONDS), speaker_at(face, scene) as speaker:
         yield scene, speaker
 
 
 @by_every_carrier
 async def test_a_question_that_the_server_takes_back_is_taken_back_from_the_caller(
-    tmp_path: Path, stack: AsyncExitStack, carrier: str
+    tmp_path: Path, house: House, carrier: str
 ) -> None:
-    everybody = await scene_of(stack, carrier, tmp_path)
+    everybody = house.scene(carrier, tmp_path)
     for face in FACES:
         async with met_at(face, everybody) as (scene, speaker):
             await speaker.call(scene.params())
@@ -220,10 +240,8 @@ async def test_a_question_that_the_server_takes_back_is_taken_back_from_the_call
             assert text_of(await speaker.hear()) == "n went on after 0 answers"
 
 
-async def test_a_question_that_its_call_leaves_open_is_taken_back_from_the_caller(
-    tmp_path: Path, stack: AsyncExitStack
-) -> None:
-    everybody = await scene_of(stack, "stdio", tmp_path)
+async def test_a_question_that_its_call_leaves_open_is_taken_back_from_the_caller(tmp_path: Path, house: House) -> None:
+    everybody = house.scene("stdio", tmp_path)
     for face in FACES:
         async with met_at(face, everybody) as (scene, speaker):
             await speaker.call(scene.params(leave=True))
@@ -234,10 +252,8 @@ async def test_a_question_that_its_call_leaves_open_is_taken_back_from_the_calle
             assert text_of(await speaker.hear()) == "n went on after 0 answers"
 
 
-async def test_a_call_that_the_caller_takes_back_takes_its_question_along(
-    tmp_path: Path, stack: AsyncExitStack
-) -> None:
-    everybody = await scene_of(stack, "stdio", tmp_path)
+async def test_a_call_that_the_caller_takes_back_takes_its_question_along(tmp_path: Path, house: House) -> None:
+    everybody = house.scene("stdio", tmp_path)
     for face in FACES:
         async with met_at(face, everybody) as (scene, speaker):
             await speaker.call(scene.params())
@@ -253,17 +269,17 @@ async def test_a_call_that_the_caller_takes_back_takes_its_question_along(
 
 @by_every_carrier
 async def test_who_comes_back_to_what_was_taken_back_is_asked_no_more_and_told_how_the_call_went_on(
-    tmp_path: Path, stack: AsyncExitStack, carrier: str
+    tmp_path: Path, house: House, carrier: str
 ) -> None:
-    scene = await scene_of(stack, carrier, tmp_path)
+    scene = house.scene(carrier, tmp_path)
     person, line = Asked(scene.hub.port, "ann", KEY, "modern"), await Line.open(scene.hub.port)
     words = scene.params()["arguments"]
-    told = await person.once(line, "s.doubt", "n", arguments=words)
+    told = await person.once(line, scene.tool, "n", arguments=words)
     scene.tell("back")
     async with asyncio.timeout(SECONDS):
         while "inputRequests" in told["result"]:  # until the hub has read that the question is taken back
             state = told["result"]["requestState"]
-            again = asyncio.ensure_future(person.once(line, "s.doubt", "n", arguments=words, requestState=state))
+            again = asyncio.ensure_future(person.once(line, scene.tool, "n", arguments=words, requestState=state))
             await asyncio.wait({again}, timeout=WAITS_SECONDS)
             if not again.done():  # it is not asked again, and so waits for the call to end
                 scene.tell("end")
@@ -272,8 +288,8 @@ async def test_who_comes_back_to_what_was_taken_back_is_asked_no_more_and_told_h
     line.close()
 
 
-async def test_an_official_client_lets_a_question_be_that_is_taken_back(tmp_path: Path, stack: AsyncExitStack) -> None:
-    scene = await scene_of(stack, "stdio", tmp_path)
+async def test_an_official_client_lets_a_question_be_that_is_taken_back(tmp_path: Path, house: House) -> None:
+    scene = house.scene("stdio", tmp_path)
     asked, spared = asyncio.Event(), asyncio.Event()
 
     async def think(context: Any, params: ElicitRequestParams) -> ElicitResult | ErrorData:
@@ -287,7 +303,7 @@ async def test_an_official_client_lets_a_question_be_that_is_taken_back(tmp_path
     async with asyncio.timeout(SECONDS), httpx2.AsyncClient(trust_env=False, timeout=SECONDS, headers=BEARER) as http:
         carried = streamable_http_client(scene.hub.url, http_client=http)
         async with Client(carried, mode="legacy", elicitation_callback=think) as client, asyncio.TaskGroup() as group:
-            call = group.create_task(client.call_tool("s.doubt", scene.params()["arguments"]))
+            call = group.create_task(client.call_tool(scene.tool, scene.params()["arguments"]))
             await asked.wait()
             scene.tell("back")
             await spared.wait()
