@@ -147,7 +147,8 @@ HUB_TABLES: Mapping[str, HubTable] = {
             "tenant_calls": "Calls of one tenant that run or wait in the whole hub, where several tenants share it;"
             " `[tenants.NAME] max_calls` sets it for one.",
             "caller_bytes": "Bytes of requests over 64 KiB that one caller may have in progress, and of such"
-            " responses over HTTP that it has not read. More requests get 429 and `too_many_bytes` (`executed: no`).",
+            " responses over HTTP that a caller with a key has not read."
+            " More requests get 429 and `too_many_bytes` (`executed: no`).",
             "tenant_bytes": "The same for all callers of a tenant together.",
             "tools_per_server": "Entries of each list of a server.",
             "depth": "How deep JSON may nest.",

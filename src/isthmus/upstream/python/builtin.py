@@ -11,6 +11,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping, Set
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from isthmus.core.calls.server_queue import ServerQueue
 from isthmus.core.catalog.names import BUILTIN
 from isthmus.core.catalog.rules import ToolRules
 from isthmus.core.catalog.snapshot import ServerStatus
+from isthmus.core.pauses import LONG_BYTES, in_turn
 from isthmus.core.ports import Journal, JournalEntry
 from isthmus.model.calls import Result
 from isthmus.model.faults import Bug, NotConnected
@@ -93,18 +95,26 @@ class LocalLink:
         name = inflight.name
         tool = self._own.get(name)
         if tool is not None:
-            # Two tenants may have a caller of the same name; no name contains a line break.
-            caller = inflight.call.caller
-            owner = caller.name if caller.tenant in UNNAMED_TENANTS else f"{caller.tenant}\n{caller.name}"
-            answer = tool.run(owner, msgspec.json.decode(inflight.call.arguments))
-            if isinstance(answer, dict):
-                inflight.finish(_result(answer))
+            if len(memoryview(inflight.call.arguments)) > LONG_BYTES:
+                in_turn(partial(self._run, tool, inflight))
             else:
-                inflight.carriage = self._background.spawn(f"tool {name}", _finish(inflight, answer))
+                self._run(tool, inflight)
         elif (function := self.functions.get(name)) is not None:
             self._runner.start(inflight, function)
         else:
             inflight.finish(NotConnected(self._server, f"it has no function {name} any more"))
+
+    def _run(self, tool: LocalTool, inflight: InFlight) -> None:
+        if inflight.is_over:  # while long arguments waited for their turn
+            return
+        # Two tenants may have a caller of the same name; no name contains a line break.
+        caller = inflight.call.caller
+        owner = caller.name if caller.tenant in UNNAMED_TENANTS else f"{caller.tenant}\n{caller.name}"
+        answer = tool.run(owner, msgspec.json.decode(inflight.call.arguments))
+        if isinstance(answer, dict):
+            inflight.finish(_result(answer))
+        else:
+            inflight.carriage = self._background.spawn(f"tool {inflight.name}", _finish(inflight, answer))
 
     def may_have_run(self, inflight: InFlight) -> bool:
         """Always True for built-in tools: they start when they are sent."""
