@@ -53,6 +53,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 Read: TypeAlias = Callable[[str], str]
 """Returns the text of a file, or of standard input for `-`; raises `OSError` or `UnicodeError`."""
 
+NOT_ASKABLE = "It wants to ask something: call it in a terminal, or add --answer NAME=VALUE or --answer accept."
+
 HOW = "Write name=text, name:=JSON or name=@FILE (@- is standard input); or give all of them as --args JSON."
 
 
@@ -298,9 +300,12 @@ class Conversation:
         if outcome.is_error:
             # On stderr: a file or pipe gets the result, or nothing.
             print_error(text)
+            # Servers that look first whether a client can be asked refuse in words of their own.
+            wanted_to_ask = not self._options.is_askable and "elicit" in text.lower()
             raise CommandFailed(
                 Exit.CALL_FAILED,
                 f"{harmless(name)} ran and reported an error (above)",
+                *([NOT_ASKABLE] if wanted_to_ask else []),
                 "Fix the cause and call it again; `isthmus tools --json` shows the arguments of each tool.",
             )
         if text:

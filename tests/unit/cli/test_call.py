@@ -13,7 +13,9 @@ import msgspec
 import pytest
 
 from isthmus.cli.call import (
+    NOT_ASKABLE,
     CallOptions,
+    Conversation,
     FeatureRequest,
     arguments_of,
     call_tool,
@@ -29,7 +31,7 @@ from isthmus.cli.interaction import CLEAR_LINE, ProgressLine, progress_text
 from isthmus.cli.local_hub import servers_for
 from isthmus.cli.results import readable, readable_contents, readable_messages
 from isthmus.config.settings import Configuration, HubSettings
-from isthmus.model.calls import Progress
+from isthmus.model.calls import Progress, Result
 from isthmus.model.names import ServerName
 from isthmus.upstream.server_settings import ServerSettings, StdioSettings
 from isthmus.wire.mcp.lists import PROMPTS
@@ -125,6 +127,16 @@ async def test_a_tool_that_says_no_ends_with_1_and_its_words_on_stderr(
     assert (told.out, told.err) == ("", "no such file\n")
     assert await call_tool(config, wanted("failing.fail"), JSON, wait=20) == Exit.CALL_FAILED
     assert json.loads(capsys.readouterr().out)["isError"] is True
+
+
+def test_a_server_that_would_have_asked_gets_the_advice_to_let_it_ask() -> None:
+    refused = Result(msgspec.Raw(b'{"content":[{"type":"text","text":"Client does not support elicitation"}]}'), True)
+    with pytest.raises(CommandFailed) as failed:
+        Conversation("a.b", CallOptions()).print_outcome(refused, "a.b", readable)
+    assert failed.value.advice[0] == NOT_ASKABLE
+    with pytest.raises(CommandFailed) as failed:
+        Conversation("a.b", CallOptions(answers=("accept",))).print_outcome(refused, "a.b", readable)
+    assert NOT_ASKABLE not in failed.value.advice
 
 
 async def test_a_fault_says_whether_the_tool_ran(config: LocalSource, capsys: pytest.CaptureFixture[str]) -> None:
@@ -512,3 +524,22 @@ async def test_a_call_at_a_running_hub_loads_neither_the_hub_nor_its_log(tmp_pat
     heavy = ("isthmus.app", "isthmus.config", "isthmus.frontends", "isthmus.telemetry", "isthmus.upstream")
     assert [name for name in loaded.split() if name.startswith((*heavy, "structlog", "rich", "uvloop"))] == []
     assert len(loaded.split()) < 40, "every module takes a millisecond of every command"
+
+
+@pytest.mark.parametrize(
+    ("extra", "word", "message"),
+    [
+        ({}, "pth=x", "pth is not an argument of files.read_file; did you mean path?"),
+        ({"additionalProperties": False}, "zzz=x", "zzz is not an argument of files.read_file"),
+        ({}, "zzz=x", None),
+        ({"additionalProperties": True}, "pth=x", None),
+    ],
+)
+def test_a_misspelt_argument_is_named_before_the_call(extra: dict[str, Any], word: str, message: str | None) -> None:
+    schema = msgspec.Raw(json.dumps({"type": "object", "properties": {"path": {"type": "string"}}, **extra}).encode())
+    if message is None:
+        assert arguments_of([word], None, schema, read_text, "files.read_file")
+        return
+    with pytest.raises(CommandFailed) as failed:
+        arguments_of([word], None, schema, read_text, "files.read_file")
+    assert (failed.value.exit, failed.value.message) == (Exit.USAGE, message)
