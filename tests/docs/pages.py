@@ -40,6 +40,7 @@ from pathlib import Path
 import pytest
 
 from tests.hubs import CHECKOUT
+from tests.peers.node import find_node
 
 RUN = frozenset({"sh", "console", "python"})
 SECONDS = 120.0
@@ -345,7 +346,7 @@ def programs(python: str) -> dict[str, str]:
     found |= {"files-server": f"{own} {toys} read write delete", "web-server": f"{own} {toys} fetch"}
     if (curl := shutil.which("curl")) is not None:
         found["curl"] = f"{curl} -sS --fail-with-body"
-    if (node := shutil.which("node")) is not None and python == own:
+    if (node := find_node()) is not None and python == own:
         # `npx -y PACKAGE …` without the network: the pinned packages are in the checkout.
         found["npx"] = f"{own} {shlex.quote(str(CHECKOUT / 'tests' / 'docs' / 'npx.py'))} {node}"
     return found

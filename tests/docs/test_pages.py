@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tests.hubs import CHECKOUT
 
 ELSEWHERE = {"docs/rest.md"}
 """tests/frontends/test_rest.py compares its answers exactly, with the servers that it names."""
+FILESYSTEM = CHECKOUT / "tests" / "peers" / "npm" / "node_modules" / "@modelcontextprotocol" / "server-filesystem"
 PAGES = sorted(
     page
     for page in [CHECKOUT / "README.md", CHECKOUT / "examples" / "README.md", *CHECKOUT.glob("docs/**/*.md")]
@@ -20,6 +22,8 @@ PAGES = sorted(
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
 def test_everything_on_the_page_runs(page: Path, tmp_path: Path) -> None:
+    if any('"npx"' in block.text for block in blocks_of(page) if block.mark("file")) and not FILESYSTEM.exists():
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"{FILESYSTEM} is missing: `make test` installs it")
     with reader(tmp_path) as person:
         person.read(page)
 
