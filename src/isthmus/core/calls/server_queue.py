@@ -132,9 +132,11 @@ ENTANGLED = (
 LogSource: TypeAlias = Literal["log", "stderr", "hub"]
 
 LOG_LINES_MAX = 400
+"""The last lines of a server that an operator can read."""
+
 STORED_LINE_MAX = 2_000
 SHOWN_LINE_MAX = 500
-"""Log lines of the server that the operator can read."""
+"""Characters of a line: more are stored than shown, so that a secret that is cut can still be recognised and removed."""
 
 Owner: TypeAlias = tuple[str, str]
 """A caller: tenant and name."""
