@@ -1,8 +1,8 @@
 """Isthmus joins agents to tools: one address that serves the tools of many MCP servers.
 
 In a program, begin with `isthmus.connect`; `isthmus.library` has everything else. The names here are imported on first
-use, so `import isthmus` is cheap. Each folder is a room with one job; `docs/contributing/glossary.md` names them, and
-nobody but `isthmus.app` joins them.
+use, so `import isthmus` is cheap. Each folder has one job; `DESIGN.md` lists them, and only
+`isthmus.app` connects them.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ class Identities(Container[Caller]):
         return self._is_still(verified, self._configuration.tenants.unbound(verified))
 
     def callers(self) -> frozenset[Caller]:
-        """Callers with a valid key. Callers of verifiers are not known in advance, and the local operator is none."""
+        """Callers with a valid key. The local operator and callers of verifiers are not among them."""
         return self._ring.callers() - {LOCAL_OPERATOR} if self._anybody is None else frozenset({self._anybody})
 
     @property

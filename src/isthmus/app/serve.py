@@ -170,7 +170,7 @@ class Access:
 
 
 def log_callers(gone: Iterable[Caller], come: Iterable[Caller]) -> None:
-    """Log which keys are valid no more, which are valid now, and which now permit something else."""
+    """Log which keys are no longer valid, which are now valid, and which now permit something else."""
     before = {(caller.tenant, caller.name, caller.key): caller for caller in gone}
     now = {(caller.tenant, caller.name, caller.key): caller for caller in come}
     for identity in sorted({*before, *now}):

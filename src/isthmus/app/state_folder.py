@@ -103,7 +103,7 @@ def _write_locked(state: Path, info: RunningHubInfo) -> int:
 
 
 def find_running(state: Path) -> RunningHubInfo | None:
-    """The hub that runs with this folder; None if there is none, or this user may not use it."""
+    """The hub that runs with this folder; None if no hub does, or this user may not use it."""
     try:
         descriptor = os.open(state / RUNNING_FILE, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:

@@ -284,7 +284,7 @@ class Plan:
         """Decide on the address or the program, and on the key.
 
         Raises:
-            CommandFailed: the configuration cannot be used, or there is none to start.
+            CommandFailed: the configuration cannot be used, or no configuration was found to start.
         """
         client = CLIENTS[target.client]
         source = source_of(options.hub, options.config)

@@ -378,10 +378,10 @@ class ConfigFile:
 
     @classmethod
     def open(cls, config: Path | None, *, may_begin: bool = False) -> ConfigFile:
-        """Find and read it. Where there is none and one may begin, it is `isthmus.toml` here.
+        """Find and read it. If no file exists and one may be created, it is `isthmus.toml` here.
 
         Raises:
-            CommandFailed: there is none, or it cannot be read.
+            CommandFailed: no file exists, or it cannot be read.
         """
         from isthmus.cli.config import home, refused
         from isthmus.config.client_files import HostContext
@@ -414,7 +414,7 @@ class ConfigFile:
         return [root for root in roots if isinstance(self.at(root), dict) and self.at(root)]
 
     def at(self, path: Sequence[str]) -> dict[str, Any]:
-        """The table at a path; empty if there is none."""
+        """The table at a path; empty if the path does not exist."""
         table: Any = self.document.table
         for key in path:
             table = table.get(key) if isinstance(table, dict) else None
@@ -427,7 +427,7 @@ class ConfigFile:
         return next((root for root in present if name in self.at(root)), present[0] if present else usual)
 
     def raw(self, name: str) -> dict[str, Any] | None:
-        """The entry of a server as it is written; None if there is none."""
+        """The entry of a server as it is written; None if no server has this name."""
         return self.at(self.root_of(name)).get(name)
 
     def path_of(self, name: str) -> tuple[str, ...]:

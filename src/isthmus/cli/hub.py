@@ -135,7 +135,7 @@ def source_of(hub: str | None, config: Path | None, *, is_private: bool = False)
 
 
 def find_hub(file: Path | None) -> RemoteSource | None:
-    """The running hub of a configuration; None if there is none. Says which one it is.
+    """The running hub of a configuration, named on stderr; None if none runs.
 
     Raises:
         CommandFailed: the configuration cannot be read.

@@ -53,7 +53,7 @@ def wants_color() -> bool:
 
 
 def terminal_width() -> int:
-    """The columns of the terminal; 80 where there is none."""
+    """The columns of the terminal; 80 if the output is not a terminal."""
     return shutil.get_terminal_size((80, 24)).columns
 
 

@@ -215,5 +215,5 @@ def print_result(text: str, *, has_pager: bool) -> None:
     if sum(max(1, math.ceil(len(line) / columns)) for line in text.splitlines()) < lines:
         print_output(text)
     else:
-        # click runs $PAGER or less, and prints the text itself if there is none.
+        # click runs $PAGER or less, and prints the text itself if neither exists.
         click.echo_via_pager(text if text.endswith("\n") else f"{text}\n", color=False)
