@@ -136,7 +136,7 @@ LOG_LINES_MAX = 400
 
 STORED_LINE_MAX = 2_000
 SHOWN_LINE_MAX = 500
-"""Characters of a line: more are stored than shown, so that a secret that is cut can still be recognized and removed."""
+"""Characters of a line. More are stored than shown: a secret must be whole to be recognized and removed."""
 
 Owner: TypeAlias = tuple[str, str]
 """A caller: tenant and name."""
