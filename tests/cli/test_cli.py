@@ -133,13 +133,46 @@ async def until_noted(ledger: Ledger, text: str) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_reader_that_has_seen_enough_is_no_error_to_speak_of(config: str) -> None:
+@pytest.mark.parametrize("word", ["tools", "doctor"])
+async def test_a_reader_that_has_seen_enough_is_no_error(config: str, word: str) -> None:
     reading, writing = os.pipe()
-    process = await start("tools", "--config", config, stdout=writing)
+    process = await start(word, "--config", config, stdout=writing)
     os.close(writing)
     os.close(reading)
     gone = await ended(process)
-    assert (gone.code, gone.err) == (1, "")
+    assert (gone.code, gone.err) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
+async def test_output_that_cannot_be_written_is_said() -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    process = await start("version", stdout=full)
+    os.close(full)
+    failed = await ended(process)
+    assert (failed.code, failed.err.splitlines()[0]) == (
+        1,
+        "isthmus: cannot write the output: No space left on device",
+    )
+
+
+async def test_closed_standard_streams_are_no_fault(tmp_path: Path) -> None:
+    """Cron jobs and supervisors close them."""
+
+    async def closed(streams: str, *words: str) -> asyncio.subprocess.Process:
+        shell = ("sh", "-c", f'exec "$@" {streams}', "sh", *isthmus(*words))
+        pipe = asyncio.subprocess.PIPE
+        return await asyncio.create_subprocess_exec(*shell, stdout=pipe, stderr=pipe, env=environment(), cwd=tmp_path)
+
+    (tmp_path / "isthmus.toml").write_text("")
+    assert await ended(await closed("<&-", "call", "builtin.echo", "text=x")) == Ended(0, "x\n", "")
+    assert await ended(await closed(">&-", "tools")) == Ended(0, "", "")
+    hub = await closed("<&-", "serve", "--port", "0")
+    assert hub.stderr is not None
+    async with asyncio.timeout(RUN_SECONDS):
+        while b"listening" not in await hub.stderr.readline():
+            pass
+    hub.send_signal(signal.SIGTERM)
+    assert (await ended(hub)).code == 0
 
 
 # -- at a terminal -------------------------------------------------------------------------------------------

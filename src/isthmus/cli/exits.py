@@ -22,6 +22,10 @@ class Exit(IntEnum):
     TERMINATED = 143
 
 
+class OutputClosed(Exception):
+    """The reader of the output, such as `head`, has all it wanted: the command ends, with success."""
+
+
 class CommandFailed(Exception):
     """The command cannot go on. `advice` says what the person at the terminal can do next."""
 

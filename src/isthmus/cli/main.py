@@ -19,8 +19,8 @@ from types import ModuleType
 import click
 
 from isthmus import __version__
-from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.output import print_error
+from isthmus.cli.exits import CommandFailed, Exit, OutputClosed
+from isthmus.cli.output import print_error, print_output
 
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Run": {
@@ -129,6 +129,7 @@ class WithoutRich:
 
 def program() -> int:
     """Run `main` as the whole process: also tune the garbage collector and imports, which are global."""
+    _open_standard_streams()
     gc.set_threshold(*COLLECT)
     sys.meta_path.insert(0, WithoutRich())
     code = main()
@@ -139,6 +140,19 @@ def program() -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         _end_at_once()
     return code
+
+
+def _open_standard_streams() -> None:
+    """Open the null device for each standard stream that the parent closed, as cron jobs and supervisors do.
+
+    Otherwise Python has None for it, and the next socket gets its descriptor.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - for the process
 
 
 def _end_at_once() -> None:
@@ -177,10 +191,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         print_error("\ninterrupted")
         return Exit.INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output has closed it; without this, Python complains again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return Exit.CALL_FAILED
+    except OutputClosed:
+        return Exit.SUCCESS
     except OSError as error:
         if error.filename is None and os.environ.get(TRACEBACK_VARIABLE):
             raise
@@ -226,5 +238,5 @@ def cli() -> None:
 @click.command()
 def version() -> int:
     """Print the version."""
-    click.echo(f"isthmus {__version__}")
+    print_output(f"isthmus {__version__}")
     return Exit.SUCCESS

@@ -28,6 +28,7 @@ from isthmus.cli.output import (
     print_json,
     print_output,
     wants_color,
+    write_output,
 )
 from isthmus.cli.relay import hub_of
 from isthmus.cli.running import quiet_logs, run_command
@@ -150,8 +151,7 @@ def print_line(line: LogLine) -> None:
     if kind in COLORS and sys.stdout.isatty() and wants_color():
         shown = f"\x1b[{COLORS[kind]}m{shown}\x1b[0m"
     # Not by `print_output`, which would escape the color.
-    sys.stdout.write(f"{_clock(line.at)} {shown} {harmless(text, keep=chr(9))}\n")
-    sys.stdout.flush()
+    write_output(f"{_clock(line.at)} {shown} {harmless(text, keep=chr(9))}\n")
 
 
 def _clock(at: float) -> str:

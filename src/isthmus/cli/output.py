@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO, TypeAlias
 
+from isthmus.cli.exits import CommandFailed, Exit, OutputClosed
 from isthmus.model.unsafe_characters import CONTROL, INVISIBLE, escaped, escaped_misjoined
 
 if TYPE_CHECKING:
@@ -66,8 +67,26 @@ def first_line(text: str) -> str:
 def print_output(text: str) -> None:
     """Print a command's output: unchanged to a pipe or file, escaped on a terminal."""
     text = harmless(text) if sys.stdout.isatty() else text
-    sys.stdout.write(text if text.endswith("\n") else text + "\n")
-    sys.stdout.flush()
+    write_output(text if text.endswith("\n") else text + "\n")
+
+
+def write_output(text: str) -> None:
+    """Write to standard output as it is.
+
+    Raises:
+        OutputClosed: the reader has closed it.
+        CommandFailed: it cannot be written.
+    """
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        # The rest goes nowhere; otherwise Python complains again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise OutputClosed from None
+        text = f"cannot write the output: {error.strerror or error}"
+        raise CommandFailed(Exit.CALL_FAILED, text, "Make room, or write it elsewhere.") from None
 
 
 def print_json(text: bytes) -> None:
