@@ -185,7 +185,16 @@ async def test_commands_use_the_running_hub_of_their_configuration(user: User) -
         own = await user.run(shop, "call", "raw.echo", "text=hi", "--private")
         assert (own.code, own.out, own.err) == (0, "hi\n", "")
         assert starts.read_text().count("started") == 2
-        other = await user.run(user.project("blog"), "tools")
+        operated = [["logs", "raw"], ["restart", "raw"], ["top"], ["relay", "status"]]
+        for command_line in operated:
+            used = await user.run(shop, *command_line)
+            assert (used.code, used.err.splitlines()[0]) == (0, f"Using the hub that runs at {origin}.")
+        blog = user.project("blog")
+        (blog / "isthmus.toml").write_text(f"[hub]\nport = {hub.port}\n")
+        for command_line in operated:
+            none = await user.run(blog, *command_line)
+            assert (none.code, none.err.splitlines()[0]) == (4, f"isthmus: no hub runs for {blog / 'isthmus.toml'}")
+        other = await user.run(blog, "tools")
         assert (other.code, other.err) == (0, "")
         from_afar = await user.run(shop, "tools", "--hub", origin)
         assert from_afar.code == 5

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -134,11 +135,13 @@ def source_of(hub: str | None, config: Path | None, *, is_private: bool = False)
     return RemoteSource(url, headers)
 
 
-def find_hub(file: Path | None) -> RemoteSource | None:
+def find_hub(file: Path | None, *, is_needed: bool = False) -> RemoteSource | None:
     """The running hub of a configuration, named on stderr; None if none runs.
 
+    With `is_needed`, the command cannot start one for itself.
+
     Raises:
-        CommandFailed: the configuration cannot be read.
+        CommandFailed: the configuration cannot be read; or a hub is needed, and none runs.
     """
     from isthmus.app.state_folder import configuration_name, find_running
     from isthmus.config.files import find_file, home_folder, read_document, state_folder
@@ -153,8 +156,14 @@ def find_hub(file: Path | None) -> RemoteSource | None:
 
         raise refused(error) from error
     if running is None or running.configuration != configuration_name(used, os.environ):
-        return None
-    print_error(f"Using the hub that runs at {running.origin}; --private starts another.")
+        if not is_needed:
+            return None
+        # Not the hub at the configured port: it may be that of another configuration.
+        named = "this folder, which has no configuration" if used is None else os.path.abspath(used)
+        serve = "isthmus serve" if file is None else f"isthmus serve --config {shlex.quote(str(file))}"
+        advice = f"Start it with `{serve}`, or name a hub elsewhere with --hub URL or {HUB_VARIABLE}."
+        raise CommandFailed(Exit.UNREACHABLE, f"no hub runs for {named}", advice)
+    print_error(f"Using the hub that runs at {running.origin}{'.' if is_needed else '; --private starts another.'}")
     return RemoteSource(running.origin + ENDPOINT, {"Authorization": f"Bearer {running.key}"}, is_found=True)
 
 
@@ -503,7 +512,8 @@ class HubClient:
 
     def _next_steps(self) -> Iterator[str]:
         if self._source.is_found:
-            yield "It may be stopping: try again, or add --private to start one for this command."
+            private = "" if self._is_needed else ", or add --private to start one for this command"
+            yield f"It may be stopping: try again{private}."
             return
         yield "Start one with `isthmus serve`, or name its address with --hub or ISTHMUS_HUB."
         if not self._is_needed:

@@ -60,7 +60,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Access": {
         "access": ("access.access_command", "Print what a caller can reach, and why."),
-        "audit": ("audit.audit", "Verify, show or export the audit log."),
+        "audit": ("audit.audit", "Verify, tail or export the audit log."),
         "token": ("token.token", "Manage the keys of callers and the tokens of the relay."),
     },
 }

@@ -13,8 +13,6 @@ from pathlib import Path
 import click
 import msgspec
 
-from isthmus.cli.addresses import configured_origin
-from isthmus.cli.config import configuration_of
 from isthmus.cli.documents import DeviceInfo, DialledServerInfo, read_devices, read_dialled
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.hub import HubClient, LocalSource, RemoteSource, find_hub, source_of
@@ -85,17 +83,13 @@ class RelayOverview:
 
 
 def hub_of(source: RemoteSource | LocalSource) -> RemoteSource:
-    """The running hub: the named one, else the one that the configuration describes.
+    """The running hub: the named one, else that of the configuration.
 
     Raises:
-        CommandFailed: its address is unknown.
+        CommandFailed: none runs.
     """
-    if isinstance(source, RemoteSource):
-        return source
-    if (running := find_hub(source.file)) is not None:
-        return running
-    found = source_of(configured_origin(configuration_of(source.file).hub), None)
-    assert isinstance(found, RemoteSource), "an address is that of a running hub"
+    found = source if isinstance(source, RemoteSource) else find_hub(source.file, is_needed=True)
+    assert found is not None, "a hub that is needed is found"
     return found
 
 

@@ -18,9 +18,9 @@ import pytest
 from isthmus.cli import relay
 from isthmus.cli.documents import DeviceInfo, DialledServerInfo
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import LocalSource, RemoteSource, source_of
+from isthmus.cli.hub import RemoteSource, source_of
 from isthmus.cli.main import main
-from isthmus.cli.relay import RelayOverview, duration_text, forget_servers, groups_of, hub_of, show_status, watch_status
+from isthmus.cli.relay import RelayOverview, duration_text, forget_servers, groups_of, show_status, watch_status
 
 NOW = time.time()
 OVEN = {
@@ -195,22 +195,16 @@ async def test_watching_needs_a_terminal(capsys: pytest.CaptureFixture[str]) -> 
     assert "exclude each other" in capsys.readouterr().err
 
 
-def test_without_an_address_it_is_the_one_that_is_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ISTHMUS_KEY", "k3y")
-    (tmp_path / "isthmus.toml").write_text('[hub]\nhost = "0.0.0.0"\nport = 9\n')
-    found = hub_of(LocalSource(tmp_path / "isthmus.toml"))
-    assert (found.url, found.has_key) == ("http://127.0.0.1:9/mcp", True)
-    assert hub_of(found) is found
-
-
-def test_a_hub_that_is_not_there_is_told_without_advice_to_start_one_here(
+def test_the_hub_at_the_configured_port_may_be_that_of_another_configuration(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "isthmus.toml").write_text("[hub]\nport = 1\n")
-    assert main(["relay", "status", "--config", str(tmp_path / "isthmus.toml")]) == Exit.UNREACHABLE
+    file = tmp_path / "isthmus.toml"
+    file.write_text("[hub]\nport = 1\n")
+    assert main(["relay", "status", "--config", str(file)]) == Exit.UNREACHABLE
     said = capsys.readouterr().err
-    assert "cannot reach the hub at http://127.0.0.1:1/mcp" in said
-    assert "--config" not in said
+    assert f"no hub runs for {file}\n" in said
+    assert f"`isthmus serve --config {file}`" in said
+    assert "--hub URL" in said
 
 
 def test_rows_and_spans_of_time() -> None:
