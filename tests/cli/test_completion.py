@@ -69,6 +69,8 @@ def test_names_are_completed(work: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert got("isthmus connect cur") == ["cursor"]
     assert asked("isthmus call files.r", monkeypatch, capsys, "zsh") == ["plain", "files.read", "Read a file."]
     assert asked("isthmus call files.r", monkeypatch, capsys, "fish") == ["plain,files.read\tRead a file."]
+    (work / "isthmus.toml").write_text('[servers."my server"]\ncommand = "false"\n')
+    assert got("isthmus logs ") == ["my-server"]
     (work / "isthmus.toml").write_text("nonsense")
     assert got("isthmus remove ") == []
 

@@ -137,6 +137,15 @@ def test_a_first_hour(run: Run, tmp_path: Path) -> None:
     assert file.read_text().rstrip() == template.rstrip()
 
 
+def test_a_server_is_known_by_its_name_in_the_file_and_in_the_hub(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "mcp.json"
+    file.write_text(json.dumps({"mcpServers": {"my server": {"command": "false", "disabled": True}}}))
+    assert run("enable", "my-server")[:2] == (0, f"Enabled my-server in {file}.\n")
+    assert run("disable", "my server")[:2] == (0, f"Disabled my server in {file}.\n")
+    assert run("remove", "my-server")[:2] == (0, f"Removed my-server from {file}.\n")
+    assert json.loads(file.read_text()) == {"mcpServers": {}}
+
+
 def test_a_server_that_does_not_work_is_not_added(run: Run, tmp_path: Path) -> None:
     (tmp_path / "mcp.json").write_text('{\n  // mine\n  "mcpServers": {}\n}\n')
     before = (tmp_path / "mcp.json").read_bytes()

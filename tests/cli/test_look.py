@@ -77,7 +77,8 @@ async def test_a_tool_is_found_shown_and_called_as_shown(tmp_path: Path) -> None
 
 async def test_an_operator_reads_logs_restarts_and_watches_and_others_do_not(tmp_path: Path) -> None:
     callers = {"boss": {"key": OPERATOR, "allow": ["*"], "operator": True}, "me": {"key": CALLER, "allow": ["*"]}}
-    async with serving(tmp_path, {"shelf": TALKATIVE}, callers=callers, limits=PATIENT) as hub:
+    servers = {"shelf": TALKATIVE, "my store": TALKATIVE, "broken": SERVERS["broken"]}
+    async with serving(tmp_path, servers, callers=callers, limits=PATIENT) as hub:
         me = {"ISTHMUS_HUB": f"http://127.0.0.1:{hub.port}", "ISTHMUS_KEY": CALLER}
         boss = {**me, "ISTHMUS_KEY": OPERATOR}
         for words in (["logs", "shelf"], ["restart", "shelf"], ["top"]):
@@ -88,7 +89,15 @@ async def test_an_operator_reads_logs_restarts_and_watches_and_others_do_not(tmp
             code, said = await run(tmp_path, "restart", "shelf", env=boss)
             assert (code, said.startswith("shelf is ready: ")) == (0, True), said
             await following.until(r"restarting.*opening the store.*ready: \d+ tools")
-        assert "Unknown server: nobody" in (await run(tmp_path, "logs", "nobody", env=boss))[1]
+        for words in (["logs", "shelv"], ["restart", "shelv"]):
+            code, said = await run(tmp_path, *words, env=boss)
+            lines = ["isthmus: the hub has no server 'shelv'", "Did you mean shelf?"]
+            assert (code, said.splitlines()) == (2, lines)
+        code, said = await run(tmp_path, "logs", "my store", env=boss)
+        assert (code, "opening the store" in said) == (0, True), said
+        code, said = await run(tmp_path, "restart", "broken", env=boss)
+        reason = "isthmus: broken is not connected: exited with code 3; its last output: no licence"
+        assert (code, " ".join(said.splitlines()[0].split())) == (1, reason)
         async with on_terminal(tmp_path, "top", env=boss) as top:
             await top.until("SERVER +STATE +CALLS")
             async with Raw(hub.url, key=CALLER) as caller:

@@ -18,6 +18,7 @@ from click.shell_completion import CompletionItem, ShellComplete, get_completion
 
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.output import first_line, print_error, print_output
+from isthmus.model.names import legal_server_name
 
 if TYPE_CHECKING:
     from isthmus.config.files import Document
@@ -141,7 +142,7 @@ def client_names(command: str = "connect") -> list[str]:
 
 
 def server_names() -> list[str]:
-    """The servers of the configuration in use."""
+    """The servers of the configuration in use, as the hub calls them: every command takes these names."""
     document, _ = _configuration()
     names: list[str] = []
     for root in () if document is None else document.dialect.roots:
@@ -149,7 +150,13 @@ def server_names() -> list[str]:
         for key in root:
             table = table.get(key, {}) if isinstance(table, dict) else {}
         names += [str(name) for name in table] if isinstance(table, dict) else []
-    return list(dict.fromkeys(names))
+    names = list(dict.fromkeys(names))
+    if all(legal_server_name(name) == name for name in names):
+        return names
+    from isthmus.config.entry_conversion import server_names as names_in_hub
+
+    called = names_in_hub(names)
+    return [called[name] for name in names]
 
 
 def _configuration() -> tuple[Document | None, Path]:

@@ -431,7 +431,7 @@ class ConfigFile:
         return self.at(self.root_of(name)).get(name)
 
     def path_of(self, name: str) -> tuple[str, ...]:
-        """The keys that lead to a server's entry.
+        """The keys that lead to a server's entry, by its name in the file or in the hub.
 
         Raises:
             CommandFailed: the file has no such server.
@@ -440,9 +440,13 @@ class ConfigFile:
         if name in self.at(root):
             return (*root, name)
         from isthmus.cli.config import configuration_of
+        from isthmus.config.entry_conversion import server_names
         from isthmus.config.findings import closest_match
 
         names = [str(each) for root in self._roots() for each in self.at(root)]
+        for written, called in server_names(names).items():
+            if called == name:
+                return (*self.root_of(written), written)
         advice = f"It has {', '.join(names)}." if names else "`isthmus add` adds one."
         if meant := closest_match(name, names):
             advice = f"Did you mean {meant}?"

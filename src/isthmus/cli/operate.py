@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from isthmus.cli.documents import read_servers
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.hub import HubClient, RemoteSource, source_of
 from isthmus.cli.options import with_json, with_source, with_wait
@@ -32,6 +33,7 @@ from isthmus.cli.output import (
 )
 from isthmus.cli.relay import hub_of
 from isthmus.cli.running import quiet_logs, run_command
+from isthmus.model.names import legal_server_name
 
 UNNAMED = "Name a server; `isthmus servers` lists them."
 
@@ -42,6 +44,23 @@ REFRESH_SECONDS = 1.0
 
 COLORS = {"warning": "33", "error": "31", "critical": "31", "alert": "31", "emergency": "31", "hub": "36"}
 """SGR codes of the lines that a person should notice."""
+
+
+async def name_in_hub(hub: HubClient, given: str) -> str:
+    """The name of a server in the hub. Its name in a client's file, such as `my server`, is accepted, too.
+
+    Raises:
+        CommandFailed: there is no such server, or the hub cannot be reached.
+    """
+    from isthmus.config.findings import closest_match
+
+    known = [server.name for server in read_servers(await hub.servers())]
+    found = next((name for name in (given, legal_server_name(given)) if name in known), None)
+    if found is not None:
+        return found
+    meant = closest_match(given, known)
+    advice = f"Did you mean {meant}?" if meant else f"It has {', '.join(known)}."
+    raise CommandFailed(Exit.USAGE, f"the hub has no server {given!r}", advice)
 
 
 class LogLine(msgspec.Struct, frozen=True):
@@ -115,6 +134,7 @@ async def show_log(source: RemoteSource, server: str, count: int, *, follows: bo
         CommandFailed: there is no such server, or the hub cannot be reached.
     """
     async with aclosing(HubClient(source, is_needed=True)) as hub:
+        server = await name_in_hub(hub, server)
         if is_json and not follows:
             print_json(await hub.log(server))
             return Exit.SUCCESS
@@ -182,6 +202,7 @@ async def restart_server(source: RemoteSource, server: str, *, wait: float, is_j
     """
     began = time.monotonic()
     async with aclosing(HubClient(source, is_needed=True)) as hub:
+        server = await name_in_hub(hub, server)
         before = _read_log(await hub.log(server))
         after = before[-1].number if before else 0
         document = await hub.restart(server)
@@ -191,7 +212,8 @@ async def restart_server(source: RemoteSource, server: str, *, wait: float, is_j
             if ended:
                 if not ended[0].startswith("ready"):
                     advice = f"`isthmus logs {server}` shows its last words."
-                    raise CommandFailed(Exit.CALL_FAILED, f"{server} is {first_line(ended[0])}", advice)
+                    why = await _with_last_output(hub, server, ended[0])
+                    raise CommandFailed(Exit.CALL_FAILED, f"{server} is {first_line(why)}", advice)
                 if is_json:
                     print_json(document)
                 else:
@@ -200,6 +222,12 @@ async def restart_server(source: RemoteSource, server: str, *, wait: float, is_j
             await asyncio.sleep(POLL_SECONDS / 2)
     advice = f"`isthmus servers --watch` shows when it is ready, `isthmus logs {server}` what it says."
     raise CommandFailed(Exit.CALL_FAILED, f"{server} is not ready after {wait:g} s; the hub goes on trying", advice)
+
+
+async def _with_last_output(hub: HubClient, server: str, why: str) -> str:
+    """Why a server is not connected, with the last line of its standard error."""
+    info = next((each for each in read_servers(await hub.servers()) if each.name == server), None)
+    return why.replace(info.reason, info.trouble) if info is not None and info.reason else why
 
 
 # -- top ---------------------------------------------------------------------------------------------------------------
