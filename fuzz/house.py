@@ -14,6 +14,7 @@ from collections.abc import Coroutine, MutableMapping
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 import structlog
@@ -113,7 +114,7 @@ class House:
         config.write_text(json.dumps({"servers": servers, "limits": limits, **tables}))
         opened: asyncio.Future[int] = self._loop.create_future()
         configuration = load(config, {}, folder, folder, port=0)
-        hub = serve(configuration, {}, on_open=lambda _, found: opened.set_result(found))
+        hub = serve(configuration, {}, on_open=lambda origin: opened.set_result(urlsplit(origin).port or 0))
         self._hub = self._loop.create_task(hub)
         self._server = server
         port = await opened

@@ -130,6 +130,7 @@ async def over_rest(hub: HubProcess) -> None:
         stream = await http.post("/tools/builtin.greet_later", json={}, headers={"accept": "text/event-stream"})
         assert [line for line in stream.text.splitlines() if line.startswith("event")] == [
             "event: progress",
+            "event: question",
             "event: result",
         ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,13 @@ def test_code_that_blocks_uses_a_plain_with() -> None:
             hub.call("raw.pray")
 
 
-@isthmus.tool
+@pytest.fixture
+def baking() -> Iterator[None]:
+    isthmus.tool(bake)
+    yield
+    isthmus.tool.remove("bake")
+
+
 def bake(context: ToolContext, loaves: int) -> dict[str, int]:
     """Bake some bread."""
     for number in range(loaves):
@@ -54,6 +61,7 @@ def bake(context: ToolContext, loaves: int) -> dict[str, int]:
     return {"loaves": loaves}
 
 
+@pytest.mark.usefixtures("baking")
 async def test_a_stream_has_progress_then_the_result() -> None:
     async with isthmus.connect() as hub:
         chunks = [chunk async for chunk in hub.stream("bake", loaves=2)]
@@ -65,6 +73,7 @@ async def test_a_stream_has_progress_then_the_result() -> None:
         assert failed.value.executed == "yes"
 
 
+@pytest.mark.usefixtures("baking")
 def test_a_stream_without_a_loop() -> None:
     with isthmus.connect(timeout=10) as hub:
         assert [chunk.chunk_type for chunk in hub.stream("bake", loaves=1)] == ["progress", "data", "complete"]

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.app import process_setup
 from isthmus.cli import running as services
 from isthmus.transport.process import INHERITED
 from tests.hubs import PATIENT, Raw, serving, stdio
@@ -123,7 +124,7 @@ def test_a_service_keeps_to_itself_unless_it_is_to_be_debugged(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str | None, *, is_private: bool
 ) -> None:
     kept: list[None] = []
-    monkeypatch.setattr(services, "keep_private", lambda: kept.append(None))
+    monkeypatch.setattr(process_setup, "keep_private", lambda: kept.append(None))
     if variable is None:
         monkeypatch.delenv(services.DEBUGGABLE_VARIABLE, raising=False)
     else:

@@ -32,6 +32,7 @@ OWN_SAY = {
     "isthmus/upstream/python/signatures.py",  # documentation of what functions may say of theirs
     "isthmus/library/tools.py",  # the same
     "isthmus/library/integration_base.py",  # `is_destructive`, which believes trusted servers only (see below)
+    "isthmus/cli/tools.py",  # shows them to a person
     "isthmus/integrations/openai_agents.py",  # passes them on to a framework
 }
 

@@ -17,6 +17,7 @@ from tests.security.source import dotted, imported, nodes, strings, texts, using
 pytestmark = pytest.mark.xdist_group("source")  # which is read once
 
 WAYS_OUT = {
+    "app/serve.py": "binds the addresses before anything else; connects nothing",
     "transport/egress.py": "the guard itself",
     "transport/flow_control.py": "closes a connection that is there",
     "frontends/http/listener.py": "listens",
@@ -141,7 +142,8 @@ def test_there_is_no_shell() -> None:
     for name, found in with_words(r"shell|/bin/sh|bash"):
         for node in found:
             assert not (isinstance(node, ast.keyword) and node.arg == "shell"), name
-        assert not set(strings(found)) & {"/bin/sh", "/bin/bash", "sh", "bash", "-c"}, name
+        names = set() if name == "cli/completion.py" else {"bash"}  # it writes a script for the shell that is named so
+        assert not set(strings(found)) & {"/bin/sh", "/bin/bash", "sh", "-c", *names}, name
 
 
 EVALUATING = {"eval", "exec", "compile", "__import__", "pickle.loads", "pickle.load", "marshal.loads", "yaml.load"}

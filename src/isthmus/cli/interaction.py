@@ -342,7 +342,7 @@ class TerminalAnswers:
         host = urlsplit(url).hostname or "no host"
         if not await self._confirm(f"Open it? Only if you trust {harmless(host, keep='')}.", default=False):
             return DECLINE
-        open_page(url)
+        print_error("  Open the address above in a browser.")
         return ACCEPT
 
     async def _confirm(self, text: str, *, default: bool | None) -> bool:
@@ -467,17 +467,6 @@ def highlighted(url: str) -> str:
     host = harmless(urlsplit(url).hostname or "", keep="")
     before, found, after = shown.partition(host) if host else (shown, "", "")
     return f"{before}{BOLD}{found}{PLAIN}{after}" if found else shown
-
-
-def open_page(url: str) -> None:
-    """Open a page in a browser with a window of its own, else leave that to the person."""
-    has_screen = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    if has_screen and urlsplit(url).scheme in ("http", "https"):
-        import webbrowser
-
-        if webbrowser.open(url):
-            return
-    print_error("  Open the address above in a browser.")
 
 
 async def read_line(prompt: str) -> str:
