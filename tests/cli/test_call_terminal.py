@@ -229,3 +229,7 @@ async def test_images_and_files_are_saved_under_safe_new_names(hub: HubProcess, 
     assert (tmp_path / "own-2.png").read_bytes() == b"picture"
     code, _, err = await piped("call", "--hub", hub.url, "asking.chart", "--save", str(tmp_path / "none" / "a.png"))
     assert (code, "there is no folder" in err) == (2, True)
+    for folder in ("new", "v1.2/"):  # made on demand
+        code, _, _ = await piped("call", "--hub", hub.url, "asking.chart", "--save", f"{tmp_path}/{folder}")
+        assert code == 0
+        assert sorted(os.listdir(tmp_path / folder)) == ["a_report.pdf", "asking.chart-2.png", "asking.chart.png"]

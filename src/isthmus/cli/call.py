@@ -55,6 +55,11 @@ Read: TypeAlias = Callable[[str], str]
 
 NOT_ASKABLE = "It wants to ask something: call it in a terminal, or add --answer NAME=VALUE or --answer accept."
 
+ERA_CANNOT_ASK = (
+    'Its server cannot ask in MCP 2026-07-28: era = "legacy" in the server\'s entry of the configuration lets it ask, '
+    "in a terminal or with --answer."
+)
+
 HOW = "Write name=text, name:=JSON or name=@FILE (@- is standard input); or give all of them as --args JSON."
 
 
@@ -73,9 +78,8 @@ def with_outcome(command: F) -> F:
         click.option("--no-pager", is_flag=True, help="Print long results at once."),
         click.option(
             "--save",
-            type=click.Path(path_type=Path),
             metavar="PATH",
-            help="Write images, sounds and files here.",
+            help="Write images, sounds and files here: a folder, or a file if PATH has an extension.",
         ),
         click.option("--no-input", is_flag=True, help="Never ask anything at the terminal."),
         click.option(
@@ -149,7 +153,7 @@ class CallOptions:
 
     answers: Sequence[str] = ()
     no_input: bool = False
-    save: Path | None = None
+    save: str | None = None
     no_pager: bool = False
     is_json: bool = False
 
@@ -300,18 +304,24 @@ class Conversation:
         if outcome.is_error:
             # On stderr: a file or pipe gets the result, or nothing.
             print_error(text)
-            # Servers that look first whether a client can be asked refuse in words of their own.
-            wanted_to_ask = not self._options.is_askable and "elicit" in text.lower()
             raise CommandFailed(
                 Exit.CALL_FAILED,
                 f"{harmless(name)} ran and reported an error (above)",
-                *([NOT_ASKABLE] if wanted_to_ask else []),
-                "Fix the cause and call it again; `isthmus tools --json` shows the arguments of each tool.",
+                *self._advice_to_ask(text.lower()),
+                f"Fix the cause and call it again; `isthmus tools {harmless(name)}` shows its arguments.",
             )
         if text:
             print_result(text, has_pager=not self._options.no_pager)
         self._save(outcome, name)
         return Exit.SUCCESS
+
+    def _advice_to_ask(self, error: str) -> list[str]:
+        """Servers that look first whether they can ask refuse in words of their own."""
+        if "elicit" not in error:
+            return []
+        if "2026-07-28" in error or "unavailable on" in error:
+            return [ERA_CANNOT_ASK]
+        return [] if self._options.is_askable else [NOT_ASKABLE]
 
     def _save(self, outcome: Result, name: str) -> None:
         if self._options.save is not None and not outcome.is_bare:
@@ -380,9 +390,10 @@ def arguments_of(
     """
     if whole is not None and words:
         raise _wrong("--args and name=value exclude each other")
+    properties = _properties(schema)
     if whole is not None:
         value = _json("--args", _contents("--args", whole, read), "a JSON object")
-        if object_members(value) is None:
+        if (given := object_members(value)) is None:
             match msgspec.json.decode(value):
                 case dict():
                     got = "one with a repeated name"
@@ -391,8 +402,8 @@ def arguments_of(
                 case other:
                     got = _cut(msgspec.json.encode(other).decode())
             raise _wrong(f"--args must be a JSON object, got {got}")
+        _check_required(given, properties, schema, tool)
         return msgspec.Raw(value)
-    properties = _properties(schema)
     members: dict[str, bytes] = {}
     for word in words:
         name, value = _member(word, properties, read)
@@ -400,6 +411,7 @@ def arguments_of(
             raise _wrong(f"{name} is given twice")
         members[name] = value
     _check_names(members, properties, schema, tool)
+    _check_required(members, properties, schema, tool)
     return msgspec.Raw(render(members))
 
 
@@ -423,6 +435,34 @@ def _check_names(
         raise CommandFailed(Exit.USAGE, text, *([advice] if advice else []), "executed: no (nothing was called).")
 
 
+def _check_required(
+    members: Mapping[str, Any], properties: Mapping[str, Any], schema: msgspec.Raw | None, tool: str
+) -> None:
+    """Find a missing argument, and say how to write it."""
+    required = msgspec.json.decode(schema).get("required") if schema is not None and properties else None
+    names = required if isinstance(required, list) else []
+    missing = [name for name in names if isinstance(name, str) and name not in members]
+    if not missing:
+        return
+    words = " ".join(f"{name}={_placeholder(properties.get(name))}" for name in missing)
+    text = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
+    text += f": add {words}" if members else f": isthmus call {tool} {words}"
+    advice = f"`isthmus tools {tool}` shows its arguments."
+    raise CommandFailed(Exit.USAGE, text, advice, "executed: no (nothing was called).")
+
+
+def _placeholder(schema: Any) -> str:
+    match sorted(_types(schema) - {"null"}):
+        case ["integer" | "number"]:
+            return "NUMBER"
+        case ["boolean"]:
+            return "true"
+        case types if types and "string" not in types:
+            return "JSON"
+        case _:
+            return "TEXT"
+
+
 def _member(word: str, properties: Mapping[str, Any], read: Read) -> tuple[str, bytes]:
     name, equals, text = word.partition("=")
     is_json = name.endswith(":")
@@ -434,7 +474,7 @@ def _member(word: str, properties: Mapping[str, Any], read: Read) -> tuple[str, 
         return name, _json(name, text, "JSON")
     types = _types(properties.get(name))
     if types and "string" not in types:
-        return name, _json(name, text, " or ".join(sorted(types)))
+        return name, _typed(name, text, types)
     try:
         return name, msgspec.json.encode(text)
     except ValueError:  # bytes that are not UTF-8 arrive as lone surrogates
@@ -459,6 +499,42 @@ def _json(name: str, text: str, wanted: str) -> bytes:
         msgspec.json.decode(raw)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise _wrong(f"{name} must be {wanted}, got {_cut(text)} ({error})") from None
+    return raw
+
+
+SENTENCES = {
+    "array": "a JSON array",
+    "boolean": "true or false",
+    "integer": "an integer",
+    "null": "null",
+    "number": "a number",
+    "object": "a JSON object",
+}
+
+
+def _typed(name: str, text: str, types: set[str]) -> bytes:
+    """JSON of one of these types."""
+    wanted = " or ".join(SENTENCES.get(kind, kind) for kind in sorted(types))
+    if types & {"array", "object"}:
+        return _json(name, text, wanted)  # says also where it is malformed
+    try:
+        raw = text.strip().encode()
+        value = msgspec.json.decode(raw)
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        raise _wrong(f"{name} must be {wanted}, got {_cut(text)}") from None
+    match value:
+        case bool():
+            fits = "boolean" in types
+        case None:
+            fits = "null" in types
+        case int():
+            fits = bool(types & {"integer", "number"})
+        case float():
+            fits = "number" in types or ("integer" in types and value.is_integer())
+        case _:
+            fits = False
+    if not fits and types <= SENTENCES.keys():
+        raise _wrong(f"{name} must be {wanted}, got {_cut(text)}")
     return raw
 
 

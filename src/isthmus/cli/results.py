@@ -138,25 +138,36 @@ def binary_parts(payload: msgspec.Raw) -> Iterator[BinaryPart]:
                 pass
 
 
-def check_target(save: Path | None) -> None:
+def check_target(save: str | None) -> None:
     """Check before the call that what it returns can be saved.
 
     Raises:
-        CommandFailed: the folder does not exist.
+        CommandFailed: the folder does not exist, or is a file.
     """
-    if save is not None and not save.is_dir() and not save.parent.is_dir():
-        raise CommandFailed(
-            Exit.USAGE, f"--save: there is no folder {str(save.parent)!r}", "Make it first, or name another."
-        )
+    if save is None:
+        return
+    path = Path(save)
+    if not _is_folder(save):
+        if not path.parent.is_dir():
+            text = f"--save: there is no folder {str(path.parent)!r}"
+            raise CommandFailed(Exit.USAGE, text, "Make it first, or name another.")
+    elif path.exists() and not path.is_dir():
+        text = f"--save: {save!r} is a file, and without an extension it means a folder"
+        raise CommandFailed(Exit.USAGE, text, "Name a folder, or a file with an extension, such as chart.png.")
 
 
-def save_parts(payload: msgspec.Raw, tool: str, target: Path) -> None:
-    """Write images, sounds and files below a folder or to a file, and say where. No file is replaced.
+def _is_folder(save: str) -> bool:
+    """Whether `--save` names a folder, which may not exist yet: with a slash at its end, or without an extension."""
+    return save.endswith(("/", os.sep)) or Path(save).is_dir() or not Path(save).suffix
+
+
+def save_parts(payload: msgspec.Raw, tool: str, save: str) -> None:
+    """Write images, sounds and files into a folder or to a file, and say where. No file is replaced.
 
     Raises:
         CommandFailed: one cannot be written.
     """
-    is_folder = target.is_dir()
+    target, is_folder = Path(save), _is_folder(save)
     count = 0
     for count, part in enumerate(binary_parts(payload), 1):
         try:
@@ -164,7 +175,11 @@ def save_parts(payload: msgspec.Raw, tool: str, target: Path) -> None:
         except binascii.Error:
             print_error(f"{part.kind} {count} is not saved: its data is not valid base64")
             continue
-        wanted = target / _name_of(part, tool) if is_folder else target
+        name = _name_of(part, tool)
+        if is_folder:
+            wanted = target / name
+        else:  # further files may be of another kind
+            wanted = target if count == 1 else target.with_suffix(Path(name).suffix or target.suffix)
         path = _write_new(wanted, content)
         replaced = "" if path == wanted else f" ({wanted.name} exists already)"
         kind = f"{part.kind}, {part.mime_type}" if part.mime_type else part.kind
@@ -178,6 +193,7 @@ def _write_new(wanted: Path, content: bytes) -> Path:
     for number in range(1, 10_000):
         path = wanted if number == 1 else wanted.with_name(f"{wanted.stem}-{number}{wanted.suffix}")
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("xb") as file:
                 file.write(content)
         except FileExistsError:

@@ -64,7 +64,7 @@ FAULTS: Mapping[str, FaultRow] = {
     "bad_arguments": FaultRow(
         "no", INVALID_PARAMS, 400, INVALID_PARAMS, "failed", "request", "INVALID_ARGUMENTS", "invalid_parameters",
         "Invalid arguments",
-        "`isthmus tools --json` shows the arguments of each tool."),
+        "`isthmus tools NAME` shows the arguments of a tool."),
     "unknown_tool": FaultRow(
         "no", INVALID_PARAMS, 404, RELAY_NO_TOOL, "failed", "request", "-32601", "not_found",
         "Unknown tool",

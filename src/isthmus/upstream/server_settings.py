@@ -156,7 +156,7 @@ _USER_HEADERS = _key(
     " See [Headers of a user](concepts.md#headers-of-a-user).",
     in_clients=True,
 )
-_ERA = _key("Generation of MCP: `auto` detects it.")
+_ERA = _key("Generation of MCP: `auto` detects it. `legacy` lets a server ask that cannot in 2026-07-28.")
 _URL = _key("Address of the server: `http://`, `https://`, `ws://` or `wss://`.", in_clients=True, is_common_word=True)
 
 

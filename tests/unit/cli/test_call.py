@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from isthmus.cli.call import (
+    ERA_CANNOT_ASK,
     NOT_ASKABLE,
     CallOptions,
     Conversation,
@@ -137,6 +138,11 @@ def test_a_server_that_would_have_asked_gets_the_advice_to_let_it_ask() -> None:
     with pytest.raises(CommandFailed) as failed:
         Conversation("a.b", CallOptions(answers=("accept",))).print_outcome(refused, "a.b", readable)
     assert NOT_ASKABLE not in failed.value.advice
+    text = "elicitation via server-initiated requests is unavailable on 2026-07-28 connections"
+    refused = Result(msgspec.Raw(json.dumps({"content": [{"type": "text", "text": text}]}).encode()), True)
+    with pytest.raises(CommandFailed) as failed:
+        Conversation("a.b", CallOptions()).print_outcome(refused, "a.b", readable)
+    assert failed.value.advice[0] == ERA_CANNOT_ASK
 
 
 async def test_a_fault_says_whether_the_tool_ran(config: LocalSource, capsys: pytest.CaptureFixture[str]) -> None:
@@ -362,11 +368,13 @@ def test_without_a_usable_schema_everything_is_text(schema: Any) -> None:
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("count=abc", "count must be integer"),
-        ("maybe=x", "maybe must be integer or null"),
+        ("count=abc", "count must be an integer, got 'abc'"),
+        ("count=1.5", "count must be an integer, got '1.5'"),
+        ("flag=1", "flag must be true or false, got '1'"),
+        ("maybe=x", "maybe must be an integer or null, got 'x'"),
         ("text:=", "text must be JSON"),
-        ("count=NaN", "count must be integer"),
-        ("list=" + "[" * 100_000, "list must be array"),
+        ("count=NaN", "count must be an integer"),
+        ("list=" + "[" * 100_000, "list must be a JSON array"),
         ("word", "Expected name=value, got 'word'"),
         ("=3", "Expected name=value, got '=3'"),
         ("text=@nowhere", "text: cannot read 'nowhere': No such file or directory"),
@@ -376,6 +384,16 @@ def test_without_a_usable_schema_everything_is_text(schema: Any) -> None:
 )
 def test_a_bad_word_is_named(word: str, said: str) -> None:
     assert refusal(word).message.startswith(said)
+
+
+def test_a_missing_argument_is_named_before_the_call() -> None:
+    schema = SCHEMA | {"required": ["text", "count"]}
+    with pytest.raises(CommandFailed, match=r"^text and count are missing: isthmus call it text=TEXT count=NUMBER$"):
+        made(schema=schema)
+    with pytest.raises(CommandFailed, match=r"^count is missing: add count=NUMBER$") as failed:
+        made(whole='{"text": ""}', schema=schema)
+    assert failed.value.exit == Exit.USAGE
+    assert failed.value.advice[0] == "`isthmus tools it` shows its arguments."
 
 
 def test_a_name_cannot_be_given_twice() -> None:
