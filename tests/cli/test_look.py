@@ -109,6 +109,7 @@ async def test_an_operator_reads_logs_restarts_and_watches_and_others_do_not(tmp
             await watching.until(r"SERVER.*STATE.*OFFERS.*shelf")
             watching.type(b"\x03")
             assert await watching.ended() == 0
+        assert "^C" not in watching.text, "it would move the last table"
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------

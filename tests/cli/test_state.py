@@ -209,6 +209,16 @@ async def test_commands_use_the_running_hub_of_their_configuration(user: User) -
     assert calls == [("local", "rest", "raw.echo")]
 
 
+async def test_a_hub_that_commands_cannot_find_says_so(user: User) -> None:
+    shop = user.project("shop")
+    (user.home / "file").touch()
+    user.environment["XDG_STATE_HOME"] = str(user.home / "file")  # also root cannot write there
+    async with user.serving(shop) as hub:
+        assert sum("commands cannot find this hub: use --hub" in line for line in hub.said) == 1
+        assert (await user.run(shop, "logs", "builtin")).code == 4
+        assert (await user.run(shop, "tools", "--hub", hub.url)).code == 0
+
+
 async def test_what_a_killed_hub_left_does_no_harm(user: User) -> None:
     shop = user.project("shop")
     with pytest.raises(AssertionError, match="ended with -9"):

@@ -364,7 +364,10 @@ def _announced(
     origin = local_origin(settings.host, port)
     name = configuration_name(configuration.file, environment)
     info = RunningHubInfo(os.getpid(), origin, operator_key, name)
-    with announced(Path(settings.state), info):
+    with announced(Path(settings.state), info) as failed:
+        if failed is not None:
+            why = failed.strerror or str(failed)
+            log.warning("commands cannot find this hub: use --hub", url=origin, state=settings.state, reason=why)
         yield origin
 
 

@@ -64,18 +64,18 @@ def _name_of(file: Path | None) -> str:
 
 
 @contextmanager
-def announced(state: Path, info: RunningHubInfo) -> Iterator[None]:
+def announced(state: Path, info: RunningHubInfo) -> Iterator[OSError | None]:
     """Let commands find the hub during this block.
 
-    They do not find the second hub of one folder, nor one whose folder cannot be written.
+    They do not find the second hub of one folder, nor one whose folder cannot be written; then this yields the error.
     """
     try:
         descriptor = _write_locked(state, info)
-    except OSError:
-        yield
+    except OSError as error:
+        yield error
         return
     try:
-        yield
+        yield None
     finally:
         with suppress(OSError):
             if os.path.samestat(os.fstat(descriptor), os.stat(state / RUNNING_FILE)):

@@ -98,6 +98,19 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """See `click.Group`, which could not suggest a command that is not loaded."""
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            import difflib
+
+            meant = difflib.get_close_matches(name.lower(), COMMANDS, n=1)
+            advice = f" Did you mean {meant[0]}?" if meant else ""
+            raise click.UsageError(f"No such command {name[:PATH_LENGTH_MAX]!r}.{advice}", ctx)
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands by section, without importing them."""
         width = max(map(len, COMMANDS))

@@ -152,8 +152,26 @@ def in_place(stream: TextIO, head: Row = ()) -> Iterator[Callable[[Sequence[Grou
     from rich.live import Live
 
     console = _console(stream)
-    with Live(console=console, auto_refresh=False) as live:
+    with _without_echo(), Live(console=console, auto_refresh=False) as live:
         yield lambda groups, styles: live.update(Together(*_parts(groups, styles, console.width, head)), refresh=True)
+
+
+@contextmanager
+def _without_echo() -> Iterator[None]:
+    """Do not show what is typed: a `^C` after a full line would begin another, and the table be drawn in its place."""
+    if os.name == "nt" or not sys.stdin.isatty():
+        yield
+        return
+    import termios
+
+    keys = sys.stdin.fileno()
+    saved, quiet = termios.tcgetattr(keys), termios.tcgetattr(keys)
+    quiet[3] &= ~termios.ECHO
+    termios.tcsetattr(keys, termios.TCSADRAIN, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(keys, termios.TCSADRAIN, saved)
 
 
 def _parts(

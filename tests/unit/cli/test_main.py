@@ -73,6 +73,11 @@ def test_wrong_usage_ends_with_2_and_says_so_on_stderr(words: list[str], capsys:
     assert told.err
 
 
+def test_a_misspelt_command_is_suggested(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tols"]) == Exit.USAGE
+    assert "No such command 'tols'. Did you mean tools?" in capsys.readouterr().err
+
+
 def test_a_missing_configuration_ends_with_3(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["tools"], ["serve"], ["doctor"], ["stdio"], ["call", "echo"]):
         assert main([*words, "--config", "nowhere.toml"]) == Exit.CONFIGURATION
