@@ -206,14 +206,31 @@ async def test_what_options_do_not_answer_is_cancelled_and_told(hub: HubProcess)
         _, out, err = await piped("call", "--hub", hub.url, *words)
         assert json.loads(out) == {"action": "cancel"}
         assert "add --answer accept" in err
-    _, out, err = await piped("call", "--hub", hub.url, "asking.book", "--answer", "name=A")
-    assert (json.loads(out), err.splitlines()[0]) == (
-        {"action": "cancel"},
-        "--answer name: write at least 2 characters",
-    )
     _, out, _ = await piped("call", "--hub", hub.url, "asking.book", "--answer", "decline")
     assert json.loads(out) == {"action": "decline"}
     assert (await piped("call", "--hub", hub.url, "asking.book", "--answer", "perhaps"))[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("name=A", "--answer name: write at least 2 characters"),
+        ("nme=Ada", "--answer: nme is not a field of this question; did you mean name?"),
+        ("zzz=Ada", "--answer: zzz is not a field of this question"),
+        ("guests=some", "--answer guests: write a whole number, not 'some'"),
+        ('guests:="2"', '--answer guests: it must be integer, not "2"'),
+        ("accept", "--answer: name must be given too: add --answer name=…"),
+    ],
+)
+async def test_a_wrong_answer_is_cancelled_told_and_ends_with_2(hub: HubProcess, given: str, said: str) -> None:
+    code, out, err = await piped("call", "--hub", hub.url, "asking.book", "--answer", given)
+    assert (code, json.loads(out), err.splitlines()[0]) == (2, {"action": "cancel"}, said)
+
+
+async def test_an_answer_that_no_question_wanted_is_told(hub: HubProcess) -> None:
+    words = ["asking.book", "--answer", "name=Ada", "--answer", "zzz=1"]
+    code, _, err = await piped("call", "--hub", hub.url, *words)
+    assert (code, err) == (0, "--answer: no question had a field zzz\n")
 
 
 async def test_images_and_files_are_saved_under_safe_new_names(hub: HubProcess, tmp_path: Path) -> None:

@@ -292,6 +292,17 @@ class Conversation:
             CommandFailed: the call failed.
         """
         print_unanswered(self._name, self._given.unanswered)
+        if self._given.unused and not self._given.is_wrong:
+            print_error(f"--answer: no question had a field {' or '.join(self._given.unused)}")
+        try:
+            exit = self._print(outcome, name, as_text)
+        except CommandFailed as failed:
+            if self._given.is_wrong:
+                failed.exit = Exit.USAGE
+            raise
+        return Exit.USAGE if self._given.is_wrong else exit
+
+    def _print(self, outcome: Result | CallFailure, name: str, as_text: Callable[[msgspec.Raw], str]) -> Exit:
         if isinstance(outcome, CallFailure):
             if self._options.is_json:
                 print_output(msgspec.json.encode({"error": outcome}).decode())

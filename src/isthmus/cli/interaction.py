@@ -7,6 +7,7 @@ file or pipe stays clean. Without a terminal, `--answer` has the answers (`Given
 from __future__ import annotations
 
 import asyncio
+import difflib
 import math
 import os
 import shutil
@@ -360,7 +361,7 @@ class GivenAnswers:
     """Answers from `--answer`: what to do with questions, and values for the fields of forms.
 
     A form is accepted if a field of it was given, or everything is. What these do not answer is asked at the terminal,
-    if there is one, and otherwise cancelled.
+    if there is one, and otherwise cancelled. If one of them was wrong, `is_wrong` is set then.
     """
 
     def __init__(self, given: Sequence[str], terminal: TerminalAnswers | None) -> None:
@@ -389,6 +390,9 @@ class GivenAnswers:
                     raise ValueError(f"{name} must be JSON, got {text!r} ({error})") from None
             self._values[name] = (text, is_json)
         self.unanswered: list[HubQuestion] = []
+        self.is_wrong = False
+        self._asked: set[str] = set()
+        """The fields of all forms."""
 
     async def answer(self, question: HubQuestion) -> ElicitAnswer:
         """See `Answers`."""
@@ -400,18 +404,53 @@ class GivenAnswers:
                 print_error(f"The server asks you to open {params.get('url', '')}")
                 return ACCEPT
             return await self._otherwise(question)
-        content: dict[str, Any] = {}
         fields = read_form(params)
+        self._asked |= {field.name for field in fields}
+        if wrong := self._misspelt([field.name for field in fields]):
+            return await self._refuse(question, wrong)
         if self._action != "accept" and not any(field.name in self._values for field in fields):
-            return await self._otherwise(question)  # nothing that was given concerns it
+            return await self._otherwise(question)  # nothing was given
+        content: dict[str, Any] = {}
+        missing = []
         for field in fields:
-            try:
-                content |= self._value(field)
-            except ValueError as wrong:
-                if field.name in self._values:
-                    print_error(f"--answer {field.name}: {wrong}")
-                return await self._otherwise(question)
+            if field.name in self._values:
+                try:
+                    content[field.name] = self._value(field)
+                except ValueError as error:
+                    return await self._refuse(question, f"--answer {field.name}: {error}")
+            elif field.default is not None:
+                content[field.name] = field.default
+            elif field.is_required:
+                missing.append(field.name)
+        if missing:
+            words = " ".join(f"--answer {name}=…" for name in missing)
+            return await self._refuse(question, f"--answer: {' and '.join(missing)} must be given too: add {words}")
         return {**ACCEPT, "content": content}
+
+    @property
+    def unused(self) -> list[str]:
+        """The names that were given and that no form had, if there was a form."""
+        return [name for name in self._values if name not in self._asked] if self._asked else []
+
+    def _misspelt(self, fields: Sequence[str]) -> str:
+        """What is wrong with the names that were given, for a form with these fields.
+
+        A name may belong to another question, unless it is like a field of this one, or no other name fits.
+        """
+        for name in self._values.keys() - set(fields):
+            if near := difflib.get_close_matches(name, set(fields) - self._values.keys(), n=1):
+                return f"--answer: {name} is not a field of this question; did you mean {near[0]}?"
+        if self._values and self._action is None and not self._values.keys() & set(fields):
+            names = " and ".join(self._values)
+            return (
+                f"--answer: {names} {'is not a field' if len(self._values) == 1 else 'are not fields'} of this question"
+            )
+        return ""
+
+    async def _refuse(self, question: HubQuestion, why: str) -> ElicitAnswer:
+        print_error(why)
+        self.is_wrong = self.is_wrong or self._terminal is None
+        return await self._otherwise(question)
 
     async def _otherwise(self, question: HubQuestion) -> ElicitAnswer:
         if self._terminal is not None:
@@ -419,15 +458,23 @@ class GivenAnswers:
         self.unanswered.append(question)
         return CANCEL
 
-    def _value(self, field: FormField) -> dict[str, Any]:
-        if field.name not in self._values:
-            if field.default is not None:
-                return {field.name: field.default}
-            if field.is_required:
-                raise ValueError("it is required")
-            return {}
+    def _value(self, field: FormField) -> Any:
         text, is_json = self._values[field.name]
-        return {field.name: msgspec.json.decode(text.encode()) if is_json else parse_field(field, text)}
+        if not is_json:
+            return parse_field(field, text)
+        value = msgspec.json.decode(text.encode())
+        kinds: dict[str, type | tuple[type, ...]] = {
+            "text": str,
+            "integer": int,
+            "number": (int, float),
+            "yes or no": bool,
+            "choices": list,
+        }
+        if not isinstance(value, kinds.get(field.kind, object)) or (
+            isinstance(value, bool) and field.kind in ("integer", "number")
+        ):
+            raise ValueError(f"it must be {field.kind}, not {text}")
+        return value
 
 
 def print_unanswered(server: str, questions: Sequence[HubQuestion]) -> None:
