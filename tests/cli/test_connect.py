@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tomllib
@@ -13,7 +14,9 @@ import pytest
 
 import isthmus
 from isthmus.app.state_folder import RunningHubInfo, announced
+from isthmus.cli import connect
 from isthmus.cli.connect import CLIENTS
+from isthmus.cli.hub import is_taken
 from isthmus.cli.main import main
 from isthmus.config.client_files import HostContext
 from isthmus.config.dialects import CLIENTS as DIALECTS
@@ -36,11 +39,17 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("SEARCH_TOKEN", "t")
     monkeypatch.setattr(sys, "argv", ["/opt/isthmus/bin/isthmus"])
+    monkeypatch.setattr(connect, "is_taken", is_taken_elsewhere)
     (tmp_path / "home").mkdir()
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     (tmp_path / "work" / "isthmus.toml").write_text(f'[hub]\nstate = "{tmp_path}/state"\n')
     return tmp_path / "work"
+
+
+async def is_taken_elsewhere(url: str) -> bool:
+    """The machine may have a hub at the usual address, which is nothing to these tests."""
+    return url != URL and await is_taken(url)
 
 
 def file_of(client: str, work: Path) -> Path:
@@ -188,6 +197,23 @@ def test_the_address_is_that_of_the_hub_that_runs(work: Path, capsys: pytest.Cap
         assert main(["connect", "cursor", "--yes"]) == 0
     assert "does not run" not in capsys.readouterr().err
     assert '"http://127.0.0.1:9999/mcp"' in (work.parent / "home/.cursor/mcp.json").read_text()
+
+
+def test_a_key_does_not_go_to_another_hub_at_the_port(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = work / "isthmus.toml"
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        origin = f"http://127.0.0.1:{other.getsockname()[1]}"
+        config.write_text(config.read_text() + f"port = {other.getsockname()[1]}\n")
+        assert main(["connect", "cursor", "--yes"]) == 3
+        said = capsys.readouterr().err
+        assert f"the hub of {config} does not run, and another program listens at {origin}" in said
+        assert main(["token", "create", "me", "--allow", "*"]) == 0
+        assert main(["connect", "cursor", "--yes"]) == 3
+        said = capsys.readouterr().err
+        assert "would send its key there" in said
+        assert "isthmus serve --port N" in said
+        assert not (work.parent / "home/.cursor").exists()
+        assert main(["connect", "cursor", "--hub", origin, "--yes"]) == 0
 
 
 def test_what_the_client_wrote_meanwhile_stays(work: Path) -> None:

@@ -26,9 +26,10 @@ from isthmus.app.state_folder import find_running
 from isthmus.cli.addresses import configured_origin
 from isthmus.cli.config import access_of, configuration_of, home, refused
 from isthmus.cli.exits import CommandFailed, Exit
-from isthmus.cli.hub import ENDPOINT, KEY_VARIABLE, RemoteSource, source_of
+from isthmus.cli.hub import ENDPOINT, KEY_VARIABLE, RemoteSource, is_taken, source_of
 from isthmus.cli.options import with_source
 from isthmus.cli.output import aligned, harmless, print_error, print_output, show_table, wants_color
+from isthmus.cli.running import run_command
 from isthmus.cli.token import KeyOptions, new_key
 from isthmus.config.dialects import CLIENTS as DIALECTS
 from isthmus.config.dialects import places_of, project_files, user_files
@@ -328,6 +329,8 @@ class Plan:
         if self.key is not None and target.edited(self.entry(self.key)) == target.text:
             print_output(f"{title} has the hub already: {target.file}")
             return Exit.SUCCESS
+        if not self.is_running and self.url:
+            self._check_address()
         target.print_diff(shown)
         caller = None
         if self.needs_key:
@@ -350,6 +353,25 @@ class Plan:
         if self.configuration is None and not self.key:
             print_error(f"If the hub requires a key, set {KEY_VARIABLE} and run this again.")
         return Exit.SUCCESS
+
+    def _check_address(self) -> None:
+        """Refuse the address of another program: the client would use that, and send it the key.
+
+        Raises:
+            CommandFailed: something listens there, and it is not this hub.
+        """
+        if not run_command(is_taken(self.url)):
+            return
+        file = None if self.configuration is None else self.configuration.file
+        named = "this hub" if file is None else f"the hub of {os.path.abspath(file)}"
+        origin = self.url.removesuffix(ENDPOINT)
+        harm = "would use that one" if self.key == "" else "would send its key there"
+        raise CommandFailed(
+            Exit.CONFIGURATION,
+            f"{named} does not run, and another program listens at {origin}: the client {harm}",
+            "Start this hub first, at another port: `isthmus serve --port N`, or `port` under [hub].",
+            "If it is this hub all the same, name it with --hub URL, and its key in ISTHMUS_KEY.",
+        )
 
 
 def _started(

@@ -27,7 +27,7 @@ from isthmus.cli.output import print_error
 from isthmus.core.background import BackgroundTasks
 from isthmus.model.calls import Event, Kind, Progress, Result
 from isthmus.model.faults import FAULTS, Executed
-from isthmus.transport.egress import Egress, parse_url
+from isthmus.transport.egress import DialFailed, Egress, parse_url
 from isthmus.transport.http import ConnectionLost, HttpClient, ResponseSink, header_lines, request_head
 from isthmus.wire.jsonrpc import object_members
 from isthmus.wire.lines import Oversized
@@ -43,6 +43,9 @@ ENDPOINT = "/mcp"
 
 SILENCE_SECONDS = 60.0
 """A hub that sends nothing for this long is taken for dead. An open stream has a keep-alive every quarter of it."""
+
+PROBE_SECONDS = 2.0
+"""How long an address has to accept a connection."""
 
 RESPONSE_BYTES_MAX = 64 * 1024 * 1024
 """Enough for the lists of many servers; a longer response is a defect."""
@@ -165,6 +168,17 @@ def find_hub(file: Path | None, *, is_needed: bool = False) -> RemoteSource | No
         raise CommandFailed(Exit.UNREACHABLE, f"no hub runs for {named}", advice)
     print_error(f"Using the hub that runs at {running.origin}{'.' if is_needed else '; --private starts another.'}")
     return RemoteSource(running.origin + ENDPOINT, {"Authorization": f"Bearer {running.key}"}, is_found=True)
+
+
+async def is_taken(url: str) -> bool:
+    """Whether something listens at the address of a hub."""
+    origin, _ = parse_url(url)
+    try:
+        connection, _ = await Egress().dial(origin, asyncio.Protocol, is_configured=True, within=PROBE_SECONDS)
+    except DialFailed:
+        return False
+    connection.abort()
+    return True
 
 
 @dataclass(frozen=True, slots=True)
