@@ -283,3 +283,17 @@ def test_the_clients_are_listed(work: Path, capsys: pytest.CaptureFixture[str]) 
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["cursor", "connected", "~/.cursor/mcp.json"] in rows
     assert [row[0] for row in rows] == list(CLIENTS)
+
+
+def test_a_replaced_hub_is_named(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = work.parent / "other"
+    other.mkdir()
+    (other / "isthmus.toml").write_text(f'[hub]\nport = 9999\nstate = "{other}/state"\n')
+    assert main(["connect", "codex", "-y"]) == 0
+    assert "replaces" not in capsys.readouterr().err
+    assert main(["connect", "codex", "-y", "--config", str(other / "isthmus.toml")]) == 0
+    assert f"which pointed to {URL}; --name gives this hub another name." in capsys.readouterr().err
+    assert main(["connect", "codex", "-y", "--stdio"]) == 0
+    capsys.readouterr()
+    assert main(["connect", "codex", "-y", "--stdio", "--config", str(other / "isthmus.toml")]) == 0
+    assert f"which pointed to {work / 'isthmus.toml'};" in capsys.readouterr().err

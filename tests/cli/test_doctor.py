@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.faults import light_server
-from tests.hubs import environment, isthmus, stdio, write_config
+from tests.hubs import environment, isthmus, serving, stdio, write_config
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 
@@ -232,3 +232,10 @@ async def test_codes_are_listed_without_looking_at_anything() -> None:
     assert code == 0
     assert "ISD-101  server-died" in out
     assert "ISC-101  unresolved-variable" in out
+
+
+async def test_a_running_hub_is_named(tmp_path: Path) -> None:
+    async with serving(tmp_path) as hub:
+        code, out = await doctor("--config", str(tmp_path / "isthmus.json"))
+    assert code == 0, out
+    assert f"A hub of this configuration runs at http://127.0.0.1:{hub.port}; doctor starts each server" in out

@@ -68,6 +68,34 @@ def project(folder: Path, program: str = ECHO) -> Path:
     return folder / "here"
 
 
+def test_small_mistakes_are_named(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "isthmus.toml"
+    before = "[hub]\nport = 1\n\n[servers.a]\ncommand = 'false'\ndisabled = true\n"
+    file.write_text(before)
+    code, _, err = run("add", "web", "htp://foo")
+    assert (code, err.splitlines()[0]) == (2, "isthmus: htp is not a scheme of servers: htp://foo")
+    for words in (["call", "a.add"], ["tools", "a.add"], ["prompt", "a.add"]):
+        code, _, err = run(*words)
+        assert (code, "server a is disabled" in err, "`isthmus enable a`" in err) == (1, True, True), err
+    assert run("add", "b", "--no-check", "--", "true")[0] == 0
+    assert run("remove", "b")[0] == 0
+    assert file.read_text() == before
+    assert run("add", "c", "--no-check", "--", "true")[0] == 0
+    assert run("remove", "a")[0] == 0
+    assert file.read_text() == '[hub]\nport = 1\n\n[servers.c]\ncommand = "true"\n'
+
+
+def test_the_doctor_groups_findings_and_normalises_the_path(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    entry = {"command": "false", "disabled": True}
+    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"a b": entry, "c d": entry}}))
+    code, out, _ = run("doctor", "--config", "sub/../mcp.json")
+    assert code == 3
+    assert f"configuration: {tmp_path / 'mcp.json'}\n" in out
+    assert "ISC-208 2 findings: server-renamed" in out
+    assert "(" not in out.partition("access:")[0]
+
+
 def test_a_server_of_another_folders_file_runs_in_that_folder(run: Run, tmp_path: Path) -> None:
     here = project(tmp_path)
     code, out, err = run("call", "echo.where", "--config", "../proj/mcp.json", folder=here)
@@ -174,7 +202,7 @@ def test_a_server_that_does_not_work_is_not_added(run: Run, tmp_path: Path) -> N
         (("add", "a", "http://x", "--env", "A=b"), "--env is for a command, and http://x is an address"),
         (("add", "a", "--header", "A: b", "--", "npx"), "--header is for an address, and npx is a command"),
         (("add", "a", "npx", "-y", "b"), "Options of the server's command come after --"),
-        (("add", "a", "ftp://x", "--no-check"), "url must"),
+        (("add", "a", "ftp://x", "--no-check"), "ftp is not a scheme"),
         (("add", "a", "--no-check", "--config", "x" * 300, "--", "npx", "y" * 300), "does not exist"),
         (("remove", "a"), "there is no configuration here"),
         (("init", "--into", "x.json"), "--into must be a TOML file, got x.json"),
@@ -191,7 +219,7 @@ def test_init_imports_what_it_is_told(run: Run, tmp_path: Path) -> None:
     cursor.write_text(json.dumps({"mcpServers": {"files": {"command": "npx", "args": ["-y", "x"]}}}))
     code, out, err = run("init", "--into", "none.toml")
     assert (code, out) == (0, f"Wrote {tmp_path / 'none.toml'} with 0 servers.\n")
-    assert f"Cursor, {cursor}: files\n  not imported: --import NAME or --yes imports them" in err
+    assert f"Cursor, {cursor}: files\n  not imported: --import cursor or --yes imports them" in err
     code, out, err = run("init", "--yes", "--port", "9000")
     file = tmp_path / "isthmus.toml"
     assert (code, out) == (0, f"Wrote {file} with 1 server.\n"), err

@@ -111,7 +111,7 @@ async def test_a_hub_stays_closed_where_open_would_mean_more_than_its_machine(us
     others = await user.run(shop, "token", "revoke", "ann", "--open")
     assert (others.code, "others are valid: bob" in others.err) == (2, True)
     listed = await user.run(shop, "token", "list")
-    assert [line.split()[3] for line in listed.out.splitlines()] == ["STATE", "good", "good"]
+    assert [line.split()[3] for line in listed.out.splitlines()] == ["good", "good"]
 
 
 async def test_the_default_hub_and_the_users_own_file_have_the_usual_folder(user: User) -> None:

@@ -10,7 +10,7 @@ import difflib
 import functools
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 import click
 import msgspec
 
-from isthmus.cli.documents import FeatureList, ListedFeature, read_servers
+from isthmus.cli.documents import FeatureList, ListedFeature, ServerInfo, read_servers
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.hub import (
     CallFailure,
@@ -208,10 +208,37 @@ async def _find_tool(hub: HubClient, name: str, deadline: float) -> ListedFeatur
             starting = [missing for missing, gone in listing.absences.items() if gone.state == "starting"]
             if time.monotonic() > deadline or not (server in starting if method else starting):
                 servers = read_servers(await hub.servers()) if method else []
+                _check_enabled(name, servers)
                 if not any(each.name == server and each.unlisted for each in servers):
                     raise
                 return ListedFeature(name, server, {})
         await asyncio.sleep(STARTING_POLL_SECONDS)
+
+
+async def find_listed(hub: HubClient, name: str, shape: ListShape) -> ListedFeature:
+    """The listed feature with this full or short name.
+
+    Raises:
+        CommandFailed: no feature has the name, or several do.
+    """
+    listing = await hub.listing(shape)
+    try:
+        return choose(name, listing, shape)
+    except CommandFailed:
+        _check_enabled(name, read_servers(await hub.servers()) if "." in name else ())
+        raise
+
+
+def _check_enabled(name: str, servers: Iterable[ServerInfo]) -> None:
+    """Say so if the server of a name is disabled: the lists leave it out.
+
+    Raises:
+        CommandFailed: it is.
+    """
+    server = name.partition(".")[0]
+    if any(each.name == server and each.state == "disabled" for each in servers):
+        text = f"{name} cannot be used: server {server} is disabled"
+        raise CommandFailed(Exit.CALL_FAILED, text, f"executed: no. `isthmus enable {server}` switches it on.")
 
 
 async def write_prompt(
@@ -226,7 +253,7 @@ async def write_prompt(
     async with open_hub(
         source, wait=wait, name=request.name, shape=PROMPTS, is_to_call=True, is_askable=options.is_askable
     ) as hub:
-        found = choose(request.name, await hub.listing(PROMPTS), PROMPTS)
+        found = await find_listed(hub, request.name, PROMPTS)
         arguments = arguments_of(request.words, request.whole, None, read_text)
         outcome = await conversation.perform(hub, HubCall("prompt", found.name, arguments))
     return conversation.print_outcome(outcome, found.name, readable_messages)

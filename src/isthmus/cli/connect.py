@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, distribution
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -332,6 +333,10 @@ class Plan:
         if not self.is_running and self.url:
             self._check_address()
         target.print_diff(shown)
+        before, now = _pointed_to(target.entry()), _pointed_to(self.entry(HIDDEN))
+        if before and before != now:
+            advice = "--name gives this hub another name"
+            print_error(f"This replaces the entry {target.name}, which pointed to {before}; {advice}.")
         caller = None
         if self.needs_key:
             assert self.configuration is not None
@@ -464,6 +469,10 @@ class ClientFile:
         except CommandFailed:
             return False
 
+    def entry(self) -> object:
+        """The present entry of that name; None if there is none."""
+        return _entry_at(self.file, self.text, self.path)
+
     def edited(self, entry: Entry | None) -> str:
         """The text with the hub's entry, or without.
 
@@ -489,7 +498,7 @@ class ClientFile:
             self.text.splitlines(), text.splitlines(), str(self.file), str(self.file), "", "", n=2, lineterm=""
         )
         if not (sys.stderr.isatty() and wants_color()):
-            print_error("\n".join(line.rstrip() for line in lines))
+            print_error("\n".join(line.rstrip() for line in lines), is_wrapped=False)
             return
         colors = {"+": "green", "-": "red", "@": "cyan"}
         for line in lines:
@@ -533,7 +542,7 @@ class ClientFile:
         if not self.has_hub():
             print_output(f"{title} does not have {self.name}: {self.file}")
             return Exit.SUCCESS
-        entry = _entry_at(self.file, self.text, self.path)
+        entry = self.entry()
         try:
             before = self.backup.read_bytes().decode() if self.backup.exists() else ""
             text = self._edited(self.text, _entry_at(self.file, before, self.path))
@@ -560,6 +569,16 @@ class ClientFile:
         if "Bearer " in str(entry):
             print_error("Its key stays valid: `isthmus token list` shows it, `isthmus token revoke` ends it.")
         return Exit.SUCCESS
+
+
+def _pointed_to(entry: object) -> str:
+    """The address or the configuration of the hub in an entry; empty if it has none."""
+    if isinstance(entry, dict):
+        return next(filter(None, map(_pointed_to, entry.values())), "")
+    if isinstance(entry, list):
+        words = [str(word) for word in entry]
+        return next((value for word, value in pairwise(words) if word in ("--config", "--hub")), "")
+    return entry if isinstance(entry, str) and entry.startswith(("http://", "https://")) else ""
 
 
 def _entry_at(file: Path, text: str, path: Keys) -> object:

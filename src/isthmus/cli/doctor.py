@@ -23,16 +23,25 @@ import msgspec
 from isthmus.cli.config import access_of, configuration_of, finding_as_json, servers_folder
 from isthmus.cli.documents import ListedFeature, read_listing, read_servers
 from isthmus.cli.exits import Exit
-from isthmus.cli.hub import HubClient, LocalSource, RemoteSource, source_of
+from isthmus.cli.hub import HubClient, LocalSource, RemoteSource, running_hub, source_of
 from isthmus.cli.lists import protocol_name
 from isthmus.cli.local_hub import start_local_hub
 from isthmus.cli.options import with_json, with_source, with_wait
-from isthmus.cli.output import aligned, counted, first_line, print_hanging, print_json, print_output, print_table
+from isthmus.cli.output import (
+    aligned,
+    counted,
+    first_line,
+    print_error,
+    print_hanging,
+    print_json,
+    print_output,
+    print_table,
+)
 from isthmus.cli.running import quiet_logs, run_command
 from isthmus.config import codes
 from isthmus.config.codes import FindingCode
 from isthmus.config.files import MAP_VARIABLE
-from isthmus.config.findings import ConfigError
+from isthmus.config.findings import ConfigError, Finding
 from isthmus.config.redaction import secrets_of
 from isthmus.config.settings import Configuration
 from isthmus.core.catalog.argument_validation import UnusableSchema, compile_check
@@ -228,6 +237,11 @@ async def examine(source: RemoteSource | LocalSource, *, wait: float, is_json: b
         hub = HubClient(source)
     else:
         configuration = configuration_of(source.file)
+        if (running := running_hub(source.file)[1]) is not None:
+            print_error(
+                f"A hub of this configuration runs at {running.origin}; doctor starts each server a second time, to "
+                f"check and time its start. `isthmus doctor --hub {running.origin}` asks the hub instead."
+            )
         local = await start_local_hub(configuration, os.environ, within=wait)
         hub, settled_at = local.client, local.settled_at
     try:
@@ -495,9 +509,20 @@ def _print_configuration(configuration: Configuration) -> None:
         print_output(f"configuration: no file found; servers come from {MAP_VARIABLE}")
     else:
         print_output("configuration: no file found, so there are only the built-in tools")
+    by_code: dict[FindingCode, list[Finding]] = {}
     for finding in configuration.warnings:
-        print_hanging(f"  {finding.code.number} {finding}", "    ")
-        print_hanging(f"    fix: {finding.fix}", "         ")
+        by_code.setdefault(finding.code, []).append(finding)
+    for code, group in by_code.items():
+        is_one = len(group) == 1
+        if not is_one:
+            print_output(f"  {code.number} {counted(len(group), 'finding')}: {code.name}")
+        fixes = list(dict.fromkeys(finding.fix for finding in group))
+        for finding in group:
+            print_hanging(f"  {code.number if is_one else ' '} {finding.problem}", "    " if is_one else "      ")
+            if len(fixes) > 1:
+                print_hanging(f"      fix: {finding.fix}", "           ")
+        if len(fixes) == 1:
+            print_hanging(f"    fix: {fixes[0]}", "         ")
     print_hanging(f"access: {_access(configuration)[1]}", "        ")
 
 

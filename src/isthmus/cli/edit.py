@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -53,6 +54,9 @@ TEMPLATE = """\
 # To require keys: isthmus token create NAME --allow '*'
 """
 
+SCHEMES = ("http", "https", "ws", "wss")
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,50}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -110,7 +114,7 @@ def init(
         if sources or is_sure or (can_ask and click.confirm(f"Import {_these(len(names))}?", default=True, err=True)):
             plan.add([document])
         elif not can_ask:
-            print_error("  not imported: --import NAME or --yes imports them")
+            print_error(f"  not imported: --import {_source(document)} or --yes imports them")
     taken = [candidate for candidate in plan.candidates if candidate.is_taken]
     text = plan.merged_into(TEMPLATE.format(port=f"port = {port}" if port else "# port = 8765"))
     _write(file, "", text, is_private=any(candidate.has_secrets for candidate in taken))
@@ -126,6 +130,13 @@ def init(
     else:
         print_error("Next: `isthmus add NAME -- COMMAND` or `isthmus add NAME URL`.")
     return Exit.SUCCESS
+
+
+def _source(document: Document) -> str:
+    """What `--import` calls a file: its client, or the file itself."""
+    from isthmus.config.dialects import CLIENTS
+
+    return document.dialect.name if document.dialect.name in CLIENTS else shlex.quote(str(document.file))
 
 
 def _these(count: int) -> str:
@@ -202,6 +213,10 @@ def _fields(
     """The entry of a server, as the file writes it."""
     first, *rest = words
     if "://" in first and not rest:
+        scheme = first.partition("://")[0]
+        if _SCHEME.fullmatch(scheme) and scheme.lower() not in SCHEMES:
+            text = f"{scheme} is not a scheme of servers: {first}"
+            raise CommandFailed(Exit.USAGE, text, "Use http, https, ws or wss. Nothing was written.")
         if env or cwd is not None:
             text = f"{'--env' if env else '--cwd'} is for a command, and {first} is an address"
             raise CommandFailed(Exit.USAGE, text, "Give headers with --header.")

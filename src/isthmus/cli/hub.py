@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
@@ -34,6 +34,9 @@ from isthmus.wire.lines import Oversized
 from isthmus.wire.mcp.calls import read_call_result, untouched_result
 from isthmus.wire.mcp.lists import PROMPTS, RESOURCES, TEMPLATES, TOOLS, ListShape
 from isthmus.wire.sse import SseDecoder
+
+if TYPE_CHECKING:
+    from isthmus.app.state_folder import RunningHubInfo
 
 HUB_VARIABLE = "ISTHMUS_HUB"
 KEY_VARIABLE = "ISTHMUS_KEY"
@@ -146,6 +149,25 @@ def find_hub(file: Path | None, *, is_needed: bool = False) -> RemoteSource | No
     Raises:
         CommandFailed: the configuration cannot be read; or a hub is needed, and none runs.
     """
+    used, running = running_hub(file)
+    if running is None:
+        if not is_needed:
+            return None
+        # Not the hub at the configured port: it may be that of another configuration.
+        named = "this folder, which has no configuration" if used is None else os.path.abspath(used)
+        serve = "isthmus serve" if file is None else f"isthmus serve --config {shlex.quote(str(file))}"
+        advice = f"Start it with `{serve}`, or name a hub elsewhere with --hub URL or {HUB_VARIABLE}."
+        raise CommandFailed(Exit.UNREACHABLE, f"no hub runs for {named}", advice)
+    print_error(f"Using the hub that runs at {running.origin}{'.' if is_needed else '; --private starts another.'}")
+    return RemoteSource(running.origin + ENDPOINT, {"Authorization": f"Bearer {running.key}"}, is_found=True)
+
+
+def running_hub(file: Path | None) -> tuple[Path | None, RunningHubInfo | None]:
+    """The configuration in use and its running hub; None if none runs.
+
+    Raises:
+        CommandFailed: the configuration cannot be read.
+    """
     from isthmus.app.state_folder import configuration_name, find_running
     from isthmus.config.files import find_file, home_folder, read_document, state_folder
     from isthmus.config.findings import ConfigError
@@ -158,16 +180,8 @@ def find_hub(file: Path | None, *, is_needed: bool = False) -> RemoteSource | No
         from isthmus.cli.config import refused
 
         raise refused(error) from error
-    if running is None or running.configuration != configuration_name(used, os.environ):
-        if not is_needed:
-            return None
-        # Not the hub at the configured port: it may be that of another configuration.
-        named = "this folder, which has no configuration" if used is None else os.path.abspath(used)
-        serve = "isthmus serve" if file is None else f"isthmus serve --config {shlex.quote(str(file))}"
-        advice = f"Start it with `{serve}`, or name a hub elsewhere with --hub URL or {HUB_VARIABLE}."
-        raise CommandFailed(Exit.UNREACHABLE, f"no hub runs for {named}", advice)
-    print_error(f"Using the hub that runs at {running.origin}{'.' if is_needed else '; --private starts another.'}")
-    return RemoteSource(running.origin + ENDPOINT, {"Authorization": f"Bearer {running.key}"}, is_found=True)
+    is_same = running is not None and running.configuration == configuration_name(used, os.environ)
+    return used, running if is_same else None
 
 
 async def is_taken(url: str) -> bool:

@@ -17,7 +17,7 @@ from isthmus.app.state_folder import mark
 from isthmus.cli.config import configuration_of
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.options import CommandGroup, with_config, with_json
-from isthmus.cli.output import aligned, counted, harmless, print_error, print_json, print_output
+from isthmus.cli.output import counted, harmless, print_error, print_json, print_output, print_table
 from isthmus.cli.running import quiet_logs, run_command
 from isthmus.config.settings import Configuration
 from isthmus.credentials.token_endpoint import StoredLogin
@@ -152,7 +152,7 @@ def list_logins(file: Path | None, *, is_json: bool) -> Exit:
     else:
         head = ("SERVER", "CALLER", "ISSUER", "EXPIRES", "RENEWED", "SCOPE")
         lines = [[harmless(str(row[key.lower()] or "-"), keep="") for key in head] for row in rows]
-        print_output("\n".join(aligned([list(head), *lines])))
+        print_table(head, lines, ("cyan", "", "", "", "", ""), is_wrapped=True)
     return Exit.SUCCESS
 
 

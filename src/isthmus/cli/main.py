@@ -240,7 +240,8 @@ def _check_text(words: Sequence[str]) -> None:
 def cli() -> None:
     """One address for all your MCP servers.
 
-    `serve` runs the hub. The other commands use the running hub of their configuration, or start one for themselves.
+    `serve` runs the hub. Commands that call and list use the running hub of their configuration, or start one for
+    themselves; `doctor`, `access` and `stdio` always start the servers themselves, unless --hub names a hub.
     The configuration is --config, ISTHMUS_CONFIG, ./isthmus.toml, ./mcp.json, ~/.config/isthmus/isthmus.toml or
     ~/.isthmus/mcp.json. --hub or ISTHMUS_HUB names a hub elsewhere, with the key in ISTHMUS_KEY.
 

@@ -262,7 +262,7 @@ async def print_figures(source: RemoteSource, *, is_json: bool) -> Exit:
         print_json(document)
     else:
         figures = msgspec.json.decode(document, type=Figures)
-        print_output("\n".join(aligned([HEAD, *(row for row in figure_rows(figures, {}))])))
+        print_output("\n".join(aligned(figure_rows(figures, {}))))
     return Exit.SUCCESS
 
 

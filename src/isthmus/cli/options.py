@@ -100,7 +100,7 @@ def with_log_level(command: F) -> F:
     quiet = click.option("-q", "--quiet", "log_level", flag_value="warning", help="Log only warnings and errors.")
     level = click.option(
         "--log-level",
-        type=click.Choice(["debug", "info", "warning", "error"]),
+        type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
         metavar="LEVEL",
         help="Log from debug, info, warning or error on.  [default: info]",
     )

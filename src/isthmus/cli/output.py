@@ -98,17 +98,27 @@ def print_json(text: bytes) -> None:
 
 def print_hanging(text: str, indent: str) -> None:
     """Print a paragraph; on a terminal its further lines are indented, elsewhere it is one line."""
-    if sys.stdout.isatty():
-        import textwrap
-
-        width = terminal_width()
-        text = textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-    print_output(text)
+    print_output(_hanging(text, indent) if sys.stdout.isatty() else text)
 
 
-def print_error(text: str) -> None:
-    """Print an error, advice or a note to standard error."""
-    print(harmless(text), file=sys.stderr, flush=True)
+def print_error(text: str, *, is_wrapped: bool = True) -> None:
+    """Print an error, advice or a note to standard error; on a terminal, long lines break between words."""
+    text = harmless(text)
+    if is_wrapped and sys.stderr.isatty():
+        # A command on a line of its own stays one line, so that it can be copied.
+        text = "\n".join(
+            line if line.startswith("  isthmus ") else _hanging(line, line[: len(line) - len(line.lstrip())] + "  ")
+            for line in text.split("\n")
+        )
+    print(text, file=sys.stderr, flush=True)
+
+
+def _hanging(text: str, indent: str) -> str:
+    if len(text) <= (width := terminal_width()):
+        return text
+    import textwrap
+
+    return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def aligned(rows: Sequence[Row]) -> list[str]:

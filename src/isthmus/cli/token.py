@@ -22,7 +22,7 @@ from isthmus.app.state_folder import KEYS, earlier_folder, left_behind, mark
 from isthmus.cli.config import configuration_for_keys, refused
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.options import CommandGroup, parse_duration, with_config, with_json
-from isthmus.cli.output import aligned, print_error, print_json, print_output
+from isthmus.cli.output import aligned, print_error, print_json, print_output, print_table
 from isthmus.cli.relay_tokens import RelayTokenOptions, mint_token, read_token, revoke_token
 from isthmus.config.callers import DEFAULT_TENANT
 from isthmus.config.findings import ConfigError
@@ -295,7 +295,7 @@ def list_keys(file: Path | None, *, is_json: bool) -> Exit:
         rows = [
             (key.name, key.id or "-", key.tenant, key.state, key.expires or "never", _permissions(key)) for key in known
         ]
-        print_output("\n".join(aligned([head, *rows])))
+        print_table(head, rows, ("cyan", "dim", "", "", "", ""), is_wrapped=True)
     else:
         print_error("There are no keys. Make one: isthmus token create NAME --allow '*'")
         for line in _earlier_keys(configuration):

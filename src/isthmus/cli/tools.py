@@ -14,7 +14,7 @@ from typing import Any
 import click
 import msgspec
 
-from isthmus.cli.call import choose
+from isthmus.cli.call import find_listed
 from isthmus.cli.documents import ListedFeature, read_servers
 from isthmus.cli.exits import CommandFailed, Exit
 from isthmus.cli.hub import HUB_VARIABLE, HubClient, HubSource, RemoteSource, open_hub
@@ -124,7 +124,7 @@ async def show_tool(source: HubSource, name: str, *, wait: float, is_json: bool)
         CommandFailed: there is no such tool, or the hub cannot be reached or started.
     """
     async with open_hub(source, wait=wait, name=name) as hub:
-        tool = choose(name, await hub.listing(TOOLS))
+        tool = await find_listed(hub, name, TOOLS)
     if is_json:
         print_json(msgspec.json.encode(tool.definition))
         return Exit.SUCCESS

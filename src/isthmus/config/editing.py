@@ -412,6 +412,8 @@ def _without_tables(text: str, names: Sequence[str], roots: Sequence[str] = ROOT
     for line in text.splitlines(keepends=True):
         if found := _HEADER.fullmatch(line.rstrip("\r\n")):
             was_dropped, is_dropped = is_dropped, _is_header_of(found[1], names, roots)
+            if was_dropped and not is_dropped:
+                _close_gap(kept, held)
             kept += held if not (was_dropped and is_dropped) else []
             held = []
         if is_dropped and not line.strip().startswith("#") and line.strip():
@@ -420,7 +422,15 @@ def _without_tables(text: str, names: Sequence[str], roots: Sequence[str] = ROOT
             held.append(line)
         else:
             kept.append(line)
+    if is_dropped:
+        _close_gap(kept, held)
     return "".join([*kept, *held])
+
+
+def _close_gap(before: list[str], after: list[str]) -> None:
+    """Remove the blank line that was between a dropped table and the lines before it."""
+    if before and not before[-1].strip() and not (after and after[0].strip()):
+        before.pop()
 
 
 def _is_header_of(header: str, names: Sequence[str], roots: Sequence[str]) -> bool:

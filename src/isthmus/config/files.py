@@ -116,7 +116,9 @@ def search_paths(named: Path | None, environment: Mapping[str, str], cwd: Path, 
     if named is None and environment.get(FILE_VARIABLE):
         named = Path(environment[FILE_VARIABLE])
     if named is not None:
-        return (resolve_path(str(named), cwd, home),)
+        file = resolve_path(str(named), cwd, home)
+        # Only with `..`: the path of a symbolic link stays as it was named.
+        return (Path(os.path.realpath(file.parent), file.name) if ".." in file.parts else file,)
     return (cwd / "isthmus.toml", cwd / "mcp.json", *usual_files(environment, home))
 
 

@@ -36,12 +36,16 @@ class Finding:
         """What to do: the advice of this finding, else that of its code."""
         return self.advice or self.code.fix
 
-    def __str__(self) -> str:
+    @property
+    def problem(self) -> str:
+        """The sentence without the advice."""
         where = f"{self.file.name}: " if self.file else ""
         subject = f"{self.path} " if self.path else ""
         value = f", not {self.value}" if self.value else ""
-        advice = f" ({self.advice})" if self.advice else ""
-        return f"{where}{subject}{self.message}{value}{advice}"
+        return f"{where}{subject}{self.message}{value}"
+
+    def __str__(self) -> str:
+        return f"{self.problem} ({self.advice})" if self.advice else self.problem
 
 
 class ConfigError(Exception):
