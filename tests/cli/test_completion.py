@@ -9,11 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
-from isthmus.cli.completion import LISTS_FOLDER, client_names
+from isthmus.app.key_files import KeyFile
+from isthmus.cli.completion import FLAGS, KEYS_FILE, LISTS_FOLDER, client_names
 from isthmus.cli.connect import CLIENTS
-from isthmus.cli.main import COMMANDS, main
+from isthmus.cli.main import COMMANDS, cli, main
+from isthmus.cli.token import token
 from isthmus.config.files import derived_state
 from isthmus.storage.server_lists import FOLDER
 from tests.hubs import environment
@@ -75,7 +78,40 @@ def test_names_are_completed(work: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert got("isthmus remove ") == []
 
 
+def test_options_of_the_line_count(
+    work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def got(words: str) -> list[str]:
+        return [line.removeprefix("plain,") for line in asked(words, monkeypatch, capsys)]
+
+    with (work / "isthmus.toml").open("a") as file:
+        file.write('[callers.reader]\nkey = "a-key-of-the-reader"\nallow = ["*"]\n')
+    (work / "sub").mkdir()
+    assert main(["token", "create", "planner", "--allow", "*"]) == 0
+    assert main(["token", "create", "gone", "--allow", "*"]) == 0
+    assert main(["token", "revoke", "gone"]) == 0
+    capsys.readouterr()
+    monkeypatch.chdir(work / "sub")
+    file_there = f"--config {work}/isthmus.toml"
+    assert got(f"isthmus call {file_there} files.") == ["files.read", "files.write"]
+    assert got(f"isthmus call --config={work}/isthmus.toml files.read ") == ["path="]
+    assert got(f"isthmus remove {file_there} s") == ["search"]
+    monkeypatch.chdir(work)
+    assert got("isthmus tools --server ") == ["files", "search"]
+    assert got("isthmus tools search ") == []
+    assert got("isthmus access ") == ["reader", "planner"]
+    assert got("isthmus token revoke ") == ["planner"]
+    assert got("isthmus call --hub https://hub.example ") == []
+    assert got("isthmus call --hub http://127.0.0.1:8765 files.r") == ["files.read"]
+
+
 def test_the_tables_agree() -> None:
+    completed = "call tools prompt remove enable disable login logout logs restart connect import access"
+    commands = [cli.get_command(click.Context(cli), name) for name in completed.split()]
+    commands += [token.commands[name] for name in ("revoke", "rotate")]
+    options = [each for command in commands if command for each in command.params if isinstance(each, click.Option)]
+    assert {word for option in options if option.is_flag for word in option.opts} == FLAGS
+    assert Path(KEYS_FILE) == KeyFile(Path()).path
     assert set(client_names()) == set(CLIENTS)
     assert LISTS_FOLDER == FOLDER
 

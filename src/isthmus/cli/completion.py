@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +30,16 @@ LISTS_FOLDER = "lists"
 LISTS_BYTES_MAX = 8 * 1024 * 1024
 """How much of the stored lists is read: more would take too long, and nobody completes so many names."""
 
-FLAGS = frozenset({"--json", "--private", "--quiet", "--verbose", "-q", "-v"})
-"""Options without a value: a name may follow them."""
+KEYS_FILE = "keys/keys.json"
+"""As in `app.key_files`."""
+
+FLAGS = frozenset(
+    {"--json", "--private", "--no-input", "--no-pager", "--device", "--list", "-f", "--follow", "--project", "--stdio"}
+    | {"--print", "--undo", "--yes", "-y", "--dry-run", "--replace", "--open"}
+)
+"""Options without a value, of the commands whose names are completed here: a name may follow them."""
+
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 
 
 @click.command("completion")
@@ -112,25 +120,72 @@ def _items(words: Sequence[str], incomplete: str) -> Iterable[CompletionItem] | 
     if not words:
         return (CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items())
     command, *rest = words
-    if rest and rest[-1].startswith("-") and rest[-1] not in FLAGS and "=" not in rest[-1]:
-        return None  # it may be the value of an option
-    named = [word for word in rest if not word.startswith("-")]
+    named, options, open_option = _split(rest)
+    file = Path(options["--config"]) if "--config" in options else None
     try:
-        match command:
-            case "call" | "tools" if not named or command == "tools":
-                return _offers("tools")
-            case "call":
-                return _arguments(named[0], [word.partition("=")[0] for word in named[1:]])
-            case "prompt":
-                return _offers("prompts") if not named else []
-            case "remove" | "enable" | "disable" | "login" | "logout" | "logs" | "restart":
-                return [CompletionItem(name) for name in server_names() if name not in named]
-            case "connect" | "import":
-                return [CompletionItem(name) for name in client_names(command)]
-            case _:
-                return None
+        if open_option is not None:  # its value is next
+            names = server_names(file) if open_option == "--server" else None
+        elif command in ("call", "tools", "prompt", "logs", "restart") and _is_elsewhere(options):
+            names = []  # only that hub knows
+        elif command in ("call", "tools", "prompt"):
+            return _feature_items(command, named, file)
+        else:
+            names = _names(command, named, file)
     except Exception:  # noqa: BLE001 - a shell is no place for an error; the command itself says it
         return []
+    return None if names is None else [CompletionItem(name) for name in names if name not in named]
+
+
+def _feature_items(command: str, named: Sequence[str], file: Path | None) -> list[CompletionItem]:
+    """The tools or prompts that a command takes, or the arguments of the tool that it has."""
+    if not named:
+        return list(_offers("prompts" if command == "prompt" else "tools", file))
+    if command == "call":
+        return list(_arguments(named[0], [word.partition("=")[0] for word in named[1:]], file))
+    return []  # after `tools search`, words
+
+
+def _names(command: str, named: Sequence[str], file: Path | None) -> list[str] | None:
+    """The servers, clients or callers that a command takes; None if it takes none of them."""
+    match command:
+        case "remove" | "enable" | "disable" | "login" | "logout" | "logs" | "restart":
+            return server_names(file)
+        case "connect" | "import":
+            return client_names(command)
+        case "access":
+            return [] if named else caller_names(file)
+        case "token" if named in (["revoke"], ["rotate"]):
+            return _key_names(file)
+        case _:
+            return None
+
+
+def _split(words: Sequence[str]) -> tuple[list[str], dict[str, str], str | None]:
+    """The words of a line that are no options, the options with values, and an option whose value is still missing."""
+    named: list[str] = []
+    options: dict[str, str] = {}
+    waiting: str | None = None
+    for word in words:
+        if word == "=" and waiting is not None:  # bash splits a line there
+            continue
+        if waiting is not None:
+            options[waiting], waiting = word, None
+        elif not word.startswith("-"):
+            named.append(word)
+        elif "=" in word:
+            name, _, value = word.partition("=")
+            options[name] = value
+        elif word not in FLAGS:
+            waiting = word
+    return named, options, waiting
+
+
+def _is_elsewhere(options: Mapping[str, str]) -> bool:
+    """Whether the line names a hub of another machine."""
+    from urllib.parse import urlsplit
+
+    url = options.get("--hub", "")
+    return bool(url) and urlsplit(url).hostname not in LOOPBACK
 
 
 def client_names(command: str = "connect") -> list[str]:
@@ -141,9 +196,9 @@ def client_names(command: str = "connect") -> list[str]:
     return [*CLIENTS, "all"] if command == "import" else [name for name in CLIENTS if name not in only_read]
 
 
-def server_names() -> list[str]:
+def server_names(file: Path | None = None) -> list[str]:
     """The servers of the configuration in use, as the hub calls them: every command takes these names."""
-    document, _ = _configuration()
+    document, _ = _configuration(file)
     names: list[str] = []
     for root in () if document is None else document.dialect.roots:
         table: Any = document.table if document is not None else {}
@@ -159,25 +214,44 @@ def server_names() -> list[str]:
     return [called[name] for name in names]
 
 
-def _configuration() -> tuple[Document | None, Path]:
+def caller_names(file: Path | None) -> list[str]:
+    """The callers of the configuration, and those with keys."""
+    document, _ = _configuration(file)
+    written = document.section("callers") if document is not None and document.dialect.has_hub else {}
+    return list(dict.fromkeys([*written, *_key_names(file)]))
+
+
+def _key_names(file: Path | None) -> list[str]:
+    """The names of the keys that were created and not revoked."""
+    import msgspec
+
+    _, state = _configuration(file)
+    try:
+        keys = msgspec.json.decode((state / KEYS_FILE).read_bytes())["keys"]
+    except FileNotFoundError:
+        return []
+    return list(dict.fromkeys(str(key["name"]) for key in keys if not key.get("revoked_at")))
+
+
+def _configuration(named: Path | None) -> tuple[Document | None, Path]:
     """The configuration in use as written, and its state folder."""
     from isthmus.config.files import find_file, home_folder, read_document, state_folder
 
-    file = find_file(None, os.environ, Path.cwd(), home_folder())
+    file = find_file(named, os.environ, Path.cwd(), home_folder())
     document = None if file is None else read_document(file)
     return document, state_folder(document, os.environ, home_folder())
 
 
-def _offers(member: str) -> Iterator[CompletionItem]:
-    for server, lists in _stored().items():
+def _offers(member: str, file: Path | None) -> Iterator[CompletionItem]:
+    for server, lists in _stored(file).items():
         for entry in lists.get(member) or ():
             yield CompletionItem(f"{server}.{entry['name']}", help=first_line(entry.get("description") or ""))
 
 
-def _arguments(tool: str, given: Sequence[str]) -> Iterator[CompletionItem]:
+def _arguments(tool: str, given: Sequence[str], file: Path | None) -> Iterator[CompletionItem]:
     """The arguments of a tool that are not given yet."""
     server, _, name = tool.partition(".")
-    for entry in _stored().get(server, {}).get("tools") or ():
+    for entry in _stored(file).get(server, {}).get("tools") or ():
         if entry["name"] == name:
             for key, schema in (entry.get("inputSchema") or {}).get("properties", {}).items():
                 if key not in given:
@@ -185,15 +259,15 @@ def _arguments(tool: str, given: Sequence[str]) -> Iterator[CompletionItem]:
                     yield CompletionItem(f"{key}=", help=first_line(str(described or "")))
 
 
-def _stored() -> dict[str, dict[str, Any]]:
+def _stored(configuration: Path | None) -> dict[str, dict[str, Any]]:
     """The last lists of each server, by its name; of several the newest."""
     import msgspec
 
-    _, state = _configuration()
+    _, state = _configuration(configuration)
     files = sorted((state / LISTS_FOLDER).glob("*.json"), key=lambda file: file.stat().st_mtime)
     found: dict[str, dict[str, Any]] = {}
     total = 0
-    present = set(server_names())
+    present = set(server_names(configuration))
     for file in files:
         total += file.stat().st_size
         if total > LISTS_BYTES_MAX:
