@@ -103,8 +103,9 @@ async def _top(folder: Path, home: dict[str, str]) -> str:
     async with on_terminal(folder, "top", env=home) as top:
         await top.until("SERVER +STATE")
         await run(folder, "call", "forecast", "city=Ulm", env=home)
-        await top.until(r"weather +ready +\d+ +[0-9.]+ +0 +0 +[0-9.]+ ms")
-        frame = top.text.rpartition("\x1b[H")[2]
+        # To its last line: a frame may arrive in parts.
+        found = await top.until(r"weather +ready +\d+ +[0-9.]+ +0 +0 +[0-9.]+ ms.*?q quits")
+        frame = top.text[: found.end()].rpartition("\x1b[H")[2]
         top.type(b"q")
         assert await top.ended() == 0
     return ESCAPES.sub("", frame)
