@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # shells load this module to complete a name, and these are s
     from isthmus.cli.documents import ServerInfo
     from isthmus.config.client_files import HostContext
     from isthmus.config.files import Document
+    from isthmus.config.importing import ImportPlan
     from isthmus.config.settings import Configuration
     from isthmus.upstream.server_settings import ServerSettings
 
@@ -78,10 +79,9 @@ def init(
 
     On a terminal it asks which clients' servers to import; elsewhere it imports what --import names.
     """
-    from isthmus.cli.config import home, refused
-    from isthmus.config.client_files import ALL, HostContext, read_client_files
+    from isthmus.cli.config import home
+    from isthmus.config.client_files import HostContext
     from isthmus.config.files import usual_files
-    from isthmus.config.findings import ConfigError, Place
     from isthmus.config.importing import ImportPlan
 
     if into is not None and is_user:
@@ -95,26 +95,9 @@ def init(
         raise CommandFailed(Exit.CONFIGURATION, f"{file} is there already", advice)
     plan = ImportPlan(file, context, may_replace=False)
     beside = file.with_name("mcp.json")
-    try:
-        named = [*sources] or [*([str(beside)] if beside.is_file() else []), ALL]
-        found = read_client_files([] if is_bare else named, Place(None), context.cwd, context)
-    except ConfigError as error:
-        raise refused(error) from error
-    can_ask = sys.stdin.isatty() and sys.stderr.isatty() and not (is_sure or sources)
-    if sources:
-        for finding in found.findings:
-            print_error(f"{finding.code.number}: {finding}")
-    for document in found.documents:
-        trial = ImportPlan(file, context, may_replace=False)
-        trial.add([document])
-        names = [str(candidate.name) for candidate in trial.candidates if candidate.is_taken]
-        if not names:
-            continue
-        print_error(f"{document.dialect.title}, {document.file}: {', '.join(names)}")
-        if sources or is_sure or (can_ask and click.confirm(f"Import {_these(len(names))}?", default=True, err=True)):
-            plan.add([document])
-        elif not can_ask:
-            print_error(f"  not imported: --import {_source(document)} or --yes imports them")
+    if not is_bare:
+        usual = [*([str(beside)] if beside.is_file() else []), "all"]
+        _choose_servers(plan, sources or usual, is_named=bool(sources), is_sure=is_sure)
     taken = [candidate for candidate in plan.candidates if candidate.is_taken]
     text = plan.merged_into(TEMPLATE.format(port=f"port = {port}" if port else "# port = 8765"))
     _write(file, "", text, is_private=any(candidate.has_secrets for candidate in taken))
@@ -130,6 +113,35 @@ def init(
     else:
         print_error("Next: `isthmus add NAME -- COMMAND` or `isthmus add NAME URL`.")
     return Exit.SUCCESS
+
+
+def _choose_servers(plan: ImportPlan, sources: Sequence[str], *, is_named: bool, is_sure: bool) -> None:
+    """Add the servers of these clients and files to the plan, after asking about each file unless they were named."""
+    from isthmus.cli.config import refused
+    from isthmus.config.client_files import read_client_files
+    from isthmus.config.findings import ConfigError, Place
+    from isthmus.config.importing import ImportPlan
+
+    try:
+        found = read_client_files(sources, Place(None), plan.around.cwd, plan.around)
+    except ConfigError as error:
+        raise refused(error) from error
+    if is_named:
+        for finding in found.findings:
+            print_error(f"{finding.code.number}: {finding}")
+    is_wanted = is_named or is_sure
+    can_ask = not is_wanted and sys.stdin.isatty() and sys.stderr.isatty()
+    for document in found.documents:
+        trial = ImportPlan(plan.file, plan.around, may_replace=False)
+        trial.add([document])
+        names = [str(candidate.name) for candidate in trial.candidates if candidate.is_taken]
+        if not names:
+            continue
+        print_error(f"{document.dialect.title}, {document.file}: {', '.join(names)}")
+        if is_wanted or (can_ask and click.confirm(f"Import {_these(len(names))}?", default=True, err=True)):
+            plan.add([document])
+        elif not can_ask:
+            print_error(f"  not imported: --import {_source(document)} or --yes imports them")
 
 
 def _source(document: Document) -> str:
