@@ -95,7 +95,7 @@ library: $(VENV)/.test ## measure calls by the library beside those by the offic
 trust: $(VENV)/.test ## measure what identity, permission and audit cost a call; fail above 25 µs
 	$(VENV)/bin/python -m bench.trust $(ARGS)
 
-fuzz: $(FUZZ)/.ready ## give every door and parser made-up input; SECONDS_EACH=600 for long, ARGS="mcp relay" for some
+fuzz: $(FUZZ)/.ready ## give every frontend and parser made-up input; SECONDS_EACH=600 for long, ARGS="mcp relay" for some
 	PYTHONPATH=src:. $(FUZZ)/bin/python -m fuzz --seconds $(SECONDS_EACH) --jobs $(WORKERS) $(ARGS)
 	PYTHONPATH=src:. $(FUZZ)/bin/python -m fuzz.openapi --examples $(EXAMPLES)
 	PYTHONPATH=src:. $(FUZZ)/bin/python -m fuzz.commands --cases $$((40 * $(EXAMPLES)))

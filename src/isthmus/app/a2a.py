@@ -83,7 +83,7 @@ async def open_grpc(running: RunningHub, agent: A2aHttp, auth: Authenticator) ->
     """Start gRPC and announce it in the card; None if it is not configured.
 
     Raises:
-        DoorError: the address cannot be listened on.
+        ListenError: the address cannot be listened on.
     """
     hub, port = running.configuration.hub, running.configuration.a2a.grpc_port
     if port is None:

@@ -55,7 +55,7 @@ class Contained:
         """See `identity.verifier.Verifier`."""
         try:
             found = self._verifier.caller_of(credential)
-        except Exception as error:  # noqa: BLE001 - it is not ours, and nobody comes in by a mistake of its
+        except Exception as error:  # noqa: BLE001 - a defect of an extension must not let anybody in
             self._complain(type(error).__name__)
             return None
         if isinstance(found, Caller):
@@ -75,7 +75,7 @@ class Contained:
             for _, held in caller.faces:
                 Policy(held)
             is_named = bool(caller.name and caller.tenant) and (caller.name + caller.tenant).isprintable()
-        except Exception:  # noqa: BLE001 - grants that are none, of whatever type
+        except Exception:  # noqa: BLE001 - the extension returned something that is not grants
             is_typed = is_named = False
         if not is_typed or not is_named or caller.is_anyone or caller.face is not None:
             self._complain("a caller that cannot be used")

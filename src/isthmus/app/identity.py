@@ -429,7 +429,7 @@ def _aside(loop: asyncio.AbstractEventLoop, look: Callable[[], None]) -> asyncio
         failed: Exception | None = None
         try:
             look()
-        except Exception as error:  # noqa: BLE001 - told to who waits
+        except Exception as error:  # noqa: BLE001 - passed on to the waiting caller
             failed = error
         with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(tell, failed)

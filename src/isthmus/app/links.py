@@ -86,7 +86,7 @@ class Links:
         return self._egress
 
     async def connect(self, settings: ServerSettings, carrier: Carrier, subject: Subject | None = None) -> BaseLink:
-        """Make a link that has not been greeted yet, in everybody's name or in one caller's; raises `ConnectFailed`."""
+        """Make a link, not yet initialized, for all callers or for one; raises `ConnectFailed`."""
         login = self._login(settings, subject)
         if login is None:
             credentials = StaticCredentials({settings.name: getattr(settings.reach, "headers", {})})

@@ -158,7 +158,7 @@ class Access:
         hub, issuers = self._configuration.hub, self._configuration.issuers
         if self.identities.wants_proof:
             callers = {caller.name for caller in self.identities.callers()}
-            log.info("callers have to show who they are", keys_of=len(callers), issuers=len(issuers))
+            log.info("requests need a key or a token", keys_of=len(callers), issuers=len(issuers))
             if self._is_insecure:
                 log.warning("--insecure has no effect: callers are configured, so every request needs a key")
         elif hub.is_loopback and not hub.is_published:

@@ -261,7 +261,7 @@ class TokenService:
         self._refused = (fields, found)
         return Unprovable(found.reason) if found.is_issuer_away else None
 
-    # -- as who gives tokens -----------------------------------------------------------------------------------------
+    # -- issuing tokens ---------------------------------------------------------------------------------------------
 
     def token_for(self, name: str | None, key: str) -> str | None:
         """See `frontends.oauth.http.TokenIssuer`."""

@@ -470,7 +470,7 @@ class ClientFile:
             return False
 
     def entry(self) -> object:
-        """The present entry of that name; None if there is none."""
+        """The present entry of that name; None if the file has no such entry."""
         return _entry_at(self.file, self.text, self.path)
 
     def edited(self, entry: Entry | None) -> str:

@@ -217,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if os.environ.get(TRACEBACK_VARIABLE):
             raise
-        # A person at a terminal cannot use a traceback; whoever reports the defect can ask for it.
+        # A person at a terminal cannot use a traceback; a report of the defect needs it.
         print_error(f"isthmus: this is a defect of isthmus: {type(error).__name__}: {error}")
         print_error(f"Set {TRACEBACK_VARIABLE}=1 to see where it happened, and please report it.")
         return Exit.CALL_FAILED

@@ -360,7 +360,7 @@ def _is_open(configuration: Configuration) -> bool:
 
 
 def _earlier_keys(configuration: Configuration) -> list[str]:
-    """Tell who looks for a key that an earlier version kept its keys elsewhere."""
+    """A hint for people who look for a key: an earlier version kept its keys elsewhere."""
     if KEYS not in left_behind(configuration):
         return []
     return [f"An earlier version kept the keys of all hubs in {earlier_folder()}; `isthmus serve` says how to keep it."]

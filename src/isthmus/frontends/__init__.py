@@ -1,1 +1,1 @@
-"""How callers come in: one protocol a folder, and the HTTP door that they share."""
+"""The frontends: one folder per protocol, and the HTTP listener that they share."""

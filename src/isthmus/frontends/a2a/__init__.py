@@ -1,1 +1,1 @@
-"""The A2A face: the hub as an agent whose skills are the tools of its servers."""
+"""The A2A frontend: the hub as an agent whose skills are the tools of its servers."""

@@ -162,7 +162,7 @@ class AgentCards:
         body = self.written(form, caller, auth)
         tag = b'"%b"' % hashlib.blake2b(body, digest_size=12).hexdigest().encode()
         since = self._unchanged_since((f"{form} {auth}", caller), tag)
-        # What a stranger sees, or everybody where nobody has a key, is the same for all.
+        # Without a key, or on a hub without keys, everybody gets the same card.
         scope = b"private" if caller is not None and self._needs_key() else b"public"
         known = header_lines(
             [
@@ -181,7 +181,7 @@ class AgentCards:
         """Since which second a card is as it is, as far as anybody asked."""
         before, since = self._since.pop(key, (b"", 0))
         if before != tag:
-            # Two forms of one second would be taken for the same by who goes by the time.
+            # Clients that compare times would take two forms of one second for the same.
             since = max(int(self._now()), since + 1)
         self._since[key] = (tag, since)
         if len(self._since) > REMEMBERED_MAX:
@@ -241,7 +241,7 @@ class AgentCards:
         return {**keys, "oauth": OAuth(base + TOKEN_PATH)} if self._gives_tokens() else keys
 
     def _agentvault_schemes(self) -> dict[str, Scheme]:
-        """The same for AgentVault, whose clients insist on a key where one is listed, though nobody may have one."""
+        """The same for AgentVault, whose clients insist on a key if one is listed."""
         if not self._needs_key():
             return {}
         schemes: dict[str, Scheme] = {}

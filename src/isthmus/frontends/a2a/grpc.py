@@ -58,7 +58,7 @@ STREAMS_MAX = 100
 
 
 JSON_MAX_BYTES = 3 * 1024 * 1024
-"""JSON that is longer is told by streams as a file: clients refuse messages of 4 MiB, unless they were told not to."""
+"""Streams send longer JSON as a file: by default, clients refuse messages over 4 MiB."""
 
 JSON_TYPE = "application/json"
 
@@ -95,13 +95,13 @@ class A2aGrpc:
         self.in_flight: BytesInFlight | None = None
         """Bounds the bytes of long requests, together with those over HTTP."""
         self.bases: tuple[str, ...] = ()
-        """Where it may be called, for proofs that name where they are sent; set by who knows, once it listens."""
+        """The addresses that DPoP proofs may name; set once it listens."""
 
     async def open(self) -> int:
         """Start serving and return the port.
 
         Raises:
-            DoorError: the address cannot be listened on.
+            ListenError: the address cannot be listened on.
         """
         host, port = self._settings.host, self._settings.port
         self._server = grpc.aio.server(options=_options(self._settings))
@@ -158,7 +158,7 @@ class A2aGrpc:
         """Run the operation of a call. Aborts the call, which raises, if it fails."""
         fields = _fields(context)
         COMING_FROM.set(_address(context.peer()))
-        # What gRPC is to HTTP, of which a proof that somebody has a key speaks.
+        # DPoP proofs name an HTTP request: this is the one that carries the gRPC call.
         scope = {"method": "POST", "raw_path": f"/{SERVICE}/{method}".encode(), "headers": [], BASES: self.bases}
         await self._caller(fields, context, scope)
         request = await self._request(context)
@@ -178,14 +178,14 @@ class A2aGrpc:
         except asyncio.CancelledError:
             call.client.leave()
             raise
-        except Exception:  # noqa: BLE001 - the crew has logged it, and the client is told no more than that
+        except Exception:  # noqa: BLE001 - logged already, and the client gets no details
             done = A2aProblem("internal", "Internal error")
         if isinstance(done, A2aProblem):
             await _refuse(context, done)
         return call, done
 
     async def _caller(self, fields: Fields, context: Any, scope: Request) -> Caller:
-        """Who is let in with this metadata; refuses the call, which raises, where nobody is."""
+        """The caller that this metadata authenticates; otherwise the call is refused, which raises."""
         caller = self._auth.know(fields, "a2a", scope)
         if isinstance(caller, Denied):
             self._auth.on_turned_away("a2a", caller.status)
@@ -229,7 +229,7 @@ def _options(settings: GrpcSettings) -> list[tuple[str, int]]:
 
 
 def _address(peer: str) -> str:
-    """Who calls, out of what gRPC calls it: `ipv4:192.0.2.1:50000`, `ipv6:%5B2001:db8::1%5D:50000`."""
+    """The IP address in gRPC's name of a peer: `ipv4:192.0.2.1:50000`, `ipv6:%5B2001:db8::1%5D:50000`."""
     return unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
 
 
@@ -264,7 +264,7 @@ class _A2aGrpcRequest(A2aRequest):
         """What follows the task, if that was asked for."""
 
     async def do(self, method: str, request: bytes) -> Answered | LiveTask:
-        """What comes of a request."""
+        """Perform a request."""
         given = self._fields.get(VERSION_HEADER.encode())
         version = version_of(None if given is None else given.decode("latin-1"), None)
         if version is not None and dialect_of(version) != "1.0":
@@ -274,7 +274,7 @@ class _A2aGrpcRequest(A2aRequest):
         await pause_after(len(request))
         done = operation if isinstance(operation, A2aProblem) else await self._do(v1_0, operation)
         if isinstance(done, LiveTask):
-            # At once: whoever waits for this call comes too late to hear what a quick server reports first.
+            # At once: after the first await, the first events of a quick server would be missed.
             self._follow(done, operation, is_over if method == "SubscribeToTask" else is_settled)
         return done
 
@@ -289,7 +289,7 @@ class _A2aGrpcRequest(A2aRequest):
 
 
 class _Client:
-    """Who is behind one call; see `faces.http.turn.Peer`. What is pushed waits here until gRPC takes it."""
+    """The client of one call, as a `Peer`. Messages wait here until gRPC takes them."""
 
     def __init__(self) -> None:
         self.problem: A2aProblem | None = None
@@ -313,7 +313,7 @@ class _Client:
         return piece
 
     def leave(self) -> None:
-        """It has gone, or has all that there is."""
+        """The client has disconnected, or has received everything."""
         self._is_over = self._has_left = True
         self._wake.set()
         callbacks, self._on_leave = self._on_leave, []
@@ -321,7 +321,7 @@ class _Client:
             callback()
 
     def fail(self, problem: A2aProblem) -> None:
-        """Nothing more can be told, for this reason."""
+        """End the call with this problem."""
         self.problem = problem
         self.end(b"")
 
@@ -389,6 +389,6 @@ class _ProtoStream:
             return b""
 
     def fail(self, problem: A2aProblem) -> bytes:
-        """It is told by the call's status."""
+        """Report it by the call's status."""
         self._client.fail(problem)
         return b""

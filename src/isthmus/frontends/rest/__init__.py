@@ -1,1 +1,1 @@
-"""The REST face: the hub's tools, resources, prompts and servers as plain HTTP and JSON."""
+"""The REST frontend: the hub's tools, resources, prompts and servers as plain HTTP and JSON."""
