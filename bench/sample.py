@@ -17,6 +17,7 @@ import msgspec
 from bench.collecting import no_collection
 from bench.messages import call_body
 from bench.scenarios import SCENARIOS, Scenario, Work
+from isthmus.app.process_setup import keep_memory
 
 SAMPLE_NANOSECONDS = 1_000_000
 """Length of one sample: far above the clock's error and below a scheduler's slice, so that some samples go
@@ -113,4 +114,5 @@ def repeats_for(work: Work) -> int:
 
 
 if __name__ == "__main__":
+    keep_memory()  # as a hub does: otherwise the place of a table at the end of the heap decides about page faults
     print(json.dumps(sample(SCENARIOS)))
