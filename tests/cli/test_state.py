@@ -189,6 +189,8 @@ async def test_commands_use_the_running_hub_of_their_configuration(user: User) -
         for command_line in operated:
             used = await user.run(shop, *command_line)
             assert (used.code, used.err.splitlines()[0]) == (0, f"Using the hub that runs at {origin}.")
+        relayed = await user.run(shop, "token", "relay", "kitchen")
+        assert f"ws://127.0.0.1:{hub.port}/mcp_endpoint/call/" in relayed.out, "the port of the running hub"
         blog = user.project("blog")
         (blog / "isthmus.toml").write_text(f"[hub]\nport = {hub.port}\n")
         for command_line in operated:

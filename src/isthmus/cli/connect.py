@@ -508,7 +508,7 @@ class ClientFile:
         """Ask whether to go on.
 
         Raises:
-            CommandFailed: the answer is no, or there is nobody to ask.
+            CommandFailed: the answer is no, or there is no terminal to ask on.
         """
         if is_sure:
             return

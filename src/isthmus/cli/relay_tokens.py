@@ -17,6 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 
 from isthmus.app.relay_keys import KnownAgents, Revocations, key_file, note_issued, relay_key, revoke
+from isthmus.app.state_folder import find_running
 from isthmus.cli.addresses import (
     configured_origin,
     device_address,
@@ -96,7 +97,9 @@ def mint_token(file: Path | None, options: RelayTokenOptions) -> Exit:
     """
     _check(options)
     configuration = configuration_of(file)
-    base = relay_base(options.url or configuration.hub.public_url or configured_origin(configuration.hub))
+    hub = configuration.hub
+    running = find_running(Path(hub.state))
+    base = relay_base(options.url or hub.public_url or (running.origin if running else configured_origin(hub)))
     minted = _minted(options, configuration, base)
     if options.is_json:
         fields = {name: getattr(minted, name) for name in ("token", "server", "device", "xiaozhi", "health")}
